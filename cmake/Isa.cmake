@@ -1,0 +1,21 @@
+# untorch_add_isa_sources(target file...): compiles each file once for every instruction-set level of the target
+# machine's architecture (see native/kernels/cpu/isa.h) and links the results into `target`.
+function(untorch_add_isa_sources target)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set(levels baseline v3 v4)
+    set(flags_baseline -march=x86-64-v2)
+    set(flags_v3 -march=x86-64-v3 -mtune=haswell)
+    # GCC prefers 256-bit vectors on its own; the kernels here are written for 512.
+    set(flags_v4 -march=x86-64-v4 -mtune=icelake-server -mprefer-vector-width=512)
+  else()
+    set(levels baseline)
+    set(flags_baseline "")
+  endif()
+  foreach(level IN LISTS levels)
+    add_library(${target}_${level} OBJECT ${ARGN})
+    target_compile_definitions(${target}_${level} PRIVATE UNTORCH_ISA=${level})
+    target_compile_options(${target}_${level} PRIVATE ${flags_${level}} -O3 -ffp-contract=fast -fno-math-errno)
+    target_link_libraries(${target}_${level} PRIVATE untorch_options OpenMP::OpenMP_CXX)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_${level}>)
+  endforeach()
+endfunction()

@@ -1,0 +1,40 @@
+// Dense matrix products on the CPU. Raw pointers, row-major unless a stride says otherwise; threads are OpenMP's.
+#pragma once
+
+#include <cstdint>
+
+namespace untorch::kernels {
+
+enum class Activation : int { kNone = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5, kSigmoid = 6 };
+
+// A matrix by the address of its first element and its two strides, in elements.
+template <class T>
+struct MatrixRef {
+  T* data;
+  std::int64_t row_stride, col_stride;
+};
+
+// C = beta·C + alpha·A·B, with A [m, k], B [k, n], C [m, n]. beta 0 does not read C (NaN there does not spread).
+// Any strides. T is float or double; the half types go through gemm_half.
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
+          MatrixRef<const float> b, float beta, MatrixRef<float> c);
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
+          MatrixRef<const double> b, double beta, MatrixRef<double> c);
+// The same on the calling thread alone, for callers that are parallel themselves.
+void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
+                 MatrixRef<const float> b, float beta, MatrixRef<float> c);
+void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
+                 MatrixRef<const double> b, double beta, MatrixRef<double> c);
+
+// Packed right-hand sides: [ceil(n/16)][k][16] floats, zero-padded in n; the layout does not depend on the CPU.
+inline constexpr std::int64_t kPackWidth = 16;
+inline std::int64_t packed_size(std::int64_t n, std::int64_t k) { return (n + kPackWidth - 1) / kPackWidth * k * kPackWidth; }
+void pack_b(std::int64_t n, std::int64_t k, MatrixRef<const float> b, float* packed);
+
+// C = activation(A·B + bias) + residual, A [m, k] row-major with stride lda, B packed, C [m, n] row-major with stride ldc.
+// bias [n] and residual [m, n] (row-major, stride ldr) may be null.
+void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* packed,
+                 const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
+                 std::int64_t ldc);
+
+}  // namespace untorch::kernels

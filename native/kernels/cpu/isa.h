@@ -1,0 +1,41 @@
+// Which instruction set the CPU has, and how a kernel is chosen by it.
+//
+// A file named *.isa.cpp is compiled once for each level below, each time with UNTORCH_ISA set to the level's name
+// (its namespace) and the compiler flags of that level. A caller picks with UNTORCH_ISA_CALL:
+//
+//   namespace untorch::kernels::UNTORCH_ISA { void sgemm(…); }                      // gemm.isa.cpp
+//   UNTORCH_ISA_DECLARE(void sgemm(…);)                                             // header
+//   UNTORCH_ISA_CALL(sgemm)(…);                                                     // anywhere
+//
+// *.isa.cpp files include no standard header that defines inline functions with external linkage beyond what is
+// always inlined (no <vector>, <string>, <algorithm>): such a function compiled for AVX-512 could be the copy that the
+// linker keeps for everybody.
+#pragma once
+
+namespace untorch::kernels {
+
+enum class Isa : int {
+  kBaseline = 0,  // x86-64-v2, or whatever the target's default is
+  kV3 = 1,        // AVX2, FMA, F16C, BMI2
+  kV4 = 2,        // AVX-512 F/BW/CD/DQ/VL
+};
+
+// The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests).
+Isa cpu_isa() noexcept;
+const char* isa_name(Isa isa) noexcept;
+
+}  // namespace untorch::kernels
+
+#if defined(__x86_64__)
+#define UNTORCH_ISA_DECLARE(...)                                    \
+  namespace untorch::kernels::baseline { __VA_ARGS__ }              \
+  namespace untorch::kernels::v3 { __VA_ARGS__ }                    \
+  namespace untorch::kernels::v4 { __VA_ARGS__ }
+#define UNTORCH_ISA_CALL(name)                                                                       \
+  (::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV4   ? ::untorch::kernels::v4::name    \
+   : ::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV3 ? ::untorch::kernels::v3::name    \
+                                                                   : ::untorch::kernels::baseline::name)
+#else
+#define UNTORCH_ISA_DECLARE(...) namespace untorch::kernels::baseline { __VA_ARGS__ }
+#define UNTORCH_ISA_CALL(name) (::untorch::kernels::baseline::name)
+#endif
