@@ -173,11 +173,17 @@ void Container::fail(const std::string& what) const {
     if (library_->api().last_error(&text) == 0 && text != nullptr) where = text;
   }
   const std::string why = last_error();
-  const ErrorKind kind = why.empty() ? ErrorKind::kModel : last_error_kind();
+  while (!where.empty() && (where.back() == '\n' || where.back() == ' ')) where.pop_back();
+  ErrorKind kind = why.empty() ? ErrorKind::kModel : last_error_kind();
+  if (where.find("input_handles[") != std::string::npos) {
+    // The library's own check of what the caller passed.
+    throw Error(ErrorKind::kInvalidArgument, "method '" + method_ + "': the inputs do not fit: " + where);
+  }
   std::string message = "method '" + method_ + "' failed while " + what + ": " + (why.empty() ? where : why);
   if (!why.empty() && !where.empty() && where.find(why) == std::string::npos) message += " [" + where + "]";
   if (why.empty() && where.empty()) message += "the model library gave no reason";
-  throw Error(kind == ErrorKind::kInternal || kind == ErrorKind::kInvalidArgument ? ErrorKind::kModel : kind, message);
+  if (kind == ErrorKind::kInternal || kind == ErrorKind::kInvalidArgument) kind = ErrorKind::kModel;
+  throw Error(kind, message);
 }
 
 }  // namespace untorch
