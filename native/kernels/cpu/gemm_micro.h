@@ -96,23 +96,41 @@ template <class T, int MR, int NV>
     b += row_step;
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
-      const V x = V{} + base[i / 3][(i % 3) * lda + kk];
+      const V x = base[i / 3][(i % 3) * lda + kk] - V{};  // a plain broadcast: x − 0 is x
 #pragma GCC unroll 16
       for (int j = 0; j < W; ++j) acc[i][j] += x * row[j];
     }
   }
-  const T alpha = t.alpha, beta = t.beta;
+  // Each choice once, not for each row: stores to C may alias the tile, so the compiler would read it again.
   T* c = t.c;
+  const std::int64_t ldc = t.ldc;
+  const T alpha = t.alpha, beta = t.beta;
+  if (alpha != T(1)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) acc[i][j] *= alpha;
+    }
+  }
+  if (t.bias != nullptr) {
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) {
+      const V bias = load(t.bias + j * kLanes<T>);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) acc[i][j] += bias;
+    }
+  }
+  if (beta != T(0)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) acc[i][j] += load(c + i * ldc + j * kLanes<T>) * beta;
+    }
+  }
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
-    for (int j = 0; j < W; ++j) {
-      V v = acc[i][j] * alpha;
-      if (t.bias != nullptr) v += load(t.bias + j * kLanes<T>);
-      if (beta != T(0)) v += load(c + j * kLanes<T>) * beta;
-      store(c + j * kLanes<T>, v);
-    }
-    c += t.ldc;
+    for (int j = 0; j < W; ++j) store(c + i * ldc + j * kLanes<T>, acc[i][j]);
   }
 }
 
