@@ -8,13 +8,16 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from untorch import _core
 from untorch.runtime import pytree
-from untorch.runtime.errors import ClosedError, InvalidArgumentError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError, InvalidFileError
+
+if TYPE_CHECKING:
+    from untorch.runtime.proxy import ExternNode
 
 __all__ = ["Method", "Program", "load"]
 
@@ -94,9 +97,9 @@ class Method:
 
         core.bind(general, flat, outputs if len(self._out_spec.children) in (0, num_outputs) else -1)
         if (text := core.extern_nodes()) is not None:
-            from untorch.runtime.proxy import ProxyHandler, parse_extern_nodes
+            from untorch.runtime.proxy import parse_extern_nodes
 
-            core.set_proxy(ProxyHandler(self.name, parse_extern_nodes(text)))
+            core.set_proxy(_ProxyHandler(parse_extern_nodes(text)))
 
     @property
     def name(self) -> str:
@@ -241,6 +244,22 @@ class Method:
             if buffer is not None and not buffer.flags.writeable:
                 raise InvalidArgumentError(f"{path}[{i}]: the array is read-only")
         return buffers
+
+
+class _ProxyHandler:
+    """Serves the operators that have no C shim: tensors as numpy arrays to the registered kernel and back."""
+
+    def __init__(self, nodes: list[ExternNode]) -> None:
+        self._nodes = nodes
+
+    def __call__(self, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
+        if not 0 <= index < len(self._nodes):
+            raise InvalidFileError(f"the model calls operator node {index}, the package describes {len(self._nodes)}")
+        node = self._nodes[index]
+        inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
+        results = node.call(ints, inputs)
+        for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
+            slot.assign(result)
 
 
 def _shape_text(shape: Sequence[Any]) -> str:
