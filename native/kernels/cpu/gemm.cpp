@@ -125,4 +125,12 @@ void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
           });
 }
 
+void apply_activation(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  const Grid grid = choose_grid(m, n, 16, 1, kPackWidth);
+  on_grid(grid, m, n, 1, kPackWidth, [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+    UNTORCH_ISA_CALL(activation_slice)(i1 - i0, j1 - j0, activation, c + i0 * ldc + j0, ldc);
+  });
+}
+
 }  // namespace untorch::kernels

@@ -1,6 +1,7 @@
 // Activations and residuals of gemm_packed, through the library's vector mathematics.
 #include "kernels/cpu/gemm_epilogue.h"
 
+#include "kernels/cpu/gemm_levels.h"
 #include "kernels/cpu/vecmath/inline.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
@@ -50,6 +51,10 @@ void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation,
     case Activation::kTanh: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
     case Activation::kSigmoid: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
   }
+}
+
+void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
+  apply_epilogue(m, n, activation, nullptr, 0, c, ldc);
 }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

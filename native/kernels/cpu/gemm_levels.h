@@ -36,4 +36,5 @@ UNTORCH_ISA_DECLARE(
     void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a, std::int64_t lda,
                       const float* packed, const float* bias, Activation activation, const float* residual,
                       std::int64_t ldr, float* c, std::int64_t ldc);
+    void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
     int tile_rows();)
