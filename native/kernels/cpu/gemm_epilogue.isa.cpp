@@ -19,8 +19,8 @@ constexpr int N = kLanes<float>;
 
 // c = f(c) + residual, row by row; the tail of a row through a vector of its own.
 template <class Fn>
-[[gnu::always_inline]] inline void apply(std::int64_t rows, std::int64_t cols, const float* residual, std::int64_t ldr, float* c,
-                                         std::int64_t ldc, Fn&& f) {
+[[gnu::always_inline]] inline void apply(std::int64_t rows, std::int64_t cols, const float* residual, std::int64_t ldr,
+                                         float* c, std::int64_t ldc, Fn&& f) {
   for (std::int64_t i = 0; i < rows; ++i, c += ldc) {
     std::int64_t j = 0;
     for (; j + N <= cols; j += N) {
@@ -40,16 +40,23 @@ template <class Fn>
 
 }  // namespace
 
-void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual, std::int64_t ldr,
-                    float* c, std::int64_t ldc) {
+void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual,
+                    std::int64_t ldr, float* c, std::int64_t ldc) {
   switch (activation) {
-    case Activation::kNone: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
-    case Activation::kRelu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
-    case Activation::kGelu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
-    case Activation::kGeluTanh: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
-    case Activation::kSilu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
-    case Activation::kTanh: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
-    case Activation::kSigmoid: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
+    case Activation::kNone:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
+    case Activation::kRelu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
+    case Activation::kGelu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
+    case Activation::kGeluTanh:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
+    case Activation::kSilu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
+    case Activation::kTanh:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
+    case Activation::kSigmoid:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
   }
 }
 

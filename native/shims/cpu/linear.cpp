@@ -1,4 +1,5 @@
-// Linear layers with the weight as it is stored: untorch's packed operator and Inductor's _linear_pointwise on plain weights.
+// Linear layers with the weight as it is stored: untorch's packed operator and Inductor's _linear_pointwise on plain
+// weights.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -92,8 +93,8 @@ TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, co
         ": argument 'X' must be float32, bfloat16 or float16, got ", dtype_name(x.dtype()));
   check(x.dtype() == weight.dtype(), op, ": 'X' and 'W' must have the same dtype, got ", dtype_name(x.dtype()), " and ",
         dtype_name(weight.dtype()));
-  check(x.size(-1) == weight.size(1), op, ": 'X' has ", x.size(-1), " features, 'W' of shape ", to_string(weight.sizes()),
-        " takes ", weight.size(1));
+  check(x.size(-1) == weight.size(1), op, ": 'X' has ", x.size(-1), " features, 'W' of shape ",
+        to_string(weight.sizes()), " takes ", weight.size(1));
   const TensorPtr wide = to_dtype(x, DType::kFloat32), wide_weight = to_dtype(weight, DType::kFloat32);
   const Rows rows = fold_rows(*wide);
   const std::int64_t n = weight.size(0), k = weight.size(1);
@@ -104,8 +105,8 @@ TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, co
     copy_cpu(*out, *bias);
   }
   kernels::gemm(rows.rows, n, k, 1.0f, {rows.tensor->data<float>(), rows.stride, 1},
-                {wide_weight->data<float>(), wide_weight->stride(1), wide_weight->stride(0)}, bias == nullptr ? 0.0f : 1.0f,
-                {out->data<float>(), n, 1});
+                {wide_weight->data<float>(), wide_weight->stride(1), wide_weight->stride(0)},
+                bias == nullptr ? 0.0f : 1.0f, {out->data<float>(), n, 1});
   return out;
 }
 
@@ -113,9 +114,9 @@ std::int64_t row_count(const Tensor& out) { return out.size(-1) == 0 ? 0 : out.n
 
 }  // namespace
 
-UNTORCH_SHIM aoti_torch_cpu__linear_pointwise(AtenTensorHandle X, AtenTensorHandle W, AtenTensorHandle* B, const char* attr,
-                                              const double** scalars, std::int64_t scalars_len_, const char** algorithm,
-                                              AtenTensorHandle* ret0) {
+UNTORCH_SHIM aoti_torch_cpu__linear_pointwise(AtenTensorHandle X, AtenTensorHandle W, AtenTensorHandle* B,
+                                              const char* attr, const double** scalars, std::int64_t scalars_len_,
+                                              const char** algorithm, AtenTensorHandle* ret0) {
   constexpr const char* op = "_linear_pointwise";
   return guarded(op, [&] {
     const Tensor& x = cpu_input(X, op, "X");
@@ -154,7 +155,8 @@ UNTORCH_SHIM aoti_torch_cpu__linear_pointwise_binary(AtenTensorHandle X, AtenTen
     } else if (name == "mul") {
       combine([](float a, float b) { return a * b; });
     } else {
-      throw_error(ErrorKind::kUnsupported, op, ": binary post-op '", name, "' is not supported, expected add, sub or mul");
+      throw_error(ErrorKind::kUnsupported, op, ": binary post-op '", name,
+                  "' is not supported, expected add, sub or mul");
     }
     give(ret0, to_dtype(*out, x.dtype()), op);
   });
@@ -172,7 +174,8 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensor
     const Tensor* rest = optional_cpu_input(residual, op, "residual");
     const Activation function = activation_of(op, activation);
     const auto check_float = [&](const Tensor& tensor, const char* name) {
-      check(tensor.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ", dtype_name(tensor.dtype()));
+      check(tensor.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ",
+            dtype_name(tensor.dtype()));
     };
     check_float(input, "x");
     check_float(packed, "weight");
@@ -180,8 +183,8 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensor
     check(out_features >= 0, op, ": out_features must not be negative, got ", out_features);
     const std::int64_t n = out_features, k = input.size(-1);
     const Dims expected{(n + kernels::kPackWidth - 1) / kernels::kPackWidth, k, kernels::kPackWidth};
-    check(packed.sizes() == expected, op, ": argument 'weight' must have shape ", to_string(expected), " for ", k, " → ", n,
-          " features, got ", to_string(packed.sizes()));
+    check(packed.sizes() == expected, op, ": argument 'weight' must have shape ", to_string(expected), " for ", k,
+          " → ", n, " features, got ", to_string(packed.sizes()));
     const TensorPtr dense_weight = contiguous(packed);
     const Dims sizes = with_last(input.sizes(), n);
     TensorPtr dense_bias;

@@ -15,7 +15,8 @@ void mm_out(const char* op, AtenTensorHandle out, AtenTensorHandle self, AtenTen
   multiply(op, a.dtype(), matrix_of(a), matrix_of(b), matrix_of(c), 0.0, 1.0);
 }
 
-void addmm_into(const char* op, const Tensor& c, const Tensor& self, const Tensor& a, const Tensor& b, double beta, double alpha) {
+void addmm_into(const char* op, const Tensor& c, const Tensor& self, const Tensor& a, const Tensor& b, double beta,
+                double alpha) {
   check_rank(op, "mat1", a, 2);
   check_rank(op, "mat2", b, 2);
   check_product(op, "mat1", a, "mat2", b);
@@ -24,8 +25,8 @@ void addmm_into(const char* op, const Tensor& c, const Tensor& self, const Tenso
   multiply(op, a.dtype(), matrix_of(a), matrix_of(b), matrix_of(c), beta, alpha);
 }
 
-void addmm_out(const char* op, AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2,
-               double beta, double alpha) {
+void addmm_out(const char* op, AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1,
+               AtenTensorHandle mat2, double beta, double alpha) {
   addmm_into(op, cpu_input(out, op, "out"), cpu_input(self, op, "self"), cpu_input(mat1, op, "mat1"),
              cpu_input(mat2, op, "mat2"), beta, alpha);
 }
@@ -56,8 +57,8 @@ UNTORCH_SHIM aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle sel
   return guarded("addmm", [&] { addmm_out("addmm", out, self, mat1, mat2, beta, alpha); });
 }
 
-UNTORCH_SHIM aoti_torch_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2,
-                                  float beta, float alpha) {
+UNTORCH_SHIM aoti_torch_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1,
+                                  AtenTensorHandle mat2, float beta, float alpha) {
   return guarded("addmm", [&] { addmm_out("addmm", out, self, mat1, mat2, beta, alpha); });
 }
 
@@ -116,8 +117,8 @@ UNTORCH_SHIM aoti_torch_cpu_addbmm(AtenTensorHandle self, AtenTensorHandle batch
   });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_addmv(AtenTensorHandle self, AtenTensorHandle mat, AtenTensorHandle vec, double beta, double alpha,
-                                  AtenTensorHandle* ret0) {
+UNTORCH_SHIM aoti_torch_cpu_addmv(AtenTensorHandle self, AtenTensorHandle mat, AtenTensorHandle vec, double beta,
+                                  double alpha, AtenTensorHandle* ret0) {
   constexpr const char* op = "addmv";
   return guarded(op, [&] {
     const Tensor& a = cpu_input(mat, op, "mat");
@@ -136,8 +137,8 @@ UNTORCH_SHIM aoti_torch_cpu_addmv(AtenTensorHandle self, AtenTensorHandle mat, A
 }
 
 // a·b + c·d.
-UNTORCH_SHIM aoti_torch__mm_plus_mm_out(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle c,
-                                        AtenTensorHandle d) {
+UNTORCH_SHIM aoti_torch__mm_plus_mm_out(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                        AtenTensorHandle c, AtenTensorHandle d) {
   constexpr const char* op = "_mm_plus_mm";
   return guarded(op, [&] {
     mm_out(op, out, a, b);

@@ -23,8 +23,8 @@ kernels::MatrixRef<T> typed(const MatrixView& view) {
   return {reinterpret_cast<T*>(view.data), view.row_stride, view.col_stride};
 }
 
-// C = beta·C + alpha·A·B for matrices of one dtype: floating, half (computed in float, rounded once), integer (wraps around)
-// or complex. beta 0 does not read C. `serial` keeps it on the calling thread.
+// C = beta·C + alpha·A·B for matrices of one dtype: floating, half (computed in float, rounded once), integer (wraps
+// around) or complex. beta 0 does not read C. `serial` keeps it on the calling thread.
 void multiply(const char* op, DType dtype, const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta,
               double alpha, bool serial = false);
 

@@ -15,9 +15,11 @@ namespace {
 using kernels::MatrixRef;
 
 template <class T>
-void multiply_float(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha, bool serial) {
+void multiply_float(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha,
+                    bool serial) {
   const auto run = [&](auto&& gemm) {
-    gemm(c.rows, c.cols, a.cols, static_cast<T>(alpha), typed<const T>(a), typed<const T>(b), static_cast<T>(beta), typed<T>(c));
+    gemm(c.rows, c.cols, a.cols, static_cast<T>(alpha), typed<const T>(a), typed<const T>(b), static_cast<T>(beta),
+         typed<T>(c));
   };
   if (serial) {
     run([](auto... args) { kernels::gemm_serial(args...); });
@@ -71,7 +73,8 @@ class FloatCopy {
 };
 
 template <class T>
-void multiply_half(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha, bool serial) {
+void multiply_half(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha,
+                   bool serial) {
   constexpr std::type_identity<T> type{};
   const FloatCopy left(type, a, true, serial), right(type, b, true, serial);
   const FloatCopy result(type, c, beta != 0.0, serial);
@@ -81,7 +84,8 @@ void multiply_half(const MatrixView& a, const MatrixView& b, const MatrixView& c
 
 // alpha and beta become integers, as in PyTorch; sums wrap around.
 template <class T>
-void multiply_integer(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha, bool serial) {
+void multiply_integer(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha,
+                      bool serial) {
   const MatrixRef<const T> x = typed<const T>(a), y = typed<const T>(b);
   const MatrixRef<T> z = typed<T>(c);
   const auto scale_in = static_cast<std::uint64_t>(static_cast<std::int64_t>(beta));
@@ -103,7 +107,8 @@ void multiply_integer(const MatrixView& a, const MatrixView& b, const MatrixView
 }
 
 template <class T>
-void multiply_complex(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha, bool serial) {
+void multiply_complex(const MatrixView& a, const MatrixView& b, const MatrixView& c, double beta, double alpha,
+                      bool serial) {
   using C = Complex<T>;
   const MatrixRef<const C> x = typed<const C>(a), y = typed<const C>(b);
   const MatrixRef<C> z = typed<C>(c);
@@ -141,20 +146,32 @@ void multiply(const char* op, DType dtype, const MatrixView& a, const MatrixView
               double alpha, bool serial) {
   if (c.rows == 0 || c.cols == 0) return;
   switch (dtype) {
-    case DType::kFloat32: return multiply_float<float>(a, b, c, beta, alpha, serial);
-    case DType::kFloat64: return multiply_float<double>(a, b, c, beta, alpha, serial);
-    case DType::kFloat16: return multiply_half<Half>(a, b, c, beta, alpha, serial);
-    case DType::kBFloat16: return multiply_half<BFloat16>(a, b, c, beta, alpha, serial);
-    case DType::kUInt8: return multiply_integer<std::uint8_t>(a, b, c, beta, alpha, serial);
-    case DType::kInt8: return multiply_integer<std::int8_t>(a, b, c, beta, alpha, serial);
-    case DType::kInt16: return multiply_integer<std::int16_t>(a, b, c, beta, alpha, serial);
-    case DType::kInt32: return multiply_integer<std::int32_t>(a, b, c, beta, alpha, serial);
-    case DType::kInt64: return multiply_integer<std::int64_t>(a, b, c, beta, alpha, serial);
-    case DType::kComplex64: return multiply_complex<float>(a, b, c, beta, alpha, serial);
-    case DType::kComplex128: return multiply_complex<double>(a, b, c, beta, alpha, serial);
+    case DType::kFloat32:
+      return multiply_float<float>(a, b, c, beta, alpha, serial);
+    case DType::kFloat64:
+      return multiply_float<double>(a, b, c, beta, alpha, serial);
+    case DType::kFloat16:
+      return multiply_half<Half>(a, b, c, beta, alpha, serial);
+    case DType::kBFloat16:
+      return multiply_half<BFloat16>(a, b, c, beta, alpha, serial);
+    case DType::kUInt8:
+      return multiply_integer<std::uint8_t>(a, b, c, beta, alpha, serial);
+    case DType::kInt8:
+      return multiply_integer<std::int8_t>(a, b, c, beta, alpha, serial);
+    case DType::kInt16:
+      return multiply_integer<std::int16_t>(a, b, c, beta, alpha, serial);
+    case DType::kInt32:
+      return multiply_integer<std::int32_t>(a, b, c, beta, alpha, serial);
+    case DType::kInt64:
+      return multiply_integer<std::int64_t>(a, b, c, beta, alpha, serial);
+    case DType::kComplex64:
+      return multiply_complex<float>(a, b, c, beta, alpha, serial);
+    case DType::kComplex128:
+      return multiply_complex<double>(a, b, c, beta, alpha, serial);
     default:
-      throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype),
-                  " is not supported, expected a floating, signed integer, uint8 or complex dtype; convert the operands");
+      throw_error(
+          ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype),
+          " is not supported, expected a floating, signed integer, uint8 or complex dtype; convert the operands");
   }
 }
 
@@ -184,22 +201,23 @@ void multiply_batch(const char* op, const Tensor& a, const Tensor& b, const Tens
 }
 
 void check_rank(const char* op, const char* argument, const Tensor& tensor, std::int64_t dim) {
-  check(tensor.dim() == dim, op, ": argument '", argument, "' must be ", dim, "-D, got shape ", to_string(tensor.sizes()));
+  check(tensor.dim() == dim, op, ": argument '", argument, "' must be ", dim, "-D, got shape ",
+        to_string(tensor.sizes()));
 }
 
 void check_product(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
   check(a.dtype() == b.dtype(), op, ": '", a_name, "' and '", b_name, "' must have the same dtype, got ",
         dtype_name(a.dtype()), " and ", dtype_name(b.dtype()));
-  check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: '", a_name, "' is ", to_string(a.sizes()), ", '", b_name,
-        "' is ", to_string(b.sizes()));
-  check(a.dim() != 3 || a.size(0) == b.size(0), op, ": the batch sizes differ: '", a_name, "' is ", to_string(a.sizes()),
-        ", '", b_name, "' is ", to_string(b.sizes()));
+  check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: '", a_name, "' is ", to_string(a.sizes()), ", '",
+        b_name, "' is ", to_string(b.sizes()));
+  check(a.dim() != 3 || a.size(0) == b.size(0), op, ": the batch sizes differ: '", a_name, "' is ",
+        to_string(a.sizes()), ", '", b_name, "' is ", to_string(b.sizes()));
 }
 
 void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes) {
   check(out.dtype() == dtype, op, ": argument 'out' must be ", dtype_name(dtype), ", got ", dtype_name(out.dtype()));
-  check(std::ranges::equal(DimSpan(out.sizes()), sizes), op, ": argument 'out' must have shape ", to_string(sizes), ", got ",
-        to_string(out.sizes()));
+  check(std::ranges::equal(DimSpan(out.sizes()), sizes), op, ": argument 'out' must have shape ", to_string(sizes),
+        ", got ", to_string(out.sizes()));
 }
 
 void seed_out(const char* op, const Tensor& out, const Tensor& self) {
@@ -216,8 +234,9 @@ kernels::Activation activation_of(const char* op, const char* name) {
   using kernels::Activation;
   const std::string_view wanted = name == nullptr ? "none" : name;
   constexpr std::pair<std::string_view, Activation> kNames[] = {
-      {"none", Activation::kNone}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu}, {"gelu_tanh", Activation::kGeluTanh},
-      {"silu", Activation::kSilu}, {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid}};
+      {"none", Activation::kNone},          {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
+      {"gelu_tanh", Activation::kGeluTanh}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
+      {"sigmoid", Activation::kSigmoid}};
   for (const auto& [known, activation] : kNames) {
     if (known == wanted) return activation;
   }
