@@ -33,8 +33,9 @@ class Storage {
   using Deleter = void (*)(void* data, void* context) noexcept;
 
   // Takes over `data`; `deleter` (may be null: borrowed memory) runs when the last reference goes.
-  Storage(void* data, std::size_t nbytes, Device device, Deleter deleter, void* context) noexcept
-      : data_(data), nbytes_(nbytes), device_(device), deleter_(deleter), context_(context) {}
+  // `read_only` memory must not be offered to callers for writing.
+  Storage(void* data, std::size_t nbytes, Device device, Deleter deleter, void* context, bool read_only = false) noexcept
+      : data_(data), nbytes_(nbytes), device_(device), read_only_(read_only), deleter_(deleter), context_(context) {}
   ~Storage() {
     if (deleter_ != nullptr) deleter_(data_, context_);
   }
@@ -44,6 +45,9 @@ class Storage {
   void* data() const noexcept { return data_; }
   std::size_t nbytes() const noexcept { return nbytes_; }
   Device device() const noexcept { return device_; }
+  // True for memory that somebody else keeps alive.
+  bool borrowed() const noexcept { return deleter_ == nullptr; }
+  bool read_only() const noexcept { return read_only_; }
 
  private:
   friend class StorageRef;
@@ -51,6 +55,7 @@ class Storage {
   void* data_;
   std::size_t nbytes_;
   Device device_;
+  bool read_only_;
   Deleter deleter_;
   void* context_;
 };

@@ -1,0 +1,219 @@
+// untorch.h over Program and Method: no exception crosses.
+#include <dlfcn.h>
+
+#include <array>
+#include <new>
+
+#include "model/cpu_features.h"
+#include "model/program.h"
+#include "untorch/untorch.h"
+
+#ifndef UNTORCH_VERSION
+#define UNTORCH_VERSION "0.0.0"
+#endif
+
+using untorch::check;
+using untorch::Error;
+using untorch::ErrorKind;
+
+// The opaque handles are these.
+struct untorch_program {
+  std::unique_ptr<untorch::Program> program;
+  std::vector<std::unique_ptr<untorch_method>> methods;
+};
+struct untorch_method {
+  untorch::Method* method;
+};
+
+namespace {
+
+template <class Body>
+untorch_status guarded(Body&& body) noexcept {
+  try {
+    body();
+    return UNTORCH_OK;
+  } catch (const Error& e) {
+    untorch::set_last_error(e.kind(), e.what());
+  } catch (const std::bad_alloc&) {
+    untorch::set_last_error(ErrorKind::kOutOfMemory, "out of memory");
+  } catch (const std::exception& e) {
+    untorch::set_last_error(ErrorKind::kInternal, e.what());
+  }
+  return static_cast<untorch_status>(untorch::last_error_kind());
+}
+
+untorch::Tensor* unwrap(untorch_tensor* tensor) { return reinterpret_cast<untorch::Tensor*>(tensor); }
+const untorch::Tensor* unwrap(const untorch_tensor* tensor) { return reinterpret_cast<const untorch::Tensor*>(tensor); }
+untorch_tensor* wrap(untorch::Tensor* tensor) { return reinterpret_cast<untorch_tensor*>(tensor); }
+
+untorch::TensorView to_view(const untorch_view& view) {
+  const auto ndim = static_cast<std::size_t>(view.ndim < 0 ? 0 : view.ndim);
+  return {view.data,
+          static_cast<untorch::DType>(view.dtype),
+          {static_cast<untorch::DeviceType>(view.device_type), view.device_index},
+          {view.sizes, ndim},
+          {view.strides, ndim}};
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* untorch_version(void) { return UNTORCH_VERSION; }
+const char* untorch_last_error(void) { return untorch::last_error().c_str(); }
+
+untorch_status untorch_program_open(const char* path, const untorch_load_options* options, untorch_program** out) {
+  return guarded([&] {
+    check(path != nullptr && out != nullptr, "untorch_program_open: path and out must not be null");
+    untorch::LoadOptions load;
+    if (options != nullptr) {
+      check(options->struct_size == sizeof(untorch_load_options), "untorch_load_options: struct_size is ", options->struct_size,
+            ", expected ", sizeof(untorch_load_options));
+      if (options->device != nullptr) load.device = options->device;
+      load.num_runners = options->num_runners;
+      load.num_threads = options->num_threads;
+    }
+    auto handle = std::make_unique<untorch_program>();
+    handle->program = std::make_unique<untorch::Program>(path, load);
+    for (const auto& method : handle->program->methods()) {
+      handle->methods.push_back(std::make_unique<untorch_method>(untorch_method{method.get()}));
+    }
+    *out = handle.release();
+  });
+}
+
+void untorch_program_close(untorch_program* program) {
+  if (program != nullptr) program->program->close();
+}
+
+void untorch_program_free(untorch_program* program) {
+  untorch_program_close(program);
+  delete program;
+}
+
+size_t untorch_program_num_methods(const untorch_program* program) { return program->methods.size(); }
+
+untorch_method* untorch_program_method(const untorch_program* program, size_t index) {
+  return index < program->methods.size() ? program->methods[index].get() : nullptr;
+}
+
+untorch_method* untorch_program_find(const untorch_program* program, const char* name) {
+  for (const auto& method : program->methods) {
+    if (method->method->spec().name == name) return method.get();
+  }
+  return nullptr;
+}
+
+untorch_status untorch_program_entry(const untorch_program* program, const char* name, const void** data, size_t* length) {
+  return guarded([&] {
+    const auto bytes = program->program->archive().read(name);
+    *data = bytes.data();
+    *length = bytes.size();
+  });
+}
+
+int32_t untorch_program_is_stock(const untorch_program* program) { return program->program->manifest().stock ? 1 : 0; }
+
+const char* untorch_method_name(const untorch_method* method) { return method->method->spec().name.c_str(); }
+
+untorch_status untorch_method_open(untorch_method* method) {
+  return guarded([&] { (void)method->method->container(); });
+}
+
+untorch_status untorch_method_arity(untorch_method* method, size_t* num_inputs, size_t* num_outputs) {
+  return guarded([&] {
+    const auto container = method->method->container();
+    *num_inputs = container->num_inputs();
+    *num_outputs = container->num_outputs();
+  });
+}
+
+untorch_status untorch_method_call_spec(untorch_method* method, const char** in_spec, const char** out_spec) {
+  return guarded([&] {
+    const auto container = method->method->container();
+    *in_spec = container->in_spec().c_str();
+    *out_spec = container->out_spec().c_str();
+  });
+}
+
+untorch_status untorch_method_extern_nodes(untorch_method* method, const char** text, size_t* length) {
+  return guarded([&] {
+    const std::string_view nodes = method->method->extern_nodes();
+    *text = nodes.empty() ? nullptr : nodes.data();
+    *length = nodes.size();
+  });
+}
+
+void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback callback, void* context) {
+  method->method->set_proxy(callback, context);
+}
+
+void untorch_set_error(untorch_status status, const char* message) {
+  untorch::set_last_error(static_cast<ErrorKind>(status), message != nullptr ? message : "");
+}
+
+untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
+                                  untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
+  return guarded([&] {
+    constexpr std::size_t kFew = 8;
+    std::array<untorch::TensorView, kFew> few_views;
+    std::array<untorch::TensorPtr, kFew> few_outputs;
+    std::vector<untorch::TensorView> many_views;
+    std::vector<untorch::TensorPtr> many_outputs;
+    std::span<untorch::TensorView> views(few_views.data(), std::min(num_inputs, kFew));
+    std::span<untorch::TensorPtr> results(few_outputs.data(), std::min(num_outputs, kFew));
+    if (num_inputs > kFew) views = many_views = std::vector<untorch::TensorView>(num_inputs);
+    if (num_outputs > kFew) {
+      many_outputs.resize(num_outputs);
+      results = many_outputs;
+    }
+    for (std::size_t i = 0; i < num_inputs; ++i) views[i] = to_view(inputs[i]);
+    method->method->run(views, results, {aliases, num_outputs});
+    for (std::size_t i = 0; i < num_outputs; ++i) outputs[i] = wrap(results[i].release());
+  });
+}
+
+void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out) {
+  const untorch::Tensor& t = *unwrap(tensor);
+  *out = {t.defined() ? t.raw() : nullptr,
+          static_cast<int32_t>(t.dtype()),
+          static_cast<int32_t>(t.device().type),
+          t.device().index,
+          static_cast<int32_t>(t.dim()),
+          t.sizes().data(),
+          t.strides().data()};
+}
+
+int32_t untorch_tensor_is_writable(const untorch_tensor* tensor) {
+  const untorch::Tensor& t = *unwrap(tensor);
+  return t.defined() && !t.storage()->read_only() ? 1 : 0;
+}
+
+untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view* value) {
+  return guarded([&] {
+    const untorch::TensorView view = to_view(*value);
+    check(untorch::is_known(view.dtype), "unknown dtype code ", value->dtype);
+    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
+    const untorch::Tensor source(untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype)), 0,
+                                 view.dtype, view.sizes, view.strides);
+    *unwrap(tensor) = *untorch::clone_contiguous(source);
+  });
+}
+
+void untorch_tensor_free(untorch_tensor* tensor) { delete unwrap(tensor); }
+int64_t untorch_live_tensors(void) { return untorch::Tensor::live(); }
+
+const char* untorch_cpu_features(void) {
+  static const std::string features = [] {
+    std::string text;
+    for (const std::string& name : untorch::cpu_features()) text += (text.empty() ? "" : " ") + name;
+    return text;
+  }();
+  return features.c_str();
+}
+
+const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture(); }
+
+int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
+
+}  // extern "C"

@@ -1,0 +1,202 @@
+// Talks to the AOTInductor container in the order and with the care that it needs: counts are checked before, weights
+// are given once, inputs that a failed call left behind are freed.
+#include "model/container.h"
+
+#include <array>
+#include <unordered_map>
+
+#include "shims/shim.h"
+#include "tensor/copy.h"
+
+namespace untorch {
+namespace {
+
+// A storage that keeps the mapped file alive as long as somebody looks at the weight.
+StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::span<const std::byte> bytes) {
+  using Keep = std::shared_ptr<const MappedFile>;
+  auto keep = std::make_unique<Keep>(file);
+  StorageRef storage(new Storage(
+      const_cast<std::byte*>(bytes.data()), bytes.size(), Device{},
+      [](void*, void* context) noexcept { delete static_cast<Keep*>(context); }, keep.get(), true));
+  (void)keep.release();
+  return storage;
+}
+
+}  // namespace
+
+Container::Container(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, std::size_t num_runners)
+    : method_(spec.name) {
+  const std::string name = archive.file()->path() + ": " + spec.library;
+  library_ = std::make_unique<ModelLibrary>(archive.read(spec.library), name);
+  const ModelApi& api = library_->api();
+  clear_last_error();
+  check_code(api.create(&handle_, num_runners, "cpu", ""), "creating the model");
+  try {
+    check_code(api.num_inputs(handle_, &num_inputs_), "asking for the number of inputs");
+    check_code(api.num_outputs(handle_, &num_outputs_), "asking for the number of outputs");
+    const char *in = nullptr, *out = nullptr;
+    check_code(api.call_spec(handle_, &in, &out), "asking for the call specification");
+    in_spec_ = in != nullptr ? in : "";
+    out_spec_ = out != nullptr ? out : "";
+    if (spec.has_specs && (spec.inputs.size() != num_inputs_ || spec.num_outputs != num_outputs_)) {
+      throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs and gives ", num_outputs_,
+                  " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
+    }
+    bind_weights(archive, manifest, spec);
+  } catch (...) {
+    api.destroy(handle_);
+    throw;
+  }
+}
+
+Container::~Container() { library_->api().destroy(handle_); }
+
+void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec) {
+  const ModelApi& api = library_->api();
+  const std::string& path = archive.file()->path();
+  if (spec.weights_blob) {
+    // Once and before the first run: a second time would leave the model with freed memory.
+    const auto blob = archive.read(*spec.weights_blob);
+    std::uint64_t expected = 0;
+    if (api.blob_size == nullptr || api.load_blob == nullptr) {
+      throw_error(ErrorKind::kUnsupported, library_->name(), " cannot take its weights from ", *spec.weights_blob);
+    }
+    check_code(api.blob_size(handle_, &expected), "asking for the size of the weights");
+    if (blob.size() < expected) {
+      throw_error(ErrorKind::kInvalidFile, path, ": '", *spec.weights_blob, "' holds ", blob.size(), " bytes of weights, ",
+                  spec.library, " needs ", expected);
+    }
+    check_code(api.load_blob(handle_, reinterpret_cast<const std::uint8_t*>(blob.data())), "loading the weights");
+    return;
+  }
+  if (!spec.has_specs) return;  // a stock package: the weights are in the library
+
+  std::size_t count = 0;
+  if (api.num_constants == nullptr || api.constant_name == nullptr || api.constant_dtype == nullptr) {
+    throw_error(ErrorKind::kUnsupported, library_->name(), " does not tell its weights; it is too old");
+  }
+  check_code(api.num_constants(handle_, &count), "asking for the number of weights");
+  std::unordered_map<std::string, const ConstantSpec*> by_name;
+  for (const ConstantSpec& constant : spec.constants) by_name.emplace(constant.name, &constant);
+
+  std::vector<ModelApi::ConstantEntry> pairs;
+  std::unordered_map<std::string, AtenTensorHandle> map;
+  for (std::size_t i = 0; i < count; ++i) {
+    bool folded = false;
+    if (api.constant_from_folded != nullptr) check_code(api.constant_from_folded(handle_, i, &folded), "asking for a weight");
+    if (folded) continue;  // computed by the model itself
+    const char* raw_name = nullptr;
+    std::int32_t dtype = 0;
+    check_code(api.constant_name(handle_, i, &raw_name), "asking for the name of a weight");
+    check_code(api.constant_dtype(handle_, i, &dtype), "asking for the dtype of a weight");
+    const std::string name = raw_name != nullptr ? raw_name : "";
+    const auto it = by_name.find(name);
+    if (it == by_name.end()) {
+      throw_error(ErrorKind::kInvalidFile, path, ": method '", method_, "' needs the weight '", name,
+                  "', which the manifest does not have");
+    }
+    const ConstantSpec& constant = *it->second;
+    std::size_t nbytes = 0;
+    if (api.constant_data_size != nullptr) check_code(api.constant_data_size(handle_, i, &nbytes), "asking for the size of a weight");
+    const WeightSpec& weight = manifest.weights[constant.weight];
+    const std::uint64_t available =
+        weight.nbytes - static_cast<std::uint64_t>(constant.storage_offset) * element_size(constant.dtype);
+    if (static_cast<DType>(dtype) != constant.dtype || nbytes > weight.nbytes ||
+        (constant.storage_offset == 0 && nbytes > available)) {
+      throw_error(ErrorKind::kInvalidFile, path, ": method '", method_, "' expects the weight '", name, "' to be ", nbytes,
+                  " bytes of ", dtype_name(static_cast<DType>(dtype)), ", the manifest has ", available, " bytes of ",
+                  dtype_name(constant.dtype));
+    }
+    const auto bytes = archive.read(weight.file).first(weight.nbytes);
+    Tensor mapped(mapped_storage(archive.file(), bytes), constant.storage_offset, constant.dtype, constant.shape,
+                  constant.strides);
+    const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
+    const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped.raw()) % alignment != 0;
+    if (constant.mutated || misaligned) {
+      TensorPtr copy = Tensor::empty_strided(constant.shape, constant.strides, constant.dtype);
+      std::memcpy(copy->raw(), mapped.raw(), copy->storage()->nbytes());
+      constants_.push_back(std::move(copy));
+    } else {
+      constants_.push_back(std::make_unique<Tensor>(std::move(mapped)));
+    }
+    serial_ = serial_ || constant.mutated;
+    const AtenTensorHandle handle = shims::wrap(constants_.back().get());
+    pairs.push_back({it->first.c_str(), handle});
+    map.emplace(name, handle);
+  }
+  if (pairs.empty()) return;
+  if (api.set_constants_pairs != nullptr) {
+    check_code(api.set_constants_pairs(handle_, pairs.data(), pairs.size(), false, true), "giving the model its weights");
+  } else if (api.set_constants_map != nullptr) {
+    check_code(api.set_constants_map(handle_, &map, false, true), "giving the model its weights");
+  } else {
+    throw_error(ErrorKind::kUnsupported, library_->name(), " cannot take its weights from outside; it is too old");
+  }
+}
+
+void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy) {
+  constexpr std::size_t kFew = 8;
+  std::array<AtenTensorHandle, 2 * kFew> few{};
+  std::vector<AtenTensorHandle> many;
+  AtenTensorHandle* in = few.data();
+  if (inputs.size() > kFew || outputs.size() > kFew) {
+    many.resize(inputs.size() + outputs.size(), nullptr);
+    in = many.data();
+  }
+  AtenTensorHandle* out = in + (many.empty() ? kFew : inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) in[i] = shims::wrap(inputs[i].release());
+
+  std::int32_t code = 0;
+  {
+    std::unique_lock<std::mutex> lock(serial_mutex_, std::defer_lock);
+    if (serial_) lock.lock();
+    clear_last_error();
+    code = library_->api().run(handle_, in, inputs.size(), out, outputs.size(), nullptr, proxy);
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].reset(shims::unwrap(out[i]));
+  if (code != 0) {
+    // A failed input check leaves the handles to the caller; a failed kernel has taken them.
+    for (std::size_t i = 0; i < inputs.size(); ++i) delete shims::unwrap(in[i]);
+    fail("running");
+  }
+}
+
+void Container::check_code(std::int32_t code, const char* what) const {
+  if (code != 0) fail(what);
+}
+
+void Container::fail(const std::string& what) const {
+  // The library's own message says where it failed, the shim's says why; either may be missing.
+  std::string where;
+  if (library_->api().last_error != nullptr) {
+    const char* text = nullptr;
+    if (library_->api().last_error(&text) == 0 && text != nullptr) where = text;
+  }
+  const std::string why = last_error();
+  while (!where.empty() && (where.back() == '\n' || where.back() == ' ')) where.pop_back();
+  ErrorKind kind = why.empty() ? ErrorKind::kModel : last_error_kind();
+  if (where.find("input_handles[") != std::string::npos) {
+    // The library's own check of what the caller passed.
+    throw Error(ErrorKind::kInvalidArgument, "method '" + method_ + "': the inputs do not fit: " + where);
+  }
+  std::string message = "method '" + method_ + "' failed while " + what + ": " + (why.empty() ? where : why);
+  if (!why.empty() && !where.empty() && where.find(why) == std::string::npos) message += " [" + where + "]";
+  if (why.empty() && where.empty()) message += "the model library gave no reason";
+  if (kind == ErrorKind::kInternal || kind == ErrorKind::kInvalidArgument) kind = ErrorKind::kModel;
+  throw Error(kind, message);
+}
+
+}  // namespace untorch
+
+UNTORCH_SHIM aoti_torch_proxy_executor_call_function(void* proxy_executor, int extern_node_index, int num_ints,
+                                                     std::int64_t* ints, int num_tensors, AtenTensorHandle* tensors) {
+  auto* proxy = static_cast<untorch::ProxyExecutor*>(proxy_executor);
+  if (proxy == nullptr || proxy->call == nullptr) {
+    untorch::set_last_error(untorch::ErrorKind::kUnsupported,
+                            "the model calls operator node " + std::to_string(extern_node_index) +
+                                ", which has no C shim, and no proxy executor was given");
+    return 1;
+  }
+  return proxy->call(proxy->context, extern_node_index, num_ints, ints, num_tensors,
+                     reinterpret_cast<untorch_tensor**>(tensors));
+}

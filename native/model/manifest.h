@@ -1,0 +1,77 @@
+// What a .pt2 file holds, method by method: from untorch's manifest, or as much as a stock package tells.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/archive.h"
+#include "tensor/tensor.h"
+
+namespace untorch {
+
+// One dimension of an input: a number, a symbol with a range, or an expression over symbols in postfix order.
+struct DimSpec {
+  enum Kind { kFixed, kSymbol, kExpression, kAny } kind = kAny;
+  std::int64_t value = 0;                          // kFixed
+  std::size_t symbol = 0;                          // kSymbol: index into MethodSpec::symbols
+  std::string text;                                // kSymbol: its name; kExpression: "2*s0", for messages
+  std::int64_t min = 0, max = INT64_MAX;           // kSymbol
+  struct Token {
+    enum Op { kNumber, kSymbolValue, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax } op;
+    std::int64_t number;  // the number, or the symbol's index
+  };
+  std::vector<Token> tokens;  // kExpression
+};
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<DimSpec> shape;
+  bool contiguous = false;                             // row-major strides are expected
+  std::optional<std::vector<std::int64_t>> strides;    // expected when not contiguous and all are numbers
+};
+
+struct ConstantSpec {
+  std::string name;  // as the model library's container calls it
+  std::string fqn;
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape, strides;
+  std::int64_t storage_offset = 0;
+  std::size_t weight = 0;  // index into Manifest::weights
+  bool mutated = false;
+};
+
+struct WeightSpec {
+  std::string file;
+  std::uint64_t nbytes = 0;
+};
+
+struct MethodSpec {
+  std::string name;
+  std::string library;                       // archive entry
+  std::optional<std::string> extern_nodes;   // archive entry: operators that go to the proxy executor
+  std::optional<std::string> weights_blob;   // archive entry of a stock package with its weights beside the library
+  std::string device = "cpu";
+  std::string cpu_target;
+  std::string architecture;
+  std::vector<std::string> cpu_features;
+  bool has_specs = false;                    // inputs, outputs and constants below are known (false: a stock package)
+  std::vector<std::string> symbols;
+  std::vector<TensorSpec> inputs;
+  std::size_t num_outputs = 0;
+  std::vector<ConstantSpec> constants;
+};
+
+struct Manifest {
+  bool stock = false;  // made by PyTorch's own packager
+  std::vector<WeightSpec> weights;
+  std::vector<MethodSpec> methods;
+};
+
+// Reads extra/untorch.json, or finds the methods of a stock package by its folders. Every reference into the archive
+// and every size is checked against what is there. Throws kInvalidFile, or kUnsupported for a newer format.
+Manifest read_manifest(const Archive& archive);
+
+}  // namespace untorch

@@ -1,0 +1,283 @@
+// Loading, and the checks that stand between a caller's mistake and generated code that trusts its inputs.
+#include "model/program.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+
+#include "model/cpu_features.h"
+
+namespace untorch {
+namespace {
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
+  return out;
+}
+
+void check_machine(const std::string& path, const MethodSpec& spec, const std::string& device) {
+  const std::string base = spec.device.substr(0, spec.device.find(':'));
+  const std::string wanted = device.substr(0, device.find(':'));
+  if (!wanted.empty() && wanted != "cpu" && wanted != "cuda") {
+    throw_error(ErrorKind::kInvalidArgument, "unknown device '", device, "', expected \"cpu\" or \"cuda[:index]\"");
+  }
+  if (!wanted.empty() && wanted != base) {
+    throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base, " and cannot run on ",
+                device, ": export it for that device");
+  }
+  if (base != "cpu") {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
+                "; this build of untorch serves the CPU only");
+  }
+  if (!spec.architecture.empty() && spec.architecture != cpu_architecture()) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.architecture,
+                ", this machine is ", cpu_architecture());
+  }
+  const std::vector<std::string> missing = missing_cpu_features(spec.cpu_features);
+  if (!missing.empty()) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for a CPU with ", join(missing),
+                ", which this one lacks",
+                spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
+                ": export it with cpu=\"x86-64-v3\" or for this machine");
+  }
+}
+
+std::int64_t floor_div(std::int64_t a, std::int64_t b) {
+  const std::int64_t q = a / b;
+  return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;
+}
+
+// The value of an expression; nothing when it divides by zero or overflows.
+bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std::int64_t& result) {
+  std::vector<std::int64_t> stack;
+  for (const auto& token : dim.tokens) {
+    using Token = DimSpec::Token;
+    if (token.op == Token::kNumber) {
+      stack.push_back(token.number);
+      continue;
+    }
+    if (token.op == Token::kSymbolValue) {
+      const std::int64_t value = symbols[static_cast<std::size_t>(token.number)];
+      if (value < 0) return false;  // a symbol that no input binds
+      stack.push_back(value);
+      continue;
+    }
+    const std::int64_t b = stack.back();
+    stack.pop_back();
+    std::int64_t& a = stack.back();
+    switch (token.op) {
+      case Token::kAdd:
+        if (__builtin_add_overflow(a, b, &a)) return false;
+        break;
+      case Token::kSub:
+        if (__builtin_sub_overflow(a, b, &a)) return false;
+        break;
+      case Token::kMul:
+        if (__builtin_mul_overflow(a, b, &a)) return false;
+        break;
+      case Token::kFloorDiv:
+        if (b == 0) return false;
+        a = floor_div(a, b);
+        break;
+      case Token::kMod:
+        if (b == 0) return false;
+        a -= floor_div(a, b) * b;
+        break;
+      case Token::kMin: a = std::min(a, b); break;
+      case Token::kMax: a = std::max(a, b); break;
+      default: return false;
+    }
+  }
+  result = stack.back();
+  return true;
+}
+
+std::string describe(const TensorSpec& spec) {
+  std::string out = dtype_name(spec.dtype) + "[";
+  for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+    const DimSpec& dim = spec.shape[d];
+    out += d == 0 ? "" : ", ";
+    out += dim.kind == DimSpec::kFixed ? std::to_string(dim.value) : dim.text.empty() ? "?" : dim.text;
+  }
+  return out + "]";
+}
+
+}  // namespace
+
+Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
+               const LoadOptions& options)
+    : archive_(std::move(archive)), manifest_(std::move(manifest)), spec_(spec), options_(options) {}
+
+std::shared_ptr<Container> Method::container() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the program is closed");
+  if (!container_) container_ = std::make_shared<Container>(*archive_, *manifest_, spec_, options_.num_runners);
+  return container_;
+}
+
+std::string_view Method::extern_nodes() const {
+  return spec_.extern_nodes ? archive_->text(*spec_.extern_nodes) : std::string_view();
+}
+
+void Method::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  container_.reset();
+}
+
+void Method::check_inputs(std::span<const TensorView> inputs) const {
+  const std::string& method = spec_.name;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& input = inputs[i];
+    const std::string number = spec_.has_specs ? "" : std::to_string(i);
+    const std::string& name = spec_.has_specs ? spec_.inputs[i].name : number;
+    if (input.device.type != DeviceType::kCPU) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ", device_name(input.device),
+                  ", expected cpu");
+    }
+    if (std::any_of(input.strides.begin(), input.strides.end(), [](std::int64_t s) { return s < 0; })) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative strides ",
+                  to_string(input.strides), ": pass a contiguous copy (numpy.ascontiguousarray)");
+    }
+  }
+  if (!spec_.has_specs) return;  // a stock package: the library checks itself
+
+  std::vector<std::int64_t> symbols(spec_.symbols.size(), -1);
+  std::vector<std::size_t> bound_by(spec_.symbols.size(), 0);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& input = inputs[i];
+    const TensorSpec& expected = spec_.inputs[i];
+    const auto fail = [&](const auto&... parts) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ", describe(expected),
+                  ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
+    };
+    if (input.dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
+    if (input.sizes.size() != expected.shape.size()) fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
+    bool empty = false;
+    for (std::size_t d = 0; d < input.sizes.size(); ++d) {
+      const DimSpec& dim = expected.shape[d];
+      const std::int64_t size = input.sizes[d];
+      empty = empty || size == 0;
+      if (dim.kind == DimSpec::kFixed && size != dim.value) fail(": dimension ", d, " must be ", dim.value);
+      if (dim.kind != DimSpec::kSymbol) continue;
+      if (size < dim.min || size > dim.max) {
+        if (dim.max == INT64_MAX) fail(": dimension ", d, " (", dim.text, ") must be at least ", dim.min);
+        fail(": dimension ", d, " (", dim.text, ") must be from ", dim.min, " to ", dim.max);
+      }
+      std::int64_t& value = symbols[dim.symbol];
+      if (value >= 0 && value != size) {
+        fail(": dimension ", d, " must be ", value, ", as ", dim.text, " is in input '", spec_.inputs[bound_by[dim.symbol]].name, "'");
+      }
+      value = size;
+      bound_by[dim.symbol] = i;
+    }
+    if (empty) continue;
+    std::int64_t running = 1;
+    for (std::size_t d = input.sizes.size(); d-- > 0;) {
+      const std::int64_t want = expected.contiguous ? running : expected.strides ? (*expected.strides)[d] : input.strides[d];
+      if (input.sizes[d] != 1 && input.strides[d] != want) {
+        if (expected.contiguous) {
+          fail(" with strides ", to_string(input.strides), ": it must be contiguous (numpy.ascontiguousarray makes it so)");
+        }
+        fail(" with strides ", to_string(input.strides), ": expected strides ", to_string(*expected.strides));
+      }
+      running *= input.sizes[d];
+    }
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t d = 0; d < inputs[i].sizes.size(); ++d) {
+      const DimSpec& dim = spec_.inputs[i].shape[d];
+      std::int64_t value = 0;
+      if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && inputs[i].sizes[d] != value) {
+        throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", spec_.inputs[i].name, "': expected ",
+                    describe(spec_.inputs[i]), ", got ", dtype_name(inputs[i].dtype), to_string(inputs[i].sizes), ": dimension ", d,
+                    " must be ", dim.text, " = ", value);
+      }
+    }
+  }
+}
+
+void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
+  const std::shared_ptr<Container> container = this->container();
+  if (inputs.size() != container->num_inputs()) {
+    throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "': expected ", container->num_inputs(), " tensors, got ",
+                inputs.size());
+  }
+  check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name, "': expected room for ",
+        container->num_outputs(), " outputs");
+  check_inputs(inputs);
+
+  constexpr std::size_t kFew = 8;
+  std::array<TensorPtr, kFew> few;
+  std::array<StorageRef, kFew> few_storages;
+  std::vector<TensorPtr> many;
+  std::vector<StorageRef> many_storages;
+  std::span<TensorPtr> tensors(few.data(), std::min(inputs.size(), kFew));
+  std::span<StorageRef> storages(few_storages.data(), tensors.size());
+  if (inputs.size() > kFew) {
+    many.resize(inputs.size());
+    many_storages.resize(inputs.size());
+    tensors = many;
+    storages = many_storages;
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& view = inputs[i];
+    const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
+    storages[i] = StorageRef::borrow(view.data, extent * element_size(view.dtype));
+    tensors[i] = std::make_unique<Tensor>(storages[i], 0, view.dtype, view.sizes, view.strides);
+  }
+
+  if (options_.num_threads > 0) {
+    // OpenMP's setting belongs to the calling thread; it gets back what it had.
+    struct Threads {
+      int before = omp_get_max_threads();
+      explicit Threads(int n) { omp_set_num_threads(n); }
+      ~Threads() { omp_set_num_threads(before); }
+    } threads(options_.num_threads);
+    container->run(tensors, outputs, &proxy_);
+  } else {
+    container->run(tensors, outputs, &proxy_);
+  }
+
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    aliases[i] = -1;
+    if (!outputs[i] || !outputs[i]->defined()) {
+      outputs[i].reset();
+      continue;
+    }
+    const Storage* storage = outputs[i]->storage().get();
+    for (std::size_t j = 0; j < storages.size() && aliases[i] < 0; ++j) {
+      if (storages[j].get() == storage) aliases[i] = static_cast<std::int32_t>(j);
+    }
+    if (aliases[i] < 0 && storage->borrowed()) {
+      // A view of a weight inside the model library: it lives as long as the container does.
+      using Keep = std::shared_ptr<Container>;
+      auto keep = std::make_unique<Keep>(container);
+      StorageRef kept(new Storage(
+          storage->data(), storage->nbytes(), storage->device(),
+          [](void*, void* context) noexcept { delete static_cast<Keep*>(context); }, keep.get(), true));
+      (void)keep.release();
+      outputs[i] = std::make_unique<Tensor>(std::move(kept), outputs[i]->storage_offset(), outputs[i]->dtype(),
+                                            outputs[i]->sizes(), outputs[i]->strides());
+    }
+  }
+}
+
+Program::Program(const std::string& path, const LoadOptions& options) {
+  check(options.num_runners >= 1, "num_runners must be at least 1, got ", options.num_runners);
+  check(options.num_threads >= 0, "num_threads must not be negative, got ", options.num_threads);
+  archive_ = std::make_shared<const Archive>(MappedFile::open(path));
+  manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
+  for (const MethodSpec& spec : manifest_->methods) {
+    check_machine(path, spec, options.device);
+    methods_.push_back(std::make_unique<Method>(archive_, manifest_, spec, options));
+  }
+}
+
+void Program::close() noexcept {
+  for (const auto& method : methods_) method->close();
+}
+
+}  // namespace untorch

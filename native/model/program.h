@@ -1,0 +1,78 @@
+// Program and Method: a loaded .pt2 file and what can be called in it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/container.h"
+
+namespace untorch {
+
+struct LoadOptions {
+  std::string device;           // "" for what the file was compiled for
+  std::size_t num_runners = 1;  // calls of one method that may run at the same time
+  int num_threads = 0;          // OpenMP threads of a call; 0: OpenMP's own choice
+};
+
+// The caller's memory as the model is to see it. Nothing is owned.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Device device;
+  DimSpan sizes, strides;
+};
+
+class Method {
+ public:
+  Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
+         const LoadOptions& options);
+
+  const MethodSpec& spec() const noexcept { return spec_; }
+  // Opened on first use, then kept; throws kClosed after close().
+  std::shared_ptr<Container> container();
+  // JSON text that describes the operators without a C shim; empty when there are none.
+  std::string_view extern_nodes() const;
+  // Where those operators go. Before the first run.
+  void set_proxy(untorch_proxy_callback callback, void* context) noexcept { proxy_ = {callback, context}; }
+
+  // Checks the inputs against the method's specification, runs, and gives the outputs in `outputs` (one slot for each;
+  // null where the model has None). aliases[i] is the input whose memory output i is, or -1. Thread-safe.
+  void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
+  void close() noexcept;
+
+ private:
+  void check_inputs(std::span<const TensorView> inputs) const;
+
+  std::shared_ptr<const Archive> archive_;
+  std::shared_ptr<const Manifest> manifest_;
+  const MethodSpec& spec_;  // in manifest_
+  const LoadOptions options_;
+  ProxyExecutor proxy_;
+  std::mutex mutex_;
+  std::shared_ptr<Container> container_;
+  std::atomic<bool> closed_{false};
+};
+
+class Program {
+ public:
+  // Maps and checks the file; the methods' libraries are checked and opened when first used.
+  Program(const std::string& path, const LoadOptions& options);
+
+  const Manifest& manifest() const noexcept { return *manifest_; }
+  const Archive& archive() const noexcept { return *archive_; }
+  std::span<const std::unique_ptr<Method>> methods() const noexcept { return methods_; }
+  // Calls that still run finish; everything is freed when the last of them and the last output that looks at a weight
+  // is gone.
+  void close() noexcept;
+
+ private:
+  std::shared_ptr<const Archive> archive_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::vector<std::unique_ptr<Method>> methods_;
+};
+
+}  // namespace untorch

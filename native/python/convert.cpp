@@ -1,0 +1,412 @@
+// numpy's C API and DLPack on one side, untorch_view and untorch_tensor on the other.
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#include "convert.h"
+
+#include <numpy/arrayobject.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "dlpack.h"
+
+extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
+
+namespace untorch::python {
+namespace {
+
+// PyTorch's ScalarType codes and what numpy and DLPack call the same types.
+struct TypeRow {
+  std::int32_t code;
+  const char* name;
+  int numpy;  // NPY_NOTYPE: numpy has none; ml_dtypes may
+  std::uint8_t dl_code, bits;
+};
+constexpr TypeRow kTypes[] = {
+    {0, "uint8", NPY_UINT8, kDLUInt, 8},
+    {1, "int8", NPY_INT8, kDLInt, 8},
+    {2, "int16", NPY_INT16, kDLInt, 16},
+    {3, "int32", NPY_INT32, kDLInt, 32},
+    {4, "int64", NPY_INT64, kDLInt, 64},
+    {5, "float16", NPY_FLOAT16, kDLFloat, 16},
+    {6, "float32", NPY_FLOAT32, kDLFloat, 32},
+    {7, "float64", NPY_FLOAT64, kDLFloat, 64},
+    {9, "complex64", NPY_COMPLEX64, kDLComplex, 64},
+    {10, "complex128", NPY_COMPLEX128, kDLComplex, 128},
+    {11, "bool", NPY_BOOL, kDLBool, 8},
+    {15, "bfloat16", NPY_NOTYPE, kDLBfloat, 16},
+    {23, "float8_e5m2", NPY_NOTYPE, 12, 8},
+    {24, "float8_e4m3fn", NPY_NOTYPE, 10, 8},
+    {25, "float8_e5m2fnuz", NPY_NOTYPE, 13, 8},
+    {26, "float8_e4m3fnuz", NPY_NOTYPE, 11, 8},
+    {27, "uint16", NPY_UINT16, kDLUInt, 16},
+    {28, "uint32", NPY_UINT32, kDLUInt, 32},
+    {29, "uint64", NPY_UINT64, kDLUInt, 64},
+    {44, "float8_e8m0fnu", NPY_NOTYPE, 14, 8},
+};
+
+const TypeRow* row_of(std::int32_t code) {
+  for (const TypeRow& row : kTypes) {
+    if (row.code == code) return &row;
+  }
+  return nullptr;
+}
+
+// Code of a numpy array's dtype, -1 when there is none.
+std::int32_t code_of(PyArrayObject* array) {
+  const int type = PyArray_TYPE(array);
+  switch (type) {
+    case NPY_FLOAT32: return 6;
+    case NPY_INT64: return 4;
+    case NPY_LONGLONG: return 4;  // another name for 64 bits here
+    case NPY_ULONGLONG: return 29;
+    default: break;
+  }
+  for (const TypeRow& row : kTypes) {
+    if (row.numpy == type) return row.code;
+  }
+  // Types of other packages (ml_dtypes): by the name of their scalar type.
+  const char* name = PyArray_DESCR(array)->typeobj->tp_name;
+  if (const char* dot = std::strrchr(name, '.')) name = dot + 1;
+  for (const TypeRow& row : kTypes) {
+    if (row.numpy == NPY_NOTYPE && std::strcmp(row.name, name) == 0) return row.code;
+  }
+  return -1;
+}
+
+void raise_argument(const char* method, std::size_t index, const std::string& text) {
+  const std::string message = "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
+  untorch_set_error(UNTORCH_INVALID_ARGUMENT, message.c_str());
+  raise_status(UNTORCH_INVALID_ARGUMENT);
+}
+
+std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
+
+// numpy's dtype object for a code: new reference, or null with an exception.
+PyArray_Descr* descr_of(const TypeRow& row) {
+  if (row.numpy != NPY_NOTYPE) return PyArray_DescrFromType(row.numpy);
+  PyObject* module = PyImport_ImportModule("ml_dtypes");
+  if (module == nullptr) {
+    PyErr_Clear();
+    const std::string message = std::string("the output is ") + row.name +
+                                ", for which numpy has no dtype: install ml_dtypes, or pass DLPack arrays to get DLPack back";
+    untorch_set_error(UNTORCH_UNSUPPORTED, message.c_str());
+    raise_status(UNTORCH_UNSUPPORTED);
+    return nullptr;
+  }
+  PyObject* scalar = PyObject_GetAttrString(module, row.name);
+  Py_DECREF(module);
+  if (scalar == nullptr) return nullptr;
+  PyArray_Descr* descr = nullptr;
+  const int ok = PyArray_DescrConverter(scalar, &descr);
+  Py_DECREF(scalar);
+  return ok == NPY_SUCCEED ? descr : nullptr;
+}
+
+void free_handle_capsule(PyObject* capsule) {
+  untorch_tensor_free(static_cast<untorch_tensor*>(PyCapsule_GetPointer(capsule, "untorch_tensor")));
+}
+
+}  // namespace
+
+const char* dtype_name(std::int32_t dtype) {
+  const TypeRow* row = row_of(dtype);
+  return row != nullptr ? row->name : nullptr;
+}
+
+bool initialize_numpy() { return _import_array() >= 0; }
+
+bool is_numpy(PyObject* object) { return PyArray_Check(object) || PyArray_CheckScalar(object); }
+
+bool is_array(PyObject* object) {
+  return is_numpy(object) || PyObject_HasAttrString(object, "__dlpack__") != 0;
+}
+
+Operand::~Operand() { Py_XDECREF(owner_); }
+
+bool Operand::set(PyObject* object, const char* method, std::size_t index) {
+  if (PyArray_Check(object)) {
+    Py_INCREF(object);
+    owner_ = object;
+    return set_numpy(object, method, index);
+  }
+  if (PyArray_CheckScalar(object)) {
+    owner_ = PyArray_FromAny(object, nullptr, 0, 0, 0, nullptr);
+    return owner_ != nullptr && set_numpy(owner_, method, index);
+  }
+  if (PyObject_HasAttrString(object, "__dlpack__") != 0) return set_dlpack(object, method, index);
+  raise_argument(method, index, "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
+  return false;
+}
+
+bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index) {
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  const std::int32_t code = code_of(array);
+  if (code < 0 || !PyArray_ISNOTSWAPPED(array)) {
+    PyObject* text = PyObject_Str(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
+    const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
+    const std::string name = utf8 != nullptr ? utf8 : "?";
+    Py_XDECREF(text);
+    PyErr_Clear();
+    raise_argument(method, index, "numpy dtype " + name + " has no counterpart in PyTorch");
+    return false;
+  }
+  if (!PyArray_ISALIGNED(array)) {
+    raise_argument(method, index, "the array's memory is not aligned to its dtype: pass a copy");
+    return false;
+  }
+  const int ndim = PyArray_NDIM(array);
+  const npy_intp itemsize = PyArray_ITEMSIZE(array);
+  const npy_intp* shape = PyArray_DIMS(array);
+  const npy_intp* bytes = PyArray_STRIDES(array);
+  for (int d = 0; d < ndim; ++d) {
+    if (bytes[d] % itemsize != 0 && shape[d] > 1) {
+      raise_argument(method, index, "the array's strides are no multiples of its item size: pass a copy");
+      return false;
+    }
+    sizes_[d] = shape[d];
+    // numpy leaves any stride on dimensions of size 0 and 1; those must not look negative or odd.
+    strides_[d] = shape[d] > 1 ? bytes[d] / itemsize : (bytes[d] > 0 ? bytes[d] / itemsize : 1);
+  }
+  numpy_ = true;
+  writable_ = PyArray_ISWRITEABLE(array) != 0;
+  view_ = {PyArray_DATA(array), code, 0, -1, ndim, sizes_, strides_};
+  return true;
+}
+
+bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index) {
+  static PyObject* const name = PyUnicode_InternFromString("__dlpack__");
+  static PyObject* const max_version = Py_BuildValue("(s)", "max_version");
+  static PyObject* const version = Py_BuildValue("(ii)", 1, 0);
+  PyObject* args[] = {object, version};
+  owner_ = PyObject_VectorcallMethod(name, args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, max_version);
+  if (owner_ == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
+    PyErr_Clear();  // a producer older than DLPack 1.0
+    owner_ = PyObject_CallMethodNoArgs(object, name);
+  }
+  if (owner_ == nullptr) return false;
+  const DLTensor* tensor = nullptr;
+  std::uint64_t flags = 0;
+  if (PyCapsule_IsValid(owner_, "dltensor_versioned") != 0) {
+    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(owner_, "dltensor_versioned"));
+    if (managed->major != 1) {
+      raise_argument(method, index, "DLPack version " + std::to_string(managed->major) + " is not supported, expected 1");
+      return false;
+    }
+    tensor = &managed->dl_tensor;
+    flags = managed->flags;
+  } else if (PyCapsule_IsValid(owner_, "dltensor") != 0) {
+    tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(owner_, "dltensor"))->dl_tensor;
+  } else {
+    raise_argument(method, index, "__dlpack__ of " + type_name(object) + " gave no DLPack capsule");
+    return false;
+  }
+  // The capsule is not renamed: it stays the owner, and frees the tensor when it goes.
+  std::int32_t code = -1;
+  for (const TypeRow& row : kTypes) {
+    if (row.dl_code == tensor->dtype.code && row.bits == tensor->dtype.bits && tensor->dtype.lanes == 1) code = row.code;
+  }
+  if (code < 0 || tensor->ndim > kMaxDims) {
+    raise_argument(method, index, "DLPack type (code " + std::to_string(tensor->dtype.code) + ", " +
+                                      std::to_string(tensor->dtype.bits) + " bits) is not supported");
+    return false;
+  }
+  std::int64_t running = 1;
+  for (int d = tensor->ndim; d-- > 0;) {
+    sizes_[d] = tensor->shape[d];
+    strides_[d] = tensor->strides != nullptr ? tensor->strides[d] : running;
+    running *= tensor->shape[d] > 1 ? tensor->shape[d] : 1;
+  }
+  const bool cpu = tensor->device.device_type == kDLCPU || tensor->device.device_type == kDLCUDAHost;
+  const std::int32_t device = cpu ? 0 : tensor->device.device_type == kDLCUDA ? 1 : 14;
+  writable_ = (flags & kDLReadOnly) == 0;
+  view_ = {static_cast<char*>(tensor->data) + tensor->byte_offset,
+           code,
+           device,
+           cpu ? -1 : tensor->device.device_id,
+           tensor->ndim,
+           sizes_,
+           strides_};
+  return true;
+}
+
+PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
+  untorch_view view;
+  untorch_tensor_view(tensor, &view);
+  const TypeRow* row = row_of(view.dtype);
+  PyArray_Descr* descr = row != nullptr ? descr_of(*row) : nullptr;
+  if (descr == nullptr) {
+    if (row == nullptr) PyErr_Format(PyExc_TypeError, "an output has dtype code %d, which numpy cannot hold", view.dtype);
+    untorch_tensor_free(tensor);
+    return nullptr;
+  }
+  npy_intp shape[kMaxDims], strides[kMaxDims];
+  const npy_intp itemsize = row->bits / 8;
+  for (int d = 0; d < view.ndim; ++d) {
+    shape[d] = view.sizes[d];
+    strides[d] = view.strides[d] * itemsize;
+  }
+  const int flags = writable ? NPY_ARRAY_WRITEABLE : 0;
+  PyObject* array = PyArray_NewFromDescr(&PyArray_Type, descr, view.ndim, shape, strides, view.data, flags, nullptr);
+  PyObject* base = nullptr;
+  if (array != nullptr && owner != nullptr) {
+    Py_INCREF(owner);
+    base = owner;
+    untorch_tensor_free(tensor);
+  } else if (array != nullptr) {
+    base = PyCapsule_New(tensor, "untorch_tensor", free_handle_capsule);
+  }
+  if (base == nullptr) {
+    Py_XDECREF(array);
+    untorch_tensor_free(tensor);
+    return nullptr;
+  }
+  if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), base) < 0) {
+    Py_DECREF(array);
+    return nullptr;
+  }
+  return array;
+}
+
+namespace {
+
+// What a DLPack export keeps: a handle on the storage, and the shape that the structure points to.
+struct Exported {
+  untorch_tensor* tensor;
+  std::int64_t dims[2 * kMaxDims];
+};
+
+template <class Managed>
+void delete_managed(Managed* managed) {
+  auto* exported = static_cast<Exported*>(managed->manager_ctx);
+  untorch_tensor_free(exported->tensor);
+  delete exported;
+  delete managed;
+}
+
+template <class Managed>
+PyObject* make_capsule(untorch_tensor* tensor, const char* name, PyCapsule_Destructor destructor, Managed*& managed) {
+  untorch_view view;
+  untorch_tensor_view(tensor, &view);
+  const TypeRow* row = row_of(view.dtype);
+  if (row == nullptr || view.ndim > kMaxDims) {
+    PyErr_SetString(PyExc_BufferError, "the tensor has a dtype that DLPack cannot describe");
+    return nullptr;
+  }
+  void* handle = nullptr;
+  if (aoti_torch_new_tensor_handle(tensor, &handle) != 0) {
+    raise_status(UNTORCH_INTERNAL);
+    return nullptr;
+  }
+  auto* exported = new Exported{static_cast<untorch_tensor*>(handle), {}};
+  for (int d = 0; d < view.ndim; ++d) {
+    exported->dims[d] = view.sizes[d];
+    exported->dims[kMaxDims + d] = view.strides[d];
+  }
+  managed = new Managed{};
+  managed->manager_ctx = exported;
+  managed->deleter = delete_managed<Managed>;
+  managed->dl_tensor = {view.data,
+                        {view.device_type == 0 ? kDLCPU : kDLCUDA, view.device_index < 0 ? 0 : view.device_index},
+                        view.ndim,
+                        {row->dl_code, row->bits, 1},
+                        exported->dims,
+                        exported->dims + kMaxDims,
+                        0};
+  PyObject* capsule = PyCapsule_New(managed, name, destructor);
+  if (capsule == nullptr) delete_managed(managed);
+  return capsule;
+}
+
+template <class Managed>
+void destroy_unused(PyObject* capsule, const char* name) {
+  // A consumer renames the capsule and then owns the tensor.
+  if (PyCapsule_IsValid(capsule, name) == 0) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  managed->deleter(managed);
+}
+
+}  // namespace
+
+PyObject* to_dlpack(untorch_tensor* tensor, bool versioned, bool read_only) {
+  if (versioned) {
+    DLManagedTensorVersioned* managed = nullptr;
+    PyObject* capsule = make_capsule(
+        tensor, "dltensor_versioned",
+        [](PyObject* self) { destroy_unused<DLManagedTensorVersioned>(self, "dltensor_versioned"); }, managed);
+    if (capsule != nullptr) {
+      managed->major = 1;
+      managed->flags = read_only ? kDLReadOnly : 0;
+    }
+    return capsule;
+  }
+  if (read_only) {
+    PyErr_SetString(PyExc_BufferError, "the tensor is read-only, which only DLPack 1.0 can say: pass max_version=(1, 0)");
+    return nullptr;
+  }
+  DLManagedTensor* managed = nullptr;
+  return make_capsule(
+      tensor, "dltensor", [](PyObject* self) { destroy_unused<DLManagedTensor>(self, "dltensor"); }, managed);
+}
+
+namespace {
+
+constexpr struct {
+  untorch_status status;
+  const char* name;
+} kExceptions[] = {
+    {UNTORCH_INTERNAL, "UntorchError"},        {UNTORCH_INVALID_ARGUMENT, "InvalidArgumentError"},
+    {UNTORCH_INVALID_FILE, "InvalidFileError"}, {UNTORCH_UNSUPPORTED, "UnsupportedError"},
+    {UNTORCH_CLOSED, "ClosedError"},           {UNTORCH_OUT_OF_MEMORY, "OutOfMemoryError"},
+    {UNTORCH_MODEL, "ModelError"},
+};
+
+// The exception class of a status; borrowed from a module that stays loaded.
+PyObject* exception_class(untorch_status status) {
+  const char* name = "UntorchError";
+  for (const auto& row : kExceptions) {
+    if (row.status == status) name = row.name;
+  }
+  PyObject* module = PyImport_ImportModule("untorch.runtime.errors");
+  PyObject* type = module != nullptr ? PyObject_GetAttrString(module, name) : nullptr;
+  Py_XDECREF(module);
+  if (type == nullptr) {
+    PyErr_Clear();
+    return PyExc_RuntimeError;
+  }
+  Py_DECREF(type);
+  return type;
+}
+
+}  // namespace
+
+void raise_status(untorch_status status) {
+  const std::string text = untorch_last_error();  // importing may run code that fails and clears it
+  PyErr_SetString(exception_class(status), text.c_str());
+}
+
+void store_python_error() {
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  untorch_status status = UNTORCH_MODEL;
+  for (const auto& row : kExceptions) {
+    if (row.status != UNTORCH_INTERNAL && value != nullptr && PyObject_IsInstance(value, exception_class(row.status)) == 1) {
+      status = row.status;
+    }
+  }
+  PyObject* text = value != nullptr ? PyObject_Str(value) : nullptr;
+  const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
+  std::string message = utf8 != nullptr ? utf8 : "unknown Python error";
+  if (status == UNTORCH_MODEL && type != nullptr) {
+    message = std::string(reinterpret_cast<PyTypeObject*>(type)->tp_name) + ": " + message;
+  }
+  PyErr_Clear();
+  Py_XDECREF(text);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  untorch_set_error(status, message.c_str());
+}
+
+}  // namespace untorch::python

@@ -1,0 +1,61 @@
+// Arrays in and out: numpy through its C API, anything else through DLPack.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "untorch/untorch.h"
+
+namespace untorch::python {
+
+constexpr int kMaxDims = 64;
+
+// An array argument as a view, with what keeps it valid. Not copyable; lives for one call.
+class Operand {
+ public:
+  Operand() = default;
+  Operand(const Operand&) = delete;
+  Operand& operator=(const Operand&) = delete;
+  ~Operand();
+
+  // Fills the view from `object`. On failure sets a Python exception that names the argument, and returns false.
+  bool set(PyObject* object, const char* method, std::size_t index);
+  const untorch_view& view() const noexcept { return view_; }
+  PyObject* owner() const noexcept { return owner_; }  // the array, or the DLPack capsule
+  bool is_numpy() const noexcept { return numpy_; }
+  bool writable() const noexcept { return writable_; }
+
+ private:
+  bool set_numpy(PyObject* array, const char* method, std::size_t index);
+  bool set_dlpack(PyObject* object, const char* method, std::size_t index);
+
+  untorch_view view_{};
+  PyObject* owner_ = nullptr;
+  bool numpy_ = false, writable_ = false;
+  std::int64_t sizes_[kMaxDims], strides_[kMaxDims];
+};
+
+// Loads numpy's C API; call once when the module is made. Sets a Python exception on failure.
+bool initialize_numpy();
+// True for numpy.ndarray and its subclasses and numpy scalars.
+bool is_numpy(PyObject* object);
+// True for objects that this module can take as tensors.
+bool is_array(PyObject* object);
+
+// A numpy array over the tensor's memory; takes the handle over, also on failure (then null, with an exception set).
+// `owner` (borrowed, may be null): the input whose memory it is; then the array keeps that alive instead.
+PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable);
+
+// A DLPack capsule over the tensor (another handle on the same storage). versioned: DLPack 1.x.
+PyObject* to_dlpack(untorch_tensor* tensor, bool versioned, bool read_only);
+
+// "float32" …; nullptr for an unknown code.
+const char* dtype_name(std::int32_t dtype);
+
+// Sets the Python exception for a status, with untorch_last_error() as its text.
+void raise_status(untorch_status status);
+// The status that stands for the Python exception that is set; its text goes to untorch_set_error.
+void store_python_error();
+
+}  // namespace untorch::python

@@ -1,0 +1,162 @@
+"""Fits the polynomials of native/kernels/cpu/vecmath: weighted minimax (Remez) in multiple precision.
+
+Prints, for every fit, the C initialiser and the weighted error that is left. Needs mpmath only:
+
+    python scripts/fit_vecmath.py [name ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpmath import mp, mpf
+
+mp.dps = 50
+Function = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A polynomial of ``degree`` in x that approximates ``f`` on [low, high]; error·weight is what is minimised."""
+
+    name: str
+    f: Function
+    low: Any
+    high: Any
+    degree: int
+    weight: Function
+    single: bool = False  # coefficients are rounded to float
+
+
+def chebyshev_nodes(low: Any, high: Any, count: int) -> list[Any]:
+    """The extrema of the Chebyshev polynomial of degree count − 1, mapped to [low, high]."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    return [middle - half * mp.cos(mp.pi * i / (count - 1)) for i in range(count)]
+
+
+def evaluate(coefficients: list[Any], x: Any) -> Any:
+    """Horner, lowest coefficient first."""
+    result = mpf(0)
+    for c in reversed(coefficients):
+        result = result * x + c
+    return result
+
+
+def remez(fit: Fit, rounds: int = 12) -> tuple[list[Any], Any]:
+    """Weighted minimax coefficients, lowest first, and the largest weighted error on a dense grid."""
+    low, high = mpf(fit.low), mpf(fit.high)
+    count = fit.degree + 2
+    nodes = chebyshev_nodes(low, high, count)
+    grid = chebyshev_nodes(low, high, 40 * count)
+    values = [fit.f(x) for x in grid]
+    weights = [fit.weight(x) for x in grid]
+    coefficients: list[Any] = []
+    worst = mpf(0)
+    for _ in range(rounds):
+        matrix = mp.matrix(count, count)
+        right = mp.matrix(count, 1)
+        for i, x in enumerate(nodes):
+            power = mpf(1)
+            for j in range(count - 1):
+                matrix[i, j] = power
+                power *= x
+            matrix[i, count - 1] = (-1) ** i / fit.weight(x)
+            right[i] = fit.f(x)
+        solution = mp.lu_solve(matrix, right)
+        coefficients = [solution[j] for j in range(count - 1)]
+        errors = [(evaluate(coefficients, x) - v) * w for x, v, w in zip(grid, values, weights, strict=True)]
+        worst = max(abs(e) for e in errors)
+        # One extremum for every run of equal sign; the largest `count` neighbours of alternating sign go on.
+        extrema: list[tuple[Any, Any]] = []
+        for x, e in zip(grid, errors, strict=True):
+            if extrema and (e > 0) == (extrema[-1][1] > 0):
+                if abs(e) > abs(extrema[-1][1]):
+                    extrema[-1] = (x, e)
+            else:
+                extrema.append((x, e))
+        while len(extrema) > count:
+            extrema.pop(0 if abs(extrema[0][1]) < abs(extrema[-1][1]) else -1)
+        if len(extrema) < count:
+            break
+        nodes = [x for x, _ in extrema]
+        if worst <= abs(solution[count - 1]) * mpf("1.001"):
+            break
+    return coefficients, worst
+
+
+def single(x: Any) -> Any:
+    """x rounded to float32."""
+    if x == 0:
+        return mpf(0)
+    exponent = mp.floor(mp.log(abs(x), 2)) - 23
+    return mp.nint(x / mpf(2) ** exponent) * mpf(2) ** exponent
+
+
+def taylor_rest(f: Function, terms: list[Any], order: int, x: Any, series: Function) -> Any:
+    """(f(x) − Σ terms·xⁱ) / x^order, by the value of the series at 0."""
+    if abs(x) < mpf(10) ** -25:
+        return series(x)
+    return (f(x) - evaluate(terms, x)) / x**order
+
+
+LN2 = mp.log(2)
+
+
+def exp_rest(x: Any) -> Any:
+    """(eˣ − 1 − x) / x²."""
+    return taylor_rest(mp.exp, [1, 1], 2, x, lambda y: mpf(1) / 2 + y / 6)
+
+
+def log1p_rest(x: Any) -> Any:
+    """(log(1 + x) − x + x²/2) / x³."""
+    return taylor_rest(mp.log1p, [0, 1, mpf(-1) / 2], 3, x, lambda y: mpf(1) / 3 - y / 4)
+
+
+def tanh_rest(s: Any) -> Any:
+    """(tanh(√s)/√s − 1) / s."""
+    if s < mpf(10) ** -20:
+        return -mpf(1) / 3 + 2 * s / 15
+    return (mp.tanh(mp.sqrt(s)) / mp.sqrt(s) - 1) / s
+
+
+def tanh_weight(s: Any) -> Any:
+    """What makes an error of tanh_rest relative to tanh; a little more at 0, where it would vanish."""
+    return (s + mpf(10) ** -6) / (1 + s * tanh_rest(s))
+
+
+def erf_ratio(s: Any) -> Any:
+    """erf(√s)/√s − 1."""
+    if s < mpf(10) ** -20:
+        return 2 / mp.sqrt(mp.pi) * (1 - s / 3) - 1
+    return mp.erf(mp.sqrt(s)) / mp.sqrt(s) - 1
+
+
+ERF_SPLIT = mpf("0.9375")
+
+FITS = [
+    # inline.h, float
+    Fit("exp_float", exp_rest, -LN2 / 2, LN2 / 2, 4, lambda x: x * x / mp.exp(x), True),
+    Fit("log_float", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 8, lambda x: x**2 + mpf(10) ** -6, True),
+    Fit("tanh_float", tanh_rest, 0, mpf("1.25") ** 2, 8, tanh_weight, True),
+    Fit("erf_small_float", erf_ratio, 0, ERF_SPLIT**2, 6, lambda s: mpf(1) / (1 + erf_ratio(s)), True),
+    Fit("erf_large_float", lambda a: -mp.log(mp.erfc(a)), ERF_SPLIT, 4, 7, lambda a: mp.erfc(a) + mpf(2) ** -40, True),
+]
+
+
+def main(names: list[str]) -> None:
+    """Runs the fits named, or all."""
+    for fit in FITS:
+        if names and not any(fit.name.startswith(n) for n in names):
+            continue
+        coefficients, worst = remez(fit)
+        rounded = [single(c) for c in coefficients] if fit.single else coefficients
+        print(f"// {fit.name}: degree {fit.degree}, error 2^{mp.nstr(mp.log(worst, 2), 4)}")
+        suffix, digits = ("f", 9) if fit.single else ("", 17)
+        print("{" + ", ".join(mp.nstr(c, digits) + suffix for c in rounded) + "}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

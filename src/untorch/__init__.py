@@ -1,0 +1,36 @@
+"""untorch runs PyTorch models that were compiled ahead of time, without PyTorch.
+
+``untorch.load(path)`` opens a ``.pt2`` file; ``untorch.export`` (needs torch, never imported from here) makes one.
+"""
+
+from untorch._core import Tensor, initial_seed, manual_seed
+from untorch.runtime.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    InvalidFileError,
+    ModelError,
+    OutOfMemoryError,
+    UnsupportedError,
+    UntorchError,
+)
+from untorch.runtime.program import Method, Program, load
+from untorch.runtime.registry import register_kernel
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClosedError",
+    "InvalidArgumentError",
+    "InvalidFileError",
+    "Method",
+    "ModelError",
+    "OutOfMemoryError",
+    "Program",
+    "Tensor",
+    "UnsupportedError",
+    "UntorchError",
+    "initial_seed",
+    "load",
+    "manual_seed",
+    "register_kernel",
+]

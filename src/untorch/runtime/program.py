@@ -1,0 +1,384 @@
+"""Program: a loaded ``.pt2`` file; its methods are called with arrays and trees of arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from untorch import _core
+from untorch.runtime import pytree
+from untorch.runtime.errors import ClosedError, InvalidArgumentError, InvalidFileError
+
+if TYPE_CHECKING:
+    from untorch.runtime.proxy import ExternNode
+
+__all__ = ["Method", "Program", "load"]
+
+_MANIFEST = "extra/untorch.json"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    num_runners: int = 1,
+    num_threads: int = 0,
+) -> Program:
+    """Load a ``.pt2`` file made by ``untorch.export`` or by PyTorch's ``aoti_compile_and_package``.
+
+    The file is mapped, its weights are used in place; a method's library is opened at its first use.
+
+    Args:
+        path: The file.
+        device: ``"cpu"``; default: what the file was compiled for.
+        num_runners: Calls of one method that may run at the same time; further ones wait.
+        num_threads: OpenMP threads of a call; 0 leaves it to OpenMP (``OMP_NUM_THREADS``, else all cores).
+
+    Raises:
+        InvalidFileError: The file is missing, damaged, or no compiled package.
+        UnsupportedError: It was compiled for another device, architecture or CPU, or by a newer untorch.
+        InvalidArgumentError: An option has a wrong value.
+    """
+    if not isinstance(num_runners, int) or isinstance(num_runners, bool) or num_runners < 1:
+        raise InvalidArgumentError(f"num_runners must be an integer of at least 1, got {num_runners!r}")
+    if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 0:
+        raise InvalidArgumentError(f"num_threads must be an integer of at least 0, got {num_threads!r}")
+    if device is not None and not isinstance(device, str):
+        raise InvalidArgumentError(f"device must be a string such as 'cpu', got {device!r}")
+    return Program(_core.Program(os.fsdecode(path), device, num_runners, num_threads), os.fsdecode(path))
+
+
+class Method:
+    """One method of a Program; call it with what the model's ``forward`` takes.
+
+    numpy arrays in give numpy arrays out; if any input is another DLPack object, the outputs are ``untorch.Tensor``
+    objects, which any DLPack library takes without a copy. Nothing is copied on the way in: arrays must have the
+    method's dtypes and memory layout. Several threads may call one method.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_in_spec", "_leaf_constants", "_names", "_out_spec", "_spec")
+
+    def __init__(self, core: _core.Method, spec: Mapping[str, Any] | None) -> None:
+        self._core = core
+        self._spec = spec
+        in_text, out_text = core.call_spec()
+        self._in_spec = pytree.parse_spec(in_text)
+        self._out_spec = pytree.parse_spec(out_text)
+        if len(self._in_spec.children) != 2:
+            raise InvalidArgumentError(f"method '{core.name}': the call specification has no (args, kwargs) form")
+        self._leaf_constants = self._constants()
+        self._names = self._input_names()
+        num_inputs, num_outputs = core.arity()
+        positional, keyword = self._in_spec.children
+        flat = (
+            all(child.kind == "leaf" for child in positional.children)
+            and not keyword.children
+            and len(positional.children) == num_inputs
+        )
+        outputs = -1
+        if self._out_spec.kind == "leaf" and num_outputs == 1:
+            outputs = 0
+        elif self._out_spec.kind in ("tuple", "list") and all(c.kind == "leaf" for c in self._out_spec.children):
+            outputs = 1 if self._out_spec.kind == "tuple" else 2
+        # The native object must not keep this one alive in return.
+        this = weakref.ref(self)
+
+        def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            method = this()
+            assert method is not None, "a method is called through its own object"
+            return method._general(args, kwargs)
+
+        core.bind(general, flat, outputs if len(self._out_spec.children) in (0, num_outputs) else -1)
+        if (text := core.extern_nodes()) is not None:
+            from untorch.runtime.proxy import parse_extern_nodes
+
+            core.set_proxy(_ProxyHandler(parse_extern_nodes(text)))
+
+    @property
+    def name(self) -> str:
+        """The method's name in the file."""
+        return self._core.name
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, dtype and shape of each tensor input; empty for a stock package, which does not tell."""
+        return [dict(item) for item in (self._spec or {}).get("inputs", []) if "constant" not in item]
+
+    @property
+    def outputs(self) -> list[dict[str, Any] | None]:
+        """Name, dtype and shape of each output (None for a None); empty for a stock package."""
+        return [None if item is None else dict(item) for item in (self._spec or {}).get("outputs", [])]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the method. ``out=`` may give the buffers (a tree like the result's) that receive copies of the outputs."""
+        return self._core(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<untorch.Method {self.name}{self._signature()}>"
+
+    def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run on the flat list of tensor inputs, in the file's order; gives the flat list of outputs."""
+        return self._core.run(list(inputs))
+
+    def call_by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run with inputs by the names in ``inputs``; gives the flat list of outputs."""
+        names = [item["name"] for item in self.inputs]
+        if not names:
+            names = [str(i) for i in range(self._core.arity()[0])]
+        if set(names) != set(inputs):
+            raise InvalidArgumentError(
+                f"method '{self.name}': expected the inputs {', '.join(names)}, got {', '.join(inputs) or 'none'}"
+            )
+        return self._core.run([inputs[name] for name in names])
+
+    def _signature(self) -> str:
+        parts = [f"{item['name']}: {item['dtype']}{_shape_text(item['shape'])}" for item in self.inputs]
+        return f"({', '.join(parts)})" if parts else ""
+
+    def _constants(self) -> dict[int, Any]:
+        """Leaves that the model took as Python values when it was exported, by their position."""
+        items = (self._spec or {}).get("inputs", [])
+        return {i: item["constant"] for i, item in enumerate(items) if "constant" in item}
+
+    def _input_names(self) -> list[str]:
+        """Names of the positional arguments that are single arrays, so that they may also be passed by name."""
+        positional = self._in_spec.children[0]
+        items = (self._spec or {}).get("inputs", [])
+        if len(items) < len(positional.children) or any(c.kind != "leaf" for c in positional.children):
+            return []
+        return [item["name"] for item in items[: len(positional.children)]]
+
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        keyword = self._in_spec.children[1]
+        out = None
+        if "out" in kwargs and "out" not in keyword.keys:
+            kwargs = dict(kwargs)
+            out = kwargs.pop("out")
+        args, kwargs = self._place_names(args, kwargs)
+        leaves = self._flatten(args, kwargs)
+        buffers = None if out is None else self._out_buffers(out)
+        results = self._core.run(leaves)
+        if buffers is not None:
+            results = _copy_out(self.name, results, buffers)
+        return pytree.unflatten(iter(self._expand_none(results)), self._out_spec)
+
+    def _expand_none(self, results: list[Any]) -> list[Any]:
+        # A None that was known when the model was compiled is a leaf of the tree but no output of the library.
+        missing = self._out_spec.num_leaves - len(results)
+        if missing <= 0:
+            return results
+        specs = (self._spec or {}).get("outputs", [])
+        if sum(item is None for item in specs) == missing:
+            remaining = iter(results)
+            return [None if item is None else next(remaining) for item in specs]
+        return results + [None] * missing
+
+    def _place_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Moves arguments given by name to their positions, as Python does for a function."""
+        names = self._names[len(args) :]
+        expected = self._in_spec.children[1].keys
+        if not names or not any(name in kwargs and name not in expected for name in names):
+            return args, kwargs
+        rest = dict(kwargs)
+        placed = list(args)
+        for name in names:
+            if name not in rest:
+                raise InvalidArgumentError(f"method '{self.name}': missing argument '{name}'{self._hint()}")
+            placed.append(rest.pop(name))
+        return tuple(placed), rest
+
+    def _hint(self) -> str:
+        signature = self._signature()
+        return f"; it takes {signature}" if signature else ""
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        positional, keyword = self._in_spec.children
+        prefix = f"method '{self.name}', "
+        if len(args) != len(positional.children):
+            raise InvalidArgumentError(
+                f"method '{self.name}': expected {len(positional.children)} positional arguments, "
+                f"got {len(args)}{self._hint()}"
+            )
+        if set(kwargs) != set(keyword.keys):
+            missing = [key for key in keyword.keys if key not in kwargs]
+            unknown = [key for key in kwargs if key not in keyword.keys]
+            parts = []
+            if missing:
+                parts.append(f"missing keyword arguments {', '.join(map(str, missing))}")
+            if unknown:
+                parts.append(f"unknown keyword arguments {', '.join(unknown)}")
+            raise InvalidArgumentError(f"method '{self.name}': {'; '.join(parts)}{self._hint()}")
+        leaves = list(pytree.flatten(tuple(args), positional, f"{prefix}args"))
+        leaves += pytree.flatten(kwargs, keyword, f"{prefix}kwargs")
+        tensors = []
+        num_inputs = self._core.arity()[0]
+        by_position = len(self._leaf_constants) + num_inputs == len(leaves)
+        for i, (path, leaf) in enumerate(leaves):
+            if by_position and i in self._leaf_constants:
+                expected = self._leaf_constants[i]
+                if leaf != expected or type(leaf) is not type(expected):
+                    raise InvalidArgumentError(
+                        f"{path}: the model was exported with the value {expected!r}, got {leaf!r}; export it again for "
+                        "another value"
+                    )
+                continue
+            if by_position or isinstance(leaf, numpy.ndarray) or hasattr(leaf, "__dlpack__"):
+                tensors.append(leaf)
+        return tensors
+
+    def _out_buffers(self, out: Any) -> list[Any]:
+        path = f"method '{self.name}', out"
+        buffers = [leaf for _, leaf in pytree.flatten(out, self._out_spec, path)]
+        for i, buffer in enumerate(buffers):
+            if buffer is not None and not isinstance(buffer, numpy.ndarray):
+                raise InvalidArgumentError(
+                    f"{path}[{i}]: expected a numpy array to write to, got {type(buffer).__name__}"
+                )
+            if buffer is not None and not buffer.flags.writeable:
+                raise InvalidArgumentError(f"{path}[{i}]: the array is read-only")
+        return buffers
+
+
+class _ProxyHandler:
+    """Serves the operators that have no C shim: tensors as numpy arrays to the registered kernel and back."""
+
+    def __init__(self, nodes: list[ExternNode]) -> None:
+        self._nodes = nodes
+
+    def __call__(self, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
+        if not 0 <= index < len(self._nodes):
+            raise InvalidFileError(f"the model calls operator node {index}, the package describes {len(self._nodes)}")
+        node = self._nodes[index]
+        inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
+        results = node.call(ints, inputs)
+        for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
+            slot.assign(result)
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    parts = [str(d) if isinstance(d, int) else str(d.get("symbol") or d.get("expr") or "?") for d in shape]
+    return f"[{', '.join(parts)}]"
+
+
+def _copy_out(method: str, results: list[Any], buffers: list[Any]) -> list[Any]:
+    for i, (result, buffer) in enumerate(zip(results, buffers, strict=True)):
+        if buffer is None:
+            continue
+        array = result if isinstance(result, numpy.ndarray) else result.numpy()
+        if buffer.shape != array.shape or buffer.dtype != array.dtype:
+            raise InvalidArgumentError(
+                f"method '{method}', out[{i}]: expected {array.dtype}{list(array.shape)}, "
+                f"got {buffer.dtype}{list(buffer.shape)}"
+            )
+    for i, buffer in enumerate(buffers):
+        if buffer is not None:
+            result = results[i]
+            numpy.copyto(buffer, result if isinstance(result, numpy.ndarray) else result.numpy())
+            results[i] = buffer
+    return results
+
+
+class Program:
+    """A loaded file. Methods by attribute or by name: ``program.forward(x)``, ``program["text_decoder"](x)``.
+
+    Use it as a context manager, or call ``close()``, to free everything; outputs that look at weights stay valid.
+    """
+
+    def __init__(self, core: _core.Program, path: str) -> None:
+        self._program = core
+        self._path = path
+        self._lock = threading.Lock()
+        self._cores = {method.name: method for method in core.methods()}
+        self._methods: dict[str, Method] = {}
+        self._manifest: dict[str, Any] | None = None
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+    @property
+    def is_stock(self) -> bool:
+        """True for a package that PyTorch's own packager made."""
+        return self._program.is_stock
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What untorch wrote about the file when it was exported; empty for a stock package."""
+        if self._manifest is None:
+            self._manifest = {} if self.is_stock else json.loads(self._program.entry(_MANIFEST))
+        return self._manifest
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods' names."""
+        return list(self._cores)
+
+    def __getitem__(self, name: str) -> Method:
+        """A method by its name; opened at its first use. Raises InvalidArgumentError for an unknown one."""
+        method = self._methods.get(name)
+        if method is not None:
+            return method
+        core = self._cores.get(name)
+        if core is None:
+            raise InvalidArgumentError(f"{self._path} has no method '{name}', there are: {', '.join(self._cores)}")
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"method '{name}': the program is closed")
+            if name not in self._methods:
+                core.open()
+                self._methods[name] = Method(core, self.manifest.get("methods", {}).get(name))
+            return self._methods[name]
+
+    def __getattr__(self, name: str) -> Method:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._cores:
+            if name == "forward" and len(self._cores) == 1:
+                name = next(iter(self._cores))  # a stock package calls its only method "model"
+            else:
+                raise AttributeError(f"{self._path} has no method '{name}', there are: {', '.join(self._cores)}")
+        method = self[name]
+        # Found once, the attribute is the Program's own, without this detour.
+        self.__dict__[name] = method
+        return method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the only method of the file."""
+        if len(self._cores) != 1:
+            raise InvalidArgumentError(f"{self._path} has several methods, call one by name: {', '.join(self._cores)}")
+        return self[next(iter(self._cores))](*args, **kwargs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cores)
+
+    def __len__(self) -> int:
+        return len(self._cores)
+
+    def close(self) -> None:
+        """Free libraries, buffers and mapped weights. Calls that still run finish; later ones raise ClosedError."""
+        with self._lock:
+            self._closed = True
+            self._program.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " (closed)" if self._closed else ""
+        return f"<untorch.Program {self._path!r}: {', '.join(self._cores)}{state}>"
+
+
