@@ -111,9 +111,7 @@ def compile_method(
         or (name == nodes_name and extern_nodes is not None)
         or (options.keep_sources and path.suffix in (".cpp", ".h", ".json"))
     }
-    tensors = {
-        fqn: tensor for item in produced if isinstance(item, Mapping) for fqn, (tensor, _) in item.items()
-    }
+    tensors = {fqn: tensor for item in produced if isinstance(item, Mapping) for fqn, (tensor, _) in item.items()}
     return CompiledMethod(
         name=method.name,
         program=program,
@@ -140,7 +138,10 @@ def temporary_folder(key: str) -> Iterator[Path]:
     """
     import hashlib
 
-    base = Path(tempfile.gettempdir()) / f"untorch-{os.getuid()}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+    base = (
+        Path(tempfile.gettempdir())
+        / f"untorch-{os.getuid()}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+    )
     try:
         base.mkdir(mode=0o700)
         folder = base
@@ -200,7 +201,11 @@ def _known_here(values: dict[str, Any]) -> dict[str, Any]:
     """Without the settings that only tune, where this torch does not have them."""
     from torch._inductor import config
 
-    optional = {"aot_inductor.precompile_headers", "aot_inductor.enable_line_tables", "aot_inductor.enable_frame_pointer"}
+    optional = {
+        "aot_inductor.precompile_headers",
+        "aot_inductor.enable_line_tables",
+        "aot_inductor.enable_frame_pointer",
+    }
     known = config.get_config_copy()
     return {key: value for key, value in values.items() if key in known or key not in optional}
 
@@ -250,5 +255,7 @@ def _environment(name: str, first: str) -> Iterator[None]:
 def _one(paths: dict[str, Path], suffix: str, method: str) -> str:
     names = [name for name in paths if name.endswith(suffix)]
     if len(names) != 1:
-        raise CompileError(f"method {method!r}: AOTInductor gave {len(names)} files with {suffix}, expected one: {names}")
+        raise CompileError(
+            f"method {method!r}: AOTInductor gave {len(names)} files with {suffix}, expected one: {names}"
+        )
     return names[0]

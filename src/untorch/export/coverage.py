@@ -15,16 +15,27 @@ from torch import fx
 from untorch.archive import ArchiveReader
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import find_runtime_library
+from untorch.ops.packed_linear import C_SHIM
 from untorch.runtime.elf import ElfFile, parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["MissingOperator", "check", "find_missing", "needed_symbols", "origins_in_wrapper", "predict_missing", "source_line"]
+__all__ = [
+    "MissingOperator",
+    "check",
+    "find_missing",
+    "needed_symbols",
+    "origins_in_wrapper",
+    "predict_missing",
+    "source_line",
+]
 
 _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "<")
+# A declaration may give a function another symbol; calls use the function's name.
+_SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def origins_in_wrapper(source: str) -> tuple[dict[str, set[str]], dict[int, set[
             externals.setdefault(int(match[1]), set()).update(names)
         else:
             for name in _SHIM_CALL.findall(line):
-                shims.setdefault(name, set()).update(names)
+                shims.setdefault(_SYMBOLS.get(name, name), set()).update(names)
     return shims, externals
 
 
@@ -102,9 +113,7 @@ def find_missing(
         lines = (source_line(nodes[name]) for name in sorted(names) if nodes and name in nodes)
         return tuple(dict.fromkeys(line for line in lines if line))
 
-    missing = [
-        MissingOperator("shim", name, sources(shims.get(name, ()))) for name in symbols if name not in available
-    ]
+    missing = [MissingOperator("shim", name, sources(shims.get(name, ()))) for name in symbols if name not in available]
     kernels: dict[str, set[str]] = {}
     for i, node in enumerate(_parse_extern_nodes(extern_nodes)):
         target = str(node.get("target", ""))

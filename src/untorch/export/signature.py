@@ -23,10 +23,11 @@ from untorch.runtime.errors import UnsupportedError
 
 __all__ = ["describe_inputs", "describe_outputs", "dtype_name", "to_rpn"]
 
-_BINARY = {
-    "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min", "Max": "max", "Pow": "**",
-    "PowByNatural": "**", "CeilDiv": "ceildiv",
+_OPERATORS = {
+    "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
+    "Max": "max",
 }  # fmt: skip
+_MAX_POWER = 8
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -98,23 +99,33 @@ def describe_outputs(program: torch.export.ExportedProgram) -> list[dict[str, An
 
 
 def to_rpn(expression: sympy.Expr) -> list[int | str] | None:
-    """A size expression in reverse Polish notation: ints, symbol names and operators; None when it has others."""
+    """A size expression in reverse Polish notation: ints, symbol names and operators; None when it has others.
+
+    The operators are those that the loader knows: + - * // % min max.
+    """
     if isinstance(expression, sympy.Integer | int):
         return [int(expression)]
     if isinstance(expression, sympy.Symbol):
         return [expression.name]
     kind = type(expression).__name__
-    operator = {"Add": "+", "Mul": "*"}.get(kind) or _BINARY.get(kind)
-    if operator is None or (kind == "Pow" and not (expression.args[1].is_Integer and expression.args[1] > 0)):
-        return None
-    parts = [to_rpn(argument) for argument in expression.args]
-    result: list[int | str] = []
-    for i, part in enumerate(parts):
-        if part is None:
+    arguments = list(expression.args)
+    if kind in ("Pow", "PowByNatural"):
+        base, exponent = arguments
+        if not exponent.is_Integer or not 1 <= exponent <= _MAX_POWER:
             return None
-        result += part
-        if i:
-            result.append(operator)
+        kind, arguments = "Mul", [base] * int(exponent)
+    parts = [to_rpn(argument) for argument in arguments]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    if kind == "CeilDiv":
+        over, by = known
+        return [*over, *by, "+", 1, "-", *by, "//"]
+    if kind not in _OPERATORS:
+        return None
+    result = list(known[0])
+    for part in known[1:]:
+        result += [*part, _OPERATORS[kind]]
     return result
 
 
@@ -155,9 +166,7 @@ def _plain(value: Any, name: str) -> Any:
     raise UnsupportedError(f"input {name}: a constant of type {type(value).__name__} cannot be recorded")
 
 
-def _argument_names(
-    program: torch.export.ExportedProgram, model: torch.nn.Module | None, count: int
-) -> list[str]:
+def _argument_names(program: torch.export.ExportedProgram, model: torch.nn.Module | None, count: int) -> list[str]:
     for entry in program.module_call_graph:
         names = getattr(entry.signature, "forward_arg_names", None) if entry.fqn == "" and entry.signature else None
         if names and len(names) >= count:

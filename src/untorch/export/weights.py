@@ -15,7 +15,7 @@ from untorch.export.signature import dtype_name
 
 __all__ = ["Constant", "WeightStore", "parse_constants"]
 
-_INFO = re.compile(r'constants_info_\[(\d+)\]\.(name|original_fqn|from_folded|shape|stride) = (.+);')
+_INFO = re.compile(r"constants_info_\[(\d+)\]\.(name|original_fqn|from_folded|shape|stride) = (.+);")
 
 
 @dataclass(frozen=True)
