@@ -186,6 +186,9 @@ FITS = [
         10,
         lambda t: 1 / erfcx_of_reciprocal(t),
     ),
+    # double_exp_log.h: double functions
+    Fit("exp_full", exp_rest, -LN2 / 2, LN2 / 2, 10, lambda x: x * x / mp.exp(x) + TINY),
+    Fit("log_full", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 19, lambda x: x**2 + TINY),
 ]
 
 

@@ -1,6 +1,7 @@
 // Defines the SLEEF-named functions of one vector width and their table. Included once by sleef128/256/512.cpp, which
 // set before: UNTORCH_SLEEF_F(name, accuracy) and UNTORCH_SLEEF_D(name, accuracy), the exported names;
 // UNTORCH_SLEEF_TABLE, the table's; and UNTORCH_SLEEF_DOUBLE, the double vector type of the width.
+#include "kernels/cpu/vecmath/double_exp_log.h"
 #include "kernels/cpu/vecmath/double_scalar.h"
 #include "kernels/cpu/vecmath/float_other.h"
 #include "kernels/cpu/vecmath/float_trig.h"
@@ -103,18 +104,26 @@ UNTORCH_SLEEF_EXPORT untorch::kernels::vecmath::Two<untorch::kernels::vecmath::D
 namespace untorch::kernels::vecmath {
 namespace {
 
-// Runs `body(vector index, lanes)` over the arrays, the last vector filled up with zeros.
+// `lanes` elements from `start` on; the rest of the vector is zero. The whole vector is the common case.
 template <class V>
-V load(const void* data, std::int64_t start, std::int64_t lanes) {
+UNTORCH_VECMATH_INLINE V load(const void* data, std::int64_t start, std::int64_t lanes) {
   V result{};
-  __builtin_memcpy(&result, static_cast<const Element<V>*>(data) + start,
-                   static_cast<unsigned long>(lanes) * sizeof(Element<V>));
+  const unsigned long bytes = static_cast<unsigned long>(lanes) * sizeof(Element<V>);
+  if (bytes == sizeof(V)) {
+    __builtin_memcpy(&result, static_cast<const Element<V>*>(data) + start, sizeof(V));
+  } else {
+    __builtin_memcpy(&result, static_cast<const Element<V>*>(data) + start, bytes);
+  }
   return result;
 }
 template <class V>
-void store(void* data, std::int64_t start, std::int64_t lanes, V value) {
-  __builtin_memcpy(static_cast<Element<V>*>(data) + start, &value,
-                   static_cast<unsigned long>(lanes) * sizeof(Element<V>));
+UNTORCH_VECMATH_INLINE void store(void* data, std::int64_t start, std::int64_t lanes, V value) {
+  const unsigned long bytes = static_cast<unsigned long>(lanes) * sizeof(Element<V>);
+  if (bytes == sizeof(V)) {
+    __builtin_memcpy(static_cast<Element<V>*>(data) + start, &value, sizeof(V));
+  } else {
+    __builtin_memcpy(static_cast<Element<V>*>(data) + start, &value, bytes);
+  }
 }
 
 template <class V, V (*kFunction)(V)>
