@@ -19,6 +19,10 @@ inline constexpr double kExpFull[] = {0.5,
                                       2.7557581749098605e-7,
                                       2.511202465204125e-8,
                                       2.0826634707528859e-9};
+// The same from r³ on.
+inline constexpr double kExpTail[] = {
+    0.16666666666666683,   0.041666666666666095,  0.0083333333333170474, 0.0013888888889115449, 0.00019841269896350283,
+    2.4801586926852693e-5, 2.7557234896200986e-6, 2.7557581749098605e-7, 2.511202465204125e-8,  2.0826634707528859e-9};
 inline constexpr double kLogFull[] = {
     0.33333333333333184,   -0.24999999999999022,  0.20000000000069398,   -0.16666666666959502,  0.14285714274906035,
     -0.12499999966469125,  0.11111111931529543,   -0.10000002011693462,  0.090908736526228817,  -0.083332614876064903,
@@ -43,7 +47,8 @@ UNTORCH_VECMATH_INLINE Double8 fused(Double8 a, Double8 b, Double8 c) {
 }
 #endif
 
-// A little above where sinh and cosh overflow (710.4759), and still below 2^1025.5.
+// A little above where sinh and cosh overflow (710.4759); a quarter of its power of two, 2^1023, is the largest there
+// is.
 inline constexpr double kOverflow = 710.49;
 
 // high + low, low at most half an ulp of high.
@@ -112,10 +117,14 @@ UNTORCH_VECMATH_INLINE Sum<D> expm1_quarter(D x) {
   D shifted, r, rest;
   exp_reduce(x, shifted, r, rest);
   const D scale = power_of_two<D>(shifted - 2.0);
-  const D tail = (r * r * polynomial(r, kExpFull) + rest) * scale;
+  // r²/2 counts for as much as r where 2^k·e^r is near 1: it keeps what it lost too.
+  const D half_square = 0.5 * r * r;
+  const D rounding = fused(0.5 * r, r, -half_square);
+  const D tail = rounding + (r * (r * r) * polynomial(r, kExpTail) + rest);
   const Sum<D> start = exact_sum<D>(scale, splat<D>(-0.25));
-  const Sum<D> sum = exact_sum<D>(start.high, r * scale);
-  return fast_sum<D>(sum.high, tail + (sum.low + start.low));
+  const Sum<D> first = exact_sum<D>(start.high, r * scale);
+  const Sum<D> second = exact_sum<D>(first.high, half_square * scale);
+  return fast_sum<D>(second.high, tail * scale + (second.low + (first.low + start.low)));
 }
 
 template <class D>
