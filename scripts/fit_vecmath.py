@@ -189,6 +189,9 @@ FITS = [
     # double_exp_log.h: double functions
     Fit("exp_full", exp_rest, -LN2 / 2, LN2 / 2, 10, lambda x: x * x / mp.exp(x) + TINY),
     Fit("log_full", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 19, lambda x: x**2 + TINY),
+    # double_trig.h
+    Fit("sin_full", even_rest(ratio(mp.sin), [1], 1, mpf(-1) / 6), 0, QUARTER, 6, lambda s: s + TINY),
+    Fit("cos_full", even_rest(mp.cos, [1, mpf(-1) / 2], 2, mpf(1) / 24), 0, QUARTER, 6, lambda s: s * s + TINY),
 ]
 
 

@@ -246,6 +246,17 @@ def test_every_float_exponent_is_reduced_for_trigonometry(lanes: int) -> None:
         assert ulp_error(apply(f"Sleef_{function}f{lanes}_u10", x), reference(function, x)).max() <= 1.0
 
 
+@pytest.mark.parametrize("kind", ["f", "d"])
+def test_trigonometry_next_to_multiples_of_half_pi(kind: str) -> None:
+    dtype = np.float32 if kind == "f" else np.float64
+    k = np.concatenate([np.arange(-2000, 2001), np.random.default_rng(13).integers(-(2**21), 2**21, 20_000)])
+    x = (k * np.longdouble("1.57079632679489661923132")).astype(dtype)
+    x = np.concatenate([np.nextafter(x, dtype(-INF)), x, np.nextafter(x, dtype(INF))])
+    for lanes in LANES[kind]:
+        for function in ("sin", "cos", "tan"):
+            assert ulp_error(apply(f"Sleef_{function}{kind}{lanes}_u10", x), reference(function, x)).max() <= 1.0
+
+
 def test_low_accuracy_names_and_pairs() -> None:
     x = float_samples(8, 20_000)
     for lanes in LANES["f"]:

@@ -1,6 +1,6 @@
 // Double functions lane by lane through C's libm: those that have no vector form here yet.
 //
-// glibc's double pow, sin, cos, asin … stay within 1 ulp and are used as they are; the others (inverse hyperbolic,
+// glibc's double pow, tan, asin … stay within 1 ulp and are used as they are; the others (inverse hyperbolic,
 // gamma, error functions, hypot) are computed in long double and rounded once.
 #pragma once
 
@@ -24,8 +24,6 @@ namespace {
     return by_lane(x, y, [](double a, double b) { return name##_scalar(a, b); });                               \
   }
 
-UNTORCH_BY_LANE(sin, __builtin_sin(x))
-UNTORCH_BY_LANE(cos, __builtin_cos(x))
 UNTORCH_BY_LANE(tan, __builtin_tan(x))
 UNTORCH_BY_LANE(asin, __builtin_asin(x))
 UNTORCH_BY_LANE(acos, __builtin_acos(x))

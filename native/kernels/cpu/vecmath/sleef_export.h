@@ -1,8 +1,8 @@
 // Defines the SLEEF-named functions of one vector width and their table. Included once by sleef128/256/512.cpp, which
 // set before: UNTORCH_SLEEF_F(name, accuracy) and UNTORCH_SLEEF_D(name, accuracy), the exported names;
 // UNTORCH_SLEEF_TABLE, the table's; and UNTORCH_SLEEF_DOUBLE, the double vector type of the width.
-#include "kernels/cpu/vecmath/double_exp_log.h"
 #include "kernels/cpu/vecmath/double_scalar.h"
+#include "kernels/cpu/vecmath/double_trig.h"
 #include "kernels/cpu/vecmath/float_other.h"
 #include "kernels/cpu/vecmath/float_trig.h"
 #include "kernels/cpu/vecmath/sleef_table.h"
@@ -50,16 +50,16 @@
       x, y, [](D v, D w) __attribute__((always_inline)) { return function(v, w); })
 
 namespace untorch::kernels::vecmath {
+template <class V>
+struct Two {  // the layout of SLEEF's pairs
+  V x, y;
+};
+
 namespace {
 using D = UNTORCH_SLEEF_DOUBLE;
 using ID = Long<D>;
 using F = Pair<D>;
 using IF = IntOf<F>::type;
-
-template <class V>
-struct Two {  // the layout of SLEEF's pairs
-  V x, y;
-};
 
 // V's element type.
 template <class V>
