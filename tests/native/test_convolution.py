@@ -191,8 +191,10 @@ ERRORS = {
     ),
     "kernel": (
         (X[:, :, :2, :2], W, None, [1], [0], [1], False, [0], 1),
-        "convolution: kernel [6, 8, 3, 3] with dilation [1] is larger than the padded input, got input [2, 8, 2, 2] "
-        "with padding [0]",
+        (
+            "convolution: kernel [6, 8, 3, 3] with dilation [1] is larger than the padded input, "
+            "got input [2, 8, 2, 2] with padding [0]"
+        ),
     ),
     "output padding": (
         (X, W.transpose(0, 1), None, [1], [0], [1], True, [1], 1),

@@ -104,7 +104,9 @@ def test_pointwise_channels_last_and_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("attr", ["add", "sub", "mul", "div"])
 def test_binary(attr: str) -> None:
     other = torch.rand(plain().shape).to(memory_format=torch.channels_last) + 0.5
-    functions = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+    functions: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
+    }  # fmt: skip
     got = raw_call(
         "aoti_torch_cpu_mkldnn__convolution_pointwise_binary", X, other, W, Opt(B), *LISTS, 2, attr, None, text("relu"),
         *scalars(), None,
