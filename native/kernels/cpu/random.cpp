@@ -28,8 +28,9 @@ void box_muller_16(T* block) noexcept {
 }
 
 template <class T, class Draw>
-void fill_blocks(T* out, std::int64_t n, Draw&& draw) noexcept {
-  for (std::int64_t i = 0; i < n; ++i) out[i] = draw();
+void fill_blocks(T* out, std::int64_t n, bool whole_blocks, Draw&& draw) noexcept {
+  const std::int64_t first = whole_blocks ? n / 16 * 16 : n;
+  for (std::int64_t i = 0; i < first; ++i) out[i] = draw();
   for (std::int64_t i = 0; i + 16 <= n; i += 16) box_muller_16(out + i);
   if (n % 16 != 0) {
     T* last = out + n - 16;
@@ -81,12 +82,12 @@ double Generator::normal() noexcept {
 
 double Generator::exponential(double rate) noexcept { return -1.0 / rate * std::log1p(-uniform_double()); }
 
-void Generator::normal_blocks(float* out, std::int64_t n) noexcept {
-  fill_blocks(out, n, [this] { return uniform_float(); });
+void Generator::normal_blocks(float* out, std::int64_t n, bool whole_blocks) noexcept {
+  fill_blocks(out, n, whole_blocks, [this] { return uniform_float(); });
 }
 
 void Generator::normal_blocks(double* out, std::int64_t n) noexcept {
-  fill_blocks(out, n, [this] { return uniform_double(); });
+  fill_blocks(out, n, false, [this] { return uniform_double(); });
 }
 
 Generator& default_generator() {

@@ -38,8 +38,8 @@ class Generator {
   double exponential(double rate) noexcept;
 
   // Fills n ≥ 16 standard normals in blocks of 16: eight radii, then eight angles. A rest is covered by a last block
-  // that overlaps the one before.
-  void normal_blocks(float* out, std::int64_t n) noexcept;
+  // that overlaps the one before. With `whole_blocks` (the half types) the numbers of the rest are not drawn twice.
+  void normal_blocks(float* out, std::int64_t n, bool whole_blocks = false) noexcept;
   void normal_blocks(double* out, std::int64_t n) noexcept;
 
  private:

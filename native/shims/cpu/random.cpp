@@ -48,10 +48,16 @@ void fill_uniform(const Tensor& tensor, double from, double to, Generator& gener
   dispatch_floating(op, t.dtype(), [&]<class T>() {
     const std::lock_guard lock(generator.mutex());
     if constexpr (std::is_same_v<T, double>) {
-      draw_each<T>(t, [&] { return generator.uniform_double() * (to - from) + from; });
+      draw_each<T>(t, [&] { return std::fma(generator.uniform_double(), to - from, from); });
     } else {
       const double low = static_cast<float>(from), width = static_cast<float>(to) - static_cast<float>(from);
-      draw_each<T>(t, [&] { return static_cast<T>(static_cast<float>(generator.uniform_float() * width + low)); });
+      const T end = static_cast<T>(static_cast<float>(to)), start = static_cast<T>(static_cast<float>(from));
+      draw_each<T>(t, [&] {
+        const T value = static_cast<T>(static_cast<float>(generator.uniform_float() * width + low));
+        // A half may round up to the open end, which PyTorch replaces by the start.
+        if constexpr (!std::is_same_v<T, float>) return from < to && value >= end ? start : value;
+        return value;
+      });
     }
   });
 }
@@ -77,7 +83,7 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Generator&
       }
     } else {
       std::vector<float> wide(static_cast<std::size_t>(n));
-      generator.normal_blocks(wide.data(), n);
+      generator.normal_blocks(wide.data(), n, true);
       for (std::int64_t i = 0; i < n; ++i) t.data<T>()[i] = static_cast<T>(wide[static_cast<std::size_t>(i)] * scale + shift);
     }
   });
