@@ -36,7 +36,11 @@ def headers(include: pathlib.Path) -> list[pathlib.Path]:
     csrc = include / "torch" / "csrc"
     base = csrc / "inductor" / "aoti_torch"
     found = [path for path in sorted((base / "c").glob("*.h")) if path.stem not in ("shim_xpu", "shim_mps", "macros")]
-    found += [base / "generated" / "c_shim_cpu.h", base / "generated" / "c_shim_aten.h", csrc / "stable" / "c" / "shim.h"]
+    found += [
+        base / "generated" / "c_shim_cpu.h",
+        base / "generated" / "c_shim_aten.h",
+        csrc / "stable" / "c" / "shim.h",
+    ]
     missing = [str(path) for path in found if not path.exists()]
     if missing or len(found) < 4:
         raise FileNotFoundError(f"no shim headers under {include}; missing: {missing}")
@@ -47,7 +51,7 @@ def declared(include: pathlib.Path) -> list[str]:
     """Names of all functions declared for the CPU, sorted."""
     names: set[str] = set()
     for path in headers(include):
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
         names.update(DECLARATION.findall(without_cuda(text)))
     return sorted(names)
 

@@ -26,8 +26,8 @@ std::string summary(const Tensor& t) {
     high = std::fmax(high, p[i]);
   }
   std::string text =
-      detail::concat(head, ", min ", low, ", max ", high, ", mean ", sum / static_cast<double>(values->numel()), ", ", nans,
-                     " NaN, ", infinities, " inf, first:");
+      detail::concat(head, ", min ", low, ", max ", high, ", mean ", sum / static_cast<double>(values->numel()), ", ",
+                     nans, " NaN, ", infinities, " inf, first:");
   for (std::int64_t i = 0; i < values->numel() && i < 8; ++i) text += detail::concat(" ", p[i]);
   return text;
 }
@@ -44,7 +44,8 @@ UNTORCH_SHIM aoti_torch_check_inf_and_nan(const char* tensor_name, AtenTensorHan
     const char* name = tensor_name == nullptr ? "?" : tensor_name;
     for (std::int64_t i = 0; i < n; ++i) {
       if (std::isfinite(p[i])) continue;
-      throw_error(ErrorKind::kModel, "check_inf_and_nan: tensor '", name, "' holds ", std::isnan(p[i]) ? "NaN" : "infinity");
+      throw_error(ErrorKind::kModel, "check_inf_and_nan: tensor '", name, "' holds ",
+                  std::isnan(p[i]) ? "NaN" : "infinity");
     }
   });
 }

@@ -16,8 +16,9 @@ using StreamHandle = StreamOpaque*;
 namespace {
 
 [[noreturn]] void refuse(const char* op) {
-  throw_error(ErrorKind::kUnsupported, op, ": there is no accelerator: this build of untorch serves the CPU only, which "
-                                           "has neither device guards nor streams");
+  throw_error(ErrorKind::kUnsupported, op,
+              ": there is no accelerator: this build of untorch serves the CPU only, which "
+              "has neither device guards nor streams");
 }
 
 AOTITorchError refused(const char* op) {
@@ -28,7 +29,7 @@ struct DeviceName {
   std::string_view name;
   std::uint32_t code;
 };
-constexpr std::array kDevices{DeviceName{"cpu", 0},  DeviceName{"cuda", 1}, DeviceName{"xpu", 12},
+constexpr std::array kDevices{DeviceName{"cpu", 0},  DeviceName{"cuda", 1},  DeviceName{"xpu", 12},
                               DeviceName{"mps", 13}, DeviceName{"meta", 14}, DeviceName{"privateuseone", 20}};
 
 }  // namespace

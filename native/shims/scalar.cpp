@@ -25,13 +25,13 @@ AOTITorchError scalar(T value, DType dtype, AtenTensorHandle* ret) {
 
 }  // namespace
 
-#define UNTORCH_ITEM(name, type, dtype)                                                \
-  UNTORCH_SHIM aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value) {      \
-    return item(tensor, dtype, ret_value);                                             \
+#define UNTORCH_ITEM(name, type, dtype)                                           \
+  UNTORCH_SHIM aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value) { \
+    return item(tensor, dtype, ret_value);                                        \
   }
-#define UNTORCH_SCALAR(name, type, dtype)                                                          \
-  UNTORCH_SHIM aoti_torch_scalar_to_tensor_##name(type value, AtenTensorHandle* ret_new_tensor) {  \
-    return scalar(value, dtype, ret_new_tensor);                                                   \
+#define UNTORCH_SCALAR(name, type, dtype)                                                         \
+  UNTORCH_SHIM aoti_torch_scalar_to_tensor_##name(type value, AtenTensorHandle* ret_new_tensor) { \
+    return scalar(value, dtype, ret_new_tensor);                                                  \
   }
 
 UNTORCH_ITEM(float16, Half, DType::kFloat16)

@@ -131,7 +131,8 @@ UNTORCH_SHIM torch_new_generator_handle(AtenGeneratorHandle self, AtenGeneratorH
   return guarded("new_generator_handle", [&] {
     check(ret != nullptr, "new_generator_handle: output pointer is null");
     auto keep = [](kernels::Generator*) {};  // the process owns its default generator
-    *ret = wrap(self == nullptr ? new GeneratorRef(&kernels::default_generator(), keep) : new GeneratorRef(*unwrap(self)));
+    *ret =
+        wrap(self == nullptr ? new GeneratorRef(&kernels::default_generator(), keep) : new GeneratorRef(*unwrap(self)));
   });
 }
 UNTORCH_SHIM torch_delete_generator(AtenGeneratorHandle generator) {
@@ -161,7 +162,7 @@ UNTORCH_SHIM torch_parallel_for(std::int64_t begin, std::int64_t end, std::int64
     }
     std::exception_ptr failure;
     std::mutex mutex;
-#pragma omp parallel num_threads(static_cast<int>(wanted))
+#pragma omp parallel num_threads(static_cast <int>(wanted))
     {
       const std::int64_t threads = omp_get_num_threads(), chunk = (total + threads - 1) / threads;
       const std::int64_t first = begin + omp_get_thread_num() * chunk, last = std::min(end, first + chunk);
@@ -224,9 +225,8 @@ UNTORCH_SHIM aoti_torch_strlist_to_ivalue(const char** value, std::int64_t lengt
   });
 }
 UNTORCH_SHIM aoti_torch_tensor_to_ivalue(AtenTensorHandle value, C10IValueHandle* ivalue) {
-  return guarded("tensor_to_ivalue", [&] {
-    give_object(ivalue, IValue(required(value, "tensor_to_ivalue", "val")), "tensor_to_ivalue");
-  });
+  return guarded("tensor_to_ivalue",
+                 [&] { give_object(ivalue, IValue(required(value, "tensor_to_ivalue", "val")), "tensor_to_ivalue"); });
 }
 UNTORCH_SHIM aoti_torch_delete_c10_value_object(C10IValueHandle handle) {
   delete reinterpret_cast<IValue*>(handle);
@@ -243,7 +243,8 @@ UNTORCH_SHIM aoti_record_function_start(const char*, IValueMapHandle, const C10I
 }
 UNTORCH_SHIM aoti_record_function_end(AtenRecordFunctionHandle) { return 0; }
 
-UNTORCH_SHIM aoti_torch_library_init_impl(const char* ns, const char*, const char*, std::uint32_t, TorchLibraryHandle*) {
+UNTORCH_SHIM aoti_torch_library_init_impl(const char* ns, const char*, const char*, std::uint32_t,
+                                          TorchLibraryHandle*) {
   return guarded("library_init_impl", [&] { refuse_registry("library_init_impl", ns); });
 }
 UNTORCH_SHIM aoti_torch_library_init_def(const char* ns, const char*, std::uint32_t, TorchLibraryHandle*) {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shim import CODES, Handles, I32, Opt, OptHandles, ShimError, call, delete, handle, lib, raise_on, to_torch
+from shim import CODES, I32, Handles, Opt, OptHandles, ShimError, call, delete, handle, lib, raise_on, to_torch
 
 
 def same(got: torch.Tensor, expected: torch.Tensor, strides: bool = True) -> None:
@@ -92,7 +92,14 @@ def test_index_errors() -> None:
     with pytest.raises(ShimError, match="must be int64, int32, bool or uint8, got float32"):
         call("aoti_torch_cpu_index_Tensor", x, OptHandles([torch.zeros(2)]), returns=1)
     with pytest.raises(ShimError, match="index_put: 'values' is float64, expected float32 as 'self'"):
-        call("aoti_torch_cpu_index_put", x, OptHandles([torch.tensor([0, 1])]), torch.ones(2, 4).double(), False, returns=1)
+        call(
+            "aoti_torch_cpu_index_put",
+            x,
+            OptHandles([torch.tensor([0, 1])]),
+            torch.ones(2, 4).double(),
+            False,
+            returns=1,
+        )
 
 
 @pytest.mark.parametrize("name", ["aoti_torch_cpu_nonzero", "aoti_torch_nonzero"])
@@ -105,7 +112,10 @@ def test_nonzero(name: str) -> None:
 def test_nonzero_static() -> None:
     x = torch.tensor([[1, 0], [2, 3]])
     for size in (0, 2, 5):
-        same(call("aoti_torch_cpu_nonzero_static", x, size, -7, returns=1), torch.nonzero_static(x, size=size, fill_value=-7))
+        same(
+            call("aoti_torch_cpu_nonzero_static", x, size, -7, returns=1),
+            torch.nonzero_static(x, size=size, fill_value=-7),
+        )
 
 
 def test_masked_select_and_scatter() -> None:
@@ -113,9 +123,17 @@ def test_masked_select_and_scatter() -> None:
     mask = torch.rand(3, 5, 1) > 0.5
     same(call("aoti_torch_cpu_masked_select", x, mask, returns=1), torch.masked_select(x, mask))
     source = torch.rand(100)
-    same(call("aoti_torch_cpu_masked_scatter", x, mask, source, returns=1), torch.masked_scatter(x, mask, source), False)
+    same(
+        call("aoti_torch_cpu_masked_scatter", x, mask, source, returns=1), torch.masked_scatter(x, mask, source), False
+    )
     with pytest.raises(ShimError, match="masked_scatter: the mask sets 6 elements, but 'source' has only 2"):
-        call("aoti_torch_cpu_masked_scatter", torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), source[:2], returns=1)
+        call(
+            "aoti_torch_cpu_masked_scatter",
+            torch.zeros(2, 3),
+            torch.ones(2, 3, dtype=torch.bool),
+            source[:2],
+            returns=1,
+        )
     with pytest.raises(ShimError, match="masked_select: 'mask' must be bool, got int64"):
         call("aoti_torch_cpu_masked_select", x, torch.ones(1, dtype=torch.int64), returns=1)
 
@@ -145,7 +163,9 @@ def test_cat() -> None:
     images = [torch.rand(2, c, 4, 5).to(memory_format=torch.channels_last) for c in (3, 2)]
     same(cat(images, 1), torch.cat(images, 1))
     same(cat([torch.empty(0)], 0), torch.empty(0))
-    with pytest.raises(ShimError, match=r"cat: tensor 1 has shape \[2, 1, 4\], expected \[2, 3, 4\] except in dimension 0"):
+    with pytest.raises(
+        ShimError, match=r"cat: tensor 1 has shape \[2, 1, 4\], expected \[2, 3, 4\] except in dimension 0"
+    ):
         cat([a, b], 0)
     with pytest.raises(ShimError, match="cat: tensor 0 is 0-D and cannot be concatenated"):
         cat([torch.tensor(1.0)], 0)

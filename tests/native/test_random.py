@@ -36,7 +36,9 @@ def test_seed() -> None:
 def test_rand_is_bit_equal(dtype: torch.dtype, shape: list[int]) -> None:
     seed()
     for _ in range(2):
-        assert torch.equal(call("aoti_torch_cpu_rand", shape, *options(dtype), returns=1), torch.rand(shape, dtype=dtype))
+        assert torch.equal(
+            call("aoti_torch_cpu_rand", shape, *options(dtype), returns=1), torch.rand(shape, dtype=dtype)
+        )
 
 
 @pytest.mark.parametrize("high", [1, 10, 2**28 - 1, 2**28, 2**31, 2**32, 2**40])
@@ -120,7 +122,7 @@ def test_bernoulli() -> None:
     # torch draws from MKL where it has it, so a scalar p is compared by frequency.
     x = torch.empty(20000)
     call("aoti_torch_cpu_bernoulli__float", x, 0.3, None)
-    assert set(x.unique().tolist()) == {0.0, 1.0}
+    assert set(x.tolist()) == {0.0, 1.0}
     assert abs(x.mean().item() - 0.3) < 0.02
     for p in (torch.rand(50), torch.rand(50, dtype=torch.float64), torch.tensor(0.4)):
         seed()
@@ -140,7 +142,12 @@ def test_generator_handle() -> None:
     assert lib.torch_new_generator_handle(generator, ctypes.byref(copy)) == 0
     out = ctypes.c_void_p()
     size = (ctypes.c_int64 * 1)(4)
-    assert lib.aoti_torch_cpu_rand_generator(size, ctypes.c_int64(1), ctypes.byref(copy), None, None, None, -1, None, ctypes.byref(out)) == 0  # fmt: skip  # noqa: E501
+    assert (
+        lib.aoti_torch_cpu_rand_generator(
+            size, ctypes.c_int64(1), ctypes.byref(copy), None, None, None, -1, None, ctypes.byref(out)
+        )
+        == 0
+    )
     from shim import delete, to_torch
 
     assert torch.equal(to_torch(out), torch.rand(4))

@@ -22,7 +22,9 @@ def test_scatter_reduce(
     generator = torch.Generator().manual_seed(sum(shape))
     dim = data.draw(st.integers(0, max(len(shape) - 1, 0)))
     x = torch.randint(-4, 5, shape, generator=generator).to(dtype)
-    index_shape = [data.draw(st.integers(0, n)) if d != dim else data.draw(st.integers(0, 7)) for d, n in enumerate(shape)]
+    index_shape = [
+        data.draw(st.integers(0, n)) if d != dim else data.draw(st.integers(0, 7)) for d, n in enumerate(shape)
+    ]
     index = torch.randint(0, shape[dim] if shape else 1, index_shape, generator=generator)
     src = torch.randint(-4, 5, [n + 1 for n in index_shape], generator=generator).to(dtype)
     if flip and len(shape) > 1:
@@ -109,4 +111,15 @@ def test_segment_reduce(reduce: str, initial: float | None) -> None:
     got = call("aoti_torch_cpu_segment_reduce", data, reduce, None, None, Opt(offsets), 0, False, start, returns=1)
     torch.testing.assert_close(got, expected, equal_nan=True)
     with pytest.raises(ShimError, match="segment_reduce: 'lengths' sum to 5, expected 7"):
-        call("aoti_torch_cpu_segment_reduce", data, reduce, Opt(torch.tensor([5])), None, None, 0, False, start, returns=1)
+        call(
+            "aoti_torch_cpu_segment_reduce",
+            data,
+            reduce,
+            Opt(torch.tensor([5])),
+            None,
+            None,
+            0,
+            False,
+            start,
+            returns=1,
+        )

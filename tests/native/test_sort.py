@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shim import ShimError, call
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -18,10 +27,10 @@ def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=3), st.sampled_from(DTYPES), st.booleans(), st.data()
-)
-def test_sort_is_stable_and_keeps_strides(shape: list[int], dtype: torch.dtype, descending: bool, data: st.DataObject) -> None:
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.sampled_from(DTYPES), st.booleans(), st.data())
+def test_sort_is_stable_and_keeps_strides(
+    shape: list[int], dtype: torch.dtype, descending: bool, data: st.DataObject
+) -> None:
     x = sample(tuple(shape), dtype, len(shape))
     if len(shape) > 1 and data.draw(st.booleans()):
         x = x.transpose(0, -1)

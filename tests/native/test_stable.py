@@ -57,8 +57,12 @@ def test_values_and_profiler_marks() -> None:
     live = torch.ones(2)
     tensor = handle(live)
     strings = (ctypes.c_char_p * 2)(b"a", b"b")
-    made = [opaque("aoti_torch_int64_to_ivalue", ctypes.c_int64(3)), opaque("aoti_torch_str_to_ivalue", b"text"),
-            opaque("aoti_torch_strlist_to_ivalue", strings, ctypes.c_int64(2)), opaque("aoti_torch_tensor_to_ivalue", tensor)]  # fmt: skip  # noqa: E501
+    made = [
+        opaque("aoti_torch_int64_to_ivalue", ctypes.c_int64(3)),
+        opaque("aoti_torch_str_to_ivalue", b"text"),
+        opaque("aoti_torch_strlist_to_ivalue", strings, ctypes.c_int64(2)),
+        opaque("aoti_torch_tensor_to_ivalue", tensor),
+    ]
     guard = opaque("aoti_record_function_start", b"kernel", None, None, ctypes.c_uint64(0))
     raise_on(lib.aoti_record_function_end(guard))
     for each in made:
@@ -69,10 +73,14 @@ def test_values_and_profiler_marks() -> None:
 
 def test_parallel_for_covers_the_range_once() -> None:
     seen: list[tuple[int, int]] = []
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(lambda b, e, _: seen.append((b, e)))
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(
+        lambda b, e, _: seen.append((b, e))
+    )
     for begin, end, grain in ((0, 1000, 10), (5, 8, 100), (3, 3, 1), (0, 7, 0)):
         seen.clear()
-        raise_on(lib.torch_parallel_for(ctypes.c_int64(begin), ctypes.c_int64(end), ctypes.c_int64(grain), callback, None))
+        raise_on(
+            lib.torch_parallel_for(ctypes.c_int64(begin), ctypes.c_int64(end), ctypes.c_int64(grain), callback, None)
+        )
         assert [i for b, e in sorted(seen) for i in range(b, e)] == list(range(begin, end))
     threads, index = ctypes.c_uint32(), ctypes.c_uint32(9)
     raise_on(lib.torch_get_num_threads(ctypes.byref(threads)))
@@ -86,7 +94,7 @@ def test_tags() -> None:
     names = [name for name in torch.Tag.__members__ if hasattr(lib, f"torch_tag_{name}")]
     assert len(names) == 18
     for name in names:
-        assert getattr(lib, f"torch_tag_{name}")() == int(torch.Tag.__members__[name])
+        assert getattr(lib, f"torch_tag_{name}")() == int(torch.Tag.__members__[name])  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("text", ["cpu", "cuda", "cuda:1", "meta", "cpu:0", "xpu:3", "mps"])
@@ -122,7 +130,11 @@ def test_there_is_no_accelerator(name: str, args: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "args", "text"),
     [
-        ("aoti_torch_library_init_def", (b"mylib", b"f.cpp", 3, None), "'mylib' would be registered with torch.library"),
+        (
+            "aoti_torch_library_init_def",
+            (b"mylib", b"f.cpp", 3, None),
+            "'mylib' would be registered with torch.library",
+        ),
         ("aoti_torch_library_init_impl", (b"mylib", b"CPU", b"f.cpp", 3, None), "library_init_impl: 'mylib'"),
         ("aoti_torch_library_init_fragment", (b"mylib", b"f.cpp", 3, None), "library_init_fragment: 'mylib'"),
         ("aoti_torch_library_def", (None, b"op(Tensor x) -> Tensor"), "untorch has no operator registry"),

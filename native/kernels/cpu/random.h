@@ -26,7 +26,9 @@ class Generator {
 
   // [0, 1) with 24 or 53 random bits.
   float uniform_float() noexcept { return static_cast<float>(random() & 0xffffffu) * 0x1p-24f; }
-  double uniform_double() noexcept { return static_cast<double>(random64() & ((std::uint64_t{1} << 53) - 1)) * 0x1p-53; }
+  double uniform_double() noexcept {
+    return static_cast<double>(random64() & ((std::uint64_t{1} << 53) - 1)) * 0x1p-53;
+  }
   // One of `range` integers from 0; range 0 means all 2^64. Slightly biased by the modulo, as in PyTorch.
   std::uint64_t below(std::uint64_t range) noexcept {
     if (range == 0) return random64();

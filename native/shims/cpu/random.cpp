@@ -84,7 +84,8 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Generator&
     } else {
       std::vector<float> wide(static_cast<std::size_t>(n));
       generator.normal_blocks(wide.data(), n, true);
-      for (std::int64_t i = 0; i < n; ++i) t.data<T>()[i] = static_cast<T>(wide[static_cast<std::size_t>(i)] * scale + shift);
+      for (std::int64_t i = 0; i < n; ++i)
+        t.data<T>()[i] = static_cast<T>(wide[static_cast<std::size_t>(i)] * scale + shift);
     }
   });
 }
@@ -374,7 +375,8 @@ UNTORCH_SHIM aoti_torch_cpu_exponential(AtenTensorHandle self, double lambd, Ate
   });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_bernoulli__Tensor(AtenTensorHandle self, AtenTensorHandle p, AtenGeneratorHandle* generator) {
+UNTORCH_SHIM aoti_torch_cpu_bernoulli__Tensor(AtenTensorHandle self, AtenTensorHandle p,
+                                              AtenGeneratorHandle* generator) {
   return guarded("bernoulli_", [&] {
     fill_bernoulli(cpu_input(self, "bernoulli_", "self"), cpu_input(p, "bernoulli_", "p"), generator_of(generator));
   });
