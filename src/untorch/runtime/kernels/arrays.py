@@ -42,7 +42,7 @@ def column_major(array: Array) -> Array:
     if array.ndim < 2:
         return numpy.array(array, order="C")
     columns: Array = numpy.array(array.swapaxes(-1, -2), order="C")
-    return columns.swapaxes(-1, -2)
+    return numpy.swapaxes(columns, -1, -2)
 
 
 def row_major(array: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 
 from untorch.runtime.kernels.arrays import Array
@@ -47,7 +49,7 @@ def lu_factor(a: Array) -> tuple[Array, Array, Array]:
     LAPACK does, also for complex numbers, whose size there is |re| + |im|.
     """
     batch, (m, n) = a.shape[:-2], a.shape[-2:]
-    lu = numpy.array(a, order="C").reshape(-1, m, n) if a.size else numpy.zeros((int(numpy.prod(batch)), m, n), a.dtype)
+    lu = numpy.array(a, order="C").reshape(math.prod(batch), m, n)
     steps = min(m, n)
     items = numpy.arange(lu.shape[0])
     pivots = numpy.zeros((lu.shape[0], steps), numpy.int32)
@@ -76,7 +78,8 @@ def lu_factor(a: Array) -> tuple[Array, Array, Array]:
 
 def permutation(pivots: Array, rows: int) -> Array:
     """The row order (…, rows) that the pivots (…, k) of ``lu_factor`` bring about: a[order] = L U."""
-    flat = pivots.reshape(-1, pivots.shape[-1])
+    batch, steps = pivots.shape[:-1], pivots.shape[-1]
+    flat = pivots.reshape(math.prod(batch), steps)  # no -1: it cannot be told when steps is 0
     order = numpy.tile(numpy.arange(rows), (flat.shape[0], 1))
     items = numpy.arange(flat.shape[0])
     for k in range(flat.shape[1]):
@@ -84,7 +87,7 @@ def permutation(pivots: Array, rows: int) -> Array:
         moved = order[items, other].copy()
         order[items, other] = order[:, k]
         order[:, k] = moved
-    return order.reshape(*pivots.shape[:-1], rows)
+    return order.reshape(*batch, rows)
 
 
 def lu_solve(lu: Array, pivots: Array, b: Array, adjoint: bool = False) -> Array:
