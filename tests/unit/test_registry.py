@@ -128,3 +128,11 @@ def test_errors_are_the_expected_builtin_too(error, builtin):
     assert issubclass(error, errors.UntorchError)
     assert issubclass(error, builtin)
     assert error.__name__ in errors.__all__
+
+
+def test_overflow_is_a_result_and_no_warning(recwarn):
+    import numpy
+
+    determinant, *_ = find_kernel("aten::_linalg_det")(numpy.eye(300, dtype=numpy.float32) * 100)
+    assert numpy.isinf(determinant)
+    assert not recwarn.list

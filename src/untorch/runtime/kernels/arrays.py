@@ -15,11 +15,14 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 def kernel(kernels: dict[str, Callable[..., Any]], *names: str) -> Callable[[_FunctionT], _FunctionT]:
-    """Decorator: puts a function into a module's KERNELS under the names of the aten operators that it computes."""
+    """Decorator: puts a function into a module's KERNELS under the names of the aten operators that it computes.
+
+    What is put there runs without numpy's warnings: as in PyTorch, overflow and division by zero are results.
+    """
 
     def decorate(function: _FunctionT) -> _FunctionT:
         for name in names:
-            kernels[name] = function
+            kernels[name] = numpy.errstate(all="ignore")(function)
         return function
 
     return decorate

@@ -63,9 +63,8 @@ def linalg_slogdet(A: Array) -> tuple[Array, Array, Array, Array]:  # noqa: N803
     lu, pivots = _factor_for_determinant(A)
     diagonal, sign = _determinant_parts(lu, pivots)
     size = abs(diagonal)
-    with numpy.errstate(divide="ignore", invalid="ignore"):
-        units = numpy.where(size == 0, 0, diagonal / size)
-        log_size = numpy.log(size).sum(axis=-1)
+    units = numpy.where(size == 0, 0, diagonal / size)
+    log_size = numpy.log(size).sum(axis=-1)
     return numpy.asarray(sign * units.prod(axis=-1), A.dtype), numpy.asarray(log_size), column_major(lu), pivots
 
 
@@ -100,7 +99,7 @@ def _lu_solve(lu: Array, pivots: Array, b: Array, left: bool, adjoint: bool = Fa
     # x A = b is A^H x^H = b^H
     adjoint_b = b.conj().swapaxes(-1, -2)
     solution = triangular.lu_solve(lu, pivots, adjoint_b, not adjoint)
-    return numpy.conj(solution.swapaxes(-1, -2))
+    return numpy.asarray(solution.conj().swapaxes(-1, -2))
 
 
 @kernel(KERNELS, "linalg_inv_ex")

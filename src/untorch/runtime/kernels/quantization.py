@@ -23,8 +23,7 @@ def _fake_quantize(
         )
     values = promoted(self)
     inverse = numpy.float32(1) / numpy.asarray(scale, numpy.float32)
-    with numpy.errstate(invalid="ignore", over="ignore"):
-        grid = numpy.rint(values * inverse) + zero_point
+    grid = numpy.rint(values * inverse) + zero_point
     inside = (grid >= quant_min) & (grid <= quant_max)
     # NaN goes to the low end, as the comparison with it decides.
     clipped = numpy.fmin(numpy.fmax(grid, quant_min), quant_max)

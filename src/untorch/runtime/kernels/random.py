@@ -58,8 +58,7 @@ def multinomial(self: Array, num_samples: int, replacement: bool = False, *, gen
             f"multinomial: argument `num_samples`: expected no more than there are weights above 0, got {num_samples}"
         )
     # Exponential clocks: the first num_samples to ring, each with its weight as rate, are the sample in order.
-    with numpy.errstate(divide="ignore"):
-        clocks = random_generator().standard_exponential(weights.shape) / weights
+    clocks = random_generator().standard_exponential(weights.shape) / weights
     return numpy.array(numpy.argsort(clocks, axis=-1)[..., :num_samples], numpy.int64, order="C")
 
 
