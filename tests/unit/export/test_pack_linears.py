@@ -191,8 +191,8 @@ def test_skipped_linears_say_why() -> None:
             self.register_buffer("moving", torch.randn(32, 32))
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            self.moving.mul_(0.5)
             moved = F.linear(x, self.moving)
+            self.moving.mul_(0.5)
             return self.small(x), self.narrow(x[:, :2]), self.wide(x.double()), moved, F.linear(x, x)
 
     model = Skips().eval()
