@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import shim
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import shim
 from shim import Opt, ShimError, call
 
 NAME = "aoti_torch_cpu_untorch_packed_linear"
@@ -52,7 +51,12 @@ def verify(x: torch.Tensor, n: int, activation: str = "none", bias: bool = True,
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.integers(0, 60), st.integers(0, 70), st.integers(0, 60), st.sampled_from(list(ACTIVATIONS)), st.booleans(), st.booleans()
+    st.integers(0, 60),
+    st.integers(0, 70),
+    st.integers(0, 60),
+    st.sampled_from(list(ACTIVATIONS)),
+    st.booleans(),
+    st.booleans(),
 )
 def test_packed_linear(m: int, n: int, k: int, activation: str, bias: bool, residual: bool) -> None:
     verify(torch.randn(m, k, generator=torch.Generator().manual_seed(2)), n, activation, bias, residual)
@@ -133,7 +137,9 @@ def test_packed_linear_errors(change: dict[str, Any], text: str) -> None:
     assert str(caught.value) == f"packed_linear: {text}"
 
 
-def linear_pointwise(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, attr: str, scalars: list[float], algorithm: str) -> Any:
+def linear_pointwise(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, attr: str, scalars: list[float], algorithm: str
+) -> Any:
     owned = [shim.handle(t) for t in (x, w, *([] if b is None else [b]))]
     values = [ctypes.c_double(s) for s in scalars]
     pointers = (ctypes.POINTER(ctypes.c_double) * max(len(values), 1))(*(ctypes.pointer(v) for v in values))
@@ -155,7 +161,8 @@ def linear_pointwise(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, a
 @pytest.mark.parametrize(
     ("attr", "scalars", "algorithm"),
     [
-        ("none", [], ""), ("relu", [], ""), ("sigmoid", [], ""), ("tanh", [], ""), ("swish", [], ""), ("hardswish", [], ""),
+        ("none", [], ""), ("relu", [], ""), ("sigmoid", [], ""), ("tanh", [], ""), ("swish", [], ""),
+        ("hardswish", [], ""),
         ("gelu", [], "none"), ("gelu", [], "tanh"), ("leaky_relu", [0.1], ""), ("hardtanh", [-0.5, 0.7], ""),
     ],
 )  # fmt: skip
@@ -163,9 +170,13 @@ def test_linear_pointwise(attr: str, scalars: list[float], algorithm: str, dtype
     x, w, b = torch.randn(2, 3, 8).to(dtype), torch.randn(5, 8).to(dtype), torch.randn(5).to(dtype)
     for bias in (b, None):
         wide = None if bias is None else bias.float()
-        expected = torch.ops.mkldnn._linear_pointwise(x.float(), w.float(), wide, attr, scalars, algorithm or "none").to(dtype)
+        expected = torch.ops.mkldnn._linear_pointwise(
+            x.float(), w.float(), wide, attr, scalars, algorithm or "none"
+        ).to(dtype)
         tolerance = 2e-5 if dtype == torch.float32 else 1.6e-2
-        torch.testing.assert_close(linear_pointwise(x, w, bias, attr, scalars, algorithm), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            linear_pointwise(x, w, bias, attr, scalars, algorithm), expected, rtol=tolerance, atol=tolerance
+        )
 
 
 def test_linear_pointwise_errors() -> None:
