@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpmath import mp, mpf
+from mpmath import mp, mpf  # type: ignore[import-untyped]
 
 mp.dps = 50
 Function = Callable[[Any], Any]
@@ -186,6 +186,12 @@ FITS = [
         10,
         lambda t: 1 / erfcx_of_reciprocal(t),
     ),
+    # double_exp_log.h: double functions
+    Fit("exp_full", exp_rest, -LN2 / 2, LN2 / 2, 10, lambda x: x * x / mp.exp(x) + TINY),
+    Fit("log_full", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 19, lambda x: x**2 + TINY),
+    # double_trig.h
+    Fit("sin_full", even_rest(ratio(mp.sin), [1], 1, mpf(-1) / 6), 0, QUARTER, 6, lambda s: s + TINY),
+    Fit("cos_full", even_rest(mp.cos, [1, mpf(-1) / 2], 2, mpf(1) / 24), 0, QUARTER, 6, lambda s: s * s + TINY),
 ]
 
 

@@ -68,8 +68,8 @@ ERRORS = {
     "value": (X, [1, 1], "reflect", 2.0, "pad: mode 'reflect' takes no value, got 2"),
     "rank": (
         X, [1, 1, 1, 1, 1, 1], "reflect", None,
-        "pad: modes reflect, replicate and circular pad the last 1, 2 or 3 of 2, 3 or 4 (or one more) dimensions, "
-        "got shape [2, 3, 4] with pad [1, 1, 1, 1, 1, 1]",
+        ("pad: modes reflect, replicate and circular pad the last 1, 2 or 3 of 2, 3 or 4 (or one more) dimensions, "
+         "got shape [2, 3, 4] with pad [1, 1, 1, 1, 1, 1]"),
     ),
     "reflect": (X, [4, 0], "reflect", None, "pad: reflect padding may be at most 3 for a dimension of size 4, got [4, 0]"),
     "circular": (X, [5, 0], "circular", None, "pad: circular padding may be at most 4 for a dimension of size 4, got [5, 0]"),

@@ -24,7 +24,8 @@ auto widen(double value) {
 
 void check_alpha(DType dtype, double alpha, const char* op) {
   if (is_floating(dtype) || is_complex(dtype)) return;
-  check(alpha == std::floor(alpha), op, ": 'alpha' is ", alpha, ", expected a whole number for dtype ", dtype_name(dtype));
+  check(alpha == std::floor(alpha), op, ": 'alpha' is ", alpha, ", expected a whole number for dtype ",
+        dtype_name(dtype));
 }
 
 // self + alpha · other in the given dtype.
@@ -159,7 +160,8 @@ UNTORCH_SHIM aoti_torch_cpu_abs(AtenTensorHandle self, AtenTensorHandle* ret0) {
         copy_cpu(*out, t);
       } else if constexpr (std::is_integral_v<T>) {
         // The lowest value has no positive twin and stays, as in PyTorch.
-        map_unary<T, T>(*out, t, [](T x) { return x < 0 ? static_cast<T>(-static_cast<std::make_unsigned_t<T>>(x)) : x; });
+        map_unary<T, T>(*out, t,
+                        [](T x) { return x < 0 ? static_cast<T>(-static_cast<std::make_unsigned_t<T>>(x)) : x; });
       } else {
         map_unary<T, T>(*out, t, [](T x) { return static_cast<T>(std::fabs(static_cast<compute_t<T>>(x))); });
       }
@@ -227,7 +229,8 @@ UNTORCH_SHIM aoti_torch_cpu_mul_Scalar(AtenTensorHandle self, double other, Aten
   });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_pow_Tensor_Tensor(AtenTensorHandle self, AtenTensorHandle exponent, AtenTensorHandle* ret0) {
+UNTORCH_SHIM aoti_torch_cpu_pow_Tensor_Tensor(AtenTensorHandle self, AtenTensorHandle exponent,
+                                              AtenTensorHandle* ret0) {
   return guarded("pow", [&] {
     const Tensor& a = cpu_input(self, "pow", "self");
     const Tensor& b = cpu_input(exponent, "pow", "exponent");
@@ -257,7 +260,8 @@ UNTORCH_SHIM aoti_torch_cpu_gcd(AtenTensorHandle self, AtenTensorHandle other, A
     const Tensor& b = cpu_input(other, "gcd", "other");
     const DType dtype = result_type(a, b);
     if (!is_integral(dtype)) {
-      throw_error(ErrorKind::kUnsupported, "gcd: dtype ", dtype_name(dtype), " is not supported, expected an integer type");
+      throw_error(ErrorKind::kUnsupported, "gcd: dtype ", dtype_name(dtype),
+                  " is not supported, expected an integer type");
     }
     TensorPtr out = binary_result(a, b, dtype, "gcd");
     const TensorPtr ca = a.dtype() == dtype ? std::make_unique<Tensor>(a) : to_dtype(a, dtype);
@@ -285,9 +289,8 @@ UNTORCH_SHIM aoti_torch_cpu_polar(AtenTensorHandle abs, AtenTensorHandle angle, 
           dtype_name(b.dtype()));
     auto run = [&]<class T>(DType dtype) {
       TensorPtr out = binary_result(a, b, dtype, "polar");
-      map_binary<std::complex<T>, T, T>(*out, a, b, [](T r, T phi) {
-        return std::complex<T>(r * std::cos(phi), r * std::sin(phi));
-      });
+      map_binary<std::complex<T>, T, T>(
+          *out, a, b, [](T r, T phi) { return std::complex<T>(r * std::cos(phi), r * std::sin(phi)); });
       give(ret0, std::move(out), "polar");
     };
     a.dtype() == DType::kFloat32 ? run.template operator()<float>(DType::kComplex64)

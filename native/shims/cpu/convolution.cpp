@@ -91,6 +91,26 @@ ConvolutionShape shape_of(const char* op, const Tensor& input, const Tensor& wei
   return shape;
 }
 
+// The memory format that PyTorch's own choice of backend gives; compiled models count on it. Channels last wins when
+// either operand is in it; in three dimensions only where oneDNN is the backend, which small float32 problems, float64
+// and large output padding are not given to.
+bool gives_channels_last(const Tensor& input, const Tensor& weight, const ConvolutionArguments& arguments,
+                         const ConvolutionShape& shape) {
+  if (!suggests_channels_last(input) && !suggests_channels_last(weight)) return false;
+  if (input.dim() == 4) return true;
+  if (input.dtype() == DType::kFloat64) return false;
+  if (arguments.transposed) {
+    const auto extra = lifted_list(arguments.output_padding, 3, 0, "convolution", "output_padding");
+    for (std::size_t d = 0; d < 3; ++d) {
+      if (extra[d] >= shape.stride[d]) return false;
+    }
+  }
+  if (input.dtype() != DType::kFloat32) return true;
+  constexpr std::int64_t kLargeEnough = 20480;
+  return shape.groups > 1 || (weight.size(-1) > 3 && weight.size(-2) > 3) || input.size(0) > 1 ||
+         input.size(0) * input.size(1) * input.size(2) * input.size(3) > kLargeEnough;
+}
+
 template <class T>
 void run(const ConvolutionShape& shape, const Tensor& input, const Tensor& weight, const Tensor* bias, bool transposed,
          const Tensor& out) {
@@ -143,8 +163,7 @@ TensorPtr convolution(const char* op, const Tensor& input, const Tensor& weight,
                       const ConvolutionArguments& arguments) {
   check_tensors(op, input, weight, bias, arguments);
   ConvolutionShape shape = shape_of(op, input, weight, arguments);
-  // Channels-last wins when either operand is in it, as in PyTorch.
-  shape.channels_last = suggests_channels_last(input) || suggests_channels_last(weight);
+  shape.channels_last = gives_channels_last(input, weight, arguments, shape);
   Dims sizes(input.sizes());
   sizes[1] = shape.out_channels * shape.groups;
   const std::size_t n = sizes.size() - 2;

@@ -1,4 +1,5 @@
-// index, index_put, nonzero, masked_select, masked_scatter, repeat_interleave and cat (aoti_torch_cpu_* and older names).
+// index, index_put, nonzero, masked_select, masked_scatter, repeat_interleave and cat (aoti_torch_cpu_* and older
+// names).
 #include <algorithm>
 
 #include "shims/cpu/indexing.h"
@@ -23,14 +24,16 @@ void nonzero_impl(AtenTensorHandle self, AtenTensorHandle* ret0) {
   std::vector<std::vector<std::int64_t>> columns;
   if (t.dim() == 0) {
     const std::int64_t one = 1;
-    count = static_cast<std::int64_t>(nonzero_columns(*t.view({&one, 1}, {&one, 1}, t.storage_offset()), "nonzero")[0].size());
+    count = static_cast<std::int64_t>(
+        nonzero_columns(*t.view({&one, 1}, {&one, 1}, t.storage_offset()), "nonzero")[0].size());
   } else {
     columns = nonzero_columns(t, "nonzero");
     count = static_cast<std::int64_t>(columns[0].size());
   }
   // PyTorch's layout: each dimension's positions lie together.
   const Dims shape{count, t.dim()}, strides{1, std::max<std::int64_t>(count, 1)};
-  TensorPtr out = count == 0 ? Tensor::empty(shape, DType::kInt64) : Tensor::empty_strided(shape, strides, DType::kInt64);
+  TensorPtr out =
+      count == 0 ? Tensor::empty(shape, DType::kInt64) : Tensor::empty_strided(shape, strides, DType::kInt64);
   for (std::size_t d = 0; d < columns.size(); ++d) {
     std::copy(columns[d].begin(), columns[d].end(), out->data<std::int64_t>() + static_cast<std::int64_t>(d) * count);
   }
@@ -46,7 +49,8 @@ void repeat_interleave_impl(AtenTensorHandle repeats, const std::int64_t* output
     const std::int64_t n = t.size(0), step = t.stride(0);
     std::int64_t total = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-      check(counts[i * step] >= 0, op, ": 'repeats' holds ", counts[i * step], " at ", i, ", expected no negative count");
+      check(counts[i * step] >= 0, op, ": 'repeats' holds ", counts[i * step], " at ", i,
+            ", expected no negative count");
       total += counts[i * step];
     }
     check(output_size == nullptr || *output_size == total, op, ": 'output_size' is ",
@@ -204,7 +208,8 @@ UNTORCH_SHIM aoti_torch_cpu_masked_scatter(AtenTensorHandle self, AtenTensorHand
     const auto* flags = chosen->data<bool>();
     const std::int64_t n = chosen->numel(), available = values->numel();
     const std::int64_t needed = std::count(flags, flags + n, true);
-    check(needed <= available, "masked_scatter: the mask sets ", needed, " elements, but 'source' has only ", available);
+    check(needed <= available, "masked_scatter: the mask sets ", needed, " elements, but 'source' has only ",
+          available);
     const Tensor expanded = expand(t, shape, "masked_scatter", "self");
     TensorPtr out = clone_like(expanded);
     const Dims order = contiguous_strides(shape);

@@ -12,10 +12,10 @@ std::vector<std::vector<std::int64_t>> nonzero_columns(const Tensor& t, const ch
 
 // An indexing expression on one tensor. Every index was checked against its dimension.
 struct Indexed {
-  std::vector<std::int64_t> shape;           // of the result
-  std::vector<std::int64_t> self_strides;    // of the indexed tensor in that shape, 0 where an index decides
-  std::vector<std::int64_t> offset_strides;  // of `offsets` in that shape, 0 elsewhere
-  std::vector<std::int64_t> offsets;         // elements to add for every position of the broadcast index tensors
+  std::vector<std::int64_t> shape;                 // of the result
+  std::vector<std::int64_t> self_strides;          // of the indexed tensor in that shape, 0 where an index decides
+  std::vector<std::int64_t> offset_strides;        // of `offsets` in that shape, 0 elsewhere
+  std::vector<std::int64_t> offsets;               // elements to add for every position of the broadcast index tensors
   std::vector<std::vector<std::int64_t>> layouts;  // strides that decide the layout of the result
 };
 

@@ -27,10 +27,14 @@ template <class T>
 T reduce_start(Reduce reduce) {
   using Limits = std::numeric_limits<compute_t<T>>;
   switch (reduce) {
-    case Reduce::kProd: return static_cast<T>(compute_t<T>(1));
-    case Reduce::kAMax: return static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
-    case Reduce::kAMin: return static_cast<T>(Limits::has_infinity ? Limits::infinity() : Limits::max());
-    default: return static_cast<T>(compute_t<T>(0));
+    case Reduce::kProd:
+      return static_cast<T>(compute_t<T>(1));
+    case Reduce::kAMax:
+      return static_cast<T>(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+    case Reduce::kAMin:
+      return static_cast<T>(Limits::has_infinity ? Limits::infinity() : Limits::max());
+    default:
+      return static_cast<T>(compute_t<T>(0));
   }
 }
 
@@ -45,8 +49,10 @@ T combine(Reduce reduce, T a, T b) {
       } else {
         return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
       }
-    case Reduce::kAMax: return kernels::is_nan(b) || static_cast<Wide>(a) < static_cast<Wide>(b) ? b : a;
-    case Reduce::kAMin: return kernels::is_nan(b) || static_cast<Wide>(b) < static_cast<Wide>(a) ? b : a;
+    case Reduce::kAMax:
+      return kernels::is_nan(b) || static_cast<Wide>(a) < static_cast<Wide>(b) ? b : a;
+    case Reduce::kAMin:
+      return kernels::is_nan(b) || static_cast<Wide>(b) < static_cast<Wide>(a) ? b : a;
     default:
       if constexpr (std::is_same_v<T, bool>) {
         return a || b;

@@ -53,7 +53,8 @@ Scatter prepare(AtenTensorHandle out_handle, AtenTensorHandle self, std::int64_t
   s.index = as_1d(*int64_index(index, op));
   const Dims sizes = at_least_1d(t), index_sizes = s.index.sizes();
   if (s.index.numel() != 0) {
-    check(index_sizes.size() == sizes.size(), op, ": 'index' is ", index.dim(), "-D, expected ", t.dim(), "-D as 'self'");
+    check(index_sizes.size() == sizes.size(), op, ": 'index' is ", index.dim(), "-D, expected ", t.dim(),
+          "-D as 'self'");
     const Tensor* source = src == nullptr ? nullptr : &cpu_input(src, op, "src");
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       const bool fits = static_cast<std::int64_t>(d) == s.dim || index_sizes[d] <= sizes[d];
@@ -81,14 +82,16 @@ Scatter prepare(AtenTensorHandle out_handle, AtenTensorHandle self, std::int64_t
 
 void scatter_source(const Scatter& s, const char* op) {
   if (s.index.numel() == 0) return;
-  const std::int64_t n = s.index.size(s.dim), so = s.out.stride(s.dim), si = s.index.stride(s.dim), ss = s.source->stride(s.dim);
+  const std::int64_t n = s.index.size(s.dim), so = s.out.stride(s.dim), si = s.index.stride(s.dim),
+                     ss = s.source->stride(s.dim);
   const auto* index = s.index.data<std::int64_t>();
   dispatch_width(op, s.out.dtype(), [&]<class T>() {
     T* to = s.out.data<T>();
     const T* from = s.source->data<T>();
     for_each_lane<3>({&s.out, &s.index, s.source.get()}, s.dim, s.index.sizes(), n,
                      [&](const std::array<std::int64_t, 3>& at) {
-                       for (std::int64_t i = 0; i < n; ++i) to[at[0] + index[at[1] + i * si] * so] = from[at[2] + i * ss];
+                       for (std::int64_t i = 0; i < n; ++i)
+                         to[at[0] + index[at[1] + i * si] * so] = from[at[2] + i * ss];
                      });
   });
 }
@@ -144,7 +147,8 @@ void scatter_reduce_impl(AtenTensorHandle out, AtenTensorHandle self, std::int64
                          AtenTensorHandle src, const char* reduce, std::int32_t include_self) {
   parse_reduce(reduce, "scatter_reduce");
   cpu_input(src, "scatter_reduce", "src");
-  scatter_reduce(prepare(out, self, dim, index, src, true, "scatter_reduce"), reduce, include_self != 0, "scatter_reduce");
+  scatter_reduce(prepare(out, self, dim, index, src, true, "scatter_reduce"), reduce, include_self != 0,
+                 "scatter_reduce");
 }
 
 void scatter_src_impl(AtenTensorHandle out, AtenTensorHandle self, std::int64_t dim, AtenTensorHandle index,
@@ -195,7 +199,8 @@ UNTORCH_SHIM aoti_torch_cpu_index_reduce(AtenTensorHandle self, std::int64_t dim
     const Tensor& t = cpu_input(self, op, "self");
     const Tensor& ix = cpu_input(index, op, "index");
     const Tensor& src = cpu_input(source, op, "source");
-    check(parse_reduce(reduce, op) != Reduce::kSum, op, ": 'reduce' is \"sum\", expected \"prod\", \"mean\", \"amax\" or \"amin\"");
+    check(parse_reduce(reduce, op) != Reduce::kSum, op,
+          ": 'reduce' is \"sum\", expected \"prod\", \"mean\", \"amax\" or \"amin\"");
     check(ix.dim() <= 1, op, ": 'index' must be 1-D, got ", ix.dim(), "-D");
     check(src.dtype() == t.dtype(), op, ": 'source' is ", dtype_name(src.dtype()), ", expected ", dtype_name(t.dtype()),
           " as 'self'");
@@ -227,7 +232,8 @@ UNTORCH_SHIM aoti_torch_cpu_segment_reduce(AtenTensorHandle data, const char* re
     const Tensor& t = cpu_input(data, op, "data");
     const Reduce reduce = parse_reduce(reduce_name, op);
     if (optional_cpu_input(indices, op, "indices") != nullptr) {
-      throw_error(ErrorKind::kUnsupported, op, ": argument 'indices' is not supported (nor by PyTorch); pass lengths or offsets");
+      throw_error(ErrorKind::kUnsupported, op,
+                  ": argument 'indices' is not supported (nor by PyTorch); pass lengths or offsets");
     }
     const Tensor* given = optional_cpu_input(lengths, op, "lengths");
     const Tensor* bounds = optional_cpu_input(offsets, op, "offsets");
@@ -235,7 +241,8 @@ UNTORCH_SHIM aoti_torch_cpu_segment_reduce(AtenTensorHandle data, const char* re
     const std::int64_t axis = normalize_dim(axis_arg, t.dim(), op);
     const bool by_offsets = bounds != nullptr;
     const Tensor& cuts = by_offsets ? *bounds : *given;
-    check(t.dim() > 0 && cuts.dim() == axis + 1 && std::equal(cuts.sizes().begin(), cuts.sizes().end() - 1, t.sizes().begin()),
+    check(t.dim() > 0 && cuts.dim() == axis + 1 &&
+              std::equal(cuts.sizes().begin(), cuts.sizes().end() - 1, t.sizes().begin()),
           op, ": '", by_offsets ? "offsets" : "lengths", "' has shape ", to_string(cuts.sizes()),
           ", expected the first ", axis, " sizes of 'data' ", to_string(t.sizes()), " and one more");
     const TensorPtr values = contiguous(t), table = int64_index(cuts, op);
@@ -268,8 +275,10 @@ UNTORCH_SHIM aoti_torch_cpu_segment_reduce(AtenTensorHandle data, const char* re
           const std::int64_t begin = starts[static_cast<std::size_t>(o * (segments + 1) + s)],
                              end = starts[static_cast<std::size_t>(o * (segments + 1) + s + 1)];
           for (std::int64_t i = 0; i < inner; ++i) {
-            T value = initial != nullptr ? static_cast<T>(static_cast<compute_t<T>>(*initial)) : reduce_start<T>(reduce);
-            for (std::int64_t j = begin; j < end; ++j) value = combine(reduce, value, from[(o * extent + j) * inner + i]);
+            T value =
+                initial != nullptr ? static_cast<T>(static_cast<compute_t<T>>(*initial)) : reduce_start<T>(reduce);
+            for (std::int64_t j = begin; j < end; ++j)
+              value = combine(reduce, value, from[(o * extent + j) * inner + i]);
             if (reduce == Reduce::kMean && end > begin) value = divide_by_count(value, end - begin);
             if (reduce == Reduce::kMean && end == begin && initial == nullptr) {
               value = static_cast<T>(std::numeric_limits<compute_t<T>>::quiet_NaN());

@@ -17,7 +17,8 @@ std::int64_t bound(const T* sorted, const std::int64_t* order, std::int64_t n, T
   std::int64_t low = 0, high = n;
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
-    const Wide there = static_cast<Wide>(sorted[order == nullptr ? middle : order[middle]]), wanted = static_cast<Wide>(value);
+    const Wide there = static_cast<Wide>(sorted[order == nullptr ? middle : order[middle]]),
+               wanted = static_cast<Wide>(value);
     const bool stop = right ? there > wanted : there >= wanted;
     if (stop) {
       high = middle;
@@ -43,7 +44,8 @@ void search(const Tensor& sequence, const Tensor& values, DType common, bool int
   TensorPtr order;
   if (sorter != nullptr) {
     check(sorter->dtype() == DType::kInt64 && sorter->sizes() == sequence.sizes(), op, ": 'sorter' is ",
-          dtype_name(sorter->dtype()), " ", to_string(sorter->sizes()), ", expected int64 ", to_string(sequence.sizes()));
+          dtype_name(sorter->dtype()), " ", to_string(sorter->sizes()), ", expected int64 ",
+          to_string(sequence.sizes()));
     order = contiguous(*sorter);
     for (std::int64_t i = 0; i < order->numel(); ++i) {
       const std::int64_t at = order->data<std::int64_t>()[i];
@@ -52,7 +54,8 @@ void search(const Tensor& sequence, const Tensor& values, DType common, bool int
   }
   const TensorPtr sorted = to_dtype(sequence, common), wanted = to_dtype(values, common);
   TensorPtr out = Tensor::empty(values.sizes(), int32 ? DType::kInt32 : DType::kInt64);
-  const std::int64_t total = values.numel(), per_row = shared || total == 0 ? std::max<std::int64_t>(total, 1) : values.size(-1);
+  const std::int64_t total = values.numel(),
+                     per_row = shared || total == 0 ? std::max<std::int64_t>(total, 1) : values.size(-1);
   dispatch_real(op, common, [&]<class T>() {
     const T* base = sorted->data<T>();
     const T* from = wanted->data<T>();
@@ -112,7 +115,8 @@ template <class Fn>
 void dispatch_histogram(const char* op, DType dtype, Fn&& fn) {
   if (dtype == DType::kFloat32) return fn.template operator()<float>();
   if (dtype == DType::kFloat64) return fn.template operator()<double>();
-  throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported, expected float32 or float64");
+  throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype),
+              " is not supported, expected float32 or float64");
 }
 
 // Histogram of `rows` points of bins.size() coordinates; hist is row-major.
@@ -133,12 +137,13 @@ void accumulate(T* hist, const std::vector<Bins<T>>& bins, const T* points, cons
 }
 
 // hist over the given axes; writes the edges of each when asked.
-void histogram_nd(const Tensor& points, std::int64_t rows, DimSpan counts, const double* range, std::int64_t range_length,
-                  const Tensor* weight, bool density, AtenTensorHandle* hist_out, AtenTensorHandle* edges_out,
-                  const char* op) {
+void histogram_nd(const Tensor& points, std::int64_t rows, DimSpan counts, const double* range,
+                  std::int64_t range_length, const Tensor* weight, bool density, AtenTensorHandle* hist_out,
+                  AtenTensorHandle* edges_out, const char* op) {
   const auto ndim = static_cast<std::int64_t>(counts.size());
   for (const std::int64_t count : counts) check(count > 0, op, ": 'bins' is ", count, ", expected 1 or more");
-  check(range == nullptr || range_length == 2 * ndim, op, ": 'range' has ", range_length, " values, expected ", 2 * ndim);
+  check(range == nullptr || range_length == 2 * ndim, op, ": 'range' has ", range_length, " values, expected ",
+        2 * ndim);
   TensorPtr weights;
   if (weight != nullptr) {
     check(weight->dtype() == points.dtype(), op, ": 'weight' is ", dtype_name(weight->dtype()), ", expected ",
@@ -290,8 +295,8 @@ UNTORCH_SHIM aoti_torch_cpu__histogramdd_from_bin_cts(AtenTensorHandle self, con
     check(t.dim() >= 2, "histogramdd: 'self' must have at least 2 dimensions, got ", t.dim());
     check(bins_len_ == t.size(-1), "histogramdd: 'bins' has ", bins_len_, " entries, expected ", t.size(-1),
           " (the size of the last dimension)");
-    histogram_nd(t, t.size(-1) == 0 ? 0 : t.numel() / t.size(-1), ints(bins, bins_len_), range == nullptr ? nullptr : *range,
-                 range_len_, optional_cpu_input(weight, "histogramdd", "weight"), density != 0, ret0, nullptr,
-                 "histogramdd");
+    histogram_nd(t, t.size(-1) == 0 ? 0 : t.numel() / t.size(-1), ints(bins, bins_len_),
+                 range == nullptr ? nullptr : *range, range_len_, optional_cpu_input(weight, "histogramdd", "weight"),
+                 density != 0, ret0, nullptr, "histogramdd");
   });
 }

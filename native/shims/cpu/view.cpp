@@ -15,8 +15,8 @@ TensorPtr narrow(const Tensor& t, std::int64_t dim_arg, std::int64_t start, std:
   check(length >= 0, "narrow: 'length' is ", length, ", expected 0 or more");
   check(start >= -size && start <= size, "narrow: 'start' is ", start, ", expected ", -size, " to ", size);
   if (start < 0) start += size;
-  check(start <= size - length, "narrow: start ", start, " and length ", length, " leave dimension ", dim,
-        " of size ", size);
+  check(start <= size - length, "narrow: start ", start, " and length ", length, " leave dimension ", dim, " of size ",
+        size);
   Dims sizes = t.sizes();
   sizes[dim] = length;
   return std::make_unique<Tensor>(t.storage(), t.storage_offset() + start * t.strides()[dim], t.dtype(), sizes,
@@ -75,7 +75,8 @@ void view_dtype(AtenTensorHandle self, std::int32_t code, AtenTensorHandle* ret)
   const Tensor& t = required(self, op, "self");
   const auto dtype = static_cast<DType>(code);
   check(is_known(dtype), op, ": unknown dtype code ", code);
-  const auto from = static_cast<std::int64_t>(element_size(t.dtype())), to = static_cast<std::int64_t>(element_size(dtype));
+  const auto from = static_cast<std::int64_t>(element_size(t.dtype())),
+             to = static_cast<std::int64_t>(element_size(dtype));
   Dims sizes = t.sizes(), strides = t.strides();
   std::int64_t offset = t.storage_offset();
   if (from != to) {
@@ -151,9 +152,10 @@ UNTORCH_SHIM aoti_torch_cpu_slice_Tensor(AtenTensorHandle self, std::int64_t dim
     Dims sizes = t.sizes(), strides = t.strides();
     sizes[dim] = (last - first) / step + ((last - first) % step != 0 ? 1 : 0);
     strides[dim] *= step;
-    give(ret0,
-         std::make_unique<Tensor>(t.storage(), t.storage_offset() + first * t.strides()[dim], t.dtype(), sizes, strides),
-         "slice");
+    give(
+        ret0,
+        std::make_unique<Tensor>(t.storage(), t.storage_offset() + first * t.strides()[dim], t.dtype(), sizes, strides),
+        "slice");
   });
 }
 
@@ -207,8 +209,10 @@ UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim_
     const Tensor& t = required(self, "squeeze", "self");
     const std::int64_t dim = normalize_dim(dim_arg, t.dim(), "squeeze");
     const bool drops = t.dim() > 0 && t.size(dim) == 1;
-    const std::vector<std::int64_t> sizes = drops ? without(t.sizes(), dim) : std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end());
-    const std::vector<std::int64_t> strides = drops ? without(t.strides(), dim) : std::vector<std::int64_t>(t.strides().begin(), t.strides().end());
+    const std::vector<std::int64_t> sizes =
+        drops ? without(t.sizes(), dim) : std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end());
+    const std::vector<std::int64_t> strides =
+        drops ? without(t.strides(), dim) : std::vector<std::int64_t>(t.strides().begin(), t.strides().end());
     give(ret0, std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides), "squeeze");
   });
 }
@@ -235,7 +239,8 @@ UNTORCH_SHIM aoti_torch_cpu_view_as_complex(AtenTensorHandle self, AtenTensorHan
     const Tensor& t = required(self, op, "self");
     check(t.dtype() == DType::kFloat16 || t.dtype() == DType::kFloat32 || t.dtype() == DType::kFloat64, op,
           ": 'self' is ", dtype_name(t.dtype()), ", expected float16, float32 or float64");
-    check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ", to_string(t.sizes()));
+    check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ",
+          to_string(t.sizes()));
     check(t.stride(-1) == 1, op, ": the last dimension must have stride 1, got ", t.stride(-1));
     check(t.storage_offset() % 2 == 0, op, ": the storage offset must be even, got ", t.storage_offset());
     std::vector<std::int64_t> sizes = without(t.sizes(), t.dim() - 1), strides = without(t.strides(), t.dim() - 1);

@@ -166,7 +166,7 @@ def predict_missing(program: torch.export.ExportedProgram) -> list[MissingOperat
     """
     import torch._inductor.lowering as lowering
     from torch._inductor.decomposition import select_decomp_table
-    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
 
     available = read_elf(find_runtime_library()).exported()
     table: Any = select_decomp_table()

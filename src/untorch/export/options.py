@@ -94,5 +94,5 @@ def _check(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
         expected = " or ".join(t.__name__ for t in accepted)
         raise OptionError(f"option {name}: expected {expected}, got {type(value).__name__} ({value!r})")
-    if origin is not None and any(not isinstance(key, str) for key in value):
+    if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
         raise OptionError(f"option {name}: expected names as keys, got {list(value)!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -92,9 +92,8 @@ def describe_outputs(program: torch.export.ExportedProgram) -> list[dict[str, An
         elif isinstance(argument, SymBoolArgument):
             entries.append({"name": name, "dtype": "bool", "shape": [], "scalar": True})
         else:
-            raise UnsupportedError(
-                f"output {name}: a constant {getattr(argument, 'value', argument)!r} cannot be returned: return a tensor"
-            )
+            value = getattr(argument, "value", argument)
+            raise UnsupportedError(f"output {name}: a constant {value!r} cannot be returned: return a tensor")
     return entries
 
 

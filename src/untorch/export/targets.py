@@ -12,13 +12,12 @@ from untorch.runtime.errors import UnsupportedError
 
 __all__ = ["CpuTarget", "compiler_features", "resolve_cpu"]
 
-# Predefined macros → names in /proc/cpuinfo, for the extensions that a compiler uses on its own or through Inductor's
+# Predefined macros → names in /proc/cpuinfo ("sse3" is "pni" there), as the loader knows them, for the extensions that a compiler uses on its own or through Inductor's
 # vector headers. Cryptography, tiles and system instructions appear in no generated code, so they are not listed.
 _FEATURES = {
-    "__SSE3__": "pni", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
+    "__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
     "__MOVBE__": "movbe", "__LZCNT__": "abm", "__BMI__": "bmi1", "__BMI2__": "bmi2", "__F16C__": "f16c",
     "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__AVXVNNI__": "avx_vnni", "__GFNI__": "gfni",
-    "__FMA4__": "fma4", "__XOP__": "xop", "__AVXIFMA__": "avx_ifma", "__AVXNECONVERT__": "avx_ne_convert",
     "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw", "__AVX512CD__": "avx512cd", "__AVX512DQ__": "avx512dq",
     "__AVX512VL__": "avx512vl", "__AVX512VNNI__": "avx512_vnni", "__AVX512BF16__": "avx512_bf16",
     "__AVX512FP16__": "avx512_fp16", "__AVX512VBMI__": "avx512vbmi", "__AVX512VBMI2__": "avx512_vbmi2",

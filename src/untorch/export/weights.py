@@ -70,6 +70,7 @@ class WeightStore:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all distinct storages."""
         return sum(entry["nbytes"] for entry in self.entries)
 
     def add_method(
@@ -92,7 +93,7 @@ class WeightStore:
         for constant in constants:
             tensor = self._tensor(constant, tensors)
             storage = tensor.untyped_storage()
-            pointer, start, offset = storage.data_ptr(), 0, tensor.storage_offset()
+            pointer, start, offset = storage.data_ptr(), 0, int(tensor.storage_offset())
             length = storage.nbytes()
             extent = _extent(tensor) * tensor.element_size()
             if used[pointer] == 1 and extent < length:
@@ -129,7 +130,7 @@ class WeightStore:
         return tensor
 
     def _add(self, storage: torch.UntypedStorage, start: int, length: int, dtype: str) -> int:
-        storage = storage.cpu()
+        storage = storage.cpu()  # type: ignore[no-untyped-call]
         if length:
             array = (ctypes.c_ubyte * length).from_address(storage.data_ptr() + start)
             data = memoryview(array).cast("B")

@@ -38,8 +38,7 @@ _LAYOUTS = {
 
 _INTS = frozenset(("as_int", "as_sym_int"))
 _INT_LISTS = frozenset(("as_ints", "as_sym_ints"))
-_CONSTANTS: dict[str, type | tuple[type, ...]] = {
-    "as_float": (int, float),
+_CONSTANTS: dict[str, type] = {
     "as_bool": bool,
     "as_string": str,
     "as_floats": list,
@@ -168,7 +167,7 @@ class ExternNode:
 
     def _check_results(self, result: Any, expected_ints: Sequence[int]) -> list[Array]:
         if not self.outputs:
-            if result is not None and result != ():
+            if result is not None and not (isinstance(result, (tuple, list)) and len(result) == 0):
                 raise self._result_error("nothing (None)", result)
             return []
         if len(self.outputs) == 1:
@@ -291,14 +290,15 @@ def _parse_argument(item: Any, where: str) -> NodeArgument:
 def _constant(kind: str, value: Any, where: str) -> Any:
     if kind == "as_none":
         return None
+    if kind == "as_float":
+        return _number(value, where)
     if kind in _CONSTANTS:
         if not isinstance(value, _CONSTANTS[kind]):
             raise InvalidFileError(f"{where}: `{kind}` does not match the value {value!r}")
-        if kind == "as_float":
-            return float(value)
         return tuple(value) if isinstance(value, list) else value
     if kind == "as_complex":
-        return complex(_get(value, "real", (int, float), where), _get(value, "imag", (int, float), where))
+        parts = _get({"as_complex": value}, "as_complex", dict, where)
+        return complex(_number(parts.get("real"), where), _number(parts.get("imag"), where))
     if kind == "as_scalar_type":
         if value not in _SCALAR_TYPES:
             raise UnsupportedError(f"{where}: scalar type {value!r} has no numpy dtype; expected one of 1 to 35")
@@ -354,11 +354,17 @@ def _variant(union: Any, where: str) -> tuple[str, Any]:
     raise InvalidFileError(f"{where}: expected an object with one field `as_…`, got {union!r}")
 
 
-def _get(mapping: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+def _get(mapping: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(mapping, dict) or not isinstance(mapping.get(key), kind):
-        names = " or ".join(t.__name__ for t in (kind if isinstance(kind, tuple) else (kind,)))
-        raise InvalidFileError(f"{where}: expected the field `{key}` of type {names}, got {mapping!r}")
+        raise InvalidFileError(f"{where}: expected the field `{key}` of type {kind.__name__}, got {mapping!r}")
     return mapping[key]
+
+
+def _number(value: Any, where: str) -> float:
+    """Some writers put numbers that JSON has no digits for into strings: "Infinity", "-Infinity", "NaN"."""
+    if isinstance(value, (int, float)) or value in ("Infinity", "-Infinity", "NaN"):
+        return float(value)
+    raise InvalidFileError(f"{where}: expected a number, got {value!r}")
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -19,8 +19,9 @@ _KernelT = TypeVar("_KernelT", bound=Kernel)
 
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*::[A-Za-z_]\w*(?:\.\w+)?")
 
-# The modules of untorch.runtime.kernels and the aten operators that each serves. A module is imported when one of its
-# operators is first looked up; it holds the same names in its KERNELS dictionary (a test compares the two).
+# The modules of untorch.runtime.kernels and the operators that each serves, those of aten without the namespace. A
+# module is imported when one of its operators is first looked up; it holds the same names in its KERNELS dictionary
+# (a test compares the two).
 _MODULES: dict[str, str] = {
     "decompositions": (
         "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr geqrf "
@@ -33,15 +34,19 @@ _MODULES: dict[str, str] = {
         "linalg_lu_solve linalg_solve_triangular triangular_solve linalg_cholesky_ex cholesky cholesky_solve "
         "_cholesky_solve_helper cholesky_inverse _linalg_check_errors linalg_lstsq linalg_cross"
     ),
+    "quantization": (
+        "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+    ),
     "random": (
         "multinomial bernoulli bernoulli.p bernoulli.Tensor normal.Tensor_float normal.float_Tensor "
-        "normal.Tensor_Tensor normal.float_float normal_functional uniform exponential geometric cauchy "
+        "normal.Tensor_Tensor normal.float_float normal_functional prims::normal uniform exponential geometric cauchy "
         "log_normal poisson binomial _standard_gamma _sample_dirichlet randperm randperm.generator randint "
         "randint.generator randint.low randint.low_generator randint_like randint_like.generator "
         "randint_like.Tensor randint_like.Tensor_generator randint_like.low_dtype "
         "randint_like.low_generator_dtype random.from random.to random"
     ),
-    "sequence": "_pack_padded_sequence _pad_packed_sequence complex _masked_softmax",
+    "sequence": "_pack_padded_sequence _pad_packed_sequence complex _masked_softmax conv_tbc",
     "statistics": (
         "median.dim nanmedian.dim median nanmedian kthvalue mode histc histogram.bin_ct histogram.bins_tensor "
         "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bincount"
@@ -49,7 +54,9 @@ _MODULES: dict[str, str] = {
     "unique": "_unique2 _unique unique_consecutive unique_dim_consecutive unique_dim",
     "vision": "_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa",
 }
-_BUILTIN = {f"aten::{name}": module for module, names in _MODULES.items() for name in names.split()}
+_BUILTIN = {
+    name if "::" in name else f"aten::{name}": module for module, names in _MODULES.items() for name in names.split()
+}
 
 _registered: dict[str, Kernel] = {}
 _generator: numpy.random.Generator | None = None

@@ -13,7 +13,8 @@ from untorch.export.options import ExportOptions, resolve_options
 def test_defaults_and_fields() -> None:
     assert resolve_options(None, {}) == ExportOptions()
     options = resolve_options(ExportOptions(cpu="x86-64-v3"), {"verify": True})
-    assert options.cpu == "x86-64-v3" and options.verify
+    assert options.cpu == "x86-64-v3"
+    assert options.verify
 
 
 @pytest.mark.parametrize(
@@ -44,4 +45,5 @@ def test_options_object_of_another_type() -> None:
 def test_json() -> None:
     values = ExportOptions(inductor={"a": 1, "b": (1, 2)}).to_json()
     assert values["inductor"] == {"a": 1, "b": "(1, 2)"}
-    assert values["cpu"] == "native" and "progress" not in values
+    assert values["cpu"] == "native"
+    assert "progress" not in values

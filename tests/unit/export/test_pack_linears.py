@@ -24,7 +24,8 @@ Activate = {
 def test_pack_and_unpack(n: int, k: int) -> None:
     weight = torch.randn(n, k)
     packed = pack_weight(weight)
-    assert packed.shape == (-(-n // 16), k, 16) and packed.is_contiguous()
+    assert packed.shape == (-(-n // 16), k, 16)
+    assert packed.is_contiguous()
     assert torch.equal(unpack_weight(packed, n), weight)
     for j in range(packed.shape[0]):
         for i in range(16):
@@ -120,10 +121,13 @@ class Block(nn.Module):
 def test_activations_are_fused(layer: nn.Module, name: str) -> None:
     module, report, before = run(Block(layer), torch.randn(4, 32))
     first, second = calls(module)
-    assert "aten.linear.default" in before and "untorch" not in before
+    assert "aten.linear.default" in before
+    assert "untorch" not in before
     assert "aten.linear.default" not in str(module.graph)
-    assert first.args[4:] == (name, 48) and second.args[2:] == (None, None, "none", 32)
-    assert len(report.changed) == 2 and not report.skipped
+    assert first.args[4:] == (name, 48)
+    assert second.args[2:] == (None, None, "none", 32)
+    assert len(report.changed) == 2
+    assert not report.skipped
 
 
 @pytest.mark.parametrize("residual", ["right", "left", "inplace"])
@@ -131,7 +135,8 @@ def test_a_residual_is_fused(residual: str) -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     module, _, _ = run(Block(nn.GELU(), residual), torch.randn(4, 32), dynamic={"x": {0: batch}})
     _, second = calls(module)
-    assert second.args[3] is not None and second.args[3].op == "placeholder"  # type: ignore[union-attr]
+    assert second.args[3] is not None
+    assert second.args[3].op == "placeholder"
     assert "aten.add" not in str(module.graph)
 
 
@@ -169,7 +174,8 @@ def test_weights_are_replaced_and_a_tied_one_stays() -> None:
     model = Tied()
     module, report, _ = run(model, torch.tensor([1, 2, 3]))
     state = module.state_dict()
-    assert "own.weight" not in state and state["own.weight_packed"].shape == (2, 32, 16)
+    assert "own.weight" not in state
+    assert state["own.weight_packed"].shape == (2, 32, 16)
     assert len(report.changed) == 3
     assert any(name.endswith("weight_packed") and value.shape == (2, 32, 16) for name, value in state.items())
     assert any(value.shape == (20, 32) for value in state.values())
@@ -185,8 +191,8 @@ def test_skipped_linears_say_why() -> None:
             self.register_buffer("moving", torch.randn(32, 32))
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            self.moving.mul_(0.5)
             moved = F.linear(x, self.moving)
+            self.moving.mul_(0.5)
             return self.small(x), self.narrow(x[:, :2]), self.wide(x.double()), moved, F.linear(x, x)
 
     model = Skips().eval()

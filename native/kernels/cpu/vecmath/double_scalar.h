@@ -1,7 +1,7 @@
-// Double functions lane by lane through C's libm, where a vector form has not paid yet.
+// Double functions lane by lane through C's libm: those that have no vector form here yet.
 //
-// glibc's double exp, log, pow, sin, cos, asin … stay within 1 ulp and are used as they are; the others (hyperbolic,
-// gamma, error functions) are computed in long double and rounded once.
+// glibc's double pow, tan, asin … stay within 1 ulp and are used as they are; the others (inverse hyperbolic,
+// gamma, error functions, hypot) are computed in long double and rounded once.
 #pragma once
 
 #include <math.h>
@@ -24,22 +24,10 @@ namespace {
     return by_lane(x, y, [](double a, double b) { return name##_scalar(a, b); });                               \
   }
 
-UNTORCH_BY_LANE(exp, __builtin_exp(x))
-UNTORCH_BY_LANE(exp2, __builtin_exp2(x))
-UNTORCH_BY_LANE(log, __builtin_log(x))
-UNTORCH_BY_LANE(log2, __builtin_log2(x))
-UNTORCH_BY_LANE(sin, __builtin_sin(x))
-UNTORCH_BY_LANE(cos, __builtin_cos(x))
 UNTORCH_BY_LANE(tan, __builtin_tan(x))
 UNTORCH_BY_LANE(asin, __builtin_asin(x))
 UNTORCH_BY_LANE(acos, __builtin_acos(x))
 UNTORCH_BY_LANE(atan, __builtin_atan(x))
-UNTORCH_BY_LANE(expm1, __builtin_expm1l(x))
-UNTORCH_BY_LANE(log10, __builtin_log10l(x))
-UNTORCH_BY_LANE(log1p, __builtin_log1pl(x))
-UNTORCH_BY_LANE(sinh, __builtin_sinhl(x))
-UNTORCH_BY_LANE(cosh, __builtin_coshl(x))
-UNTORCH_BY_LANE(tanh, __builtin_tanhl(x))
 UNTORCH_BY_LANE(asinh, __builtin_asinhl(x))
 UNTORCH_BY_LANE(acosh, __builtin_acoshl(x))
 UNTORCH_BY_LANE(atanh, __builtin_atanhl(x))

@@ -89,12 +89,13 @@ UNTORCH_VECMATH_INLINE D log1p_reduced(D f, const double (&coefficients)[N]) {
 template <class D>
 UNTORCH_VECMATH_INLINE void split(D x, D& f, D& k) {
   constexpr std::int64_t kTwoThirds = 0x3fe5555555555555;
-  // A logical shift of a number kept positive: arithmetic shifts of int64 are slow before AVX-512.
+  // Keeps the shifted number positive for every exponent, −1022 to 1024.
+  constexpr std::int64_t kOffset = std::int64_t{1023} << 52;
   typedef Long<D> L;
-  const L shifted = (L)x - kTwoThirds + (std::int64_t{1} << 62);
-  const L biased = (shifted & ~((std::int64_t{1} << 52) - 1)) - (std::int64_t{1} << 62);
+  const L shifted = (L)x - kTwoThirds + kOffset;
+  const L biased = (shifted & ~((std::int64_t{1} << 52) - 1)) - kOffset;
   f = (D)((L)x - biased) - 1.0;
-  const L exponent = (shifted >> 52) - (std::int64_t{1} << 10);
+  const L exponent = (shifted >> 52) - 1023;
   k = to_double<D>(exponent);
 }
 

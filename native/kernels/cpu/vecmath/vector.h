@@ -84,7 +84,9 @@ UNTORCH_VECMATH_INLINE bool any(Lanes<Double4>::Long mask) { return _mm256_movem
 #endif
 #if defined(__AVX512DQ__)
 UNTORCH_VECMATH_INLINE Double8 square_root(Double8 x) { return (Double8)_mm512_maskz_sqrt_pd(0xff, (__m512d)x); }
-UNTORCH_VECMATH_INLINE Double8 truncate(Double8 x) { return (Double8)_mm512_maskz_roundscale_pd(0xff, (__m512d)x, 3 | 8); }
+UNTORCH_VECMATH_INLINE Double8 truncate(Double8 x) {
+  return (Double8)_mm512_maskz_roundscale_pd(0xff, (__m512d)x, 3 | 8);
+}
 UNTORCH_VECMATH_INLINE bool any(Lanes<Double8>::Long mask) { return _mm512_movepi64_mask((__m512i)mask) != 0; }
 #endif
 

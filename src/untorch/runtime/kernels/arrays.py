@@ -15,11 +15,14 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 def kernel(kernels: dict[str, Callable[..., Any]], *names: str) -> Callable[[_FunctionT], _FunctionT]:
-    """Decorator: puts a function into a module's KERNELS under the names of the aten operators that it computes."""
+    """Decorator: puts a function into a module's KERNELS under the names of the aten operators that it computes.
+
+    What is put there runs without numpy's warnings: as in PyTorch, overflow and division by zero are results.
+    """
 
     def decorate(function: _FunctionT) -> _FunctionT:
         for name in names:
-            kernels[name] = function
+            kernels[name] = numpy.errstate(all="ignore")(function)
         return function
 
     return decorate
@@ -42,7 +45,7 @@ def column_major(array: Array) -> Array:
     if array.ndim < 2:
         return numpy.array(array, order="C")
     columns: Array = numpy.array(array.swapaxes(-1, -2), order="C")
-    return columns.swapaxes(-1, -2)
+    return numpy.swapaxes(columns, -1, -2)
 
 
 def row_major(array: Array) -> Array:

@@ -223,5 +223,4 @@ def linalg_matrix_exp(self: Array) -> Array:
     for step in range(int(squarings.max(initial=0))):
         result = numpy.where((squarings > step)[..., None, None], result @ result, result)
     result = numpy.where(finite[..., None, None], result, numpy.nan)
-    with numpy.errstate(over="ignore"):
-        return row_major(result.astype(self.dtype))
+    return row_major(result.astype(self.dtype))

@@ -43,7 +43,7 @@ def _stored(values: Array, strides: Sequence[int], axes: Sequence[int]) -> Array
     order = [*batch, *axes]
     inverse = numpy.argsort(order)
     stored: Array = numpy.array(values.transpose(order), order="C")
-    return stored.transpose(inverse)
+    return numpy.transpose(stored, inverse)
 
 
 @kernel(KERNELS, "_fft_c2c")

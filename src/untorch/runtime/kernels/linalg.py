@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,11 +32,11 @@ def check_info(operator: str, info: Array, what: str) -> None:
         raise ModelError(f"{operator}: matrix {item} of the batch {what} (info {int(info.reshape(-1)[item])})")
 
 
-def _factor_for_solve(a: Array) -> tuple[Array, Array, Array, bool]:
+def _factor_for_determinant(a: Array) -> tuple[Array, Array]:
     """LU of ``a``, or of its transpose when it is stored by rows: PyTorch does so, and its result is visible."""
     transposed = bool(a.flags.c_contiguous) and not numpy.iscomplexobj(a)
-    lu, pivots, info = triangular.lu_factor(a.swapaxes(-1, -2) if transposed else a)
-    return lu, pivots, info, transposed
+    lu, pivots, _ = triangular.lu_factor(a.swapaxes(-1, -2) if transposed else a)
+    return lu, pivots
 
 
 def _determinant_parts(lu: Array, pivots: Array) -> tuple[Array, Array]:
@@ -49,7 +50,7 @@ def _determinant_parts(lu: Array, pivots: Array) -> tuple[Array, Array]:
 def linalg_det(A: Array) -> tuple[Array, Array, Array]:  # noqa: N803 (the schema's name)
     check_inexact("_linalg_det", "A", A)
     check_square("_linalg_det", "A", A)
-    lu, pivots, _, _ = _factor_for_solve(A)
+    lu, pivots = _factor_for_determinant(A)
     diagonal, sign = _determinant_parts(lu, pivots)
     result = numpy.asarray(sign * diagonal.prod(axis=-1), A.dtype)
     return result, column_major(lu), pivots
@@ -59,12 +60,11 @@ def linalg_det(A: Array) -> tuple[Array, Array, Array]:  # noqa: N803 (the schem
 def linalg_slogdet(A: Array) -> tuple[Array, Array, Array, Array]:  # noqa: N803
     check_inexact("_linalg_slogdet", "A", A)
     check_square("_linalg_slogdet", "A", A)
-    lu, pivots, _, _ = _factor_for_solve(A)
+    lu, pivots = _factor_for_determinant(A)
     diagonal, sign = _determinant_parts(lu, pivots)
     size = abs(diagonal)
-    with numpy.errstate(divide="ignore", invalid="ignore"):
-        units = numpy.where(size == 0, 0, diagonal / size)
-        log_size = numpy.log(size).sum(axis=-1)
+    units = numpy.where(size == 0, 0, diagonal / size)
+    log_size = numpy.log(size).sum(axis=-1)
     return numpy.asarray(sign * units.prod(axis=-1), A.dtype), numpy.asarray(log_size), column_major(lu), pivots
 
 
@@ -83,23 +83,23 @@ def linalg_solve_ex(
     right = B[..., None] if is_vector else B
     if is_vector and not left:
         raise InvalidArgumentError("_linalg_solve_ex: argument `left`: expected True when `B` holds vectors, got False")
-    lu, pivots, info, transposed = _factor_for_solve(A)
+    lu, pivots, info = triangular.lu_factor(A)
     if check_errors:
         check_info("_linalg_solve_ex", info, "is singular")
-    result = _lu_solve(lu, pivots, right, left, transposed)
+    result = _lu_solve(lu, pivots, right, left)
     if is_vector:
         result = result[..., 0]
     return column_major(result) if left else row_major(result), column_major(lu), pivots, info
 
 
-def _lu_solve(lu: Array, pivots: Array, b: Array, left: bool, transposed: bool) -> Array:
-    """x with A x = b, or x A = b, when lu factors A, or the transpose of the (real) A."""
+def _lu_solve(lu: Array, pivots: Array, b: Array, left: bool, adjoint: bool = False) -> Array:
+    """x with A x = b, or x A = b, from the factors of A; with ``adjoint`` A stands for its adjoint."""
     if left:
-        return triangular.lu_solve(lu, pivots, b, adjoint=transposed)
+        return triangular.lu_solve(lu, pivots, b, adjoint)
     # x A = b is A^H x^H = b^H
     adjoint_b = b.conj().swapaxes(-1, -2)
-    solution = triangular.lu_solve(lu, pivots, adjoint_b, adjoint=not transposed)
-    return numpy.conj(solution.swapaxes(-1, -2))
+    solution = triangular.lu_solve(lu, pivots, adjoint_b, not adjoint)
+    return numpy.asarray(solution.conj().swapaxes(-1, -2))
 
 
 @kernel(KERNELS, "linalg_inv_ex")
@@ -180,10 +180,8 @@ def linalg_lu_solve(
 ) -> Array:
     check_inexact("linalg_lu_solve", "LU", LU)
     check_square("linalg_lu_solve", "LU", LU)
-    if left:
-        return column_major(triangular.lu_solve(LU, pivots, B, adjoint))
-    solution = triangular.lu_solve(LU, pivots, B.conj().swapaxes(-1, -2), not adjoint)
-    return row_major(solution.conj().swapaxes(-1, -2))
+    solution = _lu_solve(LU, pivots, B, left, adjoint)
+    return column_major(solution) if left else row_major(solution)
 
 
 @kernel(KERNELS, "linalg_solve_triangular")
@@ -236,7 +234,7 @@ def linalg_cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool =
 def _cholesky_each(a: Array) -> tuple[Array, Array]:
     """Matrix by matrix, with the order of the first leading minor that is not positive definite in info."""
     n = a.shape[-1]
-    flat = a.reshape(-1, n, n)
+    flat = a.reshape(math.prod(a.shape[:-2]), n, n)
     factors, info = numpy.tril(flat), numpy.zeros(flat.shape[0], numpy.int32)
     for item, matrix in enumerate(flat):
         good, bad = 0, n + 1  # bisection: a minor that fails makes every larger one fail
@@ -306,7 +304,7 @@ def linalg_lstsq(
     solution = vh.conj().swapaxes(-1, -2) @ (inverse[..., None] * (u.conj().swapaxes(-1, -2) @ right))
     rank = kept.sum(axis=-1)
     residuals = empty_like(s)
-    if m > n and bool(numpy.all(rank == n)):
+    if m > n and name != "gelsy" and bool(numpy.all(rank == n)):
         residuals = numpy.asarray((abs(self @ solution - right) ** 2).sum(axis=-2))
     ranks = empty_like(s, numpy.int64) if name == "gels" else numpy.asarray(rank, numpy.int64)
     values = row_major(s) if name in ("gelsd", "gelss") else empty_like(s)

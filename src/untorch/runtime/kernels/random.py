@@ -58,20 +58,26 @@ def multinomial(self: Array, num_samples: int, replacement: bool = False, *, gen
             f"multinomial: argument `num_samples`: expected no more than there are weights above 0, got {num_samples}"
         )
     # Exponential clocks: the first num_samples to ring, each with its weight as rate, are the sample in order.
-    with numpy.errstate(divide="ignore"):
-        clocks = random_generator().standard_exponential(weights.shape) / weights
+    clocks = random_generator().standard_exponential(weights.shape) / weights
     return numpy.array(numpy.argsort(clocks, axis=-1)[..., :num_samples], numpy.int64, order="C")
 
 
 @kernel(KERNELS, "bernoulli")
 def bernoulli(self: Array, *, generator: None = None) -> Array:
     del generator
-    return _like(self, random_generator().random(self.shape) < _probabilities("bernoulli", "self", self))
+    draws = random_generator().random(self.shape) < _probabilities("bernoulli", "self", self)
+    return numpy.asarray(draws, self.dtype, order="C")
 
 
-@kernel(KERNELS, "bernoulli.p", "bernoulli.Tensor")
-def bernoulli_p(self: Array, p: Any, *, generator: None = None) -> Array:
-    """``self`` gives the shape and dtype, ``p`` the probability or the probabilities."""
+@kernel(KERNELS, "bernoulli.p")
+def bernoulli_p(self: Array, p: float, *, generator: None = None) -> Array:
+    """``self`` gives the shape and dtype, ``p`` the probability."""
+    return numpy.array(bernoulli_tensor(self, p, generator=generator), order="C")
+
+
+@kernel(KERNELS, "bernoulli.Tensor")
+def bernoulli_tensor(self: Array, p: Any, *, generator: None = None) -> Array:
+    """``self`` gives the shape, dtype and memory order, ``p`` the probabilities."""
     del generator
     return _like(self, random_generator().random(self.shape) < _probabilities("bernoulli", "p", p))
 
@@ -93,6 +99,13 @@ def normal_of_size(
 ) -> Array:
     del generator
     return random_generator().normal(mean, std, tuple(size)).astype(dtype or numpy.float32)
+
+
+@kernel(KERNELS, "prims::normal")
+def prims_normal(
+    shape: Sequence[int], *, mean: float, std: float, dtype: Any, generator: None = None, **_: Any
+) -> Array:
+    return normal_of_size(mean, std, shape, generator=generator, dtype=dtype)
 
 
 @kernel(KERNELS, "normal_functional")

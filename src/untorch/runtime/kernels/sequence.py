@@ -77,3 +77,25 @@ def masked_softmax(self: Array, mask: Array, dim: int | None = None, mask_type: 
     exponentials = numpy.exp(scores - numpy.where(numpy.isneginf(largest), 0, largest))
     total = exponentials.sum(axis=axis, keepdims=True)
     return numpy.array(exponentials / numpy.where(total == 0, 1, total), self.dtype, order="C")
+
+
+@kernel(KERNELS, "conv_tbc")
+def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
+    """Convolution over time: input (time, batch, in), weight (width, in, out), bias (out)."""
+    if self.ndim != 3 or weight.ndim != 3 or self.shape[2] != weight.shape[1] or bias.shape != weight.shape[2:]:
+        raise InvalidArgumentError(
+            f"conv_tbc: expected an input (time, batch, in), a weight (width, in, out) and a bias (out), got the "
+            f"shapes {self.shape}, {weight.shape} and {bias.shape}"
+        )
+    steps = self.shape[0] + 2 * pad - weight.shape[0] + 1
+    if steps < 0 or pad < 0:
+        raise InvalidArgumentError(
+            f"conv_tbc: the weight is {weight.shape[0]} wide, expected no more than the {self.shape[0]} steps with "
+            f"their padding of {pad} on each side"
+        )
+    values = numpy.pad(promoted(self), ((pad, pad), (0, 0), (0, 0)))
+    result = numpy.empty((steps, self.shape[1], weight.shape[2]), values.dtype)
+    result[...] = promoted(bias)
+    for offset, factors in enumerate(promoted(weight)):
+        result += values[offset : offset + steps] @ factors
+    return result.astype(self.dtype, copy=False)

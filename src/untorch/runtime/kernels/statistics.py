@@ -133,7 +133,7 @@ def _linspace(low: float, high: float, bins: int, dtype: numpy.dtype[Any]) -> Ar
     step = dtype.type((high - low) / bins)
     index = numpy.arange(bins + 1).astype(dtype)
     upper = dtype.type(high) - step * (dtype.type(bins) - index)
-    return numpy.where(index < (bins + 1) // 2, dtype.type(low) + step * index, upper).astype(dtype)
+    return numpy.asarray(numpy.where(index < (bins + 1) // 2, dtype.type(low) + step * index, upper), dtype)
 
 
 def _count(operator: str, self: Array, edges: list[Array], weight: Array | None, density: bool) -> Array:
@@ -155,11 +155,10 @@ def _count(operator: str, self: Array, edges: list[Array], weight: Array | None,
     dtype = compute_dtype(self.dtype)
     result = counts.astype(dtype)
     if density:
-        with numpy.errstate(divide="ignore", invalid="ignore"):
-            result = result / result.sum(dtype=dtype)
-            for axis, row in enumerate(edges):
-                widths = numpy.diff(row).astype(dtype)
-                result = result / widths.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        result = result / result.sum(dtype=dtype)
+        for axis, row in enumerate(edges):
+            widths = numpy.diff(row).astype(dtype)
+            result = result / widths.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return numpy.asarray(result, self.dtype)
 
 

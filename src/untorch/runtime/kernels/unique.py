@@ -30,7 +30,7 @@ def _starts(values: Array) -> Array:
     """True where an element differs from the one before; NaN differs from everything, itself included."""
     starts = numpy.ones(values.shape[0], numpy.bool_)
     if values.ndim > 1:
-        starts[1:] = (values[1:] != values[:-1]).reshape(max(values.shape[0] - 1, 0), -1).any(axis=1)
+        starts[1:] = (values[1:] != values[:-1]).any(axis=tuple(range(1, values.ndim)))
     else:
         starts[1:] = values[1:] != values[:-1]
     return starts
@@ -69,8 +69,8 @@ def unique_consecutive(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[Array, Array, Array]:
-    if dim is not None and self.ndim > 0:
-        return unique_dim_consecutive(self, dim, return_inverse, return_counts)
+    if dim is not None and (dim != 0 or self.ndim != 1):
+        return unique_dim_consecutive(self, dim)
     flat = self.reshape(-1)
     starts = _starts(flat)
     inverse, counts = _summary(starts, None, return_inverse, return_counts, self)
@@ -81,13 +81,14 @@ def unique_consecutive(
 def unique_dim_consecutive(
     self: Array,
     dim: int,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    return_inverse: bool = True,
+    return_counts: bool = True,
 ) -> tuple[Array, Array, Array]:
     axis = axis_of("unique_dim_consecutive", dim, self.ndim)
     slices = numpy.moveaxis(self, axis, 0)
     starts = _starts(slices)
-    inverse, counts = _summary(starts, None, return_inverse, return_counts, self)
+    del return_inverse, return_counts  # PyTorch gives both in any case
+    inverse, counts = _summary(starts, None, True, True, self)
     return _gathered(slices[starts], axis), inverse, counts
 
 
@@ -100,7 +101,7 @@ def unique_dim(
     return_counts: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Distinct slices in lexicographic order."""
-    del sorted
+    del sorted, return_inverse, return_counts  # sorted, and with both, in any case, as in PyTorch
     axis = axis_of("unique_dim", dim, self.ndim)
     slices = numpy.moveaxis(self, axis, 0)
     rows = promoted(slices.reshape(slices.shape[0], slices.size // max(slices.shape[0], 1)))
@@ -108,7 +109,7 @@ def unique_dim(
     order = numpy.lexsort(rows.T[::-1]) if rows.shape[1] else numpy.arange(rows.shape[0])
     ordered = slices[order]
     starts = _starts(ordered)
-    inverse, counts = _summary(starts, order, return_inverse, return_counts, self)
+    inverse, counts = _summary(starts, order, True, True, self)
     return _gathered(ordered[starts], axis), inverse, counts
 
 

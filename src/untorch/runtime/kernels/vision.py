@@ -74,13 +74,13 @@ def _resize(
         scale = _scale(size, target, align_corners, factor)
         matrix = _weights(size, target, scale, filter_of, support).astype(dtype)
         values = values @ matrix.T if axis == 3 else matrix @ values
-    if self.dtype.kind in "iu":
-        limits = numpy.iinfo(self.dtype)
-        values = numpy.clip(numpy.floor(values + 0.5), limits.min, limits.max)
+        if self.dtype.kind in "iu":  # each pass ends in the image's own dtype, as in Pillow
+            limits = numpy.iinfo(self.dtype)
+            values = numpy.clip(numpy.floor(values + 0.5), limits.min, limits.max)
     result = values.astype(self.dtype)
     if _channels_last(self):
         stored: Array = numpy.array(result.transpose(0, 2, 3, 1), order="C")
-        return stored.transpose(0, 3, 1, 2)
+        return numpy.transpose(stored, (0, 3, 1, 2))
     return numpy.array(result, order="C")
 
 
