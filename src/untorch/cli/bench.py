@@ -45,8 +45,8 @@ def bench(
         int | None, typer.Option(min=1, help="Calls of every thread; default: as many as fit --seconds.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each number of threads.")] = 2.0,
-    threads: Annotated[str, typer.Option(help="OpenMP threads, one measurement each: 1,2,4. 0: OpenMP's choice.")] = "0",
-    runners: Annotated[int | None, typer.Option(min=1, help="Calls that may run at once; default: --concurrency.")] = None,
+    threads: Annotated[str, typer.Option(help="OpenMP threads, one measurement each (1,2,4).")] = "0",
+    runners: Annotated[int | None, typer.Option(min=1, help="Calls that may run at once; default: all.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Threads that call at the same time.")] = 1,
     cold: Annotated[bool, typer.Option("--cold", help="Also time fresh processes up to their first output.")] = False,
     cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
@@ -75,7 +75,7 @@ def bench(
         "warmup": warmup,
         "concurrency": concurrency,
         "runners": runners or concurrency,
-        "results": [{key: value for key, value in item.items() if key not in ("method", "inputs")} for item in measured],
+        "results": [{k: v for k, v in item.items() if k not in ("method", "inputs")} for item in measured],
         "note": _CALL_NOTE,
         "cold": None,
     }

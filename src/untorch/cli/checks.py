@@ -57,7 +57,7 @@ def _openmp() -> tuple[str, str]:
 
     path = openmp_library()
     if path is None:
-        return "failed", "no OpenMP runtime is loaded: install libgomp (Debian: libgomp1), or untorch's wheel, which has it"
+        return "failed", "no OpenMP runtime is loaded: install libgomp (Debian: libgomp1), or untorch from its wheel"
     return "ok", path
 
 
@@ -135,4 +135,4 @@ def _temporary_folder() -> tuple[str, str]:
         with tempfile.NamedTemporaryFile() as file:
             return "ok", f"{os.path.dirname(file.name)} can be written (only untorch export needs it)"
     except OSError as error:
-        return "warning", f"no temporary file can be made ({error.strerror}): the runtime needs none, untorch export does"
+        return "warning", f"no temporary file can be made ({error.strerror}); only untorch export needs one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -12,7 +13,8 @@ from untorch.runtime.elf import ElfFile, read_elf
 from untorch.runtime.errors import UnsupportedError
 
 __all__ = [
-    "classify", "exported_functions", "has_kernel", "library_path", "needed_functions", "operator_of", "refused", "served",
+    "classify", "exported_functions", "has_kernel", "library_path", "needed_functions", "operator_of", "refused",
+    "served",
 ]  # fmt: skip
 
 _SHIM_PREFIXES = ("aoti_torch_", "aoti_record_function_", "torch_")
@@ -46,7 +48,7 @@ def needed_functions(library: ElfFile) -> list[str]:
 
 
 def operator_of(function: str, device: str = "cpu") -> str | None:
-    """The operator behind a C function of a device: "aoti_torch_cpu_addmm_out" → "addmm_out"; None for other functions."""
+    """The operator behind a device's C function: "aoti_torch_cpu_addmm_out" → "addmm_out"; None for others."""
     prefix = f"aoti_torch_{device}_"
     return function.removeprefix(prefix) if function.startswith(prefix) else None
 
@@ -78,8 +80,8 @@ def has_kernel(target: str) -> bool:
 def refused() -> dict[str, str]:
     """C functions that PyTorch's headers declare and untorch leaves out, each with the reason."""
     try:
-        from untorch.runtime import unsupported
-    except ImportError:
+        unsupported = importlib.import_module("untorch.runtime.unsupported")
+    except ModuleNotFoundError:
         return {}
     for value in vars(unsupported).values():
         if isinstance(value, Mapping) and value and all(isinstance(item, str) for item in value.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def make_array(recipe: Recipe, dtype: str, shape: Sequence[int], generator: nump
 
 
 def numpy_dtype(name: str) -> numpy.dtype[Any]:
-    """torch's name of a dtype as numpy's dtype. Raises UnsupportedError where numpy has none and ml_dtypes is missing."""
+    """torch's name of a dtype as numpy's dtype. Raises UnsupportedError where ml_dtypes is missing for it."""
     try:
         return numpy.dtype(name)
     except TypeError:
@@ -164,14 +164,15 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
     try:
         import ml_dtypes
 
-        return numpy.dtype(getattr(ml_dtypes, name))
+        kind: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, name))
+        return kind
     except ImportError:
         raise UnsupportedError(f"dtype {name}: numpy does not have it; pip install ml_dtypes") from None
     except AttributeError:
         raise InvalidArgumentError(f"dtype {name!r} is not known") from None
 
 
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -215,9 +216,7 @@ def _choose_dims(specs: Sequence[Mapping[str, Any]], chosen: Mapping[str, int]) 
             raise InvalidArgumentError(f"--dim {name}={size}: the method has no such symbol, there are: {known}")
         low, high = symbols[name]
         if size < low or (high is not None and size > high):
-            raise InvalidArgumentError(
-                f"--dim {name}={size}: expected {low} to {'any size' if high is None else high}"
-            )
+            raise InvalidArgumentError(f"--dim {name}={size}: expected {low} to {'any size' if high is None else high}")
     dims = {}
     for name, (low, high) in symbols.items():
         size = max(low, _DEFAULT_SIZE)
@@ -231,8 +230,8 @@ def _parse_recipe(text: str) -> Recipe | None:
     match = _RECIPE.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(
-            f"--input {text}: expected random, zeros or ones, with a dtype and a shape such as random:float32[2,3], and "
-            "for integers with bounds such as random:int64[2,3]:0..99"
+            f"--input {text}: expected random, zeros or ones, with a dtype and a shape such as random:float32[2,3], "
+            "and for integers with bounds such as random:int64[2,3]:0..99"
         )
     fill, dtype, sizes, low, high = match.groups()
     shape = tuple(int(size) for size in sizes.split(",") if size.strip()) if sizes is not None else None
@@ -280,7 +279,7 @@ def _resolve(
 
 
 def _adapt(name: str, array: Array, spec: Mapping[str, Any] | None) -> Array:
-    """A .npy file has no bfloat16 and no float8: such inputs come as float32, or as the raw bits in an unsigned dtype."""
+    """A .npy file has no bfloat16 and no float8: they come as float32, or as the raw bits in an unsigned dtype."""
     if spec is None or array.dtype.name == spec["dtype"]:
         return _with_strides(array, spec)
     wanted = str(spec["dtype"])

@@ -59,7 +59,7 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     print_fields(
         console,
         [
-            ("device", f"{method['device']}, {cpu['architecture'] or 'unknown architecture'}, target {cpu['target'] or 'unknown'}"),
+            ("device", f"{method['device']}, {cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
             ("CPU features", needs + missing),
             ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),
             ("runs here", "yes" if method["runs_here"] else f"no: {'; '.join(method['problems'])}"),
@@ -68,9 +68,9 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if method["inputs"] is None:
         console.print("inputs and outputs: a stock package does not tell")
     else:
-        rows = [("input", i["name"], *_type_of(i)) for i in method["inputs"]]
-        rows += [("output", "None", "", "") if o is None else ("output", o["name"], *_type_of(o)) for o in method["outputs"]]
-        console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
+        entries = [("input", item) for item in method["inputs"]] + [("output", item) for item in method["outputs"]]
+        types = [(kind, *_type_of(item)) for kind, item in entries]
+        console.print(make_table(None, ("", "name", "dtype", "shape"), types))
     if method["constants"] is not None:
         constants = method["constants"]
         mutated = f", {constants['mutated']} of them changed by calls" if constants["mutated"] else ""
@@ -82,7 +82,9 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         console.print(make_table(None, ("name", "kind", "served"), rows))
 
 
-def _type_of(entry: dict[str, Any]) -> tuple[str, str]:
+def _type_of(entry: dict[str, Any] | None) -> tuple[str, str, str]:
+    if entry is None:
+        return "None", "", ""
     if "constant" in entry:
-        return "constant", repr(entry["constant"])
-    return entry["dtype"], shape_text(entry["shape"])
+        return entry["name"], "constant", repr(entry["constant"])
+    return entry["name"], entry["dtype"], shape_text(entry["shape"])

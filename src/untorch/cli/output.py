@@ -13,7 +13,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DebugOption", "JsonOption", "bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text"]
+__all__ = [
+    "DebugOption", "JsonOption", "bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text",
+]  # fmt: skip
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 # Read from the arguments where errors are reported, so that it also works when the command line itself is wrong.

@@ -124,12 +124,12 @@ def _stock_methods(archive: ArchiveReader) -> list[dict[str, Any]]:
         nodes = library.removesuffix(".so") + ".json"
         words = str(metadata.get("AOTI_CPU_ISA", "")).split()
         features = dict.fromkeys(feature for word in words for feature in _STOCK_FEATURES.get(word, ()))
-        entry = _method(
+        described = _method(
             archive, name, str(metadata.get("AOTI_DEVICE_KEY", "unknown")), folder + library,
             folder + nodes if nodes in names else None, "native" if words else None,
             metadata.get("AOTI_MACHINE"), list(features),
         )  # fmt: skip
-        methods.append({**entry, "inputs": None, "outputs": None, "constants": None})
+        methods.append({**described, "inputs": None, "outputs": None, "constants": None})
     if not methods:
         raise InvalidFileError(f"{archive.path} holds no compiled model: it has no {_METHODS}<method>/*.so")
     return methods
@@ -175,7 +175,12 @@ def _method(
     return {
         "name": name,
         "device": device,
-        "cpu": {"target": target, "architecture": architecture or elf.machine, "features": features, "missing": missing},
+        "cpu": {
+            "target": target,
+            "architecture": architecture or elf.machine,
+            "features": features,
+            "missing": missing,
+        },
         "library": {"file": library, "bytes": len(archive.view(library)), "needed": list(elf.needed)},
         "operators": operators,
         "runs_here": not problems,

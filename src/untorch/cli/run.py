@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["pick_method", "run"]
 
 INPUT_HELP = (
-    "NAME=FILE.npy, FILE.npz, or NAME=random, zeros or ones with dtype and shape behind (x=random:float32[2,3]; integers "
-    "may have bounds: ids=random:int64[1,8]:0..99). Without a name: the next input. A stock package's are 0, 1, …"
+    "NAME=FILE.npy, FILE.npz, or NAME=random, zeros or ones with dtype and shape behind (x=random:float32[2,3]; "
+    "integers may have bounds: ids=random:int64[1,8]:0..99). Without a name: the next input. Stock packages: 0, 1, …"
 )
 
 
@@ -65,7 +65,8 @@ def pick_method(program: Program, name: str | None) -> Method:
         return program[program.methods[0]]
     if "forward" in program.methods:
         return program["forward"]
-    raise InvalidArgumentError(f"{program.path} has several methods, choose with --method: {', '.join(program.methods)}")
+    names = ", ".join(program.methods)
+    raise InvalidArgumentError(f"{program.path} has several methods, choose one with --method: {names}")
 
 
 def _describe(method: Method, results: list[Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,182 @@
+"""``untorch export``: a script's model into a .pt2 file, or a list of its operators."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import (
+    DebugOption,
+    JsonOption,
+    bytes_text,
+    emit,
+    make_table,
+    print_fields,
+    seconds_text,
+    shape_text,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["export", "parse_options"]
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT:FUNCTION",
+            help="A function that returns (model, args), (model, args, kwargs), a dictionary of export()'s "
+            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The .pt2 file to write.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="List the operators and do not compile.")] = False,
+    cpu: Annotated[
+        str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the file without torch, compare with eager.")] = False,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="A field of ExportOptions, NAME=VALUE; inductor.NAME=VALUE for Inductor's own."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compile a model into one file that runs without PyTorch."""
+    from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+    fields = parse_options(options or ())
+    if cpu is not None:
+        fields["cpu"] = cpu
+    if verify:
+        fields["verify"] = True
+    if quiet or json:
+        fields["progress"] = False
+    if not check and output is None:
+        raise InvalidArgumentError("export: --output is missing: name the file to write, such as -o model.pt2")
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedError("export needs PyTorch: pip install 'untorch[export]'")
+
+    import untorch.export
+    from untorch.cli.script import export_arguments, load_models
+    from untorch.export.options import resolve_options
+
+    # A wrong option is an error before the script spends minutes loading a model.
+    resolve_options(None, fields)
+    model, keywords = export_arguments(load_models(source), source)
+    if check:
+        from untorch.cli.forecast import forecast, render_forecast
+
+        document = {"source": source, **forecast(model, keywords)}
+        if not quiet or json:
+            emit(document, json, lambda console: render_forecast(console, document))
+        if document["missing"]:
+            raise typer.Exit(1)
+        return
+    report = untorch.export.export(model, path=output, **{**keywords, **fields})
+    document = {"source": source, **_describe(report)}
+    if not quiet or json:
+        emit(document, json, lambda console: _render(console, document))
+
+
+def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """``["verify=true", "inductor.cpp.simdlen=8"]`` → fields of ExportOptions. Values are JSON, or else plain text."""
+    import json
+
+    from untorch.runtime.errors import InvalidArgumentError
+
+    fields: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgumentError(f"--option {text}: expected NAME=VALUE, such as pack_linears=false")
+        lowered = value.lower()
+        try:
+            parsed = json.loads(lowered if lowered in ("true", "false") else "null" if lowered == "none" else value)
+        except ValueError:
+            parsed = value
+        outer, dot, inner = name.partition(".")
+        if dot:
+            group = fields.setdefault(outer, {})
+            if not isinstance(group, dict):
+                raise InvalidArgumentError(f"--option {text}: {outer} was given as a whole before")
+            group[inner] = parsed
+        else:
+            fields[name] = parsed
+    return fields
+
+
+def _describe(report: Any) -> dict[str, Any]:
+    return {
+        "file": str(report.path),
+        "file_bytes": report.nbytes,
+        "weight_bytes": report.weight_nbytes,
+        "seconds": dict(report.seconds),
+        "methods": [
+            {
+                "name": method.name,
+                "inputs": method.inputs,
+                "outputs": method.outputs,
+                "operators": list(method.operators),
+                "passes": [_fields(item) for item in method.passes],
+                "differences": [_fields(item) for item in method.differences],
+            }
+            for method in report.methods.values()
+        ],
+    }
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        field.name: value if isinstance(value := getattr(item, field.name), str | int | float | None) else _plain(value)
+        for field in dataclasses.fields(item)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    steps = ", ".join(f"{name} {seconds_text(value)}" for name, value in document["seconds"].items())
+    size = f"{bytes_text(document['file_bytes'])}, weights {bytes_text(document['weight_bytes'])}"
+    print_fields(console, [("written", f"{document['file']} ({size})"), ("time", steps)])
+    for method in document["methods"]:
+        console.print(f"\nmethod {method['name']}", style="bold")
+        rows = [("input", *_type_of(item)) for item in method["inputs"]]
+        rows += [("output", *(("None", "", "") if item is None else _type_of(item))) for item in method["outputs"]]
+        console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
+        for item in method["passes"]:
+            values = [f"{key}: {_text(value)}" for key, value in item.items() if key != "name" and value]
+            console.print(f"pass {item.get('name', '')}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
+        for item in method["differences"]:
+            values = [f"{key} {_text(value)}" for key, value in item.items()]
+            console.print(f"verified {', '.join(values)}", soft_wrap=True)
+        console.print(f"functions of the runtime: {len(method['operators'])}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return str(len(value)) if len(value) > 3 else ", ".join(map(str, value))
+    return str(value)
+
+
+def _type_of(item: dict[str, Any]) -> tuple[str, str, str]:
+    if "constant" in item:
+        return item["name"], "constant", repr(item["constant"])
+    return item["name"], item["dtype"], shape_text(item["shape"])
