@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpmath import mp, mpf
+from mpmath import mp, mpf  # type: ignore[import-untyped]
 
 mp.dps = 50
 Function = Callable[[Any], Any]
@@ -134,6 +134,31 @@ def erf_ratio(s: Any) -> Any:
     return mp.erf(mp.sqrt(s)) / mp.sqrt(s) - 1
 
 
+def even_rest(f: Function, terms: list[Any], order: int, at_zero: Any) -> Function:
+    """s → (f(√s) − Σ terms·sⁱ) / s^order."""
+
+    def rest(s: Any) -> Any:
+        if s < mpf(10) ** -15:
+            return mpf(at_zero)
+        return (f(mp.sqrt(s)) - evaluate(terms, s)) / s**order
+
+    return rest
+
+
+def ratio(f: Function) -> Function:
+    """x → f(x)/x."""
+    return lambda x: f(x) / x
+
+
+def erfcx_of_reciprocal(t: Any) -> Any:
+    """erfc(x)·exp(x²) at x = 1/t − 1.5."""
+    x = 1 / t - mpf("1.5")
+    return mp.erfc(x) * mp.exp(x * x)
+
+
+QUARTER = (mp.pi / 4) ** 2 * mpf("1.0001")
+TINY = mpf(10) ** -6
+
 ERF_SPLIT = mpf("0.9375")
 
 FITS = [
@@ -143,6 +168,30 @@ FITS = [
     Fit("tanh_float", tanh_rest, 0, mpf("1.25") ** 2, 8, tanh_weight, True),
     Fit("erf_small_float", erf_ratio, 0, ERF_SPLIT**2, 6, lambda s: mpf(1) / (1 + erf_ratio(s)), True),
     Fit("erf_large_float", lambda a: -mp.log(mp.erfc(a)), ERF_SPLIT, 4, 7, lambda a: mp.erfc(a) + mpf(2) ** -40, True),
+    # float_functions.h: float functions computed in double, to about 2^-32
+    Fit("exp_mid", exp_rest, -LN2 / 2, LN2 / 2, 5, lambda x: abs(x) / mp.exp(x) + TINY),
+    Fit("log_mid", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 10, lambda x: x**2 + TINY),
+    Fit("log_fine", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 13, lambda x: x**2 + TINY),
+    Fit("sin_mid", even_rest(ratio(mp.sin), [1], 1, mpf(-1) / 6), 0, QUARTER, 3, lambda s: s + TINY),
+    Fit("cos_mid", even_rest(mp.cos, [1, mpf(-1) / 2], 2, mpf(1) / 24), 0, QUARTER, 3, lambda s: s * s + TINY),
+    Fit("atan_mid", even_rest(ratio(mp.atan), [1], 1, mpf(-1) / 3), 0, 1, 12, lambda s: s + TINY),
+    Fit("asin_mid", even_rest(ratio(mp.asin), [1], 1, mpf(1) / 6), 0, mpf(1) / 4, 8, lambda s: s + TINY),
+    Fit("erf_small_mid", erf_ratio, 0, ERF_SPLIT**2, 7, lambda s: mpf(1) / (1 + erf_ratio(s))),
+    Fit("erf_large_mid", lambda a: -mp.log(mp.erfc(a)), ERF_SPLIT, 4, 7, lambda a: mp.erfc(a) + mpf(2) ** -40),
+    Fit(
+        "erfcx_mid",
+        erfcx_of_reciprocal,
+        1 / mpf("11.7"),
+        1 / (ERF_SPLIT + mpf("1.5")),
+        10,
+        lambda t: 1 / erfcx_of_reciprocal(t),
+    ),
+    # double_exp_log.h: double functions
+    Fit("exp_full", exp_rest, -LN2 / 2, LN2 / 2, 10, lambda x: x * x / mp.exp(x) + TINY),
+    Fit("log_full", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 19, lambda x: x**2 + TINY),
+    # double_trig.h
+    Fit("sin_full", even_rest(ratio(mp.sin), [1], 1, mpf(-1) / 6), 0, QUARTER, 6, lambda s: s + TINY),
+    Fit("cos_full", even_rest(mp.cos, [1, mpf(-1) / 2], 2, mpf(1) / 24), 0, QUARTER, 6, lambda s: s * s + TINY),
 ]
 
 

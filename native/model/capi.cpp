@@ -4,6 +4,7 @@
 #include <array>
 #include <new>
 
+#include "kernels/cpu/isa.h"
 #include "model/cpu_features.h"
 #include "model/program.h"
 #include "untorch/untorch.h"
@@ -217,6 +218,8 @@ const char* untorch_cpu_features(void) {
 }
 
 const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture(); }
+
+const char* untorch_cpu_level(void) { return untorch::kernels::isa_name(untorch::kernels::cpu_isa()); }
 
 int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
 

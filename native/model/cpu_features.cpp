@@ -23,7 +23,7 @@ struct Feature {
 };
 
 constexpr Feature kFeatures[] = {
-    {"sse3", 1, 0, kEcx, 0, Feature::kPlain},
+    {"pni", 1, 0, kEcx, 0, Feature::kPlain},
     {"ssse3", 1, 0, kEcx, 9, Feature::kPlain},
     {"sse4_1", 1, 0, kEcx, 19, Feature::kPlain},
     {"sse4_2", 1, 0, kEcx, 20, Feature::kPlain},

@@ -399,5 +399,6 @@ NB_MODULE(_core, m) {
   m.def("initial_seed", &untorch_initial_seed);
   m.def("cpu_features", [] { return std::string(untorch_cpu_features()); });
   m.def("cpu_architecture", [] { return std::string(untorch_cpu_architecture()); });
+  m.def("cpu_level", [] { return std::string(untorch_cpu_level()); });
   m.def("has_symbol", [](const std::string& name) { return untorch_has_symbol(name.c_str()) != 0; }, nb::arg("name"));
 }

@@ -61,14 +61,15 @@ bool Dims::operator==(const Dims& other) const noexcept {
   return size_ == other.size_ && std::equal(begin(), end(), other.begin());
 }
 
-std::string to_string(std::span<const std::int64_t> dims) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    if (i != 0) out += ", ";
-    out += std::to_string(dims[i]);
-  }
-  return out + "]";
+std::ostream& operator<<(std::ostream& out, const DimsText& text) {
+  out << '[';
+  for (std::size_t i = 0; i < text.dims.size(); ++i) out << (i == 0 ? "" : ", ") << text.dims[i];
+  return out << ']';
 }
+
+DimsText::operator std::string() const { return detail::concat(*this); }
+std::string operator+(const std::string& left, const DimsText& right) { return detail::concat(left, right); }
+std::string operator+(const DimsText& left, const std::string& right) { return detail::concat(left, right); }
 
 Dims contiguous_strides(DimSpan sizes) {
   Dims strides;

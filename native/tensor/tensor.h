@@ -121,7 +121,16 @@ class Dims {
   std::array<std::int64_t, kInline> inline_{};
   std::unique_ptr<std::int64_t[]> heap_;
 };
-std::string to_string(std::span<const std::int64_t> dims);  // "[2, 3]"
+
+// "[2, 3]", made only when it is needed: checks name shapes in their texts, and a check that holds must cost nothing.
+struct DimsText {
+  std::span<const std::int64_t> dims;
+  operator std::string() const;  // NOLINT(google-explicit-constructor)
+};
+std::ostream& operator<<(std::ostream& out, const DimsText& text);
+std::string operator+(const std::string& left, const DimsText& right);
+std::string operator+(const DimsText& left, const std::string& right);
+inline DimsText to_string(std::span<const std::int64_t> dims) { return {dims}; }
 
 class Tensor;
 using TensorPtr = std::unique_ptr<Tensor>;

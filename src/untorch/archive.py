@@ -60,7 +60,7 @@ class ArchiveWriter:
         directory = self.path.parent
         if not directory.is_dir():
             raise FileNotFoundError(f"cannot write {self.path}: the directory {directory} does not exist")
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=directory)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.root}.", suffix=".pt2", dir=directory)
         self._temporary = Path(temporary)
         self._file = os.fdopen(descriptor, "w+b")
         self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True, strict_timestamps=True)
@@ -105,15 +105,21 @@ class ArchiveWriter:
                 entry.write(view[at : at + _CHUNK])
         self._digest.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())
 
+    def finish(self) -> Path:
+        """Writes the directory and makes the bytes durable. Gives the temporary path, complete but not yet in place."""
+        if not self._file.closed:
+            self.write(".data/serialization_id", str(int(self._digest.hexdigest(), 16)).zfill(40)[:40].encode())
+            self._zip.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return self._temporary
+
     def close(self) -> None:
-        """Writes the directory, makes the bytes durable and puts the file in its place."""
-        self.write(".data/serialization_id", str(int(self._digest.hexdigest(), 16)).zfill(40)[:40].encode())
-        self._zip.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.chmod(self._temporary, 0o666 & ~_umask())
-        os.replace(self._temporary, self.path)
+        """Puts the finished file in its place."""
+        temporary = self.finish()
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, self.path)
         with contextlib.suppress(OSError):
             directory = os.open(self.path.parent, os.O_RDONLY)
             try:

@@ -83,6 +83,13 @@ class Handles:
     values: list[Any]
 
 
+@dataclass
+class OptHandles:
+    """A list of optional tensors: an array of pointers to handles, null for ``None``, then its length."""
+
+    values: list[Any]
+
+
 def _i64(values: list[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
@@ -164,6 +171,13 @@ def call(name: str, *args: Any, returns: int = 0) -> Any:
                 array[i] = None if value is None else tensor_arg(value).value
             keep.append(array)
             c_args.append(array)
+        elif isinstance(arg, OptHandles):
+            pointers = (ctypes.POINTER(ctypes.c_void_p) * max(len(arg.values), 1))()
+            for i, value in enumerate(arg.values):
+                if value is not None:
+                    pointers[i] = ctypes.pointer(tensor_arg(value))
+            keep.append(pointers)
+            c_args += [pointers, ctypes.c_int64(len(arg.values))]
         elif isinstance(arg, bool):
             c_args.append(ctypes.c_int32(arg))
         elif isinstance(arg, int):

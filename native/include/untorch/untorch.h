@@ -111,6 +111,8 @@ UNTORCH_API uint64_t untorch_initial_seed(void);
 /* The features of this CPU, by Linux's names, separated by spaces; valid forever. */
 UNTORCH_API const char* untorch_cpu_features(void);
 UNTORCH_API const char* untorch_cpu_architecture(void);
+/* The instruction set that the kernels were chosen for: "baseline", "v3" or "v4". */
+UNTORCH_API const char* untorch_cpu_level(void);
 /* 1 when the library exports a function of that name: a C shim or a vector function. */
 UNTORCH_API int32_t untorch_has_symbol(const char* name);
 

@@ -87,12 +87,12 @@ void run(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<cons
 
 }  // namespace
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a, MatrixRef<const float> b,
-          float beta, MatrixRef<float> c) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
+          MatrixRef<const float> b, float beta, MatrixRef<float> c) {
   run(m, n, k, alpha, a, b, beta, c, false);
 }
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a, MatrixRef<const double> b,
-          double beta, MatrixRef<double> c) {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
+          MatrixRef<const double> b, double beta, MatrixRef<double> c) {
   run(m, n, k, alpha, a, b, beta, c, false);
 }
 void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
@@ -118,11 +118,18 @@ void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
   const Grid grid = choose_grid(m, n, k, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth);
   on_grid(grid, m, n, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth,
           [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
-            UNTORCH_ISA_CALL(packed_slice)(i1 - i0, j1 - j0, k, m, a + i0 * lda, lda, packed + j0 * k,
-                                           bias == nullptr ? nullptr : bias + j0, activation,
-                                           residual == nullptr ? nullptr : residual + i0 * ldr + j0, ldr,
-                                           c + i0 * ldc + j0, ldc);
+            UNTORCH_ISA_CALL(packed_slice)
+            (i1 - i0, j1 - j0, k, m, a + i0 * lda, lda, packed + j0 * k, bias == nullptr ? nullptr : bias + j0,
+             activation, residual == nullptr ? nullptr : residual + i0 * ldr + j0, ldr, c + i0 * ldc + j0, ldc);
           });
+}
+
+void apply_activation(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  const Grid grid = choose_grid(m, n, 16, 1, kPackWidth);
+  on_grid(grid, m, n, 1, kPackWidth, [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+    UNTORCH_ISA_CALL(activation_slice)(i1 - i0, j1 - j0, activation, c + i0 * ldc + j0, ldc);
+  });
 }
 
 }  // namespace untorch::kernels

@@ -15,7 +15,7 @@ struct MatrixRef {
 };
 
 // C = beta·C + alpha·A·B, with A [m, k], B [k, n], C [m, n]. beta 0 does not read C (NaN there does not spread).
-// Any strides. T is float or double; the half types go through gemm_half.
+// Any strides. T is float or double. Throws std::bad_alloc.
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
           MatrixRef<const float> b, float beta, MatrixRef<float> c);
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
@@ -28,13 +28,18 @@ void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, M
 
 // Packed right-hand sides: [ceil(n/16)][k][16] floats, zero-padded in n; the layout does not depend on the CPU.
 inline constexpr std::int64_t kPackWidth = 16;
-inline std::int64_t packed_size(std::int64_t n, std::int64_t k) { return (n + kPackWidth - 1) / kPackWidth * k * kPackWidth; }
+inline std::int64_t packed_size(std::int64_t n, std::int64_t k) {
+  return (n + kPackWidth - 1) / kPackWidth * k * kPackWidth;
+}
 void pack_b(std::int64_t n, std::int64_t k, MatrixRef<const float> b, float* packed);
 
-// C = activation(A·B + bias) + residual, A [m, k] row-major with stride lda, B packed, C [m, n] row-major with stride ldc.
-// bias [n] and residual [m, n] (row-major, stride ldr) may be null.
+// C = activation(A·B + bias) + residual, A [m, k] row-major with stride lda, B packed, C [m, n] row-major with stride
+// ldc. bias [n] and residual [m, n] (row-major, stride ldr) may be null. C may overlap none of the others.
 void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* packed,
                  const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
                  std::int64_t ldc);
+
+// C = activation(C), C [m, n] row-major with stride ldc.
+void apply_activation(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
 
 }  // namespace untorch::kernels

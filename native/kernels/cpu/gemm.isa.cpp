@@ -1,4 +1,5 @@
-// The serial drivers of the matrix products: blocks that fit the caches, packing where it pays, tiles from gemm_micro.h.
+// The serial drivers of the matrix products: blocks that fit the caches, packing where it pays, tiles from
+// gemm_micro.h.
 //
 //   for columns in blocks of nc            B block [kc, nc] in L2
 //     for k in blocks of kc
@@ -61,8 +62,8 @@ void scale(std::int64_t m, std::int64_t n, T beta, MatrixRef<T> c) {
 
 // A tile that does not fit C's memory: computed aside, then merged.
 template <class T>
-void aside(Tile<T> tile, MicroKernel<T> kernel, int rows, std::int64_t width, int panels, T* buffer, T* c, std::int64_t c_row,
-           std::int64_t c_col) {
+void aside(Tile<T> tile, MicroKernel<T> kernel, int rows, std::int64_t width, int panels, T* buffer, T* c,
+           std::int64_t c_row, std::int64_t c_col) {
   const T beta = tile.beta;
   tile.beta = T(0);
   tile.c = buffer;
@@ -78,8 +79,8 @@ void aside(Tile<T> tile, MicroKernel<T> kernel, int rows, std::int64_t width, in
 }
 
 template <class T>
-void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b,
-           T beta, MatrixRef<T> c, void* workspace) {
+void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a,
+           MatrixRef<const T> b, T beta, MatrixRef<T> c, void* workspace) {
   if (m == 0 || n == 0) return;
   if (k == 0 || alpha == T(0)) return scale(m, n, beta, c);
   if (p.dot) {
@@ -143,18 +144,21 @@ void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T 
 
 }  // namespace
 
-GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a, MatrixRef<const float> b) {
+GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a,
+                    MatrixRef<const float> b) {
   return plan(m, n, k, a, b);
 }
-GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a, MatrixRef<const double> b) {
+GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a,
+                     MatrixRef<const double> b) {
   return plan(m, n, k, a, b);
 }
-void slice_float(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
-                MatrixRef<const float> b, float beta, MatrixRef<float> c, void* workspace) {
+void slice_float(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                 MatrixRef<const float> a, MatrixRef<const float> b, float beta, MatrixRef<float> c, void* workspace) {
   slice(p, m, n, k, alpha, a, b, beta, c, workspace);
 }
-void slice_double(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
-                MatrixRef<const double> b, double beta, MatrixRef<double> c, void* workspace) {
+void slice_double(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, double alpha,
+                  MatrixRef<const double> a, MatrixRef<const double> b, double beta, MatrixRef<double> c,
+                  void* workspace) {
   slice(p, m, n, k, alpha, a, b, beta, c, workspace);
 }
 void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed) {

@@ -1,8 +1,8 @@
 // Products of few rows with a B whose columns are contiguous (x·Wᵀ with W row-major): dot products along k, no packing.
 // Included by *.isa.cpp files only.
 //
-// A tile of 4×4 sums keeps 16 chains of FMAs for 8 loads a step. Every element of C is summed lane by lane in the order of
-// k and then across the lanes in one fixed tree, whatever the tile.
+// A tile of 4×4 sums keeps 16 chains of FMAs for 8 loads a step. Every element of C is summed lane by lane in the order
+// of k and then across the lanes in one fixed tree, whatever the tile.
 #pragma once
 
 #include "kernels/cpu/gemm_micro.h"
@@ -18,7 +18,8 @@ template <class T>
     return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) +
            __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   } else if constexpr (kLanes<T> == 8) {
-    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11) + __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11) +
+           __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
   } else if constexpr (kLanes<T> == 4) {
     return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
   } else {
@@ -34,7 +35,8 @@ template <class T>
     out[0] = lo[0], out[1] = lo[1], out[2] = hi[0], out[3] = hi[1];
   } else {
     Vector<T> r = fold_pair<T>(fold_pair<T>(v[0], v[2]), fold_pair<T>(v[1], v[3]));
-    if constexpr (kLanes<T> == 16) r += __builtin_shufflevector(r, r, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    if constexpr (kLanes<T> == 16)
+      r += __builtin_shufflevector(r, r, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     if constexpr (kLanes<T> == 16) r += __builtin_shufflevector(r, r, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
     if constexpr (kLanes<T> == 8) r += __builtin_shufflevector(r, r, 4, 5, 6, 7, 0, 1, 2, 3);
 #pragma GCC unroll 4
@@ -44,8 +46,8 @@ template <class T>
 
 // C[MR, NR] = alpha·(rows of A · columns of B) + beta·C. Sums are reduced in groups of four.
 template <class T, int MR, int NR>
-[[gnu::noinline]] void dot_tile(std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b, std::int64_t ldb, T beta, T* c,
-                                std::int64_t c_row, std::int64_t c_col) {
+[[gnu::noinline]] void dot_tile(std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b, std::int64_t ldb,
+                                T beta, T* c, std::int64_t c_row, std::int64_t c_col) {
   using V = Vector<T>;
   constexpr int N = kLanes<T>;
   constexpr int G = (NR + 3) / 4;
@@ -81,8 +83,8 @@ template <class T, int MR, int NR>
 }
 
 template <class T, int MR>
-void dot_rows(std::int64_t n, std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b, std::int64_t ldb, T beta, T* c,
-              std::int64_t c_row, std::int64_t c_col) {
+void dot_rows(std::int64_t n, std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b, std::int64_t ldb,
+              T beta, T* c, std::int64_t c_row, std::int64_t c_col) {
   constexpr int kWide = MR == 1 ? 8 : 4;
   std::int64_t j = 0;
   for (; j + kWide <= n; j += kWide) {
@@ -104,10 +106,22 @@ void dot_product(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const 
       const T* cols = b + j * ldb;
       T* to = c + i * c_row + j * c_col;
       switch (m - i) {
-        case 1: dot_rows<T, 1>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col); i += 1; break;
-        case 2: dot_rows<T, 2>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col); i += 2; break;
-        case 3: dot_rows<T, 3>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col); i += 3; break;
-        default: dot_rows<T, 4>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col); i += 4; break;
+        case 1:
+          dot_rows<T, 1>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col);
+          i += 1;
+          break;
+        case 2:
+          dot_rows<T, 2>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col);
+          i += 2;
+          break;
+        case 3:
+          dot_rows<T, 3>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col);
+          i += 3;
+          break;
+        default:
+          dot_rows<T, 4>(width, k, alpha, rows, lda, cols, ldb, beta, to, c_row, c_col);
+          i += 4;
+          break;
       }
     }
   }

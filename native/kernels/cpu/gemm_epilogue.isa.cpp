@@ -1,6 +1,7 @@
 // Activations and residuals of gemm_packed, through the library's vector mathematics.
 #include "kernels/cpu/gemm_epilogue.h"
 
+#include "kernels/cpu/gemm_levels.h"
 #include "kernels/cpu/vecmath/inline.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
@@ -18,8 +19,8 @@ constexpr int N = kLanes<float>;
 
 // c = f(c) + residual, row by row; the tail of a row through a vector of its own.
 template <class Fn>
-[[gnu::always_inline]] inline void apply(std::int64_t rows, std::int64_t cols, const float* residual, std::int64_t ldr, float* c,
-                                         std::int64_t ldc, Fn&& f) {
+[[gnu::always_inline]] inline void apply(std::int64_t rows, std::int64_t cols, const float* residual, std::int64_t ldr,
+                                         float* c, std::int64_t ldc, Fn&& f) {
   for (std::int64_t i = 0; i < rows; ++i, c += ldc) {
     std::int64_t j = 0;
     for (; j + N <= cols; j += N) {
@@ -39,17 +40,28 @@ template <class Fn>
 
 }  // namespace
 
-void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual, std::int64_t ldr,
-                    float* c, std::int64_t ldc) {
+void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual,
+                    std::int64_t ldr, float* c, std::int64_t ldc) {
   switch (activation) {
-    case Activation::kNone: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
-    case Activation::kRelu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
-    case Activation::kGelu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
-    case Activation::kGeluTanh: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
-    case Activation::kSilu: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
-    case Activation::kTanh: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
-    case Activation::kSigmoid: return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
+    case Activation::kNone:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
+    case Activation::kRelu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
+    case Activation::kGelu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
+    case Activation::kGeluTanh:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
+    case Activation::kSilu:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
+    case Activation::kTanh:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
+    case Activation::kSigmoid:
+      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
   }
+}
+
+void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
+  apply_epilogue(m, n, activation, nullptr, 0, c, ldc);
 }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

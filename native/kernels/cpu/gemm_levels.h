@@ -24,16 +24,21 @@ struct GemmPlan {
 }  // namespace untorch::kernels
 
 // n and m are those of the slice.
-UNTORCH_ISA_DECLARE(
-    GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a, MatrixRef<const float> b);
-    GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a, MatrixRef<const double> b);
-    void slice_float(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-                     MatrixRef<const float> a, MatrixRef<const float> b, float beta, MatrixRef<float> c, void* workspace);
-    void slice_double(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, double alpha,
-                      MatrixRef<const double> a, MatrixRef<const double> b, double beta, MatrixRef<double> c,
-                      void* workspace);
-    void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
-    void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a, std::int64_t lda,
-                      const float* packed, const float* bias, Activation activation, const float* residual,
-                      std::int64_t ldr, float* c, std::int64_t ldc);
-    int tile_rows();)
+UNTORCH_ISA_DECLARE(GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a,
+                                        MatrixRef<const float> b);
+                    GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a,
+                                         MatrixRef<const double> b);
+                    void slice_float(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                                     MatrixRef<const float> a, MatrixRef<const float> b, float beta, MatrixRef<float> c,
+                                     void* workspace);
+                    void slice_double(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
+                                      double alpha, MatrixRef<const double> a, MatrixRef<const double> b, double beta,
+                                      MatrixRef<double> c, void* workspace);
+                    void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
+                    void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m,
+                                      const float* a, std::int64_t lda, const float* packed, const float* bias,
+                                      Activation activation, const float* residual, std::int64_t ldr, float* c,
+                                      std::int64_t ldc);
+                    void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c,
+                                          std::int64_t ldc);
+                    int tile_rows();)

@@ -3,9 +3,10 @@
 //   C[MR, NV·panel] (+)= A[MR, k] · B[k, NV·panel]
 //
 // A row is one broadcast a step, B arrives in panels of 64 bytes a row of k (16 floats, 8 doubles), either packed
-// ([panel][k][64 bytes]: row_step = one panel row) or in place (row_step = ldb, panel_step = one panel row). Every element
-// of C is one chain of multiply-adds in the order of k, so neither the tile's size nor the number of threads can change
-// a result. With 12×2 panels (AVX-512) a step is 24 FMAs for 14 loads: bound by the two FMA ports, not by L1.
+// ([panel][k][64 bytes]: row_step = one panel row) or in place (row_step = ldb, panel_step = one panel row). Every
+// element of C is one chain of multiply-adds in the order of k, so neither the tile's size nor the number of threads
+// can change a result. With 12×2 panels (AVX-512) a step is 24 FMAs for 14 loads: bound by the two FMA ports, not by
+// L1.
 #pragma once
 
 #include <cstdint>
@@ -157,7 +158,8 @@ struct MicroTable {
 
   template <int MR, int NV>
   constexpr void add() {
-    if constexpr (MR <= kMaxRows && NV <= max_panels(MR <= kMaxRows ? MR : 1)) kernel[MR - 1][NV - 1] = micro<T, MR, NV>;
+    if constexpr (MR <= kMaxRows && NV <= max_panels(MR <= kMaxRows ? MR : 1))
+      kernel[MR - 1][NV - 1] = micro<T, MR, NV>;
   }
   template <int MR>
   constexpr void add_row() {

@@ -5,10 +5,11 @@
 
 namespace untorch::kernels::UNTORCH_ISA {
 
-// dst[i][j] (stride ld) = src[i·row_stride + j·col_stride] for i < rows, j < cols; column-major sources are transposed by blocks.
+// dst[i][j] (stride ld) = src[i·row_stride + j·col_stride] for i < rows, j < cols; column-major sources are transposed
+// by blocks.
 template <class T>
-void copy_rows(std::int64_t rows, std::int64_t cols, const T* src, std::int64_t row_stride, std::int64_t col_stride, T* dst,
-               std::int64_t ld) {
+void copy_rows(std::int64_t rows, std::int64_t cols, const T* src, std::int64_t row_stride, std::int64_t col_stride,
+               T* dst, std::int64_t ld) {
   constexpr int N = kLanes<T>;
   if (col_stride == 1) {
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -36,13 +37,15 @@ void copy_rows(std::int64_t rows, std::int64_t cols, const T* src, std::int64_t 
     }
   }
   for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = i < full_rows ? full_cols : 0; j < cols; ++j) dst[i * ld + j] = src[i * row_stride + j * col_stride];
+    for (std::int64_t j = i < full_rows ? full_cols : 0; j < cols; ++j)
+      dst[i * ld + j] = src[i * row_stride + j * col_stride];
   }
 }
 
 // One panel: dst[kk][0…panel) = B[kk][0…width), zero beyond width.
 template <class T>
-void pack_panel(std::int64_t k, std::int64_t width, const T* b, std::int64_t row_stride, std::int64_t col_stride, T* dst) {
+void pack_panel(std::int64_t k, std::int64_t width, const T* b, std::int64_t row_stride, std::int64_t col_stride,
+                T* dst) {
   constexpr int P = kPanel<T>;
   if (width < P) {
     for (std::int64_t kk = 0; kk < k; ++kk) {
@@ -52,7 +55,8 @@ void pack_panel(std::int64_t k, std::int64_t width, const T* b, std::int64_t row
   if (width == P && col_stride == 1) {
     for (std::int64_t kk = 0; kk < k; ++kk) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectorsPerPanel; ++v) store(dst + kk * P + v * kLanes<T>, load(b + kk * row_stride + v * kLanes<T>));
+      for (int v = 0; v < kVectorsPerPanel; ++v)
+        store(dst + kk * P + v * kLanes<T>, load(b + kk * row_stride + v * kLanes<T>));
     }
     return;
   }

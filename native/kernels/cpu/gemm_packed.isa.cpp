@@ -19,9 +19,9 @@ constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? 
 
 }  // namespace
 
-void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a, std::int64_t lda,
-                  const float* packed, const float* bias, Activation activation, const float* residual, std::int64_t ldr,
-                  float* c, std::int64_t ldc) {
+void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a,
+                  std::int64_t lda, const float* packed, const float* bias, Activation activation,
+                  const float* residual, std::int64_t ldr, float* c, std::int64_t ldc) {
   constexpr int P = kPanel<float>;
   static_assert(P == kPackWidth);
   // From the whole problem's rows, so that a slice gives the same bits.

@@ -13,8 +13,8 @@ struct Grid {
 
 inline std::int64_t units(std::int64_t size, std::int64_t unit) { return (size + unit - 1) / unit; }
 
-// As many parts as threads where the work is worth it (2·m·n·k operations), cut so that every part reads the least of A and B.
-// Cuts fall on multiples of row_unit and col_unit.
+// As many parts as threads where the work is worth it (2·m·n·k operations), cut so that every part reads the least of A
+// and B. Cuts fall on multiples of row_unit and col_unit.
 inline Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t row_unit, std::int64_t col_unit) {
   constexpr double kOperationsPerThread = 5e5;
   const double operations = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
@@ -51,8 +51,10 @@ void on_grid(Grid grid, std::int64_t m, std::int64_t n, std::int64_t row_unit, s
 #pragma omp parallel for schedule(static, 1) num_threads(parts)
   for (int part = 0; part < parts; ++part) {
     const int r = part / grid.cols, s = part % grid.cols;
-    const std::int64_t i0 = cut(row_units, r, grid.rows, row_unit, m), i1 = cut(row_units, r + 1, grid.rows, row_unit, m);
-    const std::int64_t j0 = cut(col_units, s, grid.cols, col_unit, n), j1 = cut(col_units, s + 1, grid.cols, col_unit, n);
+    const std::int64_t i0 = cut(row_units, r, grid.rows, row_unit, m),
+                       i1 = cut(row_units, r + 1, grid.rows, row_unit, m);
+    const std::int64_t j0 = cut(col_units, s, grid.cols, col_unit, n),
+                       j1 = cut(col_units, s + 1, grid.cols, col_unit, n);
     if (i0 < i1 && j0 < j1) body(part, i0, i1, j0, j1);
   }
 }

@@ -35,9 +35,12 @@ DType promote_floats(DType a, DType b) {
 
 DType to_complex(DType floating) {
   switch (floating) {
-    case DType::kFloat64: return DType::kComplex128;
-    case DType::kFloat16: return DType::kComplex32;
-    default: return DType::kComplex64;
+    case DType::kFloat64:
+      return DType::kComplex128;
+    case DType::kFloat16:
+      return DType::kComplex32;
+    default:
+      return DType::kComplex64;
   }
 }
 
@@ -143,9 +146,8 @@ bool is_dense(DimSpan sizes, DimSpan strides) {
 Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64_t>>& operands) {
   const std::size_t ndim = shape.size();
   // Operands of one dense layout hand it on unchanged, also where sizes of 1 leave the order open.
-  const bool same = !operands.empty() && std::all_of(operands.begin(), operands.end(), [&](const auto& strides) {
-    return strides == operands.front();
-  });
+  const bool same = !operands.empty() && std::all_of(operands.begin(), operands.end(),
+                                                     [&](const auto& strides) { return strides == operands.front(); });
   if (same && is_dense(shape, operands.front())) {
     const Tensor probe({}, 0, DType::kFloat32, shape, operands.front());
     return probe.is_contiguous() ? contiguous_strides(shape) : Dims(DimSpan(operands.front()));
@@ -236,7 +238,8 @@ std::int64_t lane_stride(const Tensor& t, std::int64_t dim) { return t.dim() == 
 TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const char* op) {
   const auto shape = broadcast_shapes(a.sizes(), b.sizes(), op);
   return Tensor::empty_strided(
-      shape, elementwise_strides(shape, {broadcast_strides(a, shape, op, "self"), broadcast_strides(b, shape, op, "other")}),
+      shape,
+      elementwise_strides(shape, {broadcast_strides(a, shape, op, "self"), broadcast_strides(b, shape, op, "other")}),
       dtype);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <complex>
 #include <vector>
 
 #include "kernels/cpu/strided_loop.h"
@@ -11,7 +12,8 @@ namespace untorch::shims {
 
 // The dtype that holds both, as torch.promote_types. Refuses pairs that PyTorch refuses (uint16 and up with others).
 DType promote_types(DType a, DType b);
-// torch.result_type of two tensors: a 0-D tensor only counts when its category (bool, integer, float, complex) is higher.
+// torch.result_type of two tensors: a 0-D tensor only counts when its category (bool, integer, float, complex) is
+// higher.
 DType result_type(const Tensor& a, const Tensor& b);
 // torch.result_type of a tensor and a Python float.
 DType result_type_with_double(const Tensor& a);
@@ -101,6 +103,18 @@ void map_binary(const Tensor& out, const Tensor& a, const Tensor& b, Fn&& fn) {
 
 // The result tensor of an element-wise operator on a and b.
 TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const char* op);
+
+// dispatch_real and the complex types, as std::complex.
+template <class Fn>
+decltype(auto) dispatch_number(const char* op, DType dtype, Fn&& fn) {
+  if (dtype == DType::kComplex64) return fn.template operator()<std::complex<float>>();
+  if (dtype == DType::kComplex128) return fn.template operator()<std::complex<double>>();
+  return dispatch_real(op, dtype, std::forward<Fn>(fn));
+}
+template <class T>
+inline constexpr bool kIsComplex = false;
+template <class T>
+inline constexpr bool kIsComplex<std::complex<T>> = true;
 
 // A 0-D tensor of a double, converted.
 TensorPtr scalar_tensor(double value, DType dtype);

@@ -58,10 +58,11 @@ void sort_impl(AtenTensorHandle self, std::int64_t dim_arg, bool descending, Ate
   const Tensor& t = cpu_input(self, "sort", "self");
   const std::int64_t dim = normalize_dim(dim_arg, t.dim(), "sort");
   TensorPtr values = empty_like(t, t.dtype()), indices = empty_like(t, DType::kInt64);
-  keyed_lanes(t, *values, *indices, dim, "sort", [&](auto& keyed, auto* to, std::int64_t vs, auto* at, std::int64_t is) {
-    kernels::sort_lane(keyed, descending);
-    store(keyed, static_cast<std::int64_t>(keyed.size()), to, vs, at, is);
-  });
+  keyed_lanes(t, *values, *indices, dim, "sort",
+              [&](auto& keyed, auto* to, std::int64_t vs, auto* at, std::int64_t is) {
+                kernels::sort_lane(keyed, descending);
+                store(keyed, static_cast<std::int64_t>(keyed.size()), to, vs, at, is);
+              });
   give(ret0, std::move(values), "sort");
   give(ret1, std::move(indices), "sort");
 }
@@ -74,7 +75,8 @@ void select_one(AtenTensorHandle self, std::int64_t dim_arg, std::int32_t keepdi
   const std::int64_t dim = normalize_dim(dim_arg, t.dim(), op);
   const auto kept = reduced_shape(t.sizes(), dim, true);
   TensorPtr values = Tensor::empty(kept, t.dtype()), indices = Tensor::empty(kept, DType::kInt64);
-  if (t.numel() == 0) check(lane_size(t, dim) != 0, op, ": dimension ", dim, " of shape ", to_string(t.sizes()), " is empty");
+  if (t.numel() == 0)
+    check(lane_size(t, dim) != 0, op, ": dimension ", dim, " of shape ", to_string(t.sizes()), " is empty");
   keyed_lanes(t, *values, *indices, dim, op, [&](auto& keyed, auto* to, std::int64_t, auto* at, std::int64_t) {
     const auto chosen = pick(keyed);
     *to = chosen.value;
@@ -118,8 +120,8 @@ UNTORCH_SHIM aoti_torch_cpu_sort(AtenTensorHandle self, std::int64_t dim, std::i
   return guarded("sort", [&] { sort_impl(self, dim, descending != 0, ret0, ret1); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_sort_stable(AtenTensorHandle self, std::int32_t*, std::int64_t dim,
-                                        std::int32_t descending, AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
+UNTORCH_SHIM aoti_torch_cpu_sort_stable(AtenTensorHandle self, std::int32_t*, std::int64_t dim, std::int32_t descending,
+                                        AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
   // The sort is always stable, so the flag does not matter.
   return guarded("sort", [&] { sort_impl(self, dim, descending != 0, ret0, ret1); });
 }

@@ -66,23 +66,18 @@ def _check(
     if activation not in ACTIVATIONS:
         raise ValueError(f"packed_linear: activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     blocks = -(-out_features // BLOCK)
-    torch._check(x.dim() >= 1, lambda: "packed_linear: x: expected at least one dimension, got a scalar")
-    expected = (blocks, x.shape[-1], BLOCK)
-    torch._check(
-        tuple(weight.shape) == expected,
-        lambda: f"packed_linear: weight: expected the packed shape {expected}, got {tuple(weight.shape)}",
-    )
+    if x.dim() < 1:
+        raise ValueError("packed_linear: x: expected at least one dimension, got a scalar")
+    _expect("weight", "the packed shape", weight, (blocks, x.shape[-1], BLOCK))
     if bias is not None:
-        torch._check(
-            tuple(bias.shape) == (out_features,),
-            lambda: f"packed_linear: bias: expected the shape ({out_features},), got {tuple(bias.shape)}",
-        )
+        _expect("bias", "the shape", bias, (out_features,))
     if residual is not None:
-        shape = (*x.shape[:-1], out_features)
-        torch._check(
-            tuple(residual.shape) == shape,
-            lambda: f"packed_linear: residual: expected the shape {shape}, got {tuple(residual.shape)}",
-        )
+        _expect("residual", "the shape", residual, (*x.shape[:-1], out_features))
+
+
+def _expect(name: str, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tensor.dim() != len(shape) or any(a != b for a, b in zip(tensor.shape, shape, strict=True)):
+        raise ValueError(f"packed_linear: {name}: expected {what} {shape}, got {tuple(tensor.shape)}")
 
 
 @torch.library.custom_op("untorch::packed_linear", mutates_args=())

@@ -110,6 +110,11 @@ class Method:
         return self._core.name
 
     @property
+    def num_inputs(self) -> int:
+        """Tensor inputs in the flat call (``run_flat``)."""
+        return self._core.arity()[0]
+
+    @property
     def inputs(self) -> list[dict[str, Any]]:
         """Name, dtype and shape of each tensor input; empty for a stock package, which does not tell."""
         return [dict(item) for item in (self._spec or {}).get("inputs", []) if "constant" not in item]

@@ -106,7 +106,7 @@ UNTORCH_VECMATH_INLINE F vtanh(F x) {
   const F small = x * (square * polynomial(square, kCoefficients)) + x;
   const F large = 1.0f - 2.0f / (vexp(magnitude + magnitude) + 1.0f);
   const I sign = (I)x & INT32_MIN;
-  return magnitude < 1.25f ? small : (F)((I)large | sign);
+  return (F)((I)(magnitude < 1.25f ? small : large) | sign);  // the sign of −0 too
 }
 
 // erf: an odd polynomial below 0.9375, 1 − exp(−p(x)) above.

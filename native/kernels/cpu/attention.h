@@ -1,0 +1,32 @@
+// Scaled dot-product attention on the CPU, blockwise with a running softmax. Raw pointers, strides in elements.
+#pragma once
+
+#include <cstdint>
+
+namespace untorch::kernels {
+
+// A [batch, heads, length, width] array.
+template <class T>
+struct HeadsRef {
+  T* data;
+  std::int64_t batch_stride, head_stride, row_stride, col_stride;
+};
+
+// out = softmax(scale·Q·Kᵀ + mask)·V for every batch entry and head; query head h reads key head h / (heads /
+// kv_heads). A row that sees no key at all (everything −inf) gives zeros and a logsumexp of 0, as in PyTorch.
+template <class T>
+struct Attention {
+  std::int64_t batch, heads, kv_heads, queries, keys, width;
+  T scale;
+  bool causal;  // query i sees keys 0…i
+  HeadsRef<const T> query, key, value;
+  HeadsRef<const T> mask;  // [batch, heads, queries, keys], strides 0 where it broadcasts; data may be null
+  HeadsRef<T> out;
+  HeadsRef<T> logsumexp;  // [batch, heads, queries, 1]
+};
+
+// Parallel over batch × heads × blocks of queries. Throws std::bad_alloc.
+void attention(const Attention<float>& problem);
+void attention(const Attention<double>& problem);
+
+}  // namespace untorch::kernels

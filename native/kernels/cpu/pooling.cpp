@@ -1,0 +1,224 @@
+// Pooling loops: a window is reduced in registers (channels outermost) or in a row of channels (channels innermost).
+#include "kernels/cpu/pooling.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cpu/items.h"
+#include "tensor/dispatch.h"
+
+namespace untorch::kernels {
+namespace {
+
+// Sums of half types run in float, of integers in int64.
+template <class T>
+using sum_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
+
+template <class T>
+bool is_nan(T value) {
+  if constexpr (std::is_integral_v<T>) {
+    return false;
+  } else {
+    const compute_t<T> v = value;
+    return v != v;
+  }
+}
+
+template <class T>
+T lowest() {
+  if constexpr (std::is_integral_v<T>) {
+    return std::numeric_limits<T>::lowest();
+  } else {
+    return T(-std::numeric_limits<compute_t<T>>::infinity());
+  }
+}
+
+struct Window {
+  std::int64_t d0, d1, h0, h1, w0, w1, sd, sh, sw, covered;
+  std::int64_t count() const { return (d1 - d0) * (h1 - h0) * (w1 - w0); }
+};
+
+Window window_at(const PoolShape& s, std::int64_t od, std::int64_t oh, std::int64_t ow) {
+  const auto d = static_cast<std::size_t>(od), h = static_cast<std::size_t>(oh), w = static_cast<std::size_t>(ow);
+  const auto& [wd, wh, ww] = s.windows;
+  return {wd.start[d], wd.stop[d], wh.start[h], wh.stop[h], ww.start[w],
+          ww.stop[w],  wd.step,    wh.step,     ww.step,    wd.covered[d] * wh.covered[h] * ww.covered[w]};
+}
+
+std::int64_t divisor_of(const Window& window, Divisor divisor, std::int64_t fixed) {
+  return divisor == Divisor::kFixed ? fixed : divisor == Divisor::kCovered ? window.covered : window.count();
+}
+
+bool worth_threads(const PoolShape& s) {
+  double work = static_cast<double>(s.batch * s.channels);
+  for (std::size_t d = 0; d < 3; ++d) work *= static_cast<double>(std::max(s.input[d], s.output[d]));
+  return work > kParallelWork;
+}
+
+std::int64_t offset(const PoolLayout& l, std::int64_t n, std::int64_t c, std::int64_t d, std::int64_t h,
+                    std::int64_t w) {
+  return n * l.batch_stride + c * l.channel_stride + d * l.stride[0] + h * l.stride[1] + w * l.stride[2];
+}
+
+// Calls line(n, c, od, oh): c is -1 when the line holds all channels.
+template <class Line>
+void for_each_line(const PoolShape& s, Line&& line) {
+  const std::int64_t lines = s.output[0] * s.output[1];
+  if (s.channels_innermost) {
+    for_each_item(s.batch * lines, worth_threads(s),
+                  [&](std::int64_t i) { line(i / lines, std::int64_t{-1}, i % lines / s.output[1], i % s.output[1]); });
+  } else {
+    for_each_item_grained(s.batch * s.channels, 1, worth_threads(s), [&](std::int64_t i) {
+      for (std::int64_t l = 0; l < lines; ++l) line(i / s.channels, i % s.channels, l / s.output[1], l % s.output[1]);
+    });
+  }
+}
+
+}  // namespace
+
+PoolWindows sliding_windows(std::int64_t input, std::int64_t output, std::int64_t kernel, std::int64_t stride,
+                            std::int64_t padding, std::int64_t dilation) {
+  PoolWindows windows;
+  windows.step = dilation;
+  for (std::int64_t i = 0; i < output; ++i) {
+    std::int64_t start = i * stride - padding;
+    const std::int64_t padded_stop = std::min(start + kernel, input + padding);
+    windows.covered.push_back(padded_stop - start);
+    const std::int64_t stop = std::min(start + (kernel - 1) * dilation + 1, input);
+    if (start < 0) start += (-start + dilation - 1) / dilation * dilation;
+    windows.start.push_back(start);
+    windows.stop.push_back(std::max(stop, start));
+  }
+  return windows;
+}
+
+PoolWindows adaptive_windows(std::int64_t input, std::int64_t output) {
+  PoolWindows windows;
+  for (std::int64_t i = 0; i < output; ++i) {
+    const std::int64_t start = i * input / output, stop = ((i + 1) * input + output - 1) / output;
+    windows.start.push_back(start);
+    windows.stop.push_back(stop);
+    windows.covered.push_back(stop - start);
+  }
+  return windows;
+}
+
+std::int64_t pooled_size(std::int64_t input, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                         std::int64_t dilation, bool ceil_mode) {
+  const std::int64_t room = input + 2 * padding - dilation * (kernel - 1) - 1 + (ceil_mode ? stride - 1 : 0);
+  std::int64_t size = (room >= 0 ? room / stride : -((-room + stride - 1) / stride)) + 1;
+  if (ceil_mode && (size - 1) * stride >= input + padding) --size;
+  return size;
+}
+
+template <class T>
+void avg_pool(const PoolShape& s, Divisor divisor, std::int64_t fixed, const T* input, T* output) {
+  using Sum = sum_t<T>;
+  const auto mean = [&](Sum sum, const Window& window) {
+    const std::int64_t by = divisor_of(window, divisor, fixed);
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(by == 0 ? 0 : sum / by);
+    } else {
+      return T(sum / static_cast<Sum>(by));
+    }
+  };
+  for_each_line(s, [&](std::int64_t n, std::int64_t c, std::int64_t od, std::int64_t oh) {
+    thread_local std::vector<Sum> sums;
+    if (c < 0) sums.resize(static_cast<std::size_t>(s.channels));
+    for (std::int64_t ow = 0; ow < s.output[2]; ++ow) {
+      const Window k = window_at(s, od, oh, ow);
+      if (c >= 0) {
+        Sum sum = 0;
+        for (std::int64_t d = k.d0; d < k.d1; ++d) {
+          for (std::int64_t h = k.h0; h < k.h1; ++h) {
+            const T* from = input + offset(s.in, n, c, d, h, 0);
+            for (std::int64_t w = k.w0; w < k.w1; ++w) sum += static_cast<Sum>(from[w * s.in.stride[2]]);
+          }
+        }
+        const bool empty = k.count() <= 0;  // a window wholly in the padding
+        output[offset(s.out, n, c, od, oh, ow)] = empty ? T(0) : mean(sum, k);
+        continue;
+      }
+      std::fill(sums.begin(), sums.end(), Sum(0));
+      for (std::int64_t d = k.d0; d < k.d1; ++d) {
+        for (std::int64_t h = k.h0; h < k.h1; ++h) {
+          for (std::int64_t w = k.w0; w < k.w1; ++w) {
+            const T* from = input + offset(s.in, n, 0, d, h, w);
+            Sum* to = sums.data();
+            for (std::int64_t i = 0; i < s.channels; ++i) to[i] += static_cast<Sum>(from[i]);
+          }
+        }
+      }
+      T* to = output + offset(s.out, n, 0, od, oh, ow);
+      const bool empty = k.count() <= 0;
+      for (std::int64_t i = 0; i < s.channels; ++i) {
+        to[i] = empty ? T(0) : mean(sums[static_cast<std::size_t>(i)], k);
+      }
+    }
+  });
+}
+
+template <class T>
+void max_pool(const PoolShape& s, const T* input, T* output, std::int64_t* indices) {
+  for_each_line(s, [&](std::int64_t n, std::int64_t c, std::int64_t od, std::int64_t oh) {
+    for (std::int64_t ow = 0; ow < s.output[2]; ++ow) {
+      const Window k = window_at(s, od, oh, ow);
+      const std::int64_t nowhere = (k.d0 * s.input[1] + k.h0) * s.input[2] + k.w0;
+      if (c >= 0) {
+        T best = lowest<T>();
+        std::int64_t at = nowhere;
+        for (std::int64_t d = k.d0; d < k.d1; d += k.sd) {
+          for (std::int64_t h = k.h0; h < k.h1; h += k.sh) {
+            const T* from = input + offset(s.in, n, c, d, h, 0);
+            for (std::int64_t w = k.w0; w < k.w1; w += k.sw) {
+              const T value = from[w * s.in.stride[2]];
+              if (value > best || is_nan(value)) {
+                best = value;
+                at = (d * s.input[1] + h) * s.input[2] + w;
+              }
+            }
+          }
+        }
+        const std::int64_t to = offset(s.out, n, c, od, oh, ow);
+        output[to] = best;
+        indices[to] = at;
+        continue;
+      }
+      const std::int64_t to = offset(s.out, n, 0, od, oh, ow);
+      T* best = output + to;
+      std::int64_t* at = indices + to;
+      std::fill_n(best, s.channels, lowest<T>());
+      std::fill_n(at, s.channels, nowhere);
+      for (std::int64_t d = k.d0; d < k.d1; d += k.sd) {
+        for (std::int64_t h = k.h0; h < k.h1; h += k.sh) {
+          for (std::int64_t w = k.w0; w < k.w1; w += k.sw) {
+            const T* from = input + offset(s.in, n, 0, d, h, w);
+            const std::int64_t here = (d * s.input[1] + h) * s.input[2] + w;
+            for (std::int64_t i = 0; i < s.channels; ++i) {
+              const bool better = from[i] > best[i] || is_nan(from[i]);
+              best[i] = better ? from[i] : best[i];
+              at[i] = better ? here : at[i];
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+#define UNTORCH_POOL(T)                                                          \
+  template void avg_pool(const PoolShape&, Divisor, std::int64_t, const T*, T*); \
+  template void max_pool(const PoolShape&, const T*, T*, std::int64_t*);
+UNTORCH_POOL(Half)
+UNTORCH_POOL(BFloat16)
+UNTORCH_POOL(float)
+UNTORCH_POOL(double)
+UNTORCH_POOL(std::uint8_t)
+UNTORCH_POOL(std::int8_t)
+UNTORCH_POOL(std::int16_t)
+UNTORCH_POOL(std::int32_t)
+UNTORCH_POOL(std::int64_t)
+#undef UNTORCH_POOL
+
+}  // namespace untorch::kernels

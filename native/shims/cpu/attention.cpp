@@ -1,0 +1,184 @@
+// Scaled dot-product attention on the CPU.
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "shims/shim.h"
+
+namespace untorch::shims {
+namespace {
+
+constexpr const char* kOp = "_scaled_dot_product_flash_attention_for_cpu";
+
+// The strides that PyTorch gives to a new tensor "like" this one: its own where they are dense and do not overlap, else
+// the dense strides in the same order of dimensions. Compiled models rely on them.
+Dims strides_like(const Tensor& tensor) {
+  const std::int64_t ndim = tensor.dim();
+  const Dims &sizes = tensor.sizes(), &strides = tensor.strides();
+  Dims order;
+  order.resize(static_cast<std::size_t>(ndim));
+  // Dense: sorted by stride, with dimensions of size 1 left out, each stride is the product of the sizes before it.
+  for (std::int64_t d = 0; d < ndim; ++d) order[static_cast<std::size_t>(d)] = d;
+  const auto at = [](const Dims& dims, std::int64_t d) { return dims[static_cast<std::size_t>(d)]; };
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t x, std::int64_t y) {
+    if (at(sizes, x) < 2 || at(sizes, y) < 2) return at(sizes, x) >= 2 && at(sizes, y) < 2;
+    return at(strides, x) < at(strides, y);
+  });
+  std::int64_t expected = 1;
+  bool dense = true;
+  for (const std::int64_t d : order) {
+    if (at(sizes, d) < 2) break;
+    dense = dense && at(strides, d) == expected;
+    expected *= at(sizes, d);
+  }
+  if (dense || tensor.numel() == 0) return tensor.numel() == 0 ? contiguous_strides(sizes) : strides;
+  // Insertion from the last dimension outwards; a stride of 0 is ordered with nothing and stays where it is.
+  for (std::int64_t i = 0; i < ndim; ++i) order[static_cast<std::size_t>(i)] = ndim - 1 - i;
+  const auto compare = [&](std::int64_t x, std::int64_t y) -> int {
+    const std::int64_t a = at(strides, x), b = at(strides, y);
+    if (a == 0 || b == 0) return 0;
+    if (a != b) return a < b ? -1 : 1;
+    return at(sizes, x) > at(sizes, y) ? 1 : 0;
+  };
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    std::size_t place = i;
+    for (std::size_t j = i; j-- > 0;) {
+      const int relation = compare(order[j], order[place]);
+      if (relation > 0) {
+        std::swap(order[j], order[place]);
+        place = j;
+      } else if (relation < 0) {
+        break;
+      }
+    }
+  }
+  Dims out;
+  out.resize(order.size());
+  std::int64_t next = 1;
+  for (const std::int64_t d : order) {
+    out[static_cast<std::size_t>(d)] = next;
+    next *= at(sizes, d);
+  }
+  return out;
+}
+
+template <class T>
+kernels::HeadsRef<T> heads(const Tensor& tensor) {
+  return {tensor.data<std::remove_const_t<T>>(), tensor.stride(0), tensor.stride(1), tensor.stride(2),
+          tensor.stride(3)};
+}
+
+// The mask as [batch, heads, queries, keys] in the computing dtype, stride 0 where it broadcasts. What is expanded is
+// not copied.
+TensorPtr expanded_mask(const Tensor& mask, const Dims& sizes, DType query_dtype, DType compute) {
+  check(mask.dtype() == query_dtype || mask.dtype() == compute, kOp, ": argument 'attn_mask' must be ",
+        dtype_name(query_dtype), " like 'query', got ", dtype_name(mask.dtype()));
+  check(mask.dim() == 2 || mask.dim() == 4, kOp, ": argument 'attn_mask' must be 2-D or 4-D, got shape ",
+        to_string(mask.sizes()));
+  Dims base_sizes{1, 1, 1, 1}, base_strides{0, 0, 0, 0};
+  const std::int64_t missing = 4 - mask.dim();
+  for (std::int64_t d = 0; d < mask.dim(); ++d) {
+    const auto to = static_cast<std::size_t>(d + missing);
+    check(mask.size(d) == 1 || mask.size(d) == sizes[to], kOp, ": argument 'attn_mask' of shape ",
+          to_string(mask.sizes()), " does not broadcast to ", to_string(sizes));
+    if (mask.size(d) != 1 && mask.stride(d) != 0) base_sizes[to] = mask.size(d), base_strides[to] = mask.stride(d);
+  }
+  const TensorPtr base = mask.view(base_sizes, base_strides, mask.storage_offset());
+  const TensorPtr values = to_dtype(*base, compute);
+  Dims strides = values->strides();
+  for (std::size_t d = 0; d < 4; ++d) {
+    if (base_sizes[d] == 1) strides[d] = 0;
+  }
+  return values->view(sizes, strides, values->storage_offset());
+}
+
+template <class T>
+void run(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor* mask, const Tensor& out,
+         const Tensor& lse, bool causal, double scale) {
+  kernels::Attention<T> p{};
+  p.batch = query.size(0), p.heads = query.size(1), p.kv_heads = key.size(1);
+  p.queries = query.size(2), p.keys = key.size(2), p.width = query.size(3);
+  p.scale = static_cast<T>(scale), p.causal = causal;
+  p.query = heads<const T>(query), p.key = heads<const T>(key), p.value = heads<const T>(value);
+  if (mask != nullptr) p.mask = heads<const T>(*mask);
+  p.out = heads<T>(out);
+  p.logsumexp = {lse.data<T>(), lse.stride(0), lse.stride(1), lse.stride(2), 0};
+  kernels::attention(p);
+}
+
+void check_operand(const char* name, const Tensor& tensor, const Tensor& query) {
+  check(tensor.dim() == 4, kOp, ": argument '", name, "' must be 4-D (batch, heads, length, width), got shape ",
+        to_string(tensor.sizes()));
+  check(tensor.dtype() == query.dtype(), kOp, ": argument '", name, "' must be ", dtype_name(query.dtype()),
+        " like 'query', got ", dtype_name(tensor.dtype()));
+  check(tensor.size(3) == query.size(3), kOp, ": argument '", name, "' must have the width ", query.size(3),
+        " of 'query', got shape ", to_string(tensor.sizes()));
+}
+
+}  // namespace
+
+UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, double dropout_p, std::int32_t is_causal,
+    AtenTensorHandle* attn_mask, double* scale, AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
+  return guarded(kOp, [&] {
+    const Tensor& q = cpu_input(query, kOp, "query");
+    const Tensor& k = cpu_input(key, kOp, "key");
+    const Tensor& v = cpu_input(value, kOp, "value");
+    const Tensor* mask = optional_cpu_input(attn_mask, kOp, "attn_mask");
+    if (!is_floating(q.dtype())) {
+      throw_error(ErrorKind::kUnsupported, kOp,
+                  ": argument 'query' must be float32, float64, bfloat16 or float16, got ", dtype_name(q.dtype()));
+    }
+    check_operand("query", q, q);
+    check_operand("key", k, q);
+    check_operand("value", v, q);
+    if (dropout_p != 0.0) {
+      throw_error(ErrorKind::kUnsupported, kOp, ": dropout_p must be 0, got ", dropout_p,
+                  "; export the model in eval mode");
+    }
+    check(k.size(1) == v.size(1) && k.size(2) == v.size(2), kOp,
+          ": 'key' and 'value' must agree in heads and length, got ", to_string(k.sizes()), " and ",
+          to_string(v.sizes()));
+    check(k.size(0) == q.size(0) && v.size(0) == q.size(0), kOp, ": the batch sizes differ: 'query' is ",
+          to_string(q.sizes()), ", 'key' is ", to_string(k.sizes()), ", 'value' is ", to_string(v.sizes()));
+    check(k.size(1) > 0 ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, kOp, ": the ", q.size(1),
+          " heads of 'query' must be a multiple of the ", k.size(1), " of 'key'");
+    const bool wide = q.dtype() == DType::kFloat32 || q.dtype() == DType::kFloat64;
+    const DType compute = wide ? q.dtype() : DType::kFloat32;
+    const std::int64_t batch = q.size(0), head_count = q.size(1), queries = q.size(2);
+    TensorPtr out = Tensor::empty_strided(q.sizes(), strides_like(q), q.dtype());
+    TensorPtr lse =
+        Tensor::empty_strided(Dims{batch, head_count, queries}, Dims{queries * head_count, 1, head_count}, compute);
+    const TensorPtr wide_q = to_dtype(q, compute), wide_k = to_dtype(k, compute), wide_v = to_dtype(v, compute);
+    TensorPtr wide_mask;
+    if (mask != nullptr)
+      wide_mask = expanded_mask(*mask, Dims{batch, head_count, queries, k.size(2)}, q.dtype(), compute);
+    const TensorPtr result = wide ? std::make_unique<Tensor>(*out) : Tensor::empty(q.sizes(), compute);
+    const double factor = scale != nullptr ? *scale
+                          : q.size(3) == 0 ? 1.0
+                                           : 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+    if (compute == DType::kFloat64) {
+      run<double>(*wide_q, *wide_k, *wide_v, wide_mask.get(), *result, *lse, is_causal != 0, factor);
+    } else {
+      run<float>(*wide_q, *wide_k, *wide_v, wide_mask.get(), *result, *lse, is_causal != 0, factor);
+    }
+    if (!wide) copy_cpu(*out, *result);
+    give(ret0, std::move(out), kOp);
+    give(ret1, std::move(lse), kOp);
+  });
+}
+
+UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable(
+    AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*, double, std::int32_t, std::int32_t,
+    double*, AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*, std::int64_t*, std::int64_t*,
+    AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*) {
+  constexpr const char* op = "_scaled_dot_product_fused_attention_overrideable";
+  return guarded(op, [&] {
+    throw_error(ErrorKind::kUnsupported, op,
+                ": not served on the CPU: it is the hook of out-of-tree devices; export with "
+                "torch.nn.functional.scaled_dot_product_attention on CPU tensors, which gives the flash kernel");
+  });
+}
+
+}  // namespace untorch::shims

@@ -1,0 +1,214 @@
+// Linear layers with the weight as it is stored: untorch's packed operator and Inductor's _linear_pointwise on plain
+// weights.
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "shims/cpu/matmul.h"
+
+namespace untorch::shims {
+namespace {
+
+using kernels::Activation;
+
+// x [..., k] seen as a matrix of rows; a row-major copy of it where the leading dimensions do not fold or k is strided.
+struct Rows {
+  TensorPtr tensor;
+  std::int64_t rows, stride;
+};
+Rows fold_rows(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  const std::int64_t k = x.size(-1);
+  bool folds = k <= 1 || x.stride(-1) == 1;
+  std::int64_t stride = 0, extent = 0;  // of the rows so far: their distance, and how far a dimension outside must step
+  for (std::int64_t d = x.dim() - 2; folds && d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (extent == 0) {
+      stride = x.stride(d);
+    } else {
+      folds = x.stride(d) == extent;
+    }
+    extent = x.stride(d) * x.size(d);
+    folds = folds && extent != 0;
+  }
+  if (folds) return {std::make_unique<Tensor>(x), rows, rows <= 1 ? k : stride};
+  return {clone_contiguous(x), rows, k};
+}
+
+Dims with_last(const Dims& sizes, std::int64_t last) {
+  Dims out = sizes;
+  out[out.size() - 1] = last;
+  return out;
+}
+
+// The post-ops of oneDNN that Inductor fuses, for one value.
+template <class Fn>
+void map_in_place(float* values, std::int64_t count, Fn&& fn) {
+#pragma omp parallel for if (count > 32768)
+  for (std::int64_t i = 0; i < count; ++i) values[i] = fn(values[i]);
+}
+
+double scalar_at(const char* op, const char* attr, const double** scalars, std::int64_t count, std::int64_t index) {
+  check(scalars != nullptr && index < count && scalars[index] != nullptr, op, ": '", attr, "' needs ", index + 1,
+        " scalars, got ", count);
+  return *scalars[index];
+}
+
+void apply_attribute(const char* op, float* values, std::int64_t rows, std::int64_t cols, std::string_view attr,
+                     const double** scalars, std::int64_t scalar_count, const char** algorithm) {
+  const auto activate = [&](Activation activation) { kernels::apply_activation(rows, cols, activation, values, cols); };
+  const std::int64_t count = rows * cols;
+  if (attr == "none") return;
+  if (attr == "relu") return activate(Activation::kRelu);
+  if (attr == "sigmoid") return activate(Activation::kSigmoid);
+  if (attr == "tanh") return activate(Activation::kTanh);
+  if (attr == "swish") return activate(Activation::kSilu);
+  if (attr == "gelu") {
+    const std::string_view form = algorithm == nullptr || *algorithm == nullptr ? "none" : *algorithm;
+    check(form == "none" || form == "tanh", op, ": gelu's algorithm must be none or tanh, got '", form, "'");
+    return activate(form == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
+  }
+  if (attr == "hardswish") {
+    return map_in_place(values, count, [](float x) { return x * std::min(std::max(x + 3.0f, 0.0f), 6.0f) / 6.0f; });
+  }
+  if (attr == "leaky_relu") {
+    const auto slope = static_cast<float>(scalar_at(op, "leaky_relu", scalars, scalar_count, 0));
+    return map_in_place(values, count, [slope](float x) { return x < 0.0f ? x * slope : x; });
+  }
+  if (attr == "hardtanh") {
+    const auto low = static_cast<float>(scalar_at(op, "hardtanh", scalars, scalar_count, 0));
+    const auto high = static_cast<float>(scalar_at(op, "hardtanh", scalars, scalar_count, 1));
+    return map_in_place(values, count, [low, high](float x) { return x < low ? low : x > high ? high : x; });
+  }
+  throw_error(ErrorKind::kUnsupported, op, ": post-op '", attr,
+              "' is not supported, expected none, relu, sigmoid, tanh, gelu, swish, hardswish, leaky_relu or hardtanh");
+}
+
+// x·Wᵀ + bias in float, row-major, W [n, k] of any strides.
+TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor* bias) {
+  check(x.dim() >= 1, op, ": argument 'X' must have at least one dimension");
+  check_rank(op, "W", weight, 2);
+  check(is_floating(x.dtype()) && x.dtype() != DType::kFloat64, op,
+        ": argument 'X' must be float32, bfloat16 or float16, got ", dtype_name(x.dtype()));
+  check(x.dtype() == weight.dtype(), op, ": 'X' and 'W' must have the same dtype, got ", dtype_name(x.dtype()), " and ",
+        dtype_name(weight.dtype()));
+  check(x.size(-1) == weight.size(1), op, ": 'X' has ", x.size(-1), " features, 'W' of shape ",
+        to_string(weight.sizes()), " takes ", weight.size(1));
+  const TensorPtr wide = to_dtype(x, DType::kFloat32), wide_weight = to_dtype(weight, DType::kFloat32);
+  const Rows rows = fold_rows(*wide);
+  const std::int64_t n = weight.size(0), k = weight.size(1);
+  TensorPtr out = Tensor::empty(with_last(x.sizes(), n), DType::kFloat32);
+  if (bias != nullptr) {
+    check(bias->dim() == 1 && bias->size(0) == n, op, ": argument 'B' must have shape [", n, "], got ",
+          to_string(bias->sizes()));
+    copy_cpu(*out, *bias);
+  }
+  kernels::gemm(rows.rows, n, k, 1.0f, {rows.tensor->data<float>(), rows.stride, 1},
+                {wide_weight->data<float>(), wide_weight->stride(1), wide_weight->stride(0)},
+                bias == nullptr ? 0.0f : 1.0f, {out->data<float>(), n, 1});
+  return out;
+}
+
+std::int64_t row_count(const Tensor& out) { return out.size(-1) == 0 ? 0 : out.numel() / out.size(-1); }
+
+}  // namespace
+
+UNTORCH_SHIM aoti_torch_cpu__linear_pointwise(AtenTensorHandle X, AtenTensorHandle W, AtenTensorHandle* B,
+                                              const char* attr, const double** scalars, std::int64_t scalars_len_,
+                                              const char** algorithm, AtenTensorHandle* ret0) {
+  constexpr const char* op = "_linear_pointwise";
+  return guarded(op, [&] {
+    const Tensor& x = cpu_input(X, op, "X");
+    TensorPtr out = plain_linear(op, x, cpu_input(W, op, "W"), optional_cpu_input(B, op, "B"));
+    apply_attribute(op, out->data<float>(), row_count(*out), out->size(-1), attr == nullptr ? "none" : attr, scalars,
+                    scalars_len_, algorithm);
+    give(ret0, to_dtype(*out, x.dtype()), op);
+  });
+}
+
+UNTORCH_SHIM aoti_torch_cpu__linear_pointwise_binary(AtenTensorHandle X, AtenTensorHandle other, AtenTensorHandle W,
+                                                     AtenTensorHandle* B, const char* attr, AtenTensorHandle* ret0) {
+  constexpr const char* op = "_linear_pointwise_binary";
+  return guarded(op, [&] {
+    const Tensor& x = cpu_input(X, op, "X");
+    const Tensor& second = cpu_input(other, op, "other");
+    const TensorPtr out = plain_linear(op, x, cpu_input(W, op, "W"), optional_cpu_input(B, op, "B"));
+    check(second.sizes() == out->sizes(), op, ": argument 'other' must have shape ", to_string(out->sizes()), ", got ",
+          to_string(second.sizes()));
+    check(second.dtype() == x.dtype(), op, ": argument 'other' must be ", dtype_name(x.dtype()), ", got ",
+          dtype_name(second.dtype()));
+    const TensorPtr wide = to_dtype(second, DType::kFloat32);
+    const TensorPtr dense = contiguous(*wide);
+    const std::string_view name = attr == nullptr ? "add" : attr;
+    const float* from = dense->data<float>();
+    float* to = out->data<float>();
+    const std::int64_t count = out->numel();
+    const auto combine = [&](auto&& fn) {
+#pragma omp parallel for if (count > 32768)
+      for (std::int64_t i = 0; i < count; ++i) to[i] = fn(to[i], from[i]);
+    };
+    if (name == "add") {
+      combine([](float a, float b) { return a + b; });
+    } else if (name == "sub") {
+      combine([](float a, float b) { return a - b; });
+    } else if (name == "mul") {
+      combine([](float a, float b) { return a * b; });
+    } else {
+      throw_error(ErrorKind::kUnsupported, op, ": binary post-op '", name,
+                  "' is not supported, expected add, sub or mul");
+    }
+    give(ret0, to_dtype(*out, x.dtype()), op);
+  });
+}
+
+// activation(x·Wᵀ + bias) + residual: x [..., k], weight packed [ceil(n/16), k, 16], bias [n], residual [..., n].
+UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias,
+                                                  AtenTensorHandle* residual, const char* activation,
+                                                  std::int64_t out_features, AtenTensorHandle* ret0) {
+  constexpr const char* op = "packed_linear";
+  return guarded(op, [&] {
+    const Tensor& input = cpu_input(x, op, "x");
+    const Tensor& packed = cpu_input(weight, op, "weight");
+    const Tensor* added = optional_cpu_input(bias, op, "bias");
+    const Tensor* rest = optional_cpu_input(residual, op, "residual");
+    const Activation function = activation_of(op, activation);
+    const auto check_float = [&](const Tensor& tensor, const char* name) {
+      check(tensor.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ",
+            dtype_name(tensor.dtype()));
+    };
+    check_float(input, "x");
+    check_float(packed, "weight");
+    check(input.dim() >= 1, op, ": argument 'x' must have at least one dimension");
+    check(out_features >= 0, op, ": out_features must not be negative, got ", out_features);
+    const std::int64_t n = out_features, k = input.size(-1);
+    const Dims expected{(n + kernels::kPackWidth - 1) / kernels::kPackWidth, k, kernels::kPackWidth};
+    check(packed.sizes() == expected, op, ": argument 'weight' must have shape ", to_string(expected), " for ", k,
+          " → ", n, " features, got ", to_string(packed.sizes()));
+    const TensorPtr dense_weight = contiguous(packed);
+    const Dims sizes = with_last(input.sizes(), n);
+    TensorPtr dense_bias;
+    if (added != nullptr) {
+      check_float(*added, "bias");
+      check(added->dim() == 1 && added->size(0) == n, op, ": argument 'bias' must have shape [", n, "], got ",
+            to_string(added->sizes()));
+      dense_bias = contiguous(*added);
+    }
+    Rows dense_residual{};
+    if (rest != nullptr) {
+      check_float(*rest, "residual");
+      check(rest->sizes() == sizes, op, ": argument 'residual' must have shape ", to_string(sizes), ", got ",
+            to_string(rest->sizes()));
+      dense_residual = fold_rows(*rest);
+    }
+    const Rows rows = fold_rows(input);
+    TensorPtr out = Tensor::empty(sizes, DType::kFloat32);
+    kernels::gemm_packed(rows.rows, n, k, rows.tensor->data<float>(), rows.stride, dense_weight->data<float>(),
+                         dense_bias ? dense_bias->data<float>() : nullptr, function,
+                         rest != nullptr ? dense_residual.tensor->data<float>() : nullptr, dense_residual.stride,
+                         out->data<float>(), n);
+    give(ret0, std::move(out), op);
+  });
+}
+
+}  // namespace untorch::shims

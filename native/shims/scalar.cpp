@@ -1,0 +1,65 @@
+// Scalars out of tensors and into them (torch/csrc/inductor/aoti_torch/c/shim.h).
+#include "shims/shim.h"
+
+using namespace untorch;
+using namespace untorch::shims;
+
+namespace {
+
+// The only element of `tensor`, which must have the dtype that the function is named after.
+template <class T>
+AOTITorchError item(AtenTensorHandle tensor, DType dtype, T* ret) {
+  return guarded("item", [&] {
+    const Tensor& t = cpu_input(tensor, "item", "tensor");
+    check(ret != nullptr, "item: output pointer is null");
+    check(t.dtype() == dtype, "item: the tensor is ", dtype_name(t.dtype()), ", expected ", dtype_name(dtype));
+    check(t.numel() == 1, "item: the tensor has shape ", to_string(t.sizes()), ", expected one element");
+    std::memcpy(ret, t.raw(), sizeof(T));
+  });
+}
+
+template <class T>
+AOTITorchError scalar(T value, DType dtype, AtenTensorHandle* ret) {
+  return guarded("scalar_to_tensor", [&] { give(ret, Tensor::scalar(value, dtype), "scalar_to_tensor"); });
+}
+
+}  // namespace
+
+#define UNTORCH_ITEM(name, type, dtype)                                           \
+  UNTORCH_SHIM aoti_torch_item_##name(AtenTensorHandle tensor, type* ret_value) { \
+    return item(tensor, dtype, ret_value);                                        \
+  }
+#define UNTORCH_SCALAR(name, type, dtype)                                                         \
+  UNTORCH_SHIM aoti_torch_scalar_to_tensor_##name(type value, AtenTensorHandle* ret_new_tensor) { \
+    return scalar(value, dtype, ret_new_tensor);                                                  \
+  }
+
+UNTORCH_ITEM(float16, Half, DType::kFloat16)
+UNTORCH_ITEM(bfloat16, BFloat16, DType::kBFloat16)
+UNTORCH_ITEM(float32, float, DType::kFloat32)
+UNTORCH_ITEM(float64, double, DType::kFloat64)
+UNTORCH_ITEM(uint8, std::uint8_t, DType::kUInt8)
+UNTORCH_ITEM(uint16, std::uint16_t, DType::kUInt16)
+UNTORCH_ITEM(uint32, std::uint32_t, DType::kUInt32)
+UNTORCH_ITEM(uint64, std::uint64_t, DType::kUInt64)
+UNTORCH_ITEM(int8, std::int8_t, DType::kInt8)
+UNTORCH_ITEM(int16, std::int16_t, DType::kInt16)
+UNTORCH_ITEM(int32, std::int32_t, DType::kInt32)
+UNTORCH_ITEM(int64, std::int64_t, DType::kInt64)
+UNTORCH_ITEM(bool, bool, DType::kBool)
+UNTORCH_ITEM(complex64, Complex64, DType::kComplex64)
+
+UNTORCH_SCALAR(float32, float, DType::kFloat32)
+UNTORCH_SCALAR(float64, double, DType::kFloat64)
+UNTORCH_SCALAR(uint8, std::uint8_t, DType::kUInt8)
+UNTORCH_SCALAR(uint16, std::uint16_t, DType::kUInt16)
+UNTORCH_SCALAR(uint32, std::uint32_t, DType::kUInt32)
+UNTORCH_SCALAR(uint64, std::uint64_t, DType::kUInt64)
+UNTORCH_SCALAR(int8, std::int8_t, DType::kInt8)
+UNTORCH_SCALAR(int16, std::int16_t, DType::kInt16)
+UNTORCH_SCALAR(int32, std::int32_t, DType::kInt32)
+UNTORCH_SCALAR(int64, std::int64_t, DType::kInt64)
+UNTORCH_SCALAR(bool, bool, DType::kBool)
+// c10::complex is a struct of two like ours: both travel in the same registers.
+UNTORCH_SCALAR(complex64, Complex64, DType::kComplex64)
+UNTORCH_SCALAR(complex128, Complex128, DType::kComplex128)

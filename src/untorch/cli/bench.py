@@ -1,0 +1,186 @@
+"""``untorch bench``: load time, latency, throughput and memory of a method, and its cold start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import (
+    DebugOption,
+    JsonOption,
+    bytes_text,
+    emit,
+    make_table,
+    print_fields,
+    seconds_text,
+    shape_text,
+)
+from untorch.cli.run import INPUT_HELP, pick_method
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from untorch.cli.measure import Plan
+
+__all__ = ["bench"]
+
+_CALL_NOTE = (
+    "On the CPU a call computes and returns: there is no queue, so the time to enqueue is the time of the call. It "
+    "includes input checks and making output arrays (Method.run_flat)."
+)
+
+
+def bench(
+    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
+    method: Annotated[str | None, typer.Option(help="The method; default: the only one, or forward.")] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", help=INPUT_HELP + ". Default: random ones.")
+    ] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="Size of a symbol in shapes, as s0=16.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Calls before measuring.")] = 10,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Calls of every thread; default: as many as fit --seconds.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each number of threads.")] = 2.0,
+    threads: Annotated[str, typer.Option(help="OpenMP threads, one measurement each: 1,2,4. 0: OpenMP's choice.")] = "0",
+    runners: Annotated[int | None, typer.Option(min=1, help="Calls that may run at once; default: --concurrency.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Threads that call at the same time.")] = 1,
+    cold: Annotated[bool, typer.Option("--cold", help="Also time fresh processes up to their first output.")] = False,
+    cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure a method: load, latency, throughput, memory."""
+    import untorch
+    from untorch.cli.measure import Plan
+
+    counts = _parse_threads(threads)
+    plan = Plan(warmup, iterations, seconds, concurrency)
+    texts, dim_texts = list(inputs or ()), list(dims or ())
+    measured = [
+        _measure_one(file, method, texts, dim_texts, seed, plan, runners or concurrency, count) for count in counts
+    ]
+    first = measured[0]
+    document: dict[str, Any] = {
+        "file": str(file),
+        "file_bytes": file.stat().st_size,
+        "method": first["method"],
+        "untorch": untorch.__version__,
+        "cpu_level": untorch._core.cpu_level(),
+        "inputs": first["inputs"],
+        "warmup": warmup,
+        "concurrency": concurrency,
+        "runners": runners or concurrency,
+        "results": [{key: value for key, value in item.items() if key not in ("method", "inputs")} for item in measured],
+        "note": _CALL_NOTE,
+        "cold": None,
+    }
+    if cold:
+        from untorch.cli.cold import measure_cold
+
+        with untorch.load(file) as program:
+            chosen = pick_method(program, method)
+            specs, number = chosen.inputs, chosen.num_inputs
+        request = {
+            "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
+            "dims": dim_texts, "seed": seed, "threads": counts[0],
+        }  # fmt: skip
+        document["cold"] = measure_cold(request, cold_runs)
+    emit(document, json, lambda console: _render(console, document))
+
+
+def _parse_threads(text: str) -> list[int]:
+    from untorch.runtime.errors import InvalidArgumentError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidArgumentError(f"--threads {text}: expected numbers with commas between them, such as 1,2,4")
+    return [int(part) for part in parts]
+
+
+def _measure_one(
+    file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, runners: int, threads: int
+) -> dict[str, Any]:
+    """One load and its calls with a number of threads."""
+    import time
+
+    import untorch
+    from untorch.cli.inputs import make_inputs
+    from untorch.cli.measure import measure, summarise
+    from untorch.cli.process import memory
+
+    before, _ = memory()
+    start = time.perf_counter()
+    program = untorch.load(file, num_runners=runners, num_threads=threads)
+    try:
+        method = pick_method(program, name)
+        load = time.perf_counter() - start
+        arrays = make_inputs(method.inputs, method.num_inputs, texts, dims, seed, fill_missing=True)
+        loaded, _ = memory()
+        start = time.perf_counter()
+        method.run_flat(arrays)
+        first_call = time.perf_counter() - start
+        times = measure(lambda: method.run_flat(arrays), plan)
+        after, peak = memory()
+        return {
+            "method": method.name,
+            "inputs": [_describe(spec_name, array) for spec_name, array in zip(_names(method), arrays, strict=True)],
+            "threads": threads,
+            "load_s": load,
+            "first_call_s": first_call,
+            **summarise(times),
+            "memory": {
+                "before_load_bytes": before, "after_load_bytes": loaded, "after_run_bytes": after, "peak_bytes": peak,
+            },
+        }  # fmt: skip
+    finally:
+        program.close()
+
+
+def _names(method: Any) -> list[str]:
+    return [spec["name"] for spec in method.inputs] or [str(i) for i in range(method.num_inputs)]
+
+
+def _describe(name: str, array: NDArray[Any]) -> dict[str, Any]:
+    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    inputs = ", ".join(f"{i['name']}: {i['dtype']}{shape_text(i['shape'])}" for i in document["inputs"])
+    print_fields(
+        console,
+        [
+            ("file", f"{document['file']} ({bytes_text(document['file_bytes'])})"),
+            ("method", f"{document['method']}({inputs})"),
+            ("kernels", document["cpu_level"]),
+            ("calling threads", f"{document['concurrency']} ({document['runners']} runners)"),
+        ],
+    )
+    columns = ("threads", ">load", ">first call", ">calls", ">p50", ">p90", ">p99", ">mean", ">calls/s")
+    rows = []
+    for r in document["results"]:
+        times = [seconds_text(r[key]) for key in ("p50_s", "p90_s", "p99_s", "mean_s")]
+        rate = f"{r['throughput_per_s']:.0f}" if r["throughput_per_s"] >= 100 else f"{r['throughput_per_s']:.3g}"
+        label = r["threads"] or "OpenMP's"
+        rows.append((label, seconds_text(r["load_s"]), seconds_text(r["first_call_s"]), r["calls"], *times, rate))
+    console.print(make_table(None, columns, rows))
+    memory = [
+        (r["threads"] or "OpenMP's", *(bytes_text(r["memory"][f"{key}_bytes"]) for key in _MEMORY))
+        for r in document["results"]
+    ]
+    console.print(make_table(None, ("threads", *(f">RSS {key.replace('_', ' ')}" for key in _MEMORY)), memory))
+    if (cold := document["cold"]) is not None:
+        stages = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in cold["stages_s"].items())
+        console.print(
+            f"cold start: {seconds_text(cold['total_s'])} from process start to first output (best of {cold['runs']}; "
+            f"first {seconds_text(cold['first_total_s'])}): {stages}",
+            soft_wrap=True,
+        )
+    console.print(document["note"], soft_wrap=True)
+
+
+_MEMORY = ("before_load", "after_load", "after_run", "peak")

@@ -1,0 +1,52 @@
+"""``untorch doctor``: does the runtime work here, and what does it run on. torch is looked for, never imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["doctor"]
+
+
+def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Check this machine and this installation."""
+    from untorch.cli.checks import run_checks
+    from untorch.cli.machine import describe_machine
+
+    checks = run_checks()
+    working = all(check["status"] != "failed" for check in checks)
+    document: dict[str, Any] = {"working": working, **describe_machine(), "checks": checks}
+    emit(document, json, lambda console: _render(console, document))
+    if not working:
+        raise typer.Exit(1)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    cpu, library, openmp, cuda = (document[key] for key in ("cpu", "library", "openmp", "cuda"))
+    wanted = f", OMP_NUM_THREADS={openmp['environment']}" if openmp["environment"] else ""
+    found = "; ".join(f"{name}: {path}" for name, path in cuda["libraries"].items() if path)
+    print_fields(
+        console,
+        [
+            ("untorch", f"{document['untorch']} (native library {library['version']})"),
+            ("Python", f"{document['python']['version']} at {document['python']['executable']}"),
+            ("numpy", f"{document['numpy']}, ml_dtypes {document['ml_dtypes'] or 'not installed'}"),
+            ("platform", document["platform"]),
+            ("CPU", f"{cpu['model'] or 'unknown'}, {cpu['architecture']}, {cpu['usable_cores']} usable cores"),
+            ("CPU features", " ".join(cpu["features"])),
+            ("kernels", f"{cpu['level']}" + (f" (UNTORCH_ISA={cpu['wanted_level']})" if cpu["wanted_level"] else "")),
+            ("OpenMP", f"{openmp['threads'] or 'unknown'} threads{wanted}, {openmp['library'] or 'libgomp not found'}"),
+            ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
+            ("torch", f"{document['torch'] or 'not installed'} (needed for untorch export only)"),
+            ("CUDA", f"{cuda['note']} Found: {found or 'no driver, no libraries'}"),
+        ],
+    )
+    rows = [(check["name"], check["status"], check["detail"]) for check in document["checks"]]
+    console.print(make_table(None, ("check", "status", "detail"), rows))
+    console.print("The runtime works." if document["working"] else "The runtime does not work here.", style="bold")

@@ -1,0 +1,88 @@
+"""``untorch inspect``: what a file holds and whether this machine can run it. The model is neither opened nor run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields, shape_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
+    operators: Annotated[bool, typer.Option("--operators", help="List every needed function.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read the whole file and compare its checksums.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show methods, inputs, outputs, weights and needed operators of a file."""
+    from untorch.cli.package import describe_package
+
+    document = describe_package(file, verify=verify)
+    emit(document, json, lambda console: _render(console, document, operators))
+
+
+def _render(console: Console, document: dict[str, Any], operators: bool) -> None:
+    kind = "untorch" if document["format"] == "untorch" else "stock AOTInductor package"
+    if document["untorch_version"] is not None:
+        kind += f" {document['untorch_version']} (format {document['format_version']})"
+    weights = document["weights"]
+    fields: list[tuple[str, object]] = [
+        ("file", f"{document['file']} ({bytes_text(document['file_bytes'])})"),
+        ("written by", f"{kind}, torch {document['torch_version'] or 'unknown'}"),
+        ("parts", ", ".join(f"{name} {bytes_text(size)}" for name, size in document["parts_bytes"].items() if size)),
+    ]
+    if weights is not None:
+        text = f"{weights['count']} distinct, {bytes_text(weights['bytes'])}"
+        if weights["shared"]:
+            text += f"; {weights['shared']} used by several methods (saves {bytes_text(weights['saved_bytes'])})"
+        fields.append(("weights", text))
+    if document["checksums"] is not None:
+        fields.append(("checksums", document["checksums"]))
+    print_fields(console, fields)
+    for method in document["methods"]:
+        _render_method(console, method, operators)
+
+
+def _render_method(console: Console, method: dict[str, Any], operators: bool) -> None:
+    console.print(f"\nmethod {method['name']}", style="bold")
+    cpu = method["cpu"]
+    needs = ", ".join(cpu["features"]) or "nothing beyond the architecture's baseline"
+    missing = f"; this machine lacks {', '.join(cpu['missing'])}" if cpu["missing"] else ""
+    print_fields(
+        console,
+        [
+            ("device", f"{method['device']}, {cpu['architecture'] or 'unknown architecture'}, target {cpu['target'] or 'unknown'}"),
+            ("CPU features", needs + missing),
+            ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),
+            ("runs here", "yes" if method["runs_here"] else f"no: {'; '.join(method['problems'])}"),
+        ],
+    )
+    if method["inputs"] is None:
+        console.print("inputs and outputs: a stock package does not tell")
+    else:
+        rows = [("input", i["name"], *_type_of(i)) for i in method["inputs"]]
+        rows += [("output", "None", "", "") if o is None else ("output", o["name"], *_type_of(o)) for o in method["outputs"]]
+        console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
+    if method["constants"] is not None:
+        constants = method["constants"]
+        mutated = f", {constants['mutated']} of them changed by calls" if constants["mutated"] else ""
+        console.print(f"constants: {constants['count']}, {bytes_text(constants['bytes'])}{mutated}")
+    lacking = [entry for entry in method["operators"] if not entry["served"]]
+    console.print(f"needed functions and operators: {len(method['operators'])}, not served: {len(lacking)}")
+    if shown := method["operators"] if operators else lacking:
+        rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
+        console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _type_of(entry: dict[str, Any]) -> tuple[str, str]:
+    if "constant" in entry:
+        return "constant", repr(entry["constant"])
+    return entry["dtype"], shape_text(entry["shape"])

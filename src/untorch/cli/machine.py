@@ -1,0 +1,124 @@
+"""Describes machine and installation for ``untorch doctor``."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["describe_machine", "installed_version", "openmp_library"]
+
+_CUDA_LIBRARIES = {
+    "driver": ("libcuda.so.1",),
+    "cuBLAS": ("libcublas.so.13", "libcublas.so.12"),
+    "cuDNN": ("libcudnn.so.9",),
+}
+# Folders of NVIDIA's wheels below site-packages, as of CUDA 12 and 13.
+_WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib", "nvidia/cudnn/lib")
+_SYSTEM_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64",
+    "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib",
+)  # fmt: skip
+
+
+def describe_machine() -> dict[str, Any]:
+    """What ``untorch doctor --json`` prints apart from the checks."""
+    import numpy
+
+    import untorch
+    from untorch import _core
+    from untorch.cli.coverage import library_path
+    from untorch.runtime.errors import UntorchError
+
+    try:
+        library: Path | None = library_path()
+    except UntorchError:
+        library = None
+    return {
+        "untorch": untorch.__version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "numpy": numpy.__version__,
+        "ml_dtypes": installed_version("ml_dtypes"),
+        "platform": f"{platform.platform()} ({' '.join(platform.libc_ver()).strip() or 'unknown C library'})",
+        "cpu": {
+            "model": _cpu_model(),
+            "architecture": _core.cpu_architecture(),
+            "features": _core.cpu_features().split(),
+            "level": _core.cpu_level(),
+            "wanted_level": os.environ.get("UNTORCH_ISA"),
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        },
+        "openmp": {
+            "library": openmp_library(),
+            "threads": _openmp_threads(),
+            "environment": os.environ.get("OMP_NUM_THREADS"),
+        },
+        "library": {
+            "path": str(library) if library is not None else None,
+            "bytes": library.stat().st_size if library is not None else None,
+            "version": _core.version(),
+        },
+        "torch": installed_version("torch"),
+        "cuda": {
+            "served": False,
+            "note": "This build serves the CPU only.",
+            "libraries": {name: _find_library(names) for name, names in _CUDA_LIBRARIES.items()},
+        },
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """The version in the installed metadata; the package is not imported."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def openmp_library() -> str | None:
+    """The OpenMP runtime that libuntorch.so has brought into the process."""
+    from untorch.cli.process import mapped_library
+
+    return mapped_library("libgomp") or mapped_library("libomp") or mapped_library("libiomp5")
+
+
+def _openmp_threads() -> int | None:
+    path = openmp_library()
+    if path is None:
+        return None
+    try:
+        function = ctypes.CDLL(path).omp_get_max_threads
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_int
+    return int(function())
+
+
+def _cpu_model() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return None
+
+
+def _find_library(names: tuple[str, ...]) -> str | None:
+    """Where the dynamic linker or the usual places have a library. It is not opened: that would start the driver."""
+    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for site in sys.path:
+        folders += [os.path.join(site, folder) for folder in _WHEEL_FOLDERS]
+    for folder in (*folders, *_SYSTEM_FOLDERS):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                return path
+    return None

@@ -1,0 +1,64 @@
+"""``untorch ops``: what this build serves, and what it refuses."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, emit, make_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["ops"]
+
+
+def ops(
+    device: Annotated[str, typer.Option(help="The device whose operators are listed.")] = "cpu",
+    match: Annotated[str, typer.Option(help="Only names that hold this text.")] = "",
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the operators that models may call."""
+    from untorch.cli.coverage import classify, exported_functions, library_path, refused
+    from untorch.runtime.errors import InvalidArgumentError
+    from untorch.runtime.registry import registered_kernels
+
+    if device != "cpu":
+        raise InvalidArgumentError(f"--device {device}: this build serves the device cpu only")
+    groups = {
+        kind: [name for name in names if match in name]
+        for kind, names in classify(exported_functions(), device).items()
+    }
+    document: dict[str, Any] = {
+        "device": device,
+        "library": str(library_path()),
+        **groups,
+        "python_kernels": [name for name in registered_kernels() if match in name],
+        "refused": {name: reason for name, reason in sorted(refused().items()) if match in name},
+    }
+    emit(document, json, lambda console: _render(console, document))
+
+
+_TITLES = {
+    "operators": "operators with a C function (aoti_torch_{device}_…)",
+    "python_kernels": "operators with a Python kernel",
+    "vector_functions": "vector functions",
+    "interface_functions": "functions of the C interface",
+}
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    console.print(document["library"], soft_wrap=True)
+    for kind, title in _TITLES.items():
+        names = document[kind]
+        console.print(f"\n{title.format(device=document['device'])}: {len(names)}", style="bold")
+        if names:
+            # Long names are not broken: they are there to be searched.
+            text = textwrap.wrap(", ".join(names), min(console.width, 120) - 2, break_long_words=False)
+            console.print(textwrap.indent("\n".join(text), "  "), soft_wrap=True)
+    if document["refused"]:
+        console.print(f"\nrefused: {len(document['refused'])}", style="bold")
+        console.print(make_table(None, ("function", "reason"), document["refused"].items()))

@@ -1,0 +1,101 @@
+"""What every command prints with: the options that all share, JSON or tables, and units."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DebugOption", "JsonOption", "bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+# Read from the arguments where errors are reported, so that it also works when the command line itself is wrong.
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def emit(document: dict[str, Any], as_json: bool, render: Callable[[Console], None]) -> None:
+    """Prints the document as JSON, or lets ``render`` show it on a console."""
+    if as_json:
+        json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    from rich.console import Console
+
+    # Wide enough that nothing is cut when the output goes to a file or a pipe.
+    console = Console(highlight=False, emoji=False, markup=False, width=None if sys.stdout.isatty() else 200)
+    render(console)
+
+
+def make_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+    """A plain table; columns whose name starts with ">" are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    return table
+
+
+def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None:
+    """Lines of a name and a value, the values in one column."""
+    items = list(fields)
+    width = max((len(name) for name, _ in items), default=0)
+    for name, value in items:
+        console.print(f"{name:<{width}}  {value}", soft_wrap=True)
+
+
+def bytes_text(count: int | None) -> str:
+    """1536 → "1.5 KiB"."""
+    if count is None:
+        return "unknown"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """0.00123 → "1.23 ms"."""
+    if seconds is None:
+        return "unknown"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def shape_text(shape: Iterable[Any]) -> str:
+    """A shape with its symbols and their ranges: "[s0: 1..16, 64]"."""
+    return "[" + ", ".join(_dimension_text(dimension) for dimension in shape) + "]"
+
+
+def _dimension_text(dimension: Any) -> str:
+    if not isinstance(dimension, dict):
+        return str(dimension)
+    if "symbol" not in dimension:
+        return str(dimension.get("expr", "?"))
+    low, high = dimension.get("min"), dimension.get("max")
+    return f"{dimension['symbol']}: {0 if low is None else low}..{'' if high is None else high}"
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no NaN and no infinity: they become strings.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,35 @@
+"""What the operating system knows about this process: memory and mapped libraries. Linux's /proc; no typer in here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["mapped_library", "memory"]
+
+
+def memory() -> tuple[int | None, int | None]:
+    """Resident bytes now and at their peak (VmRSS and VmHWM); None where /proc does not tell."""
+    values: dict[str, int] = {}
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return None, None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            values[name] = int(value.split()[0]) * 1024
+    return values.get("VmRSS"), values.get("VmHWM")
+
+
+def mapped_library(name: str) -> str | None:
+    """The path of the first library that this process has mapped whose file name starts with ``name``."""
+    try:
+        text = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        fields = line.split(maxsplit=5)
+        # auditwheel puts a hash into the names of libraries that it copies: libgomp-a34b3233.so.1.
+        if len(fields) == 6 and fields[5].rpartition("/")[2].startswith(name):
+            return fields[5]
+    return None

@@ -1,0 +1,135 @@
+"""``untorch run``: one call of a method, its outputs written as .npy files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, emit, make_table, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from untorch.runtime.program import Method, Program
+
+__all__ = ["pick_method", "run"]
+
+INPUT_HELP = (
+    "NAME=FILE.npy, FILE.npz, or NAME=random, zeros or ones with dtype and shape behind (x=random:float32[2,3]; integers "
+    "may have bounds: ids=random:int64[1,8]:0..99). Without a name: the next input. A stock package's are 0, 1, …"
+)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
+    method: Annotated[str | None, typer.Option(help="The method; default: the only one, or forward.")] = None,
+    inputs: Annotated[list[str] | None, typer.Option("--input", "-i", help=INPUT_HELP)] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="Size of a symbol in shapes, as s0=16.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the outputs, one .npy file each.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="OpenMP threads; 0: OpenMP's choice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run a method once and save its outputs."""
+    import time
+
+    import untorch
+    from untorch.cli.inputs import make_inputs
+
+    with untorch.load(file, num_threads=threads) as program:
+        chosen = pick_method(program, method)
+        arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
+        start = time.perf_counter()
+        results = chosen.run_flat(arrays)
+        seconds = time.perf_counter() - start
+        entries = _describe(chosen, results)
+        if output is not None:
+            _save(output, entries, results)
+    document = {"file": str(file), "method": chosen.name, "seconds": seconds, "outputs": entries}
+    emit(document, json, lambda console: _render(console, document))
+
+
+def pick_method(program: Program, name: str | None) -> Method:
+    """The named method, else "forward", else the only one. Raises InvalidArgumentError."""
+    from untorch.runtime.errors import InvalidArgumentError
+
+    if name is not None:
+        return program[name]
+    if len(program.methods) == 1:
+        return program[program.methods[0]]
+    if "forward" in program.methods:
+        return program["forward"]
+    raise InvalidArgumentError(f"{program.path} has several methods, choose with --method: {', '.join(program.methods)}")
+
+
+def _describe(method: Method, results: list[Any]) -> list[dict[str, Any]]:
+    specs = [spec for spec in method.outputs if spec is not None] if None not in results else method.outputs
+    entries: list[dict[str, Any]] = []
+    for i, result in enumerate(results):
+        spec = specs[i] if len(specs) == len(results) else None
+        name = str(spec["name"]) if spec is not None else f"output_{i}"
+        entries.append({"name": name, "file": None, **_statistics(result)})
+    return entries
+
+
+def _statistics(array: Any) -> dict[str, Any]:
+    """dtype, shape, and least, largest and mean value; for complex numbers of their magnitude."""
+    import numpy
+
+    if array is None:
+        return {"dtype": None, "shape": None, "min": None, "max": None, "mean": None}
+    basic = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    if array.size == 0:
+        return {**basic, "min": None, "max": None, "mean": None}
+    if array.dtype.kind == "c":
+        values = numpy.abs(array)
+    elif array.dtype.kind in "biuf":
+        values = array
+    else:  # a dtype of ml_dtypes
+        values = array.astype(numpy.float32)
+    with numpy.errstate(all="ignore"):
+        mean = float(numpy.mean(values, dtype=numpy.float64))
+    return {**basic, "min": values.min().item(), "max": values.max().item(), "mean": mean}
+
+
+def _save(folder: Path, entries: list[dict[str, Any]], results: list[Any]) -> None:
+    import numpy
+
+    folder.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
+    for entry, result in zip(entries, results, strict=True):
+        if result is None:
+            continue
+        # Names may hold a path in the tree of outputs: out["a"][0]. Letters, digits, _ - . are left as they are.
+        stem = re.sub(r"[^\w.-]+", "_", entry["name"]).strip("_.") or "output"
+        name = stem
+        for number in range(1, len(entries) + 1):
+            if name not in taken:
+                break
+            name = f"{stem}_{number}"
+        taken.add(name)
+        # .npy has no bfloat16 and no float8; float32 holds their values exactly.
+        plain = result if result.dtype.kind in "biufc" else result.astype(numpy.float32)
+        path = folder / f"{name}.npy"
+        numpy.save(path, plain, allow_pickle=False)
+        entry["file"] = str(path)
+        entry["saved_dtype"] = plain.dtype.name
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    rows = []
+    for entry in document["outputs"]:
+        dtype = entry["dtype"] or "None"
+        if entry.get("saved_dtype", dtype) != dtype:
+            dtype = f"{dtype} (saved as {entry['saved_dtype']})"
+        shape = "" if entry["shape"] is None else entry["shape"]
+        values = ["" if entry[key] is None else f"{entry[key]:.6g}" for key in ("min", "max", "mean")]
+        rows.append((entry["name"], dtype, shape, *values, entry["file"] or ""))
+    console.print(make_table(None, ("output", "dtype", "shape", ">min", ">max", ">mean", "file"), rows))
+    console.print(f"{document['file']}: {document['method']} ran in {seconds_text(document['seconds'])} (first call)")

@@ -1,0 +1,19 @@
+"""The build half: ``export`` compiles a model into one file that runs without PyTorch. Needs torch."""
+
+from untorch.export.coverage import MissingOperator, check
+from untorch.export.errors import CompileError, OptionError, UnsupportedOperatorsError, VerificationError
+from untorch.export.exporter import ExportReport, MethodReport, export
+from untorch.export.options import ExportOptions
+
+__all__ = [
+    "CompileError",
+    "ExportOptions",
+    "ExportReport",
+    "MethodReport",
+    "MissingOperator",
+    "OptionError",
+    "UnsupportedOperatorsError",
+    "VerificationError",
+    "check",
+    "export",
+]

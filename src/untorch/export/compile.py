@@ -1,0 +1,261 @@
+"""One method: torch.export, the passes, AOTInductor, and what came out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from untorch.export.coverage import find_missing, needed_symbols, raise_if_missing
+from untorch.export.errors import CompileError
+from untorch.export.library import find_runtime_library
+from untorch.export.mutations import Mutations, find_mutations
+from untorch.export.options import ExportOptions
+from untorch.export.passes import PassReport, run_passes
+from untorch.export.progress import Progress
+from untorch.export.signature import describe_inputs, describe_outputs
+from untorch.export.targets import CpuTarget, compiler_features
+from untorch.export.torch_patches import compile_patches, has_cpp_march
+from untorch.export.weights import Constant, parse_constants
+from untorch.ops.packed_linear import C_SHIM, OPERATOR
+from untorch.runtime.elf import parse_elf, read_elf
+from untorch.runtime.errors import InvalidArgumentError, UntorchError
+
+__all__ = ["CompiledMethod", "MethodInput", "compile_method", "temporary_folder"]
+
+# Inductor weighs parallel loops against a number of threads. A fixed one keeps the code the same on every build
+# machine; how many run is decided where the file runs.
+_ASSUMED_THREADS = 8
+
+
+@dataclass
+class MethodInput:
+    """What the caller gave for one method."""
+
+    name: str
+    model: torch.nn.Module | torch.export.ExportedProgram
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any] | None = None
+    dynamic_shapes: Any = None
+
+
+@dataclass
+class CompiledMethod:
+    """A compiled method, ready to be packed."""
+
+    name: str
+    program: torch.export.ExportedProgram
+    files: dict[str, bytes]
+    library: str
+    extern_nodes: str | None
+    constants: list[Constant]
+    tensors: dict[str, torch.Tensor]
+    mutations: Mutations
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any] | None]
+    operators: list[str]
+    features: list[str]
+    passes: list[PassReport] = field(default_factory=list)
+
+
+def compile_method(
+    method: MethodInput, target: CpuTarget, options: ExportOptions, folder: Path, progress: Progress
+) -> CompiledMethod:
+    """Exports and compiles one method with its files below ``folder``.
+
+    Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
+    """
+    with torch.no_grad(), compile_patches(target):
+        with progress.step(f"{method.name}: torch.export"):
+            program = _export(method, options)
+        model = method.model if isinstance(method.model, torch.nn.Module) else None
+        module = program.module()
+        assert isinstance(module, fx.GraphModule)
+        mutations = find_mutations(module.graph)
+        inputs, outputs = describe_inputs(program, model, mutations), describe_outputs(program)
+        with progress.step(f"{method.name}: passes"):
+            passes = run_passes(module, options)
+        nodes = {node.name: node for node in module.graph.nodes}
+        with progress.step(f"{method.name}: AOTInductor"):
+            produced = _run_inductor(method.name, program, module, target, options, folder)
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            features = compiler_features(target, get_cpp_compiler())
+    paths = {Path(file).name: Path(file) for file in produced if isinstance(file, str) and file}
+    library = _one(paths, ".so", method.name)
+    wrapper = _one(paths, ".wrapper.cpp", method.name)
+    nodes_name = library.removesuffix(".so") + ".json"
+    extern_nodes = paths[nodes_name].read_text() if nodes_name in paths else None
+    if extern_nodes is not None and not json.loads(extern_nodes).get("nodes"):
+        extern_nodes = None
+    source = paths[wrapper].read_text()
+    data = paths[library].read_bytes()
+    operators = needed_symbols(parse_elf(data, library))
+    available = read_elf(find_runtime_library()).exported()
+    missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes)
+    raise_if_missing(missing, f"method {method.name!r}")
+    packed = {
+        name: path.read_bytes()
+        for name, path in paths.items()
+        if name == library
+        or name == library.removesuffix(".so") + "_metadata.json"
+        or (name == nodes_name and extern_nodes is not None)
+        or (options.keep_sources and path.suffix in (".cpp", ".h", ".json"))
+    }
+    tensors = {fqn: tensor for item in produced if isinstance(item, Mapping) for fqn, (tensor, _) in item.items()}
+    return CompiledMethod(
+        name=method.name,
+        program=program,
+        files=packed,
+        library=library,
+        extern_nodes=nodes_name if extern_nodes is not None else None,
+        constants=parse_constants(source),
+        tensors=tensors,
+        mutations=mutations,
+        inputs=inputs,
+        outputs=outputs,
+        operators=operators,
+        features=features,
+        passes=passes,
+    )
+
+
+@contextlib.contextmanager
+def temporary_folder(key: str) -> Iterator[Path]:
+    """A folder that is removed at the end.
+
+    Its name depends on ``key`` only, because the generated code holds paths: equal exports give equal bytes. While
+    another export uses the same key, a random name is taken.
+    """
+    import hashlib
+
+    base = (
+        Path(tempfile.gettempdir())
+        / f"untorch-{os.getuid()}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+    )
+    try:
+        base.mkdir(mode=0o700)
+        folder = base
+    except FileExistsError:
+        folder = Path(tempfile.mkdtemp(prefix="untorch-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _export(method: MethodInput, options: ExportOptions) -> torch.export.ExportedProgram:
+    if isinstance(method.model, torch.export.ExportedProgram):
+        if method.model.example_inputs is None:
+            raise InvalidArgumentError(
+                f"method {method.name!r}: the exported program has no example inputs, which AOTInductor needs: export "
+                f"it again with torch.export.export"
+            )
+        return method.model
+    assert method.args is not None
+    try:
+        return torch.export.export(
+            method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=options.strict
+        )
+    except UntorchError:
+        raise
+    except Exception as error:
+        raise CompileError(f"method {method.name!r}: torch.export failed: {error}") from error
+
+
+def _inductor_options(target: CpuTarget, options: ExportOptions, folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "aot_inductor.package": True,
+        "aot_inductor.output_path": str(folder),
+        "aot_inductor.link_libtorch": False,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.package_constants_on_disk_format": "pickle_weights",
+        "aot_inductor.custom_op_libs": ["untorch"],
+        "aot_inductor.custom_ops_to_c_shims": {OPERATOR: [C_SHIM]},
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.enable_line_tables": False,
+        "aot_inductor.enable_frame_pointer": False,
+        "aot_inductor.compile_wrapper_opt_level": options.wrapper_optimisation,
+        "cpp.dynamic_threads": True,
+        "cpp.threads": _ASSUMED_THREADS,
+        "compile_threads": 1,
+        "freezing": False,
+    }
+    if target.vector_bits is not None:
+        values["cpp.simdlen"] = target.vector_bits or 1
+    if target.march is not None and has_cpp_march():
+        values["cpp.march"] = target.march
+    return _known_here(values) | dict(options.inductor)
+
+
+def _known_here(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings that only tune, where this torch does not have them."""
+    from torch._inductor import config
+
+    optional = {
+        "aot_inductor.precompile_headers",
+        "aot_inductor.enable_line_tables",
+        "aot_inductor.enable_frame_pointer",
+    }
+    known = config.get_config_copy()
+    return {key: value for key, value in values.items() if key in known or key not in optional}
+
+
+def _run_inductor(
+    name: str,
+    program: torch.export.ExportedProgram,
+    module: fx.GraphModule,
+    target: CpuTarget,
+    options: ExportOptions,
+    folder: Path,
+) -> list[Any]:
+    links, output = folder / "lib", folder / "out"
+    links.mkdir()
+    output.mkdir()
+    (links / "libuntorch.so").symlink_to(find_runtime_library())
+    assert program.example_inputs is not None
+    args, kwargs = program.example_inputs
+    with _environment("LIBRARY_PATH", str(links)):
+        try:
+            result = torch._inductor.aot_compile(
+                module, tuple(args), dict(kwargs), options=_inductor_options(target, options, output)
+            )
+        except UntorchError:
+            raise
+        except Exception as error:
+            raise CompileError(f"method {name!r}: AOTInductor failed: {error}") from error
+    if not isinstance(result, list):
+        raise CompileError(f"method {name!r}: AOTInductor gave {type(result).__name__}, expected a list of files")
+    return result
+
+
+@contextlib.contextmanager
+def _environment(name: str, first: str) -> Iterator[None]:
+    """Puts ``first`` in front of a path variable."""
+    old = os.environ.get(name)
+    os.environ[name] = f"{first}:{old}" if old else first
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old
+
+
+def _one(paths: dict[str, Path], suffix: str, method: str) -> str:
+    names = [name for name in paths if name.endswith(suffix)]
+    if len(names) != 1:
+        raise CompileError(
+            f"method {method!r}: AOTInductor gave {len(names)} files with {suffix}, expected one: {names}"
+        )
+    return names[0]

@@ -1,0 +1,222 @@
+"""``export``: one model, or several methods, into one .pt2 file; whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
+from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder
+from untorch.export.library import find_runtime_library
+from untorch.export.options import ExportOptions, resolve_options
+from untorch.export.passes import PassReport
+from untorch.export.progress import Progress
+from untorch.export.targets import CpuTarget, resolve_cpu
+from untorch.export.verify import OutputDifference, verify_file
+from untorch.export.weights import WeightStore
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["ExportReport", "MethodReport", "export"]
+
+
+@dataclass(frozen=True)
+class MethodReport:
+    """What was made of one method. ``differences`` is filled by verify=True, one entry an output."""
+
+    name: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any] | None]
+    operators: list[str]
+    passes: list[PassReport]
+    differences: list[OutputDifference] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written: the path, its size, the distinct weights' bytes, the methods, and the seconds of each step."""
+
+    path: Path
+    nbytes: int
+    weight_nbytes: int
+    methods: dict[str, MethodReport]
+    seconds: dict[str, float]
+
+
+def export(
+    model: torch.nn.Module | torch.export.ExportedProgram | Mapping[str, Any],
+    args: tuple[Any, ...] | str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    kwargs: dict[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    device: str = "cpu",
+    options: ExportOptions | None = None,
+    **option_fields: Any,
+) -> ExportReport:
+    """Compile ``model`` and write it to ``path``, a .pt2 file that ``untorch.load`` runs without PyTorch.
+
+    ``export(module, (x,), "model.pt2")`` makes one method, "forward". For several methods give a dictionary:
+    ``export({"encode": (encoder, (a,)), "decode": {"model": decoder, "args": (b,), "dynamic_shapes": …}}, path)``;
+    equal weights are stored once. An ExportedProgram brings its own inputs, so args stays None for it.
+
+    Args:
+        model: A module, an exported program, or a dictionary of methods.
+        args: Example inputs, a tuple.
+        path: The file to write. A file that is there is replaced at the end, and only if everything worked.
+        kwargs: Example keyword inputs.
+        dynamic_shapes: As for ``torch.export.export``.
+        device: "cpu".
+        options: See ExportOptions; its fields can also be given by name.
+        option_fields: Fields of ExportOptions that replace those in ``options``.
+
+    Raises:
+        OptionError: An option has an unknown name, a wrong type or value.
+        InvalidArgumentError: The arguments do not fit together.
+        CompileError: torch.export or AOTInductor failed.
+        UnsupportedOperatorsError: The runtime lacks operators; all are listed.
+        VerificationError: verify=True, and the file does not give eager's results.
+    """
+    resolved = resolve_options(options, option_fields)
+    methods, target_path = _methods(model, args, path, kwargs, dynamic_shapes)
+    if device != "cpu":
+        raise UnsupportedError(f"export: device: expected 'cpu', got {device!r}: this version compiles for CPUs only")
+    target = resolve_cpu(resolved.cpu)
+    find_runtime_library()
+    progress = Progress(resolved.progress)
+    store = WeightStore()
+    # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
+    with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
+        compiled: list[CompiledMethod] = []
+        entries: dict[str, Any] = {}
+        for method in methods:
+            place = folder / method.name
+            place.mkdir()
+            result = compile_method(method, target, resolved, place, progress)
+            compiled.append(result)
+            constants = store.add_method(result.constants, result.tensors, result.mutations.attributes)
+            entries[method.name] = _method_entry(result, constants, target, resolved)
+        with progress.step("write"):
+            _write(writer, compiled, store, entries)
+            finished = writer.finish()
+        differences: dict[str, list[OutputDifference]] = {}
+        if resolved.verify:
+            with progress.step("verify"), torch.no_grad():
+                for method, result in zip(methods, compiled, strict=True):
+                    differences[method.name] = verify_file(
+                        finished, method.name, result.program, result.outputs, resolved.verify_tolerance
+                    )
+    reports = {
+        r.name: MethodReport(r.name, r.inputs, r.outputs, r.operators, r.passes, differences.get(r.name, []))
+        for r in compiled
+    }
+    return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
+
+
+def _methods(
+    model: Any, args: Any, path: Any, kwargs: dict[str, Any] | None, dynamic_shapes: Any
+) -> tuple[list[MethodInput], Path]:
+    if isinstance(model, Mapping):
+        if path is None and isinstance(args, str | os.PathLike):
+            args, path = None, args
+        if args is not None or kwargs is not None or dynamic_shapes is not None:
+            raise InvalidArgumentError(
+                "export: with a dictionary of methods, args, kwargs and dynamic_shapes belong into its entries"
+            )
+        if not model:
+            raise InvalidArgumentError("export: the dictionary of methods is empty")
+        methods = [_method(name, entry) for name, entry in model.items()]
+    else:
+        methods = [_checked(MethodInput("forward", model, args, kwargs, dynamic_shapes))]
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {type(path).__name__}")
+    target = Path(path)
+    if target.suffix != ".pt2" or not target.stem:
+        raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {str(path)!r}")
+    return methods, target
+
+
+def _method(name: Any, entry: Any) -> MethodInput:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidArgumentError(f"export: a method's name must be a Python identifier, got {name!r}")
+    if isinstance(entry, torch.export.ExportedProgram):
+        return MethodInput(name, entry, None)
+    if isinstance(entry, Mapping):
+        known = {"model", "args", "kwargs", "dynamic_shapes"}
+        if unknown := entry.keys() - known:
+            raise InvalidArgumentError(
+                f"export: method {name!r}: unknown keys {', '.join(sorted(map(repr, unknown)))}; known are "
+                f"{', '.join(sorted(known))}"
+            )
+        if "model" not in entry:
+            raise InvalidArgumentError(f"export: method {name!r}: the key 'model' is missing")
+        method = MethodInput(name, entry["model"], entry.get("args"), entry.get("kwargs"), entry.get("dynamic_shapes"))
+        return _checked(method)
+    if isinstance(entry, tuple) and len(entry) == 2:
+        return _checked(MethodInput(name, entry[0], entry[1]))
+    raise InvalidArgumentError(
+        f"export: method {name!r}: expected (model, args), a dictionary or an ExportedProgram, got "
+        f"{type(entry).__name__}"
+    )
+
+
+def _checked(method: MethodInput) -> MethodInput:
+    where = f"export: method {method.name!r}"
+    if isinstance(method.model, torch.export.ExportedProgram):
+        if method.args is not None or method.kwargs is not None or method.dynamic_shapes is not None:
+            raise InvalidArgumentError(f"{where}: an ExportedProgram has its own inputs: leave args and the like out")
+        return method
+    if not isinstance(method.model, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"{where}: model: expected a torch.nn.Module or an ExportedProgram, got {type(method.model).__name__}"
+        )
+    if method.args is None and method.kwargs is not None:
+        method.args = ()
+    if isinstance(method.args, list):
+        method.args = tuple(method.args)
+    if not isinstance(method.args, tuple):
+        raise InvalidArgumentError(
+            f"{where}: args: expected a tuple of example inputs, got {type(method.args).__name__}: write (x,) for one"
+        )
+    return method
+
+
+def _method_entry(
+    method: CompiledMethod, constants: list[dict[str, Any]], target: CpuTarget, options: ExportOptions
+) -> dict[str, Any]:
+    folder = f"data/aotinductor/{method.name}"
+    return {
+        "library": f"{folder}/{method.library}",
+        "extern_nodes": f"{folder}/{method.extern_nodes}" if method.extern_nodes else None,
+        "device": "cpu",
+        "cpu": {"target": target.name, "architecture": target.architecture, "features": method.features},
+        "inputs": method.inputs,
+        "outputs": method.outputs,
+        "constants": constants,
+        "options": options.to_json(),
+        "operators": method.operators,
+    }
+
+
+def _write(writer: ArchiveWriter, compiled: list[CompiledMethod], store: WeightStore, entries: dict[str, Any]) -> None:
+    from untorch import __version__
+
+    for method in compiled:
+        for name, data in sorted(method.files.items()):
+            writer.write(f"data/aotinductor/{method.name}/{name}", data)
+    for name, view in store.files:
+        writer.write(name, view)
+    manifest = {
+        "format": "untorch",
+        "format_version": FORMAT_VERSION,
+        "untorch_version": __version__,
+        "torch_version": torch.__version__,
+        "weights": store.entries,
+        "methods": entries,
+    }
+    writer.write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

@@ -1,0 +1,181 @@
+"""Packs constant float32 linear weights at export, and fuses the activation and the residual sum that follow.
+
+linear(x, W, b) → [activation] → [+ residual] becomes one ``untorch::packed_linear``. The weight is stored once in the
+kernel's own layout, so nothing is repacked at run time, and the result is written to memory once.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from untorch.export.mutations import find_mutations, is_mutating
+from untorch.export.passes import PassReport
+from untorch.ops.packed_linear import BLOCK, OPERATOR, pack_weight
+
+__all__ = ["pack_linears"]
+
+_aten = torch.ops.aten
+
+# Below one block, more than half of a packed product could be padding, and AOTInductor's own code is as good.
+_MIN_OUT_FEATURES = BLOCK
+_MIN_IN_FEATURES = 4
+
+_ACTIVATIONS = {
+    _aten.relu.default: "relu", _aten.relu_.default: "relu",
+    _aten.silu.default: "silu", _aten.silu_.default: "silu",
+    _aten.tanh.default: "tanh", _aten.tanh_.default: "tanh",
+    _aten.sigmoid.default: "sigmoid", _aten.sigmoid_.default: "sigmoid",
+    _aten.gelu.default: "gelu", _aten.gelu_.default: "gelu",
+}  # fmt: skip
+
+
+@dataclass
+class _Linear:
+    """What becomes one product: ``nodes`` in graph order, the last of them gives the result."""
+
+    nodes: list[fx.Node]
+    activation: str = "none"
+    residual: fx.Node | None = None
+
+
+def pack_linears(module: fx.GraphModule) -> PassReport:
+    """Runs the pass in place. Weights that nothing else reads are removed from the module."""
+    report = PassReport("pack_linears")
+    mutated = find_mutations(module.graph).attributes
+    packed: dict[str, tuple[str, int]] = {}
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target != _aten.linear.default:
+            continue
+        if reason := _reason_to_skip(module, node, mutated):
+            report.skipped[node.name] = reason
+            continue
+        weight_node = node.args[1]
+        source = str(weight_node.target)
+        if source not in packed:
+            packed[source] = _store_packed(module, source)
+        target, out_features = packed[source]
+        found = _with_epilogue(node)
+        last = found.nodes[-1]
+        with module.graph.inserting_before(last):
+            weight = module.graph.get_attr(target)
+            bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+            arguments = (node.args[0], weight, bias, found.residual, found.activation, out_features)
+            fused = module.graph.call_function(OPERATOR, arguments)
+        fused.meta = {**last.meta, "stack_trace": node.meta.get("stack_trace")}
+        value = weight_node.meta.get("val")
+        if value is not None:
+            weight.meta["val"] = value.new_empty(operator.attrgetter(target)(module).shape)
+        last.replace_all_uses_with(fused)
+        for old in reversed(found.nodes):
+            module.graph.erase_node(old)
+        report.changed.append(" + ".join(n.name for n in found.nodes))
+    for source in packed:
+        _remove_unused(module, source)
+    return report
+
+
+def _value(node: object) -> torch.Tensor | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[str]) -> str | None:
+    x, weight = node.args[0], node.args[1]
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+        return "the weight is computed, not a constant"
+    if str(weight.target) in mutated:
+        return f"the model writes into the weight {weight.target}"
+    tensor = operator.attrgetter(str(weight.target))(module)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"the weight is a {type(tensor).__name__}, expected a plain tensor"
+    if tensor.dtype != torch.float32:
+        return f"the weight is {str(tensor.dtype).removeprefix('torch.')}, expected float32"
+    if tensor.dim() != 2 or tensor.device.type != "cpu":
+        return f"the weight has {tensor.dim()} dimensions on {tensor.device.type}, expected 2 on cpu"
+    if tensor.shape[0] < _MIN_OUT_FEATURES or tensor.shape[1] < _MIN_IN_FEATURES:
+        return (
+            f"it is too small to gain: {tensor.shape[1]} → {tensor.shape[0]} features, packing starts at "
+            f"{_MIN_IN_FEATURES} → {_MIN_OUT_FEATURES}"
+        )
+    for name, argument in (("the input", x), ("the bias", bias)):
+        value = _value(argument)
+        if argument is not None and (value is None or value.dtype != torch.float32):
+            return f"{name} is not a float32 tensor"
+    return None
+
+
+def _with_epilogue(linear: fx.Node) -> _Linear:
+    found = _Linear([linear])
+    user = _only_user(linear)
+    if user is not None and user.target in _ACTIVATIONS and user.args[0] is linear and _same_memory(linear, user):
+        found.activation = _ACTIVATIONS[user.target]
+        if found.activation == "gelu" and user.kwargs.get("approximate", "none") == "tanh":
+            found.activation = "gelu_tanh"
+        found.nodes.append(user)
+    last = found.nodes[-1]
+    user = _only_user(last)
+    if user is None or user.target not in (_aten.add.Tensor, _aten.add_.Tensor) or user.kwargs.get("alpha", 1) != 1:
+        return found
+    left, right = user.args[0], user.args[1]
+    if user.target == _aten.add_.Tensor and left is not last:
+        return found  # It writes into the other operand.
+    other = right if left is last else left
+    if other is last or not _same_layout(other, last) or not _same_layout(user, last):
+        return found
+    if not _same_memory(linear, user):
+        return found
+    assert isinstance(other, fx.Node)
+    found.residual = other
+    found.nodes.append(user)
+    return found
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
+
+
+def _same_layout(node: object, like: fx.Node) -> bool:
+    """Same dtype, shape and strides as ``like``: no broadcasting, and the result keeps its layout."""
+    value, expected = _value(node), _value(like)
+    if value is None or expected is None or value.dtype != expected.dtype or value.dim() != expected.dim():
+        return False
+    pairs = [*zip(value.shape, expected.shape, strict=True), *zip(value.stride(), expected.stride(), strict=True)]
+    return all(statically_known_true(a == b) for a, b in pairs)
+
+
+def _same_memory(first: fx.Node, last: fx.Node) -> bool:
+    """Nothing between the two nodes writes into memory: the product can be computed at the later one."""
+    node = first.next
+    while node is not last:
+        if is_mutating(node) and node.args[0] is not first:
+            return False
+        node = node.next
+    return True
+
+
+def _store_packed(module: fx.GraphModule, source: str) -> tuple[str, int]:
+    weight = operator.attrgetter(source)(module)
+    prefix, _, name = source.rpartition(".")
+    owner = module.get_submodule(prefix)
+    target = f"{name}_packed"
+    while hasattr(owner, target):
+        target += "_"
+    setattr(owner, target, torch.nn.Parameter(pack_weight(weight.detach()), requires_grad=False))
+    return (f"{prefix}.{target}" if prefix else target), int(weight.shape[0])
+
+
+def _remove_unused(module: fx.GraphModule, source: str) -> None:
+    nodes = [n for n in module.graph.nodes if n.op == "get_attr" and n.target == source]
+    for node in nodes:
+        if not node.users:
+            module.graph.erase_node(node)
+    if all(not n.users for n in nodes):
+        prefix, _, name = source.rpartition(".")
+        delattr(module.get_submodule(prefix), name)

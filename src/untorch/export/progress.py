@@ -1,0 +1,44 @@
+"""Shows which step of an export runs, with rich. Silent when stderr is no terminal, or when rich is not installed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Names the steps and keeps the seconds that each took in ``seconds``."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.seconds: dict[str, float] = {}
+        self._enabled = enabled and sys.stderr.isatty()
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Runs the block as the step ``name``."""
+        start = time.perf_counter()
+        try:
+            with self._spinner(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def _spinner(self, name: str) -> Iterator[None]:
+        if not self._enabled:
+            yield
+            return
+        try:
+            from rich.console import Console
+        except ImportError:
+            yield
+            return
+        console = Console(stderr=True)
+        start = time.perf_counter()
+        with console.status(name):
+            yield
+        console.print(f"[green]✓[/] {name} [dim]{time.perf_counter() - start:.1f} s[/]", highlight=False)

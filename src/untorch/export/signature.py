@@ -1,0 +1,193 @@
+"""Describes a method's flat inputs and outputs for the manifest: names, dtypes, shapes with their symbols, strides."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from untorch.export.mutations import Mutations
+from untorch.runtime.errors import UnsupportedError
+
+__all__ = ["describe_inputs", "describe_outputs", "dtype_name", "to_rpn"]
+
+_OPERATORS = {
+    "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
+    "Max": "max",
+}  # fmt: skip
+_MAX_POWER = 8
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.float32 → "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_inputs(
+    program: torch.export.ExportedProgram, model: torch.nn.Module | None, mutations: Mutations
+) -> list[dict[str, Any]]:
+    """One entry a flat input, tensors and constants, in the order of the call."""
+    args, kwargs = program.example_inputs or ((), {})
+    paths = [path for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
+    examples = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    arguments = [s.arg for s in program.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    names = _argument_names(program, model, len(args))
+    entries: list[dict[str, Any]] = []
+    for i, argument in enumerate(arguments):
+        name = _input_name(paths[i], names) if i < len(paths) else argument.name
+        if isinstance(argument, ConstantArgument):
+            entries.append({"name": name, "constant": _plain(argument.value, name)})
+            continue
+        if not isinstance(argument, TensorArgument):
+            raise UnsupportedError(
+                f"input {name}: a number that may change is not supported: pass it as a 0-D tensor, or export it as a "
+                f"constant (without a dynamic_shapes entry)"
+            )
+        value = placeholders[argument.name].meta["val"]
+        entry = _describe_tensor(name, value, program.range_constraints)
+        strides = [s if isinstance(s, int) else _static(s) for s in value.stride()]
+        example = examples[i] if i < len(examples) else None
+        entry["contiguous"] = bool(example.is_contiguous()) if isinstance(example, torch.Tensor) else True
+        entry["strides"] = strides
+        if argument.name in mutations.inputs:
+            entry["mutated"] = True
+        entries.append(entry)
+    return entries
+
+
+def describe_outputs(program: torch.export.ExportedProgram) -> list[dict[str, Any] | None]:
+    """One entry a flat output, None for outputs that are None."""
+    specs = [s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
+    out_spec = program.call_spec.out_spec
+    tree = pytree.tree_unflatten(list(range(len(specs))), out_spec) if out_spec is not None else None
+    paths: dict[int, Any] = {}
+    if tree is not None:
+        paths = {index: path for path, index in pytree.tree_flatten_with_path(tree)[0]}
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    entries: list[dict[str, Any] | None] = []
+    for i, spec in enumerate(specs):
+        name = _output_name(paths.get(i, ()), i)
+        argument = spec.arg
+        if isinstance(argument, TensorArgument):
+            entries.append(_describe_tensor(name, values[argument.name], program.range_constraints))
+        elif isinstance(argument, ConstantArgument) and argument.value is None:
+            entries.append(None)
+        elif isinstance(argument, SymIntArgument):
+            entries.append({"name": name, "dtype": "int64", "shape": [], "scalar": True})
+        elif isinstance(argument, SymFloatArgument):
+            entries.append({"name": name, "dtype": "float64", "shape": [], "scalar": True})
+        elif isinstance(argument, SymBoolArgument):
+            entries.append({"name": name, "dtype": "bool", "shape": [], "scalar": True})
+        else:
+            value = getattr(argument, "value", argument)
+            raise UnsupportedError(f"output {name}: a constant {value!r} cannot be returned: return a tensor")
+    return entries
+
+
+def to_rpn(expression: sympy.Expr) -> list[int | str] | None:
+    """A size expression in reverse Polish notation: ints, symbol names and operators; None when it has others.
+
+    The operators are those that the loader knows: + - * // % min max.
+    """
+    if isinstance(expression, sympy.Integer | int):
+        return [int(expression)]
+    if isinstance(expression, sympy.Symbol):
+        return [expression.name]
+    kind = type(expression).__name__
+    arguments = list(expression.args)
+    if kind in ("Pow", "PowByNatural"):
+        base, exponent = arguments
+        if not exponent.is_Integer or not 1 <= exponent <= _MAX_POWER:
+            return None
+        kind, arguments = "Mul", [base] * int(exponent)
+    parts = [to_rpn(argument) for argument in arguments]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    if kind == "CeilDiv":
+        over, by = known
+        return [*over, *by, "+", 1, "-", *by, "//"]
+    if kind not in _OPERATORS:
+        return None
+    result = list(known[0])
+    for part in known[1:]:
+        result += [*part, _OPERATORS[kind]]
+    return result
+
+
+def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any]) -> dict[str, Any]:
+    if value.layout != torch.strided:
+        raise UnsupportedError(f"{name}: expected a strided tensor, got the layout {value.layout}")
+    return {"name": name, "dtype": dtype_name(value.dtype), "shape": [_dimension(s, ranges) for s in value.shape]}
+
+
+def _static(value: Any) -> int | None:
+    expression = value.node.expr
+    return int(expression) if expression.is_Integer else None
+
+
+def _dimension(size: Any, ranges: dict[Any, Any]) -> int | dict[str, Any]:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    if expression.is_Integer:
+        return int(expression)
+    if isinstance(expression, sympy.Symbol):
+        bounds = ranges.get(expression)
+        return {
+            "symbol": expression.name,
+            "min": _bound(bounds.lower) if bounds is not None else 0,
+            "max": _bound(bounds.upper) if bounds is not None else None,
+        }
+    return {"expr": str(expression), "rpn": to_rpn(expression)}
+
+
+def _bound(value: Any) -> int | None:
+    return int(value) if getattr(value, "is_Integer", isinstance(value, int)) else None
+
+
+def _plain(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UnsupportedError(f"input {name}: a constant of type {type(value).__name__} cannot be recorded")
+
+
+def _argument_names(program: torch.export.ExportedProgram, model: torch.nn.Module | None, count: int) -> list[str]:
+    for entry in program.module_call_graph:
+        names = getattr(entry.signature, "forward_arg_names", None) if entry.fqn == "" and entry.signature else None
+        if names and len(names) >= count:
+            return list(names)
+    if model is not None:
+        parameters = inspect.signature(model.forward).parameters.values()
+        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(positional) >= count:
+            return positional
+    return [f"args[{i}]" for i in range(count)]
+
+
+def _input_name(path: Any, names: list[str]) -> str:
+    side, first, *rest = path
+    name = names[first.idx] if side.idx == 0 else str(first.key)
+    return name + pytree.keystr(tuple(rest))
+
+
+def _output_name(path: Any, index: int) -> str:
+    if not path:
+        return "output"
+    first, *rest = path
+    key = getattr(first, "key", getattr(first, "name", None))
+    head = str(key) if key is not None else f"output_{getattr(first, 'idx', index)}"
+    return head + pytree.keystr(tuple(rest))

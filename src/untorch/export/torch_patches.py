@@ -1,0 +1,102 @@
+"""Every monkey-patch of torch that untorch makes, in force only while a model is compiled.
+
+| patch | torch | why | test that fails when it is no longer needed |
+|---|---|---|---|
+| vector_isa | 2.11–2.15 | Inductor probes a vector ISA by loading a library that it links like the model. With our library among `custom_op_libs` the probe cannot be loaded, and Inductor falls back to scalar code without a word. A target other than the build machine's own cannot be probed at all. | test_compile.py::test_the_isa_probe_still_fails_with_custom_op_libs |
+| march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
+| treespec_warning | 2.13 | Copying a program's tree specs warns about a class that torch itself uses. | test_compile.py::test_copying_a_program_still_warns |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from untorch.export.targets import CpuTarget
+
+__all__ = ["compile_patches"]
+
+
+@contextlib.contextmanager
+def compile_patches(target: CpuTarget) -> Iterator[None]:
+    """All patches, for one compile for ``target``."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_treespec_warning())
+        if target.vector_bits is not None:
+            stack.enter_context(_vector_isa(target.vector_bits))
+        if target.march is not None and not has_cpp_march():
+            stack.enter_context(_march(target.march))
+        yield
+
+
+def has_cpp_march() -> bool:
+    """Whether this torch has the option ``cpp.march``."""
+    from torch._inductor import config
+
+    return hasattr(config.cpp, "march")
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+@contextlib.contextmanager
+def _vector_isa(bits: int) -> Iterator[None]:
+    from torch._inductor import cpu_vec_isa
+
+    isas: list[Any] = []
+    if bits:
+        base: Any = cpu_vec_isa.VecAVX512 if bits == 512 else cpu_vec_isa.VecAVX2
+
+        class Chosen(base):  # type: ignore[misc]
+            """The ISA of the target, taken as given instead of being probed."""
+
+            def __bool__(self) -> bool:
+                return True
+
+            def __hash__(self) -> int:
+                return hash(str(self))
+
+        isas.append(Chosen())
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: isas):
+        yield
+
+
+@contextlib.contextmanager
+def _march(march: str) -> Iterator[None]:
+    from torch._inductor import cpp_builder
+
+    original = cpp_builder._get_optimization_cflags
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        def fixed(flags: list[str]) -> list[str]:
+            return [f"march={march}" if flag == "march=native" else flag for flag in flags]
+
+        result = original(*args, **kwargs)
+        return (fixed(result[0]), *result[1:]) if isinstance(result, tuple) else fixed(result)
+
+    with _replaced(cpp_builder, "_get_optimization_cflags", patched):
+        yield
+
+
+@contextlib.contextmanager
+def _treespec_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)
+        yield
+
+
+def torch_version() -> tuple[int, int]:
+    """(major, minor) of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)

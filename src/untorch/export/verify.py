@@ -1,0 +1,168 @@
+"""Runs a written file where torch cannot be imported, and compares its results to eager PyTorch's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils import _pytree as pytree
+
+from untorch.export.errors import VerificationError
+from untorch.export.signature import dtype_name
+
+__all__ = ["OutputDifference", "compare", "from_numpy", "to_numpy", "verify_file"]
+
+_TIMEOUT_SECONDS = 600
+
+# Runs in a fresh process. None in sys.modules makes every `import torch` fail.
+_SCRIPT = """
+import json, sys
+sys.modules["torch"] = None
+folder, path, method = sys.argv[1:]
+import numpy
+import untorch
+
+def load(name, dtype):
+    array = numpy.load(f"{folder}/{name}.npy")
+    if dtype == "bfloat16":
+        import ml_dtypes
+        array = array.view(ml_dtypes.bfloat16)
+    return array
+
+with open(f"{folder}/inputs.json") as file:
+    dtypes = json.load(file)
+program = untorch.load(path)
+results = program[method].run_flat([load(f"input_{i}", dtype) for i, dtype in enumerate(dtypes)])
+written = []
+for i, result in enumerate(results):
+    if result is None:
+        written.append(None)
+        continue
+    array = numpy.asarray(result)
+    name = str(array.dtype)
+    if name == "bfloat16":
+        array = array.view(numpy.uint16)
+    numpy.save(f"{folder}/output_{i}.npy", array)
+    written.append(name)
+with open(f"{folder}/outputs.json", "w") as file:
+    json.dump(written, file)
+"""
+
+
+@dataclass(frozen=True)
+class OutputDifference:
+    """How far one output is from eager's: the largest absolute difference, and that over eager's largest value."""
+
+    name: str
+    max_abs: float
+    max_rel: float
+
+
+def verify_file(
+    path: Path,
+    method: str,
+    program: torch.export.ExportedProgram,
+    outputs: list[dict[str, Any] | None],
+    tolerance: float,
+) -> list[OutputDifference]:
+    """Compares the method in ``path`` on the program's example inputs. Raises VerificationError."""
+    assert program.example_inputs is not None
+    args, kwargs = program.example_inputs
+    inputs = [leaf.detach() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    with tempfile.TemporaryDirectory(prefix="untorch-verify-") as name:
+        folder = Path(name)
+        for i, tensor in enumerate(inputs):
+            numpy.save(folder / f"input_{i}.npy", to_numpy(tensor))
+        (folder / "inputs.json").write_text(json.dumps([dtype_name(t.dtype) for t in inputs]))
+        copied_args, copied_kwargs = pytree.tree_map_only(torch.Tensor, _copy, (args, kwargs))
+        expected = pytree.tree_leaves(program.module()(*copied_args, **copied_kwargs), is_leaf=lambda x: x is None)
+        _run(folder, path, method)
+        dtypes = json.loads((folder / "outputs.json").read_text())
+        results = [
+            None if dtype is None else from_numpy(numpy.load(folder / f"output_{i}.npy"), dtype)
+            for i, dtype in enumerate(dtypes)
+        ]
+    return compare(method, results, expected, [o["name"] if o else None for o in outputs], tolerance)
+
+
+def compare(
+    method: str, results: list[Any], expected: list[Any], names: list[str | None], tolerance: float
+) -> list[OutputDifference]:
+    """The differences of flat outputs. Raises VerificationError for another count, shape, dtype or value."""
+    if len(results) != len(expected):
+        raise VerificationError(f"method {method!r}: expected {len(expected)} outputs, got {len(results)}")
+    differences = []
+    for i, (result, reference) in enumerate(zip(results, expected, strict=True)):
+        name = names[i] if i < len(names) and names[i] else f"output_{i}"
+        where = f"method {method!r}, output {name}"
+        if reference is None or result is None:
+            if reference is not result:
+                raise VerificationError(f"{where}: expected {_kind(reference)}, got {_kind(result)}")
+            continue
+        reference = reference if isinstance(reference, torch.Tensor) else torch.tensor(reference)
+        if result.shape != reference.shape or result.dtype != reference.dtype:
+            raise VerificationError(f"{where}: expected {_kind(reference)}, got {_kind(result)}")
+        difference = _difference(str(name), result, reference)
+        differences.append(difference)
+        if not difference.max_rel <= tolerance:
+            raise VerificationError(
+                f"{where}: the largest difference from eager is {difference.max_abs:.3g}, which is "
+                f"{difference.max_rel:.3g} of its largest value; the tolerance is {tolerance:g}"
+            )
+    return differences
+
+
+def to_numpy(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+    """The tensor's values with its strides where numpy can hold them; bfloat16 as its bits in uint16."""
+    tensor = tensor.cpu()
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def from_numpy(array: numpy.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    """The inverse of ``to_numpy``."""
+    tensor = torch.from_numpy(numpy.ascontiguousarray(array).reshape(array.shape))
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value.dtype)}{list(value.shape)}"
+    return "None" if value is None else type(value).__name__
+
+
+def _difference(name: str, result: torch.Tensor, reference: torch.Tensor) -> OutputDifference:
+    if reference.numel() == 0:
+        return OutputDifference(name, 0.0, 0.0)
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    a, b = result.to(wide), reference.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    distance = torch.where(same, torch.zeros((), dtype=torch.float64), (a - b).abs())
+    largest = float(distance.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+    finite = b.abs()[b.isfinite()]
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return OutputDifference(name, largest, largest / max(scale, 1e-6))
+
+
+def _run(folder: Path, path: Path, method: str) -> None:
+    command = [sys.executable, "-c", _SCRIPT, str(folder), str(path), method]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise VerificationError(f"method {method!r}: no result after {_TIMEOUT_SECONDS} s") from error
+    if done.returncode != 0:
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        text = done.stderr.strip() or done.stdout.strip()
+        raise VerificationError(f"method {method!r} does not load or run without torch ({how}):\n{text}")

@@ -1,0 +1,154 @@
+"""Collects the constants of all methods and stores each distinct tensor storage once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from untorch.export.errors import CompileError
+from untorch.export.signature import dtype_name
+
+__all__ = ["Constant", "WeightStore", "parse_constants"]
+
+_INFO = re.compile(r"constants_info_\[(\d+)\]\.(name|original_fqn|from_folded|shape|stride) = (.+);")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One constant of the container: ``name`` as the container reports it, ``fqn`` as the model calls it."""
+
+    name: str
+    fqn: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def parse_constants(wrapper: str) -> list[Constant]:
+    """The constants that the generated wrapper declares, in its order."""
+    fields: dict[int, dict[str, str]] = {}
+    for index, field, value in _INFO.findall(wrapper):
+        fields.setdefault(int(index), {})[field] = value
+    constants = []
+    for index in sorted(fields):
+        entry = fields[index]
+        if entry.get("from_folded") == "true":
+            continue
+        missing = {"name", "original_fqn", "shape", "stride"} - entry.keys()
+        if missing:
+            raise CompileError(
+                f"constant {index} of the generated wrapper has no {', '.join(sorted(missing))}: this torch "
+                f"({torch.__version__}) writes it in a form that untorch does not know"
+            )
+        constants.append(
+            Constant(
+                entry["name"].strip('"'),
+                entry["original_fqn"].strip('"'),
+                _integers(entry["shape"]),
+                _integers(entry["stride"]),
+            )
+        )
+    return constants
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part.rstrip("Ll")) for part in text.strip("{} ").split(",") if part.strip())
+
+
+class WeightStore:
+    """Deduplicates storages by content, dtype and length. ``files`` holds (entry name, bytes) in order."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, memoryview]] = []
+        self.entries: list[dict[str, Any]] = []
+        self._by_content: dict[tuple[str, str, int], int] = {}
+        self._keep: list[torch.UntypedStorage] = []
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all distinct storages."""
+        return sum(entry["nbytes"] for entry in self.entries)
+
+    def add_method(
+        self, constants: list[Constant], tensors: dict[str, torch.Tensor], mutated: frozenset[str]
+    ) -> list[dict[str, Any]]:
+        """Stores a method's constants and returns their manifest entries.
+
+        ``tensors`` is by FQN; ``mutated`` are the FQNs that the method writes, whose storages count as written too.
+        """
+        used: dict[int, int] = {}
+        written: set[int] = set()
+        for constant in constants:
+            tensor = self._tensor(constant, tensors)
+            pointer = tensor.untyped_storage().data_ptr()
+            used[pointer] = used.get(pointer, 0) + 1
+            if constant.fqn in mutated:
+                written.add(pointer)
+        stored: dict[tuple[int, int, int], int] = {}
+        entries = []
+        for constant in constants:
+            tensor = self._tensor(constant, tensors)
+            storage = tensor.untyped_storage()
+            pointer, start, offset = storage.data_ptr(), 0, int(tensor.storage_offset())
+            length = storage.nbytes()
+            extent = _extent(tensor) * tensor.element_size()
+            if used[pointer] == 1 and extent < length:
+                # A lone view stores only what it reads: a slice of a large tensor must not bring the rest along.
+                start, length, offset = offset * tensor.element_size(), extent, 0
+            key = (pointer, start, length)
+            if key not in stored or pointer == 0:
+                stored[key] = self._add(storage, start, length, dtype_name(tensor.dtype))
+            entries.append(
+                {
+                    "name": constant.name,
+                    "fqn": constant.fqn,
+                    "dtype": dtype_name(tensor.dtype),
+                    "shape": list(tensor.shape),
+                    "strides": list(tensor.stride()),
+                    "storage_offset": offset,
+                    "weight": stored[key],
+                    "mutated": constant.fqn in mutated or pointer in written,
+                }
+            )
+        return entries
+
+    def _tensor(self, constant: Constant, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        tensor = tensors.get(constant.fqn)
+        if tensor is None:
+            raise CompileError(f"constant {constant.fqn!r}: AOTInductor gave no value for it")
+        if tensor.is_mkldnn or tensor.layout != torch.strided:
+            raise CompileError(f"constant {constant.fqn!r} has the layout {tensor.layout}, expected strided")
+        if tuple(tensor.shape) != constant.shape or (tensor.numel() and tuple(tensor.stride()) != constant.strides):
+            raise CompileError(
+                f"constant {constant.fqn!r}: the compiled code expects shape {constant.shape} and strides "
+                f"{constant.strides}, its value has {tuple(tensor.shape)} and {tuple(tensor.stride())}"
+            )
+        return tensor
+
+    def _add(self, storage: torch.UntypedStorage, start: int, length: int, dtype: str) -> int:
+        storage = storage.cpu()  # type: ignore[no-untyped-call]
+        if length:
+            array = (ctypes.c_ubyte * length).from_address(storage.data_ptr() + start)
+            data = memoryview(array).cast("B")
+        else:
+            data = memoryview(b"")
+        digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+        key = (digest, dtype, length)
+        if key not in self._by_content:
+            self._by_content[key] = len(self.files)
+            name = f"data/weights/weight_{len(self.files)}"
+            self.files.append((name, data))
+            self.entries.append({"file": name, "nbytes": length, "hash": f"blake2b:{digest}"})
+            self._keep.append(storage)
+        return self._by_content[key]
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements of its storage a tensor spans, from its own offset."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

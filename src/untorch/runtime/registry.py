@@ -1,0 +1,149 @@
+"""Which Python function computes an operator that has no C shim: the built-in table and what users register."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy
+
+__all__ = ["Kernel", "find_kernel", "manual_seed", "random_generator", "register_kernel", "registered_kernels"]
+
+Kernel = Callable[..., Any]
+_KernelT = TypeVar("_KernelT", bound=Kernel)
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*::[A-Za-z_]\w*(?:\.\w+)?")
+
+# The modules of untorch.runtime.kernels and the operators that each serves, those of aten without the namespace. A
+# module is imported when one of its operators is first looked up; it holds the same names in its KERNELS dictionary
+# (a test compares the two).
+_MODULES: dict[str, str] = {
+    "decompositions": (
+        "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr geqrf "
+        "linalg_householder_product orgqr ormqr linalg_pinv.atol_rtol_tensor linalg_matrix_exp "
+        "matrix_exp"
+    ),
+    "fft": "_fft_c2c _fft_r2c _fft_c2r",
+    "linalg": (
+        "_linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex linalg_lu lu_unpack "
+        "linalg_lu_solve linalg_solve_triangular triangular_solve linalg_cholesky_ex cholesky cholesky_solve "
+        "_cholesky_solve_helper cholesky_inverse _linalg_check_errors linalg_lstsq linalg_cross"
+    ),
+    "quantization": (
+        "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+    ),
+    "random": (
+        "multinomial bernoulli bernoulli.p bernoulli.Tensor normal.Tensor_float normal.float_Tensor "
+        "normal.Tensor_Tensor normal.float_float normal_functional prims::normal uniform exponential geometric cauchy "
+        "log_normal poisson binomial _standard_gamma _sample_dirichlet randperm randperm.generator randint "
+        "randint.generator randint.low randint.low_generator randint_like randint_like.generator "
+        "randint_like.Tensor randint_like.Tensor_generator randint_like.low_dtype "
+        "randint_like.low_generator_dtype random.from random.to random"
+    ),
+    "sequence": "_pack_padded_sequence _pad_packed_sequence complex _masked_softmax conv_tbc",
+    "statistics": (
+        "median.dim nanmedian.dim median nanmedian kthvalue mode histc histogram.bin_ct histogram.bins_tensor "
+        "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bincount"
+    ),
+    "unique": "_unique2 _unique unique_consecutive unique_dim_consecutive unique_dim",
+    "vision": "_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa",
+}
+_BUILTIN = {
+    name if "::" in name else f"aten::{name}": module for module, names in _MODULES.items() for name in names.split()
+}
+
+_registered: dict[str, Kernel] = {}
+_generator: numpy.random.Generator | None = None
+
+
+@overload
+def register_kernel(name: str, fn: None = None) -> Callable[[_KernelT], _KernelT]: ...
+@overload
+def register_kernel(name: str, fn: _KernelT) -> _KernelT: ...
+def register_kernel(name: str, fn: _KernelT | None = None) -> Any:
+    """Make ``fn`` compute the operator ``name`` wherever a model calls it through the proxy executor.
+
+    ``name`` is ``"namespace::operator"``, which serves every overload, or ``"namespace::operator.overload"``, which
+    wins over it. A name that is registered again is replaced, and registered kernels come before the built-in ones.
+    ``fn`` gets the operator's arguments under the names of its schema, tensors as numpy arrays, and returns one array,
+    or a tuple with one entry for each of the operator's results. An operator that writes into an argument writes into
+    the array that it was given. Without ``fn`` this is a decorator.
+
+    Raises InvalidArgumentError for a malformed name and for an ``fn`` that cannot be called.
+    """
+    key = _normalise(name)
+    if fn is None:
+
+        def decorate(function: _KernelT) -> _KernelT:
+            return register_kernel(name, function)
+
+        return decorate
+    if not callable(fn):
+        raise InvalidArgumentError(
+            f"register_kernel: expected a callable for `{name}`, got `{type(fn).__name__}`; pass a function"
+        )
+    _registered[key] = fn
+    return fn
+
+
+def registered_kernels() -> list[str]:
+    """The names of all operators that have a Python kernel, built in or registered, sorted."""
+    return sorted(_BUILTIN.keys() | _registered.keys())
+
+
+def find_kernel(target: str) -> Kernel:
+    """The kernel for the operator ``target``, ``"namespace::operator"`` or ``"namespace::operator.overload"``.
+
+    Raises UnsupportedError when there is none.
+    """
+    key = _normalise(target)
+    for candidate in (key, _base(key)):
+        if candidate in _registered:
+            return _registered[candidate]
+    if key in _BUILTIN:  # by its exact name only: overloads differ in their arguments
+        module = importlib.import_module(f"untorch.runtime.kernels.{_BUILTIN[key]}")
+        kernel: Kernel = module.KERNELS[key.removeprefix("aten::")]
+        return kernel
+    raise UnsupportedError(
+        f"operator `{target}` has no kernel: untorch has no C shim and no Python kernel for it; "
+        f'register one with untorch.register_kernel("{target}", fn), or change the model so that it is not called'
+    )
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the generator behind the random Python kernels (multinomial, normal, …); ``seed`` is not negative."""
+    import numpy
+
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InvalidArgumentError(f"manual_seed: expected an integer that is not negative for `seed`, got {seed!r}")
+    global _generator
+    _generator = numpy.random.default_rng(seed)
+
+
+def random_generator() -> numpy.random.Generator:
+    """The generator that random kernels draw from; unseeded until ``manual_seed`` is called."""
+    global _generator
+    if _generator is None:
+        import numpy
+
+        _generator = numpy.random.default_rng()
+    return _generator
+
+
+def _base(key: str) -> str:
+    namespace, _, operator = key.partition("::")
+    return f"{namespace}::{operator.partition('.')[0]}"
+
+
+def _normalise(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"operator name: expected `namespace::operator` or `namespace::operator.overload`, got {name!r}"
+        )
+    return name.removesuffix(".default")

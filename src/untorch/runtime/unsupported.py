@@ -1,0 +1,64 @@
+"""C shims that PyTorch's headers declare for the CPU and that untorch does not serve, with the reason for each.
+
+A model that needs one is refused at export and, by name, at load.
+"""
+
+from __future__ import annotations
+
+_TRAINING = "a backward operator: untorch runs inference only"
+_TRAINING_QUANTIZATION = "observes ranges during quantisation-aware training: untorch runs inference only"
+_DISTRIBUTED = "a collective of torch.distributed: untorch runs in one process"
+_SPARSE = "makes a sparse tensor: untorch has strided tensors only"
+_ONEDNN_QUANTIZED = "works on weights packed by oneDNN's int8 kernels, whose layout is private to oneDNN"
+_FBGEMM = "works on weights packed by FBGEMM, whose layout is private to FBGEMM"
+_OTHER_DEVICES = "a hook for out-of-tree devices: PyTorch has no CPU kernel for it either"
+_CUDA_ONLY = "a deprecated name of a CUDA kernel: PyTorch has no CPU kernel for it"
+
+UNSUPPORTED_SHIMS: dict[str, str] = {
+    "aoti_torch__scaled_dot_product_efficient_attention": _CUDA_ONLY,
+    "aoti_torch__scaled_dot_product_flash_attention": _CUDA_ONLY,
+    "aoti_torch__scaled_dot_product_flash_attention_v2": _CUDA_ONLY,
+    "aoti_torch_cpu__adaptive_avg_pool2d_backward": _TRAINING,
+    "aoti_torch_cpu__adaptive_avg_pool3d_backward": _TRAINING,
+    "aoti_torch_cpu__c10d_functional_all_reduce": _DISTRIBUTED,
+    "aoti_torch_cpu__c10d_functional_all_reduce_": _DISTRIBUTED,
+    "aoti_torch_cpu__c10d_functional_wait_tensor": _DISTRIBUTED,
+    "aoti_torch_cpu__cdist_backward": _TRAINING,
+    "aoti_torch_cpu__embedding_bag_dense_backward": _TRAINING,
+    "aoti_torch_cpu__embedding_bag_per_sample_weights_backward": _TRAINING,
+    "aoti_torch_cpu__fused_moving_avg_obs_fq_helper": _TRAINING_QUANTIZATION,
+    "aoti_torch_cpu__fused_moving_avg_obs_fq_helper_functional": _TRAINING_QUANTIZATION,
+    "aoti_torch_cpu__pdist_backward": _TRAINING,
+    "aoti_torch_cpu__qconv2d_pointwise_binary_tensor": _ONEDNN_QUANTIZED,
+    "aoti_torch_cpu__qconv_pointwise_tensor": _ONEDNN_QUANTIZED,
+    "aoti_torch_cpu__qlinear_pointwise_binary_tensor": _ONEDNN_QUANTIZED,
+    "aoti_torch_cpu__qlinear_pointwise_tensor": _ONEDNN_QUANTIZED,
+    "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward": _TRAINING,
+    "aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable": _OTHER_DEVICES,
+    "aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable_backward": _TRAINING,
+    "aoti_torch_cpu__segment_reduce_backward": _TRAINING,
+    "aoti_torch_cpu__to_sparse": _SPARSE,
+    "aoti_torch_cpu__wrapped_linear_prepack": _FBGEMM,
+    "aoti_torch_cpu__wrapped_quantized_linear_prepacked": _FBGEMM,
+    "aoti_torch_cpu_adaptive_max_pool2d_backward": _TRAINING,
+    "aoti_torch_cpu_adaptive_max_pool3d_backward": _TRAINING,
+    "aoti_torch_cpu_avg_pool2d_backward": _TRAINING,
+    "aoti_torch_cpu_avg_pool3d_backward": _TRAINING,
+    "aoti_torch_cpu_convolution_backward": _TRAINING,
+    "aoti_torch_cpu_fractional_max_pool2d_backward": _TRAINING,
+    "aoti_torch_cpu_fractional_max_pool3d_backward": _TRAINING,
+    "aoti_torch_cpu_grid_sampler_2d_backward": _TRAINING,
+    "aoti_torch_cpu_grid_sampler_3d_backward": _TRAINING,
+    "aoti_torch_cpu_masked_scatter_backward": _TRAINING,
+    "aoti_torch_cpu_max_pool2d_with_indices_backward": _TRAINING,
+    "aoti_torch_cpu_max_pool3d_with_indices_backward": _TRAINING,
+    "aoti_torch_cpu_replication_pad1d_backward": _TRAINING,
+    "aoti_torch_cpu_replication_pad2d_backward": _TRAINING,
+    "aoti_torch_cpu_soft_margin_loss_backward": _TRAINING,
+    "aoti_torch_cpu_to_sparse": _SPARSE,
+    "aoti_torch_cpu_upsample_bicubic2d_backward": _TRAINING,
+    "aoti_torch_cpu_upsample_linear1d_backward": _TRAINING,
+    "aoti_torch_cpu_upsample_trilinear3d_backward": _TRAINING,
+    "aoti_torch_cpu_wrapped_fbgemm_linear_fp16_weight": _FBGEMM,
+    "aoti_torch_cpu_wrapped_fbgemm_pack_gemm_matrix_fp16": _FBGEMM,
+}

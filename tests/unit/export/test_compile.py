@@ -1,0 +1,238 @@
+"""Tests of export() from end to end with small models, and of the patches of torch that it makes."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import untorch
+from untorch.archive import ALIGNMENT, ArchiveReader
+from untorch.export import CompileError, ExportReport, OptionError, UnsupportedOperatorsError, VerificationError, export
+from untorch.export.compile import temporary_folder
+from untorch.export.library import find_runtime_library
+from untorch.export.targets import compiler_features, resolve_cpu
+from untorch.export.torch_patches import has_cpp_march, torch_version
+from untorch.export.verify import compare, from_numpy, to_numpy
+from untorch.runtime.elf import parse_elf, read_elf
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+if "aoti_torch_cpu_untorch_packed_linear" not in read_elf(find_runtime_library()).exported():
+    pytest.skip("libuntorch.so has no packed linear", allow_module_level=True)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 48), nn.Linear(48, 32)
+        self.register_buffer("calls", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+        self.calls += 1
+        y = self.down(torch.nn.functional.gelu(self.up(x))) + x
+        return {"y": y + more["shift"], "calls": self.calls.clone(), "none": None}
+
+
+class Decoder(nn.Module):
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.up = encoder.up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.up(x))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, Encoder]:
+    torch.manual_seed(0)
+    encoder = Encoder().eval()
+    path = tmp_path_factory.mktemp("export") / "model.pt2"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    more = {"shift": torch.randn(4, 32)}
+    shapes = {"x": {0: batch}, "more": {"shift": {0: batch}}}
+    encode = {"model": encoder, "args": (torch.randn(4, 32), more), "dynamic_shapes": shapes}
+    methods = {"encode": encode, "decode": (Decoder(encoder), (torch.randn(3, 32),))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = export(methods, path, verify=True, progress=False)
+    return path, report, encoder
+
+
+def test_the_report(made: tuple[Path, ExportReport, Encoder]) -> None:
+    path, report, _ = made
+    assert report.path == path
+    assert report.nbytes == path.stat().st_size
+    encode = report.methods["encode"]
+    assert encode.passes[-1].changed == ["linear + gelu", "linear_1 + add"]
+    assert [d.name for d in encode.differences] == ["y", "calls"]
+    assert all(d.max_rel < 1e-5 for d in encode.differences)
+    assert "aoti_torch_cpu_untorch_packed_linear" in encode.operators
+    assert {"encode: torch.export", "encode: AOTInductor", "write", "verify"} <= report.seconds.keys()
+
+
+def test_the_manifest_and_the_library(made: tuple[Path, ExportReport, Encoder]) -> None:
+    path, _, encoder = made
+    with ArchiveReader(path) as archive:
+        archive.verify()
+        assert all(entry.offset % ALIGNMENT == 0 for entry in archive)
+        assert not any(entry.name.endswith(".cpp") for entry in archive)
+        manifest = archive.manifest()
+        encode, decode = manifest["methods"]["encode"], manifest["methods"]["decode"]
+        library = parse_elf(archive.read(encode["library"]))
+        assert "libuntorch.so" in library.needed
+        assert not any("torch_" in name or name == "libtorch.so" for name in library.needed)
+        constants = {c["fqn"]: c for c in encode["constants"]}
+        assert set(constants) == {"up.bias", "down.bias", "up.weight_packed", "down.weight_packed", "calls"}
+        assert [fqn for fqn, c in constants.items() if c["mutated"]] == ["calls"]
+        shared = {c["fqn"]: c["weight"] for c in decode["constants"]}
+        assert shared == {fqn: constants[fqn]["weight"] for fqn in ("up.bias", "up.weight_packed")}
+        bias = constants["down.bias"]
+        stored = numpy.frombuffer(archive.read(manifest["weights"][bias["weight"]]["file"]), numpy.float32)
+        assert numpy.array_equal(stored, encoder.down.bias.detach().numpy())
+    assert [i["name"] for i in encode["inputs"]] == ["x", "more['shift']"]
+    assert encode["inputs"][0]["shape"][0]["max"] == 64
+    assert encode["outputs"][2] is None
+    assert encode["cpu"]["target"] == "native"
+    assert encode["options"]["pack_linears"] is True
+
+
+def test_it_runs(made: tuple[Path, ExportReport, Encoder]) -> None:
+    path, _, encoder = made
+    program = untorch.load(path)
+    x, shift = torch.randn(9, 32), torch.randn(9, 32)
+    with torch.no_grad():
+        expected = copy.deepcopy(encoder)(x, {"shift": shift})
+    result = program["encode"](x.numpy(), {"shift": shift.numpy()})
+    assert list(result) == ["y", "calls", "none"]
+    numpy.testing.assert_allclose(result["y"], expected["y"].numpy(), rtol=1e-5, atol=1e-5)
+    assert result["none"] is None
+
+
+def test_a_missing_operator_stops_the_export_and_keeps_the_old_file(tmp_path: Path) -> None:
+    @torch.library.custom_op("untorch_test::unknown", mutates_args=())
+    def unknown(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    unknown.register_fake(torch.empty_like)
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.untorch_test.unknown(x) + 1
+
+    path = tmp_path / "m.pt2"
+    path.write_bytes(b"old")
+    with pytest.raises(UnsupportedOperatorsError) as error:
+        export(Model(), (torch.randn(3),), path, cpu="x86-64-v3", progress=False)
+    assert "method 'forward': the runtime lacks 1 operator:" in str(error.value)
+    assert "operator untorch_test::unknown" in str(error.value)
+    assert "return torch.ops.untorch_test.unknown(x) + 1" in str(error.value)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"]
+
+
+Linear = nn.Linear(16, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "error", "text"),
+    [
+        ((Linear, (torch.ones(16),), "m.onnx"), {}, InvalidArgumentError, "path: expected a path that ends in .pt2"),
+        (
+            (Linear, (torch.ones(16),)),
+            {},
+            InvalidArgumentError,
+            "path: expected a path that ends in .pt2, got NoneType",
+        ),
+        ((Linear, torch.ones(16), "m.pt2"), {}, InvalidArgumentError, "got Tensor: write (x,) for one"),
+        ((3, (), "m.pt2"), {}, InvalidArgumentError, "expected a torch.nn.Module or an ExportedProgram, got int"),
+        (({}, "m.pt2"), {}, InvalidArgumentError, "the dictionary of methods is empty"),
+        (({"a b": (Linear, ())}, "m.pt2"), {}, InvalidArgumentError, "must be a Python identifier, got 'a b'"),
+        (({"a": 3}, "m.pt2"), {}, InvalidArgumentError, "method 'a': expected (model, args), a dictionary or an"),
+        (({"a": {"modle": 1}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': unknown keys 'modle'; known are args"),
+        (({"a": {"args": ()}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': the key 'model' is missing"),
+        (({"a": (Linear, ())}, "m.pt2"), {"kwargs": {}}, InvalidArgumentError, "belong into its entries"),
+        ((Linear, (torch.ones(16),), "m.pt2"), {"device": "cuda"}, UnsupportedError, "device: expected 'cpu'"),
+        ((Linear, (torch.ones(16),), "m.pt2"), {"verfy": True}, OptionError, "did you mean 'verify'?"),
+        ((Linear, (torch.ones(15),), "m.pt2"), {}, CompileError, "method 'forward': torch.export failed: "),
+        ((Linear, (torch.ones(16),), "none/m.pt2"), {}, FileNotFoundError, "does not exist"),
+    ],
+)
+def test_errors(
+    arguments: tuple[Any, ...], fields: dict[str, Any], error: type[Exception], text: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        export(*arguments, progress=False, **fields)
+    assert text in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_temporary_folders_are_named_after_the_key_and_removed() -> None:
+    with temporary_folder("key") as first, temporary_folder("key") as second:
+        assert first != second
+        (first / "file").write_text("x")
+    with temporary_folder("key") as again:
+        assert again == first
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_features_of_the_targets() -> None:
+    v3, v4 = (compiler_features(resolve_cpu(name), "g++") for name in ("x86-64-v3", "x86-64-v4"))
+    assert {"avx2", "fma", "f16c", "bmi2"} <= set(v3)
+    assert not any(feature.startswith("avx512") for feature in v3)
+    assert set(v4) - set(v3) == {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    with pytest.raises(CompileError, match="no-such-compiler"):
+        compiler_features(resolve_cpu("x86-64-v3"), "no-such-compiler")
+
+
+def test_compare() -> None:
+    one, two = torch.tensor([1.0, float("nan"), float("inf")]), torch.tensor([1.5, float("nan"), float("inf")])
+    (difference,) = compare("f", [two], [one], ["y"], 1.0)
+    assert (difference.name, difference.max_abs, difference.max_rel) == ("y", 0.5, 0.5)
+    with pytest.raises(VerificationError, match=r"method 'f', output y: the largest difference from eager is 0\.5"):
+        compare("f", [two], [one], ["y"], 0.1)
+    with pytest.raises(VerificationError, match="expected 1 outputs, got 0"):
+        compare("f", [], [one], ["y"], 1)
+    with pytest.raises(VerificationError, match=r"expected float32\[3\], got float32\[2\]"):
+        compare("f", [two[:2]], [one], ["y"], 1)
+    with pytest.raises(VerificationError, match=r"expected None, got float32\[3\]"):
+        compare("f", [two], [None], [None], 1)
+    assert compare("f", [torch.empty(0)], [torch.empty(0)], ["y"], 1)[0].max_abs == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64])
+def test_arrays_and_back(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to(dtype).t()
+    array = to_numpy(tensor)
+    assert torch.equal(from_numpy(array, str(dtype).removeprefix("torch.")), tensor)
+
+
+def test_the_isa_probe_still_fails_with_custom_op_libs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config, cpu_vec_isa
+
+    (tmp_path / "libuntorch.so").symlink_to(find_runtime_library())
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    code = (
+        'extern "C" int aoti_torch_device_type_cpu(); extern "C" int probe() { return aoti_torch_device_type_cpu(); }'
+    )
+    with config.patch({"aot_inductor.custom_op_libs": ["untorch"], "aot_inductor.link_libtorch": False}):
+        assert not cpu_vec_isa.VecAVX2().check_build(code)
+
+
+def test_torch_has_cpp_march() -> None:
+    assert has_cpp_march() == (torch_version() >= (2, 13))
+
+
+def test_copying_a_program_still_warns() -> None:
+    program = torch.export.export(Linear, (torch.ones(16),))
+    with pytest.warns(FutureWarning, match=r"isinstance\(treespec, LeafSpec\)"):
+        copy.deepcopy(program.call_spec)

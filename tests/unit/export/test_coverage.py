@@ -1,0 +1,140 @@
+"""Tests of the coverage check: symbols, external operators, source lines, and the list that the error gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from untorch.archive import ArchiveWriter
+from untorch.export import coverage
+from untorch.export.coverage import (
+    MissingOperator,
+    check,
+    find_missing,
+    needed_symbols,
+    origins_in_wrapper,
+    predict_missing,
+    raise_if_missing,
+    source_line,
+)
+from untorch.export.errors import UnsupportedOperatorsError
+from untorch.export.library import find_runtime_library
+from untorch.runtime.elf import ElfFile, Symbol, read_elf
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+WRAPPER = """
+    // Topologically Sorted Source Nodes: [linear, relu], Original ATen: [aten.addmm]
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(buf0, arg0));
+    // Topologically Sorted Source Nodes: [packed], Original ATen: [untorch.packed_linear]
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_packed_linear(arg6_1, w));
+    // Topologically Sorted Source Nodes: [qr], Original ATen: [aten.linalg_qr]
+    aoti_torch_proxy_executor_call_function(proxy_executor, 0, 0, nullptr);
+"""
+
+
+def extern(*targets: str) -> str:
+    return json.dumps({"nodes": [{"name": "b", "node": {"target": target}} for target in targets]})
+
+
+def test_origins_in_wrapper() -> None:
+    shims, externals = origins_in_wrapper(WRAPPER)
+    assert shims["aoti_torch_cpu_addmm_out"] == {"linear", "relu"}
+    assert shims["aoti_torch_cpu_untorch_packed_linear"] == {"packed"}
+    assert externals == {0: {"qr"}}
+
+
+def test_needed_symbols_leave_system_libraries_out() -> None:
+    symbols = (
+        Symbol("aoti_torch_clone", False, False),
+        Symbol("Sleef_expf16_u10", False, False),
+        Symbol("strlen", False, False, "GLIBC_2.2.5", "libc.so.6"),
+        Symbol("maybe", False, True),
+        Symbol("own", True, False),
+    )
+    assert needed_symbols(ElfFile("x86_64", None, (), symbols)) == ["Sleef_expf16_u10", "aoti_torch_clone"]
+
+
+def test_everything_is_listed_at_once_with_the_source() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x)  # the line
+
+    program = torch.export.export(Model(), (torch.randn(2),))
+    relu = next(n for n in program.graph.nodes if n.op == "call_function")
+    line = source_line(relu)
+    assert line is not None
+    assert line.startswith(f"{__file__}:")
+    assert line.endswith("return torch.relu(x)  # the line")
+    missing = find_missing(
+        ["aoti_torch_cpu_addmm_out", "aoti_torch_clone"], extern("mine::op", "mine::op", "mine::other"),
+        frozenset({"aoti_torch_clone"}), wrapper=WRAPPER, nodes={"relu": relu, "qr": relu},
+    )  # fmt: skip
+    assert missing == [
+        MissingOperator("shim", "aoti_torch_cpu_addmm_out", (line,)),
+        MissingOperator("kernel", "mine::op", (line,)),
+        MissingOperator("kernel", "mine::other", ()),
+    ]
+    with pytest.raises(UnsupportedOperatorsError) as error:
+        raise_if_missing(missing, "method 'forward'")
+    assert error.value.missing == tuple(missing)
+    assert isinstance(error.value, UnsupportedError)
+    text = str(error.value)
+    assert text.startswith("method 'forward': the runtime lacks 3 operators:\n")
+    assert f"C function aoti_torch_cpu_addmm_out ({line}): libuntorch.so does not have it" in text
+    assert 'register a kernel with untorch.register_kernel("mine::other", fn)' in text
+
+
+def test_a_registered_kernel_counts() -> None:
+    registry = pytest.importorskip("untorch.runtime.registry")
+    registry.register_kernel("coverage_test::op", lambda x: x)
+    assert find_missing([], extern("coverage_test::op"), frozenset()) == []
+
+
+def test_nothing_missing_is_no_error() -> None:
+    raise_if_missing([], "x")
+
+
+def test_check_of_a_library_and_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = find_runtime_library()
+    check(library)
+    monkeypatch.setattr(coverage, "needed_symbols", lambda elf: ["aoti_torch_nothing"])
+    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 1 operator:\n  C function aoti_torch_noth"):
+        check(str(library))
+    path = tmp_path / "m.pt2"
+    with ArchiveWriter(path) as writer:
+        writer.write("data/aotinductor/forward/a.so", library.read_bytes())
+        writer.write("data/aotinductor/forward/a.json", extern("mine::op").encode())
+    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 2 operators"):
+        check(path)
+    with pytest.raises(InvalidArgumentError, match=r"expected an ExportedProgram or the path of a \.so or \.pt2"):
+        check(3)  # type: ignore[arg-type]
+
+
+def test_forecast_for_a_program() -> None:
+    @torch.library.custom_op("untorch_test::opaque", mutates_args=())
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    opaque.register_fake(torch.empty_like)
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.gelu(torch.ops.untorch_test.opaque(x)).softmax(-1)
+
+    program = torch.export.export(Model(), (torch.randn(2, 3),))
+    (missing,) = predict_missing(program)
+    assert (missing.kind, missing.name) == ("kernel", "untorch_test::opaque")
+    assert "torch.ops.untorch_test.opaque(x)" in missing.sources[0]
+    with pytest.raises(UnsupportedOperatorsError, match="untorch_test::opaque"):
+        check(program)
+
+
+def test_find_runtime_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "aoti_torch_clone" in read_elf(find_runtime_library()).exported()
+    monkeypatch.setenv("UNTORCH_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(UnsupportedError, match="which is not a file: correct or unset it"):
+        find_runtime_library()

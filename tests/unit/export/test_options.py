@@ -1,0 +1,49 @@
+"""Tests of the export options: each wrong name, type and value names what was expected and what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from untorch.export.errors import OptionError
+from untorch.export.options import ExportOptions, resolve_options
+
+
+def test_defaults_and_fields() -> None:
+    assert resolve_options(None, {}) == ExportOptions()
+    options = resolve_options(ExportOptions(cpu="x86-64-v3"), {"verify": True})
+    assert options.cpu == "x86-64-v3"
+    assert options.verify
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"pack_linear": True}, "unknown option 'pack_linear': did you mean 'pack_linears'?"),
+        ({"xyzzy": 1}, "unknown option 'xyzzy': known are cpu, pack_linears,"),
+        ({"verify": 1}, "option verify: expected bool, got int (1)"),
+        ({"verify_tolerance": True}, "option verify_tolerance: expected int or float, got bool (True)"),
+        ({"verify_tolerance": 0.0}, "option verify_tolerance: expected a number above 0, got 0.0"),
+        ({"cpu": "x86-64-v5"}, "option cpu: expected one of 'native', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4', got"),
+        ({"cpu": "x86_64-v3"}, "(did you mean 'x86-64-v3'?)"),
+        ({"inductor": [1]}, "option inductor: expected Mapping, got list ([1])"),
+        ({"inductor": {1: 2}}, "option inductor: expected names as keys, got [1]"),
+    ],
+)
+def test_errors(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        resolve_options(None, fields)
+    assert text in str(error.value)
+
+
+def test_options_object_of_another_type() -> None:
+    with pytest.raises(OptionError, match="options: expected ExportOptions, got dict"):
+        resolve_options({}, {})  # type: ignore[arg-type]
+
+
+def test_json() -> None:
+    values = ExportOptions(inductor={"a": 1, "b": (1, 2)}).to_json()
+    assert values["inductor"] == {"a": 1, "b": "(1, 2)"}
+    assert values["cpu"] == "native"
+    assert "progress" not in values

@@ -1,0 +1,105 @@
+"""Tests of the weight store: equal storages once, views share, lone slices bring only their part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from untorch.export.errors import CompileError
+from untorch.export.weights import Constant, WeightStore, parse_constants
+
+WRAPPER = """
+    constants_info_[0].name = "l_weight";
+    constants_info_[0].from_folded = false;
+    constants_info_[0].shape = {2, 3};
+    constants_info_[0].stride = {3, 1};
+    constants_info_[0].original_fqn = "l.weight";
+    constants_info_[1].name = "scalar";
+    constants_info_[1].from_folded = false;
+    constants_info_[1].shape = {};
+    constants_info_[1].stride = {};
+    constants_info_[1].original_fqn = "scalar";
+    constants_info_[2].name = "folded";
+    constants_info_[2].from_folded = true;
+"""
+
+
+def test_parse_constants() -> None:
+    assert parse_constants(WRAPPER) == [
+        Constant("l_weight", "l.weight", (2, 3), (3, 1)),
+        Constant("scalar", "scalar", (), ()),
+    ]
+    with pytest.raises(CompileError, match=r"constant 0 of the generated wrapper has no original_fqn"):
+        parse_constants(WRAPPER.replace('constants_info_[0].original_fqn = "l.weight";', ""))
+
+
+def constant(name: str, tensor: torch.Tensor) -> Constant:
+    return Constant(name, name, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def add(store: WeightStore, mutated: frozenset[str] = frozenset(), **tensors: torch.Tensor) -> list[dict[str, object]]:
+    return store.add_method([constant(name, t) for name, t in tensors.items()], tensors, mutated)
+
+
+def read(store: WeightStore, entry: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+    raw = bytes(store.files[int(str(entry["weight"]))][1])
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype)
+    return flat.as_strided(entry["shape"], entry["strides"], entry["storage_offset"])  # type: ignore[arg-type]
+
+
+def test_equal_storages_are_stored_once_across_methods() -> None:
+    store = WeightStore()
+    a = torch.randn(4, 5)
+    (first,) = add(store, a=a)
+    second, third = add(store, b=a.clone(), c=a.view(torch.int32))
+    assert first["weight"] == second["weight"] != third["weight"]
+    assert len(store.entries) == 2
+    assert store.nbytes == 160
+    assert store.entries[0]["hash"].startswith("blake2b:")
+
+
+def test_views_share_their_storage() -> None:
+    store = WeightStore()
+    base = torch.randn(4, 6)
+    whole, part, turned = add(store, whole=base, part=base[1:3, 2:], turned=base.t())
+    assert whole["weight"] == part["weight"] == turned["weight"]
+    for entry, tensor in ((whole, base), (part, base[1:3, 2:]), (turned, base.t())):
+        assert torch.equal(read(store, entry, torch.float32), tensor)
+
+
+def test_a_lone_slice_brings_only_its_part() -> None:
+    store = WeightStore()
+    part = torch.randn(100, 6)[10:12, 1:]
+    (entry,) = add(store, part=part)
+    assert store.nbytes == 11 * 4
+    assert torch.equal(read(store, entry, torch.float32), part)
+
+
+def test_writes_reach_everything_in_the_storage() -> None:
+    base = torch.randn(4)
+    entries = add(WeightStore(), frozenset({"half"}), half=base[:2], whole=base, other=torch.randn(3))
+    assert [entry["mutated"] for entry in entries] == [True, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.int8])
+def test_dtypes(dtype: torch.dtype) -> None:
+    store = WeightStore()
+    tensor = torch.ones(3).to(dtype)
+    (entry,) = add(store, x=tensor)
+    assert entry["dtype"] == str(dtype).removeprefix("torch.")
+    assert torch.equal(read(store, entry, dtype), tensor)
+
+
+def test_empty_tensor() -> None:
+    store = WeightStore()
+    (entry,) = add(store, x=torch.empty(0, 3))
+    assert store.entries[0]["nbytes"] == 0
+    assert entry["shape"] == [0, 3]
+
+
+def test_errors() -> None:
+    store = WeightStore()
+    with pytest.raises(CompileError, match="'x': AOTInductor gave no value for it"):
+        store.add_method([Constant("x", "x", (1,), (1,))], {}, frozenset())
+    with pytest.raises(CompileError, match=r"expects shape \(2,\) and strides \(1,\), its value has \(3,\)"):
+        store.add_method([Constant("x", "x", (2,), (1,))], {"x": torch.randn(3)}, frozenset())
