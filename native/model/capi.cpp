@@ -201,7 +201,10 @@ untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view*
     const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
     const untorch::Tensor source(untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype)), 0,
                                  view.dtype, view.sizes, view.strides);
-    *unwrap(tensor) = *untorch::clone_contiguous(source);
+    // Generated code relies on the strides that PyTorch gives a result, so those of `value` are kept.
+    untorch::TensorPtr copy = untorch::Tensor::empty_strided(view.sizes, view.strides, view.dtype);
+    untorch::copy_cpu(*copy, source);
+    *unwrap(tensor) = *copy;
   });
 }
 

@@ -1,6 +1,7 @@
 // Strided tensors over reference-counted storage. Knows no device library: device memory arrives with its deleter.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -126,6 +127,7 @@ class Dims {
 struct DimsText {
   std::span<const std::int64_t> dims;
   operator std::string() const;  // NOLINT(google-explicit-constructor)
+  bool operator==(const DimsText& other) const { return std::equal(dims.begin(), dims.end(), other.dims.begin(), other.dims.end()); }
 };
 std::ostream& operator<<(std::ostream& out, const DimsText& text);
 std::string operator+(const std::string& left, const DimsText& right);

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shim import Opt, ShimError, call
 
 NAME = "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
@@ -37,24 +36,27 @@ def heads(b: int, h: int, length: int, e: int, dtype: torch.dtype, layout: str =
     return randn(b, h, length, e)
 
 
-def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, causal: bool = False, scale: Any = None) -> Any:
+def run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, causal: bool = False, scale: Any = None
+) -> Any:
     return call(NAME, q, k, v, 0.0, causal, Opt(mask), Opt(scale, "double"), returns=2)
 
 
-def verify(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, causal: bool = False, scale: Any = None) -> None:
+def verify(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, causal: bool = False, scale: Any = None
+) -> None:
     out, lse = run(q, k, v, mask, causal, scale)
     # Eager's kernel takes the last dimension to be contiguous without looking: it gets values that are.
-    expected, expected_lse = EAGER(q, k.contiguous(), v.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)
-    if q.stride(-1) != 1 and q.size(-1) != 1:
-        expected = torch.empty_like(expected).copy_(
-            EAGER(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)[0]
-        )
-        expected_lse.copy_(EAGER(q.contiguous(), k.contiguous(), v.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)[1])
+    dense = q if q.stride(-1) == 1 or q.size(-1) == 1 else q.contiguous()
+    result, expected_lse = EAGER(dense, k.contiguous(), v.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)
+    expected = torch.empty_like(q).copy_(result)
     assert (out.dtype, out.shape, out.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert (lse.dtype, lse.shape, lse.stride()) == (expected_lse.dtype, expected_lse.shape, expected_lse.stride())
     tolerance = TOLERANCE[q.dtype]
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(lse, expected_lse, rtol=max(tolerance, 2e-5) if q.dtype != torch.float64 else 1e-12, atol=tolerance)
+    torch.testing.assert_close(
+        lse, expected_lse, rtol=max(tolerance, 2e-5) if q.dtype != torch.float64 else 1e-12, atol=tolerance
+    )
 
 
 lengths = st.integers(1, 150)
@@ -62,13 +64,16 @@ lengths = st.integers(1, 150)
 
 @settings(max_examples=120, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 4), lengths, lengths, st.sampled_from([1, 7, 16, 20, 32, 64]), st.sampled_from(LAYOUTS),
+    st.integers(1, 3), st.integers(1, 4), lengths, lengths, st.sampled_from([1, 7, 16, 20, 32, 64]),
+    st.sampled_from(LAYOUTS),
     st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(list(TOLERANCE)),
 )  # fmt: skip
 def test_shapes_and_layouts(
     b: int, h: int, lq: int, lk: int, e: int, q: str, k: str, v: str, causal: bool, dtype: torch.dtype
 ) -> None:
-    verify(heads(b, h, lq, e, dtype, q), heads(b, h, lk, e, dtype, k, 1), heads(b, h, lk, e, dtype, v, 2), causal=causal)
+    verify(
+        heads(b, h, lq, e, dtype, q), heads(b, h, lk, e, dtype, k, 1), heads(b, h, lk, e, dtype, v, 2), causal=causal
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,7 +89,8 @@ def test_masks(batch: Any, rows: bool, cols: bool, expand: bool, causal: bool, d
         mask = mask.masked_fill(mask < -1, float("-inf"))
     if expand:
         mask = mask.expand((2, 3, lq, lk) if batch else (lq, lk))
-    verify(*(heads(2, 3, n, 16, dtype, seed=i) for i, n in enumerate((lq, lk, lk))), mask=mask, causal=causal)
+    q, k, v = (heads(2, 3, n, 16, dtype, seed=i) for i, n in enumerate((lq, lk, lk)))
+    verify(q, k, v, mask=mask, causal=causal)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -123,7 +129,8 @@ def test_scale(scale: float) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_grouped_heads(kv_heads: int, dtype: torch.dtype) -> None:
-    verify(heads(2, 4, 60, 32, dtype), *(heads(2, kv_heads, 70, 32, dtype, seed=i) for i in (1, 2)))
+    k, v = (heads(2, kv_heads, 70, 32, dtype, seed=i) for i in (1, 2))
+    verify(heads(2, 4, 60, 32, dtype), k, v)
 
 
 def test_nan_stays_nan() -> None:
@@ -153,7 +160,8 @@ def test_no_keys_give_zeros() -> None:
         ({"q": torch.ones(2, 5, 8)}, "argument 'query' must be 4-D (batch, heads, length, width), got shape [2, 5, 8]"),
         ({"k": torch.ones(1, 2, 5, 8).double()}, "argument 'key' must be float32 like 'query', got float64"),
         ({"v": torch.ones(1, 2, 5, 4)}, "argument 'value' must have the width 8 of 'query', got shape [1, 2, 5, 4]"),
-        ({"v": torch.ones(1, 2, 4, 8)}, "'key' and 'value' must agree in heads and length, got [1, 2, 5, 8] and [1, 2, 4, 8]"),
+        ({"v": torch.ones(1, 2, 4, 8)},
+         "'key' and 'value' must agree in heads and length, got [1, 2, 5, 8] and [1, 2, 4, 8]"),
         ({"q": torch.ones(1, 3, 5, 8)}, "the 3 heads of 'query' must be a multiple of the 2 of 'key'"),
         ({"q": torch.ones(3, 2, 5, 8)},
          "the batch sizes differ: 'query' is [3, 2, 5, 8], 'key' is [1, 2, 5, 8], 'value' is [1, 2, 5, 8]"),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shim import ShimError, call
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -125,7 +124,9 @@ def test_bmm_in_threads(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 5, 6), (1, 5, 6), (5, 1), (6,), ()])
 def test_baddbmm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    added = make((1, *shape) if len(shape) > 1 else (1, *shape, 1)[:3] if shape else (1, 1), dtype, seed=3).reshape(shape)
+    added = make((1, *shape) if len(shape) > 1 else (1, *shape, 1)[:3] if shape else (1, 1), dtype, seed=3).reshape(
+        shape
+    )
     x, y, out = make((3, 5, 4), dtype), make((3, 4, 6), dtype, "columns", 1), make((3, 5, 6), dtype)
     call("aoti_torch_cpu_baddbmm_out", out, added, x, y, 2.0, 3.0)
     exact = dtype in (torch.float16, torch.bfloat16)

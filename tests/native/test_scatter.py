@@ -13,9 +13,13 @@ REDUCES = ["sum", "prod", "mean", "amax", "amin"]
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(1, 5), min_size=0, max_size=3), st.sampled_from([torch.float32, torch.int64, torch.int8, torch.float64]),
-    st.sampled_from(REDUCES), st.booleans(), st.booleans(), st.data(),
-)  # fmt: skip
+    st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    st.sampled_from([torch.float32, torch.int64, torch.int8, torch.float64]),
+    st.sampled_from(REDUCES),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
 def test_scatter_reduce(
     shape: list[int], dtype: torch.dtype, reduce: str, include_self: bool, flip: bool, data: st.DataObject
 ) -> None:

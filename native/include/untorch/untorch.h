@@ -98,7 +98,7 @@ UNTORCH_API untorch_status untorch_method_run(untorch_method* method, const unto
 UNTORCH_API void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out);
 /* 1 when the memory may be written: an output of its own, or a buffer, not a weight mapped from the file. */
 UNTORCH_API int32_t untorch_tensor_is_writable(const untorch_tensor* tensor);
-/* Makes the tensor a row-major copy of `value` (for results of the proxy callback). */
+/* Makes the tensor a copy of `value`, its strides (not negative) included: for results of the proxy callback. */
 UNTORCH_API untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view* value);
 UNTORCH_API void untorch_tensor_free(untorch_tensor* tensor);
 /* Tensor handles alive in the process: for leak tests. */

@@ -85,18 +85,36 @@ template <class T>
 void im2row(const ConvolutionShape& s, const T* image, std::int64_t t0, std::int64_t t1, std::int64_t first,
             std::int64_t last, T* rows) {
   const std::int64_t channels = s.in_channels, pitch = s.groups * channels;
+  // Neighbouring taps of a line are neighbours in memory too when one group has all channels.
+  const bool joined = s.groups == 1 && s.dilation[2] == 1;
   T* to = rows;
   for (std::int64_t p = first; p < last; ++p) {
     const Position at = position_at(s.output, p);
-    for (std::int64_t tap = t0; tap < t1; ++tap, to += channels) {
+    const std::int64_t w0 = at.w * s.stride[2] - s.padding[2];
+    for (std::int64_t tap = t0; tap < t1;) {
       const Position k = position_at(s.kernel, tap);
+      const std::int64_t line = std::min(t1 - tap, s.kernel[2] - k.w);  // taps of this kernel line
+      tap += line;
       const std::int64_t id = at.d * s.stride[0] - s.padding[0] + k.d * s.dilation[0];
       const std::int64_t ih = at.h * s.stride[1] - s.padding[1] + k.h * s.dilation[1];
-      const std::int64_t iw = at.w * s.stride[2] - s.padding[2] + k.w * s.dilation[2];
-      if (id < 0 || id >= s.input[0] || ih < 0 || ih >= s.input[1] || iw < 0 || iw >= s.input[2]) {
-        std::fill_n(to, channels, T(0));
-      } else {
-        std::copy_n(image + ((id * s.input[1] + ih) * s.input[2] + iw) * pitch, channels, to);
+      if (id < 0 || id >= s.input[0] || ih < 0 || ih >= s.input[1]) {
+        to = std::fill_n(to, line * channels, T(0));
+        continue;
+      }
+      const T* from = image + (id * s.input[1] + ih) * s.input[2] * pitch;
+      if (joined) {
+        const std::int64_t start = w0 + k.w;
+        const std::int64_t lead = std::clamp<std::int64_t>(-start, 0, line);
+        const std::int64_t stop = std::clamp<std::int64_t>(s.input[2] - start, lead, line);
+        to = std::fill_n(to, lead * channels, T(0));
+        for (std::int64_t i = (start + lead) * channels; i < (start + stop) * channels; ++i) *to++ = from[i];
+        to = std::fill_n(to, (line - stop) * channels, T(0));
+        continue;
+      }
+      for (std::int64_t x = 0; x < line; ++x) {
+        const std::int64_t iw = w0 + (k.w + x) * s.dilation[2];
+        to =
+            iw < 0 || iw >= s.input[2] ? std::fill_n(to, channels, T(0)) : std::copy_n(from + iw * pitch, channels, to);
       }
     }
   }
@@ -262,22 +280,35 @@ void convolution_depthwise(const ConvolutionShape& s, const T* input, const T* w
     // One item is an output line of an image; the kernel runs over all channels of a pixel.
     const auto pixel_kernel = UNTORCH_ISA_CALL(depthwise_pixel<T>);
     for_each_item(s.batch * lines, parallel, [&](std::int64_t item) {
-      thread_local std::vector<const T*> pixels, filters;
+      thread_local std::vector<const T*> pixels, filters, lines_in, lines_filter;
       const std::int64_t n = item / lines, od = item % lines / s.output[1], oh = item % s.output[1];
-      for (std::int64_t ow = 0; ow < s.output[2]; ++ow) {
-        pixels.clear();
-        filters.clear();
-        for (std::int64_t tap = 0; tap < taps; ++tap) {
-          const Position k = position_at(s.kernel, tap);
-          const std::int64_t id = od * s.stride[0] - s.padding[0] + k.d * s.dilation[0];
-          const std::int64_t ih = oh * s.stride[1] - s.padding[1] + k.h * s.dilation[1];
-          const std::int64_t iw = ow * s.stride[2] - s.padding[2] + k.w * s.dilation[2];
-          if (id < 0 || id >= s.input[0] || ih < 0 || ih >= s.input[1] || iw < 0 || iw >= s.input[2]) continue;
-          pixels.push_back(input + (n * in_size + (id * s.input[1] + ih) * s.input[2] + iw) * s.groups);
-          filters.push_back(weight + tap * channels);
+      lines_in.clear();
+      lines_filter.clear();
+      for (std::int64_t kd = 0; kd < s.kernel[0]; ++kd) {
+        for (std::int64_t kh = 0; kh < s.kernel[1]; ++kh) {
+          const std::int64_t id = od * s.stride[0] - s.padding[0] + kd * s.dilation[0];
+          const std::int64_t ih = oh * s.stride[1] - s.padding[1] + kh * s.dilation[1];
+          if (id < 0 || id >= s.input[0] || ih < 0 || ih >= s.input[1]) continue;
+          lines_in.push_back(input + (n * in_size + (id * s.input[1] + ih) * s.input[2]) * s.groups);
+          lines_filter.push_back(weight + (kd * s.kernel[1] + kh) * s.kernel[2] * channels);
         }
-        pixel_kernel(channels, static_cast<std::int64_t>(pixels.size()), pixels.data(), filters.data(), bias,
-                     output + (item * s.output[2] + ow) * channels);
+      }
+      pixels.resize(static_cast<std::size_t>(taps));
+      filters.resize(static_cast<std::size_t>(taps));
+      const T **pixel = pixels.data(), **filter = filters.data();
+      const T *const *line_in = lines_in.data(), *const *line_filter = lines_filter.data();
+      const auto count_lines = static_cast<std::int64_t>(lines_in.size());
+      for (std::int64_t ow = 0; ow < s.output[2]; ++ow) {
+        std::int64_t count = 0;
+        for (std::int64_t l = 0; l < count_lines; ++l) {
+          std::int64_t iw = ow * s.stride[2] - s.padding[2];
+          for (std::int64_t kw = 0; kw < s.kernel[2]; ++kw, iw += s.dilation[2]) {
+            if (iw < 0 || iw >= s.input[2]) continue;
+            pixel[count] = line_in[l] + iw * s.groups;
+            filter[count++] = line_filter[l] + kw * channels;
+          }
+        }
+        pixel_kernel(channels, count, pixel, filter, bias, output + (item * s.output[2] + ow) * channels);
       }
     });
     return;

@@ -26,7 +26,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
   static_assert(P == kPackWidth);
   // From the whole problem's rows, so that a slice gives the same bits.
   const std::int64_t limit = total_m <= kMaxRows ? 2048 : kBlockK;
-  const std::int64_t kc = k <= limit ? k : ceil_div(k, ceil_div(k, limit));
+  const std::int64_t kc = k == 0 ? 1 : k <= limit ? k : ceil_div(k, ceil_div(k, limit));
   alignas(64) float buffer[kMaxRows * kMaxPanels * P];
   alignas(64) float bias_tail[P];
   if (bias != nullptr && n % P != 0) {

@@ -8,7 +8,8 @@
 namespace untorch::shims {
 namespace {
 
-MatrixView part(const MatrixView& whole, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+MatrixView part(const MatrixView& whole, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t col,
+                std::int64_t cols) {
   MatrixView out = whole;
   out.data += (row * whole.row_stride + col * whole.col_stride) * static_cast<std::int64_t>(element_size(dtype));
   out.rows = rows, out.cols = cols;
@@ -19,12 +20,14 @@ MatrixView part(const MatrixView& whole, DType dtype, std::int64_t row, std::int
 void check_offsets(const char* op, const Tensor& offs, std::int64_t groups, std::int64_t total, Dims& ends) {
   check(offs.dtype() == DType::kInt32, op, ": argument 'offs' must be int32, got ", dtype_name(offs.dtype()));
   check_rank(op, "offs", offs, 1);
-  check(groups < 0 || offs.size(0) == groups, op, ": argument 'offs' must have ", groups, " entries, got ", offs.size(0));
+  check(groups < 0 || offs.size(0) == groups, op, ": argument 'offs' must have ", groups, " entries, got ",
+        offs.size(0));
   ends.resize(static_cast<std::size_t>(offs.size(0)));
   std::int64_t before = 0;
   for (std::int64_t i = 0; i < offs.size(0); ++i) {
     const std::int64_t end = offs.data<std::int32_t>()[i * offs.stride(0)];
-    check(end >= before && end <= total, op, ": 'offs' must not decrease and stay within ", total, ", got ", end, " at ", i);
+    check(end >= before && end <= total, op, ": 'offs' must not decrease and stay within ", total, ", got ", end,
+          " at ", i);
     ends[static_cast<std::size_t>(i)] = before = end;
   }
 }
@@ -40,24 +43,26 @@ UNTORCH_SHIM aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle 
     const Tensor* ends_tensor = optional_cpu_input(offs, op, "offs");
     const DType dtype = a.dtype();
     if (dtype != DType::kFloat32 && dtype != DType::kBFloat16 && dtype != DType::kFloat16) {
-      throw_error(ErrorKind::kUnsupported, op, ": argument 'self' must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+      throw_error(ErrorKind::kUnsupported, op, ": argument 'self' must be float32, bfloat16 or float16, got ",
+                  dtype_name(dtype));
     }
-    check((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), op, ": operands must be 2-D or 3-D, got shapes ",
-          to_string(a.sizes()), " and ", to_string(b.sizes()));
-    check(a.dtype() == b.dtype(), op, ": 'self' and 'mat2' must have the same dtype, got ", dtype_name(a.dtype()), " and ",
-          dtype_name(b.dtype()));
+    check((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), op,
+          ": operands must be 2-D or 3-D, got shapes ", to_string(a.sizes()), " and ", to_string(b.sizes()));
+    check(a.dtype() == b.dtype(), op, ": 'self' and 'mat2' must have the same dtype, got ", dtype_name(a.dtype()),
+          " and ", dtype_name(b.dtype()));
     check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: 'self' is ", to_string(a.sizes()), ", 'mat2' is ",
           to_string(b.sizes()));
     if (optional_cpu_input(bias, op, "bias") != nullptr) {
-      throw_error(ErrorKind::kUnsupported, op, ": argument 'bias' is not supported (PyTorch has none either); add it after");
+      throw_error(ErrorKind::kUnsupported, op,
+                  ": argument 'bias' is not supported (PyTorch has none either); add it after");
     }
     if (dtype_or(out_dtype, dtype) != dtype) {
       throw_error(ErrorKind::kUnsupported, op, ": out_dtype must be ", dtype_name(dtype), " like 'self', got ",
                   dtype_name(dtype_or(out_dtype, dtype)));
     }
     const bool batched = a.dim() == 3 && b.dim() == 3;
-    check(batched == (ends_tensor == nullptr), op, batched ? ": 'offs' must be absent for two 3-D operands"
-                                                           : ": 'offs' is needed with a 2-D operand");
+    check(batched == (ends_tensor == nullptr), op,
+          batched ? ": 'offs' must be absent for two 3-D operands" : ": 'offs' is needed with a 2-D operand");
     check(!batched || a.size(0) == b.size(0), op, ": the group counts differ: 'self' is ", to_string(a.sizes()),
           ", 'mat2' is ", to_string(b.sizes()));
     const std::int64_t m = a.size(-2), n = b.size(-1), k = a.size(-1);
@@ -80,8 +85,8 @@ UNTORCH_SHIM aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle 
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int64_t end = ends[static_cast<std::size_t>(g)], length = end - start;
       if (!flat) {
-        multiply(op, dtype, part(matrix_of(a), dtype, 0, m, start, length), part(matrix_of(b), dtype, start, length, 0, n),
-                 matrix_of(*out, g), 0.0, 1.0);
+        multiply(op, dtype, part(matrix_of(a), dtype, 0, m, start, length),
+                 part(matrix_of(b), dtype, start, length, 0, n), matrix_of(*out, g), 0.0, 1.0);
       } else if (a.dim() == 2) {
         multiply(op, dtype, part(matrix_of(a), dtype, start, length, 0, k), matrix_of(b, g),
                  part(matrix_of(*out), dtype, start, length, 0, n), 0.0, 1.0);
@@ -96,8 +101,9 @@ UNTORCH_SHIM aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle 
 }
 
 // relu or (exact) gelu of beta·self + alpha·mat1·mat2, as PyTorch's CPU does it.
-UNTORCH_SHIM aoti_torch_cpu__addmm_activation(AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2, double beta,
-                                              double alpha, std::int32_t use_gelu, AtenTensorHandle* ret0) {
+UNTORCH_SHIM aoti_torch_cpu__addmm_activation(AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2,
+                                              double beta, double alpha, std::int32_t use_gelu,
+                                              AtenTensorHandle* ret0) {
   constexpr const char* op = "_addmm_activation";
   return guarded(op, [&] {
     const Tensor& added = cpu_input(self, op, "self");
@@ -123,7 +129,8 @@ UNTORCH_SHIM aoti_torch_cpu__addmm_activation(AtenTensorHandle self, AtenTensorH
       return;
     }
     const TensorPtr wide = to_dtype(*out, DType::kFloat32);
-    kernels::apply_activation(out->size(0), out->size(1), use_gelu != 0 ? kernels::Activation::kGelu : kernels::Activation::kRelu,
+    kernels::apply_activation(out->size(0), out->size(1),
+                              use_gelu != 0 ? kernels::Activation::kGelu : kernels::Activation::kRelu,
                               wide->data<float>(), out->size(1));
     give(ret0, to_dtype(*wide, dtype), op);
   });

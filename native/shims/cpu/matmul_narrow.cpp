@@ -13,7 +13,7 @@ struct Float8Format {
   float largest;
   std::uint8_t overflow;  // what larger values become
 };
-constexpr Float8Format kE4M3{3, 7, 448.0f, 0x7f};
+constexpr Float8Format kE4M3{3, 7, 448.0f, 0x7e};  // has no infinity: saturates, infinity included
 constexpr Float8Format kE5M2{2, 15, 57344.0f, 0x7c};
 
 bool is_float8(DType dtype) { return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2; }
@@ -24,7 +24,7 @@ float decode(const Float8Format& format, std::uint8_t bits) {
   const int exponent = (bits & 0x7f) >> format.mantissa;
   float value = std::ldexp(static_cast<float>(exponent == 0 ? mantissa : mantissa + (1 << format.mantissa)),
                            std::max(exponent, 1) - format.bias - format.mantissa);
-  if (format.overflow == 0x7f) {
+  if (format.mantissa == 3) {
     if ((bits & 0x7f) == 0x7f) value = std::numeric_limits<float>::quiet_NaN();
   } else if ((bits & 0x7f) >= 0x7c) {
     value = (bits & 0x7f) == 0x7c ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
@@ -71,7 +71,8 @@ TensorPtr narrow(const Tensor& tensor, DType dtype) {
 
 // One scale for the whole matrix, or one for each of `count` rows or columns, as a row-major float tensor.
 TensorPtr scale_values(const char* op, const char* name, const Tensor& scale, bool rowwise, DimSpan sizes) {
-  check(scale.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ", dtype_name(scale.dtype()));
+  check(scale.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ",
+        dtype_name(scale.dtype()));
   check(rowwise ? to_string(scale.sizes()) == to_string(sizes) : scale.numel() == 1, op, ": argument '", name,
         "' must hold one value, or both scales must be [m, 1] and [1, n]; got shape ", to_string(scale.sizes()));
   return contiguous(scale);
@@ -82,8 +83,8 @@ TensorPtr scaled_mm(const char* op, const Tensor& a, const Tensor& b, const Tens
   check_rank(op, "self", a, 2);
   check_rank(op, "mat2", b, 2);
   if (!is_float8(a.dtype()) || !is_float8(b.dtype())) {
-    throw_error(ErrorKind::kUnsupported, op, ": operands must be float8_e4m3fn or float8_e5m2, got ", dtype_name(a.dtype()),
-                " and ", dtype_name(b.dtype()));
+    throw_error(ErrorKind::kUnsupported, op, ": operands must be float8_e4m3fn or float8_e5m2, got ",
+                dtype_name(a.dtype()), " and ", dtype_name(b.dtype()));
   }
   check(a.size(1) == b.size(0), op, ": the inner sizes differ: 'self' is ", to_string(a.sizes()), ", 'mat2' is ",
         to_string(b.sizes()));
@@ -185,9 +186,9 @@ UNTORCH_SHIM aoti_torch_cpu__weight_int8pack_mm(AtenTensorHandle self, AtenTenso
     check(weight.dtype() == DType::kInt8, op, ": argument 'mat2' must be int8, got ", dtype_name(weight.dtype()));
     check(weight.size(1) == x.size(1), op, ": the inner sizes differ: 'self' is ", to_string(x.sizes()), ", 'mat2' is ",
           to_string(weight.sizes()), " (rows are output features)");
-    check(scale.dim() == 1 && scale.size(0) == weight.size(0) && scale.dtype() == x.dtype(), op, ": argument 'scales' must be ",
-          dtype_name(x.dtype()), " of shape [", weight.size(0), "], got ", dtype_name(scale.dtype()), " of shape ",
-          to_string(scale.sizes()));
+    check(scale.dim() == 1 && scale.size(0) == weight.size(0) && scale.dtype() == x.dtype(), op,
+          ": argument 'scales' must be ", dtype_name(x.dtype()), " of shape [", weight.size(0), "], got ",
+          dtype_name(scale.dtype()), " of shape ", to_string(scale.sizes()));
     const TensorPtr wide = to_dtype(x, DType::kFloat32), values = to_dtype(weight, DType::kFloat32);
     const TensorPtr factors = contiguous(*to_dtype(scale, DType::kFloat32));
     const std::int64_t m = x.size(0), n = weight.size(0);
@@ -211,9 +212,9 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_mm(AtenTensorHandle self, AtenTensorHandle m
   return guarded(op, [&] {
     const Tensor& a = cpu_input(self, op, "self");
     give(ret0,
-         scaled_mm(op, a, cpu_input(mat2, op, "mat2"), cpu_input(scale_a, op, "scale_a"), cpu_input(scale_b, op, "scale_b"),
-                   optional_cpu_input(bias, op, "bias"), optional_cpu_input(scale_result, op, "scale_result"),
-                   dtype_or(out_dtype, a.dtype())),
+         scaled_mm(op, a, cpu_input(mat2, op, "mat2"), cpu_input(scale_a, op, "scale_a"),
+                   cpu_input(scale_b, op, "scale_b"), optional_cpu_input(bias, op, "bias"),
+                   optional_cpu_input(scale_result, op, "scale_result"), dtype_or(out_dtype, a.dtype())),
          op);
   });
 }
@@ -228,9 +229,9 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_mm_out(AtenTensorHandle out, AtenTensorHandl
     const Tensor& a = cpu_input(self, op, "self");
     const Tensor& c = cpu_input(out, op, "out");
     const TensorPtr result =
-        scaled_mm(op, a, cpu_input(mat2, op, "mat2"), cpu_input(scale_a, op, "scale_a"), cpu_input(scale_b, op, "scale_b"),
-                  optional_cpu_input(bias, op, "bias"), optional_cpu_input(scale_result, op, "scale_result"),
-                  dtype_or(out_dtype, c.dtype()));
+        scaled_mm(op, a, cpu_input(mat2, op, "mat2"), cpu_input(scale_a, op, "scale_a"),
+                  cpu_input(scale_b, op, "scale_b"), optional_cpu_input(bias, op, "bias"),
+                  optional_cpu_input(scale_result, op, "scale_result"), dtype_or(out_dtype, c.dtype()));
     check_out(op, c, result->dtype(), result->sizes());
     copy_cpu(c, *result);
   });

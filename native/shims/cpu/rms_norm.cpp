@@ -58,7 +58,7 @@ UNTORCH_SHIM aoti_torch_cpu__fused_rms_norm(AtenTensorHandle input, const std::i
       stat_sizes[stat_sizes.size() - static_cast<std::size_t>(n - d)] = 1;
     }
     check(w == nullptr || to_string(w->sizes()) == to_string(shape), kOp, ": argument 'weight' must have shape ",
-          to_string(shape), ", got ", w == nullptr ? "" : to_string(w->sizes()));
+          to_string(shape), ", got ", w == nullptr ? "" : std::string(to_string(w->sizes())));
     TensorPtr out = Tensor::empty(x.sizes(), x.dtype());
     const DType stat_dtype = x.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     TensorPtr reciprocal = Tensor::empty(stat_sizes, stat_dtype);

@@ -12,10 +12,11 @@ from untorch.runtime.errors import UnsupportedError
 
 __all__ = ["CpuTarget", "compiler_features", "resolve_cpu"]
 
-# Predefined macros → names in /proc/cpuinfo ("sse3" is "pni" there), as the loader knows them, for the extensions that a compiler uses on its own or through Inductor's
-# vector headers. Cryptography, tiles and system instructions appear in no generated code, so they are not listed.
+# Predefined macros → feature names of /proc/cpuinfo, all of which the loader knows.
+# Listed are the extensions that a compiler uses on its own or through Inductor's vector headers. Cryptography, tiles
+# and system instructions appear in no generated code.
 _FEATURES = {
-    "__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
+    "__SSE3__": "pni", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2", "__POPCNT__": "popcnt",
     "__MOVBE__": "movbe", "__LZCNT__": "abm", "__BMI__": "bmi1", "__BMI2__": "bmi2", "__F16C__": "f16c",
     "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__AVXVNNI__": "avx_vnni", "__GFNI__": "gfni",
     "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw", "__AVX512CD__": "avx512cd", "__AVX512DQ__": "avx512dq",
@@ -53,7 +54,7 @@ def resolve_cpu(name: Cpu) -> CpuTarget:
 
 
 def compiler_features(target: CpuTarget, compiler: str) -> list[str]:
-    """The CPU features that code compiled for ``target`` may use, spelt as in /proc/cpuinfo."""
+    """The CPU features that code compiled for ``target`` may use, under the names that the loader checks."""
     if target.march is None or target.architecture != "x86_64":
         return []
     command = [compiler, f"-march={target.march}", "-dM", "-E", "-x", "c++", "/dev/null"]

@@ -137,6 +137,8 @@ def _children_of(value: Any, spec: TreeSpec, path: str) -> Sequence[Any]:
         if spec.kind == "struct" and all(hasattr(value, str(key)) for key in spec.keys):
             return [getattr(value, str(key)) for key in spec.keys]
         raise InvalidArgumentError(f"{path}: expected a dict with {_names(spec.keys)}, got {type(value).__name__}")
+    if spec.kind in ("dict", "ordered_dict", "default_dict") and not value and hasattr(value, "keys"):
+        return []
     accepted: tuple[type, ...] = (tuple,) if spec.kind in ("tuple", "namedtuple") else (list, tuple, deque)
     if not isinstance(value, accepted) or len(value) != count:
         got_text = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__

@@ -28,7 +28,9 @@ _MODULES: dict[str, str] = {
         "linalg_householder_product orgqr ormqr linalg_pinv.atol_rtol_tensor linalg_matrix_exp "
         "matrix_exp"
     ),
+    "detection": "torchvision::nms torchvision::roi_align",
     "fft": "_fft_c2c _fft_r2c _fft_c2r",
+    "ldl": "linalg_ldl_factor_ex linalg_ldl_solve",
     "linalg": (
         "_linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex linalg_lu lu_unpack "
         "linalg_lu_solve linalg_solve_triangular triangular_solve linalg_cholesky_ex cholesky cholesky_solve "

@@ -30,11 +30,12 @@ UNTORCH_VECMATH_INLINE D trig_double(D x) {
   const D rest = ((second - r) - last) + second_lost;
 
   const D square = r * r;
-  const D sine = r + (r * square * polynomial(square, kSinFull) + rest);
   const D half_square = 0.5 * square;
   const D near_one = 1.0 - half_square;
-  const D cosine =
-      near_one + (((1.0 - near_one) - half_square) + (square * square * polynomial(square, kCosFull) - r * rest));
+  const D sine = r + (r * square * polynomial(square, kSinFull) + rest * near_one);
+  const D square_lost = fused(r, r, -square);  // as large as a quarter ulp of the cosine
+  const D cosine = near_one + (((1.0 - near_one) - half_square) +
+                               (square * square * polynomial(square, kCosFull) - (r * rest + 0.5 * square_lost)));
 
   const Long<D> quadrant = (Long<D>)shifted;
   const Long<D> odd = (quadrant & 1) != 0;
