@@ -110,7 +110,8 @@ bool exports_symbol(const char* name) noexcept {
          dladdr(reinterpret_cast<void*>(&exports_symbol), &self) != 0 && found.dli_fbase == self.dli_fbase;
 }
 
-ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name) : name_(name) {
+ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs)
+    : name_(name) {
   const ElfLibrary elf(bytes, name);
   check_symbols(elf, name);
   // Before it is opened: opening runs its initialisers, and those of a library that is no model may do anything.
@@ -121,9 +122,10 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
       throw_error(ErrorKind::kInvalidFile, name, " is no model library: it lacks the AOTInductor function ", symbol);
     }
   }
-  // Libraries compiled by others check their inputs only when this is set before their first run. It costs nothing
-  // measurable and turns reads out of bounds into errors. A value that the user has set stays.
-  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
+  if (checks_its_inputs) {
+    // Generated code looks at this variable before a library's first run. A value that the user has set stays.
+    setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
+  }
   fd_ = copy_to_memory(bytes, elf, name);
   // RTLD_LOCAL: two models in one process must not run each other's code.
   handle_ = dlopen(unique_path(fd_).c_str(), RTLD_NOW | RTLD_LOCAL);
