@@ -27,7 +27,7 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
 Container::Container(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, std::size_t num_runners)
     : method_(spec.name) {
   const std::string name = archive.file()->path() + ": " + spec.library;
-  library_ = std::make_unique<ModelLibrary>(archive.read_checked(spec.library), name);
+  library_ = std::make_unique<ModelLibrary>(archive.read_checked(spec.library), name, !spec.has_specs);
   const ModelApi& api = library_->api();
   clear_last_error();
   check_code(api.create(&handle_, num_runners, "cpu", ""), "creating the model");
