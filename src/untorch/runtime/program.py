@@ -125,7 +125,7 @@ class Method:
         return [None if item is None else dict(item) for item in (self._spec or {}).get("outputs", [])]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the method. ``out=`` may give the buffers (a tree like the result's) that receive copies of the outputs."""
+        """Run the method. ``out=`` may give buffers (a tree like the result's) that receive copies of the outputs."""
         return self._core(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -233,8 +233,8 @@ class Method:
                 expected = self._leaf_constants[i]
                 if leaf != expected or type(leaf) is not type(expected):
                     raise InvalidArgumentError(
-                        f"{path}: the model was exported with the value {expected!r}, got {leaf!r}; export it again for "
-                        "another value"
+                        f"{path}: the model was exported with the value {expected!r}, got {leaf!r}; export it again "
+                        "for another value"
                     )
                 continue
             if by_position or isinstance(leaf, numpy.ndarray) or hasattr(leaf, "__dlpack__"):
@@ -396,5 +396,3 @@ class Program:
     def __repr__(self) -> str:
         state = " (closed)" if self._closed else ""
         return f"<untorch.Program {self._path!r}: {', '.join(self._cores)}{state}>"
-
-

@@ -137,13 +137,16 @@ def _children_of(value: Any, spec: TreeSpec, path: str) -> Sequence[Any]:
         if spec.kind == "struct" and all(hasattr(value, str(key)) for key in spec.keys):
             return [getattr(value, str(key)) for key in spec.keys]
         raise InvalidArgumentError(f"{path}: expected a dict with {_names(spec.keys)}, got {type(value).__name__}")
-    if spec.kind in ("dict", "ordered_dict", "default_dict") and not value and hasattr(value, "keys"):
-        return []
-    accepted: tuple[type, ...] = (tuple,) if spec.kind in ("tuple", "namedtuple") else (list, tuple, deque)
-    if not isinstance(value, accepted) or len(value) != count:
-        got_text = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-        raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {got_text}")
-    return list(value)
+    accepted: tuple[type[Sequence[Any]], ...] = (tuple,)
+    if spec.kind not in ("tuple", "namedtuple"):
+        accepted = (list, tuple, deque)
+    if isinstance(value, accepted):
+        if len(value) == count:
+            return list(value)
+        got_text = f"{type(value).__name__} of {len(value)}"
+    else:
+        got_text = type(value).__name__
+    raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {got_text}")
 
 
 def _names(keys: Sequence[Any]) -> str:
@@ -183,11 +186,11 @@ def _identifier(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _namedtuple_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(_identifier(name.rsplit(".", 1)[-1]), fields, rename=True)  # type: ignore[misc]
+    return namedtuple(_identifier(name.rsplit(".", 1)[-1]), fields, rename=True)
 
 
 def unflatten(leaves: Iterator[Any], spec: TreeSpec) -> Any:
-    """The tree of ``spec`` with the given leaves. Containers of classes that are not here become a Struct or a tuple."""
+    """The tree of ``spec`` with the given leaves; containers of classes unknown here become a Struct or a tuple."""
     if spec.kind == "leaf":
         return next(leaves)
     items = [unflatten(leaves, child) for child in spec.children]
