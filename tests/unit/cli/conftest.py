@@ -73,7 +73,9 @@ def method_entry(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_package(path: Path, library: bytes, *names: str, change: Callable[[dict[str, Any]], None] | None = None) -> Path:
+def write_package(
+    path: Path, library: bytes, *names: str, change: Callable[[dict[str, Any]], None] | None = None
+) -> Path:
     manifest: dict[str, Any] = {
         "format": "untorch", "format_version": FORMAT_VERSION, "untorch_version": "0.1.0", "torch_version": "2.13.0",
         "weights": [{"file": "data/weights/weight_0", "nbytes": 4, "hash": ""}],

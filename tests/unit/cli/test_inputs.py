@@ -94,7 +94,9 @@ def test_stock_packages_have_numbers_as_names() -> None:
     assert [array.dtype.name for array in arrays] == ["float32", "int64"]
     with pytest.raises(InvalidArgumentError, match="a stock package does not tell dtype and shape; give them"):
         make_inputs([], 1, ["random"])
-    with pytest.raises(InvalidArgumentError, match=r"1 not given; pass --input 1=FILE.npy or --input '1=random:float32"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"1 not given; pass --input 1=FILE.npy or --input '1=random:float32"
+    ):
         make_inputs([], 2, ["zeros:float32[2]"], fill_missing=True)
 
 

@@ -76,7 +76,10 @@ def test_chosen_method(cli: Callable[..., Any], two_methods: Path) -> None:
             "--input zeros:float32: expected random, zeros or ones, with a dtype and a shape such as "
             "random:float32[2,3], and for integers with bounds such as random:int64[2,3]:0..99",
         ),
-        (("--input", "x=random:int64[2]:5..3"), "--input random:int64[2]:5..3: the bounds 5..3 are the wrong way round"),
+        (
+            ("--input", "x=random:int64[2]:5..3"),
+            "--input random:int64[2]:5..3: the bounds 5..3 are the wrong way round",
+        ),
         (("--input", "x=zeros:floot[2]"), "dtype 'floot' is not known"),
         (("--input", "x=zeros", "--dim", "s9=3"), "--dim s9=3: the method has no such symbol, there are: s0"),
         (("--input", "x=zeros", "--dim", "s0=65"), "--dim s0=65: expected 2 to 64"),
