@@ -13,6 +13,8 @@ _NEEDED = ("typer", "rich", "click")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on ``arguments`` (default: the process's) and exit with its code."""
     try:
+        import rich  # noqa: F401  (imported where something is printed; typer alone does not need it)
+
         from untorch.cli.app import app
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _NEEDED:

@@ -37,7 +37,14 @@ class _Group(TyperGroup):
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(
+                args=args,
+                prog_name=prog_name,
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
             sys.stdout.flush()
         except Exception as error:
             _fail(error, given)

@@ -165,11 +165,11 @@ def _render(console: Console, document: dict[str, Any]) -> None:
     for r in document["results"]:
         times = [seconds_text(r[key]) for key in ("p50_s", "p90_s", "p99_s", "mean_s")]
         rate = f"{r['throughput_per_s']:.0f}" if r["throughput_per_s"] >= 100 else f"{r['throughput_per_s']:.3g}"
-        label = r["threads"] or "OpenMP's"
+        label = r["threads"] or "default"
         rows.append((label, seconds_text(r["load_s"]), seconds_text(r["first_call_s"]), r["calls"], *times, rate))
     console.print(make_table(None, columns, rows))
     memory = [
-        (r["threads"] or "OpenMP's", *(bytes_text(r["memory"][f"{key}_bytes"]) for key in _MEMORY))
+        (r["threads"] or "default", *(bytes_text(r["memory"][f"{key}_bytes"]) for key in _MEMORY))
         for r in document["results"]
     ]
     console.print(make_table(None, ("threads", *(f">RSS {key.replace('_', ' ')}" for key in _MEMORY)), memory))

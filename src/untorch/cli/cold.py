@@ -1,4 +1,4 @@
-"""A cold start, measured: ``python -m untorch.cli.cold REQUEST`` loads a file, calls it once and prints its times.
+"""A cold start, measured: a fresh process loads a file, calls it once and prints the times of its stages.
 
 The parent notes the clock before it starts the process. CLOCK_MONOTONIC is one clock for the whole machine, so the
 child's readings continue the parent's.
@@ -13,8 +13,13 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["measure_cold"]
+__all__ = ["child", "measure_cold"]
 
+# The first reading comes before anything of untorch is imported.
+_CODE = (
+    "import sys, time; started = time.clock_gettime(time.CLOCK_MONOTONIC); "
+    "from untorch.cli.cold import child; child(sys.argv[1], started)"
+)
 _STAGES = ("interpreter", "import", "inputs", "load", "first_call")
 
 
@@ -32,7 +37,7 @@ def measure_cold(request: dict[str, Any], repeats: int) -> dict[str, Any]:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         start = time.clock_gettime(time.CLOCK_MONOTONIC)
         done = subprocess.run(
-            [sys.executable, "-m", "untorch.cli.cold", json.dumps(request)],
+            [sys.executable, "-c", _CODE, json.dumps(request)],
             capture_output=True, text=True, check=False, env=environment,
         )  # fmt: skip
         if done.returncode != 0:
@@ -52,7 +57,9 @@ def measure_cold(request: dict[str, Any], repeats: int) -> dict[str, Any]:
     }
 
 
-def _child(request: dict[str, Any], started: float) -> list[float]:
+def child(text: str, started: float) -> None:
+    """The fresh process: prints the clock at its start and after each stage as a JSON list."""
+    request = json.loads(text)
     clocks = [started]
 
     def mark() -> None:
@@ -71,8 +78,4 @@ def _child(request: dict[str, Any], started: float) -> list[float]:
     mark()
     method.run_flat(arrays)
     mark()
-    return clocks
-
-
-if __name__ == "__main__":
-    print(json.dumps(_child(json.loads(sys.argv[1]), time.clock_gettime(time.CLOCK_MONOTONIC))))
+    print(json.dumps(clocks))

@@ -50,7 +50,7 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Compile a model into one file that runs without PyTorch."""
-    from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+    from untorch.runtime.errors import UnsupportedError
 
     fields = parse_options(options or ())
     if cpu is not None:
@@ -60,7 +60,7 @@ def export(
     if quiet or json:
         fields["progress"] = False
     if not check and output is None:
-        raise InvalidArgumentError("export: --output is missing: name the file to write, such as -o model.pt2")
+        raise typer.BadParameter("name the file to write, such as -o model.pt2", param_hint="--output")
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError("export needs PyTorch: pip install 'untorch[export]'")
 
@@ -163,8 +163,8 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             values = [f"{key}: {_text(value)}" for key, value in item.items() if key != "name" and value]
             console.print(f"pass {item.get('name', '')}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
         for item in method["differences"]:
-            values = [f"{key} {_text(value)}" for key, value in item.items()]
-            console.print(f"verified {', '.join(values)}", soft_wrap=True)
+            values = [f"{key} {_text(value)}" for key, value in item.items() if key != "name"]
+            console.print(f"verified {item.get('name', '')}: {', '.join(values)}", soft_wrap=True)
         console.print(f"functions of the runtime: {len(method['operators'])}")
 
 

@@ -22,7 +22,7 @@ def inspect(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show methods, inputs, outputs, weights and needed operators of a file."""
+    """Show what a file holds and whether it runs here."""
     from untorch.cli.package import describe_package
 
     document = describe_package(file, verify=verify)

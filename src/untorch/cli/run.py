@@ -70,7 +70,10 @@ def pick_method(program: Program, name: str | None) -> Method:
 
 
 def _describe(method: Method, results: list[Any]) -> list[dict[str, Any]]:
-    specs = [spec for spec in method.outputs if spec is not None] if None not in results else method.outputs
+    specs = method.outputs
+    if len(specs) != len(results):
+        # A None that was known when the model was compiled is no output of the library.
+        specs = [spec for spec in specs if spec is not None]
     entries: list[dict[str, Any]] = []
     for i, result in enumerate(results):
         spec = specs[i] if len(specs) == len(results) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def load_models(spec: str) -> Any:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InvalidArgumentError(f"{script} has no function '{name}', there are: {', '.join(names) or 'none'}")
     if not callable(function):
-        raise InvalidArgumentError(f"{script}: '{name}' is no function but a {type(function).__name__}")
+        raise InvalidArgumentError(f"{script}: '{name}' is no function, it has the type {type(function).__name__}")
     try:
         return function()
     except Exception as error:
@@ -64,7 +65,7 @@ def _method(entry: Any) -> Any:
 def _describe(value: Any) -> str:
     if isinstance(value, tuple | Mapping):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    return f"a value of type {type(value).__name__}"
 
 
 def _import(script: str) -> ModuleType:
@@ -99,6 +100,9 @@ def _import(script: str) -> ModuleType:
 
 def _place(error: BaseException) -> str:
     """Where in the user's files an error came from: " at model.py:12"."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "untorch/cli/" not in frame.filename]
-    own = [frame for frame in frames if "-packages/" not in frame.filename and not frame.filename.startswith("<")]
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    library = sysconfig.get_path("stdlib")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = frame.filename
+        if not (name.startswith(("<", library)) or "-packages/" in name or "untorch/cli/" in name):
+            return f" at {name}:{frame.lineno}"
+    return ""

@@ -1,0 +1,79 @@
+"""untorch doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from untorch import _core
+
+
+def test_json_document(cli: Callable[..., Any]) -> None:
+    done = cli("doctor", "--json")
+    document = done.document()
+    assert (done.code, document["working"]) == (0, True), document["checks"]
+    assert set(document) == {
+        "working", "untorch", "python", "numpy", "ml_dtypes", "platform", "cpu", "openmp", "library", "torch", "cuda",
+        "checks",
+    }  # fmt: skip
+    assert document["cpu"]["features"] == _core.cpu_features().split()
+    assert document["cpu"]["level"] in ("baseline", "v3", "v4")
+    assert document["library"]["bytes"] > 0
+    assert document["openmp"]["threads"] >= 1
+    assert document["cuda"]["served"] is False
+    assert [check["name"] for check in document["checks"]] == [
+        "versions", "native library", "OpenMP", "memfd", "kernels", "half types", "temporary folder",
+    ]  # fmt: skip
+    assert all(set(check) == {"name", "status", "detail"} for check in document["checks"])
+
+
+def test_text(cli: Callable[..., Any]) -> None:
+    out = cli("doctor").out
+    assert "This build serves the CPU only." in out
+    assert out.rstrip().endswith("The runtime works.")
+
+
+def test_a_failed_check_is_exit_code_1(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("untorch.__version__", "9.9.9")
+    done = cli("doctor", "--json")
+    assert done.code == 1
+    document = done.document()
+    assert document["working"] is False
+    assert document["checks"][0] == {
+        "name": "versions",
+        "status": "failed",
+        "detail": f"the package is 9.9.9 and its native library {_core.version()}: two installations are mixed, "
+        "install untorch again",
+    }
+    assert "The runtime does not work here." in cli("doctor").out
+
+
+def test_wrong_kernels_are_found(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy
+
+    from untorch.cli import checks
+
+    real = numpy.abs
+    monkeypatch.setattr("numpy.abs", lambda x: real(x) + 1)
+    status, detail = checks._kernels()
+    assert status == "failed"
+    assert "differs by 1 from numpy's" in detail
+
+
+def test_checks_do_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from untorch.cli.checks import run_checks
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.memfd_create", fail)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", fail)
+    results = {check["name"]: check for check in run_checks()}
+    assert results["memfd"]["status"] == "failed"
+    assert results["temporary folder"] == {
+        "name": "temporary folder",
+        "status": "warning",
+        "detail": "no temporary file can be made (No space left on device); only untorch export needs one",
+    }

@@ -1,0 +1,232 @@
+"""untorch export: options, scripts, and one real export in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from untorch.cli.export import parse_options
+from untorch.cli.script import export_arguments, load_models
+from untorch.runtime.errors import InvalidArgumentError, ModelError
+
+from .test_errors import run_process
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+SCRIPT = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+def build():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.ones(2, 4),)
+
+class Sorter(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.shop.discount(x)
+
+def unknown():
+    torch.library.define("shop::discount", "(Tensor x) -> Tensor")
+    torch.library.register_fake("shop::discount", lambda x: torch.empty_like(x))
+    torch.library.impl("shop::discount", "CPU", lambda x: x * 0.9)
+    return Sorter(), (torch.ones(3),)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "models_of_test.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def plain_script(folder: Path, text: str) -> Path:
+    path = folder / "plain_models.py"
+    path.write_text(text)
+    return path
+
+
+def test_options() -> None:
+    texts = [
+        "verify=True",
+        "verify_tolerance=1e-2",
+        "wrapper_optimisation=O2",
+        "inductor.cpp.simdlen=8",
+        "inductor.x=none",
+    ]
+    assert parse_options(texts) == {
+        "verify": True,
+        "verify_tolerance": 0.01,
+        "wrapper_optimisation": "O2",
+        "inductor": {"cpp.simdlen": 8, "x": None},
+    }
+    assert parse_options(['inductor={"a": [1]}']) == {"inductor": {"a": [1]}}
+
+
+@pytest.mark.parametrize("text", ["verify", "=1"])
+def test_malformed_option(text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_options([text])
+    assert str(caught.value) == f"--option {text}: expected NAME=VALUE, such as pack_linears=false"
+
+
+def test_option_as_a_whole_and_in_parts() -> None:
+    with pytest.raises(InvalidArgumentError, match="inductor was given as a whole before"):
+        parse_options(["inductor=1", "inductor.x=1"])
+
+
+def test_forms_of_what_a_function_returns() -> None:
+    model = object()
+    assert export_arguments((model, (1,)), "s:f") == (model, {"args": (1,)})
+    assert export_arguments((model, (1,), {"k": 2}), "s:f") == (model, {"args": (1,), "kwargs": {"k": 2}})
+    assert export_arguments((model, (1,), None), "s:f") == (model, {"args": (1,)})
+    keywords = {"model": model, "args": (1,), "dynamic_shapes": {"x": None}, "kwargs": None}
+    assert export_arguments(keywords, "s:f") == (model, {"args": (1,), "dynamic_shapes": {"x": None}})
+    methods = {"a": (model, (1,)), "b": (model, (1,), {"k": 2})}
+    assert export_arguments(methods, "s:f") == (
+        {"a": (model, (1,)), "b": {"model": model, "args": (1,), "kwargs": {"k": 2}}},
+        {},
+    )
+    assert export_arguments({"model": (model, (1,))}, "s:f") == ({"model": (model, (1,))}, {})
+
+
+@pytest.mark.parametrize(("value", "what"), [(1, "a value of type int"), ((1,), "a tuple of 1"), ({}, "a dict of 0")])
+def test_other_forms(value: Any, what: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"s:f returned {what}, expected "):
+        export_arguments(value, "s:f")
+
+
+def test_script_runs_with_its_own_folder_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_it.py").write_text("value = 7")
+    path = plain_script(tmp_path, "import beside_it\nfrom dataclasses import dataclass\n"
+                        "@dataclass\nclass C:\n    x: int\ndef build(): return C(beside_it.value)")  # fmt: skip
+    assert load_models(f"{path}:build").x == 7
+
+
+def test_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_models.py").write_text("def build(): return 5")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert load_models("some_models:build") == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("model.py", "model.py: expected SCRIPT:FUNCTION, such as model.py:build or package.module:build"),
+        (":build", ":build: expected SCRIPT:FUNCTION, such as model.py:build or package.module:build"),
+        ("no_such.py:build", "no_such.py: there is no such file"),
+        ("no_such_module:build", "no_such_module: there is no such module (a file's name ends in .py)"),
+        ("no_such.module:build", "no_such.module: there is no such module (a file's name ends in .py)"),
+    ],
+)
+def test_wrong_sources(spec: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_models(spec)
+    assert str(caught.value) == message
+
+
+def test_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = plain_script(tmp_path, "value = 3\ndef build(): pass\ndef _hidden(): pass")
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_models(f"{path}:bild")
+    assert str(caught.value) == f"{path} has no function 'bild', there are: build"
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_models(f"{path}:value")
+    assert str(caught.value) == f"{path}: 'value' is no function, it has the type int"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "error"),
+    [
+        ("def build():\n    raise KeyError('a')", 2, "KeyError: 'a'"),
+        ("import json\n\ndef build():\n    return json.loads('{')", 4, "JSONDecodeError: Expecting property name"),
+        ("def build(: pass", None, "SyntaxError: "),
+    ],
+)
+def test_failing_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int | None, error: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = plain_script(tmp_path, text)
+    with pytest.raises(ModelError) as caught:
+        load_models(f"{path}:build")
+    assert error in str(caught.value)
+    if line is not None:
+        # The innermost line of the user's own, not that of the library that it called.
+        assert f" failed at {path}:{line}: " in str(caught.value)
+
+
+def test_without_torch(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = cli("export", "model.py:build", "-o", tmp_path / "m.pt2")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "untorch: export needs PyTorch: pip install 'untorch[export]'\n"
+
+
+def test_output_is_missing(cli: Callable[..., Any]) -> None:
+    done = cli("export", "model.py:build")
+    assert done.code == 2
+    assert done.err == (
+        "untorch: Invalid value for --output: name the file to write, such as -o model.pt2; see untorch export --help\n"
+    )
+
+
+@needs_torch
+def test_unknown_option_before_the_script_runs(tmp_path: Path) -> None:
+    done = run_process("export", "no_such.py:build", "-o", tmp_path / "m.pt2", "--option", "verfy=true")
+    assert done.returncode == 1
+    assert done.stderr == "untorch: unknown option 'verfy': did you mean 'verify'?\n"
+
+
+@needs_torch
+def test_check(script: Path) -> None:
+    done = run_process("export", f"{script}:build", "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "source": f"{script}:build",
+        "methods": [{"name": "forward", "operators": {"aten.linear.default": 1, "aten.relu.default": 1}}],
+        "missing": [],
+    }
+
+
+@needs_torch
+def test_check_names_what_is_missing(script: Path) -> None:
+    done = run_process("export", f"{script}:unknown", "--check", "--json")
+    assert done.returncode == 1, done.stderr
+    (missing,) = json.loads(done.stdout)["missing"]
+    assert (missing["method"], missing["kind"], missing["name"]) == ("forward", "kernel", "shop::discount")
+    assert any("torch.ops.shop.discount" in line for line in missing["sources"])
+
+
+@needs_torch
+def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    path = tmp_path / "net.pt2"
+    done = run_process("export", f"{script}:build", "-o", path, "--cpu", "x86-64-v3", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {"source", "file", "file_bytes", "weight_bytes", "seconds", "methods"}
+    assert document["file_bytes"] == path.stat().st_size
+    (method,) = document["methods"]
+    assert set(method) == {"name", "inputs", "outputs", "operators", "passes", "differences"}
+    assert method["inputs"][0]["name"] == "x"
+    result = cli("run", path, "--input", "x=ones", "--output", tmp_path, "--json")
+    assert result.code == 0, result.err
+    (output,) = result.document()["outputs"]
+    assert output["shape"] == [2, 3]
+    assert numpy.load(output["file"]).min() >= 0

@@ -1,0 +1,130 @@
+"""untorch inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from .conftest import SHAPE, build_library, write_package
+
+
+def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -> None:
+    done = cli("inspect", package, "--json")
+    assert done.code == 0, done.err
+    document = done.document()
+    (method,) = document.pop("methods")
+    parts = document.pop("parts_bytes")
+    assert document == {
+        "file": str(package),
+        "file_bytes": package.stat().st_size,
+        "format": "untorch",
+        "format_version": 1,
+        "untorch_version": "0.1.0",
+        "torch_version": "2.13.0",
+        "checksums": None,
+        "weights": {"count": 1, "bytes": 4, "shared": 0, "saved_bytes": 0},
+    }
+    assert set(parts) == {"libraries", "weights", "sources", "descriptions", "zip"}
+    assert (parts["libraries"], parts["weights"], parts["sources"]) == (len(library), 4, 0)
+    assert sum(parts.values()) == package.stat().st_size
+    operators = method.pop("operators")
+    assert "libuntorch.so" in method["library"].pop("needed")
+    assert method == {
+        "name": "forward",
+        "device": "cpu",
+        "cpu": {"target": "native", "architecture": method["cpu"]["architecture"], "features": [], "missing": []},
+        "library": {"file": "data/aotinductor/forward/m.wrapper.so", "bytes": len(library)},
+        "inputs": [{"name": "x", "dtype": "float32", "shape": SHAPE, "contiguous": True, "strides": [4, 1]}],
+        "outputs": [{"name": "output", "dtype": "float32", "shape": SHAPE}],
+        "constants": {"count": 1, "bytes": 4, "mutated": 0},
+        "runs_here": True,
+        "problems": [],
+    }
+    assert operators == [
+        {"name": f"aoti_torch_{name}", "kind": "function", "served": True}
+        for name in ("delete_tensor_object", "empty_strided", "get_data_ptr", "get_sizes")
+    ]
+
+
+def test_text(cli: Callable[..., Any], package: Path) -> None:
+    out = cli("inspect", package, "--verify", "--operators").out
+    assert "runs here     yes" in out
+    assert "[s0: 2..64, 4]" in out
+    assert "checksums   all right" in out
+    assert "aoti_torch_get_sizes" in out
+    assert "not served: 0" in out
+
+
+def test_shared_weights(cli: Callable[..., Any], two_methods: Path) -> None:
+    document = cli("inspect", two_methods, "--json").document()
+    assert document["weights"] == {"count": 1, "bytes": 4, "shared": 1, "saved_bytes": 4}
+    assert [method["name"] for method in document["methods"]] == ["encode", "decode"]
+    assert "1 used by several methods (saves 4 B)" in cli("inspect", two_methods).out
+
+
+def test_stock_package(cli: Callable[..., Any], stock: Path) -> None:
+    document = cli("inspect", stock, "--json").document()
+    assert document["format"] == "stock"
+    assert document["weights"] is document["untorch_version"] is document["torch_version"] is None
+    assert document["parts_bytes"]["sources"] == len(b"// generated")
+    (method,) = document["methods"]
+    assert method["inputs"] is method["outputs"] is method["constants"] is None
+    assert method["cpu"]["features"] == ["avx2", "fma"]
+    assert "a stock package does not tell" in cli("inspect", stock).out
+
+
+def test_functions_that_are_missing(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = write_package(tmp_path / "m.pt2", build_library(tmp_path, "-DUNKNOWN"), "forward")
+    done = cli("inspect", path, "--json")
+    assert done.code == 0
+    (method,) = done.document()["methods"]
+    assert not method["runs_here"]
+    assert method["problems"] == ["not served: aoti_torch_cpu_no_such_operator"]
+    out = cli("inspect", path).out
+    assert "runs here     no: not served: aoti_torch_cpu_no_such_operator" in out
+    assert "not served: 1" in out
+
+
+def test_cpu_that_lacks_features(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["methods"]["forward"]["cpu"]["features"] = ["sse4_2", "warp_drive"]
+
+    path = write_package(tmp_path / "m.pt2", library, "forward", change=change)
+    (method,) = cli("inspect", path, "--json").document()["methods"]
+    assert "warp_drive" in method["cpu"]["missing"]
+    assert not method["runs_here"]
+
+
+def test_damaged_manifest(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        del manifest["methods"]["forward"]["inputs"][0]["shape"]
+
+    path = write_package(tmp_path / "m.pt2", library, "forward", change=change)
+    done = cli("inspect", path)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"untorch: {path}: extra/untorch.json is damaged: KeyError('shape')\n"
+
+
+def test_verify_finds_changed_bytes(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
+    data = bytearray(package.read_bytes())
+    at = data.index(numpy.float32(0.5).tobytes(), data.index(b"data/weights/weight_0"))
+    data[at] ^= 1
+    path = tmp_path / package.name
+    path.write_bytes(data)
+    assert cli("inspect", path).code == 0
+    done = cli("inspect", path, "--verify")
+    assert done.code == 1
+    assert "the entry 'data/weights/weight_0' is damaged: checksum" in done.err
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all"])
+def test_no_package(cli: Callable[..., Any], tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.pt2"
+    path.write_bytes(content)
+    done = cli("inspect", path, "--json")
+    assert done.code == 1
+    assert done.document()["error"]["type"] == "InvalidFileError"

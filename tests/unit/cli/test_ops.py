@@ -1,0 +1,59 @@
+"""untorch ops."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from untorch import _core, register_kernel
+from untorch.cli.coverage import classify, exported_functions
+
+
+def test_json_document(cli: Callable[..., Any]) -> None:
+    document = cli("ops", "--json").document()
+    assert set(document) == {
+        "device", "library", "operators", "vector_functions", "interface_functions", "python_kernels", "refused",
+    }  # fmt: skip
+    assert document["device"] == "cpu"
+    assert {"addmm_out", "mm_out", "bmm_out"} <= set(document["operators"])
+    assert "aoti_torch_empty_strided" in document["interface_functions"]
+    assert all(_core.has_symbol(f"aoti_torch_cpu_{name}") for name in document["operators"])
+
+
+def test_every_exported_function_is_listed_once() -> None:
+    groups = classify(exported_functions(), "cpu")
+    listed = [name for names in groups.values() for name in names]
+    assert len(listed) == len(set(listed)) == len(exported_functions())
+
+
+def test_match(cli: Callable[..., Any]) -> None:
+    document = cli("ops", "--match", "addmm", "--json").document()
+    assert "addmm_out" in document["operators"]
+    assert all("addmm" in name for name in document["operators"] + document["interface_functions"])
+
+
+def test_registered_kernels_are_listed(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("untorch.runtime.registry._registered", {})
+    register_kernel("shop::discount", lambda x: x)
+    assert "shop::discount" in cli("ops", "--json").document()["python_kernels"]
+    assert "shop::discount" in cli("ops").out
+
+
+def test_what_is_refused_and_why(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("untorch.runtime.unsupported")
+    module.UNSUPPORTED = {"aoti_torch_cpu_dance": "it has no steps"}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "untorch.runtime.unsupported", module)
+    assert cli("ops", "--json").document()["refused"] == {"aoti_torch_cpu_dance": "it has no steps"}
+    out = cli("ops").out
+    assert "aoti_torch_cpu_dance" in out
+    assert "it has no steps" in out
+
+
+def test_other_devices(cli: Callable[..., Any]) -> None:
+    done = cli("ops", "--device", "cuda")
+    assert done.code == 1
+    assert done.err == "untorch: --device cuda: this build serves the device cpu only\n"
