@@ -91,6 +91,15 @@ Directory find_directory(const Reader& reader, const std::string& path) {
               " is no .pt2 file, or is cut off: it has no zip directory at its end");
 }
 
+// A hostile name as it can be shown: bytes that are no printable ASCII as question marks.
+std::string printable(std::string_view name) {
+  std::string text(name.substr(0, 200));
+  for (char& c : text) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return text;
+}
+
 void check_name(std::string_view name, const std::string& path) {
   bool bad = name.empty() || name.front() == '/' || name.find('\\') != std::string_view::npos ||
              name.find('\0') != std::string_view::npos || !is_utf8(name);
@@ -100,7 +109,7 @@ void check_name(std::string_view name, const std::string& path) {
     bad = part == ".." || part == "." || (part.empty() && end != name.size());
     start = end + 1;
   }
-  if (bad) throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", std::string(name), "' leaves the archive or is no "
+  if (bad) throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", printable(name), "' leaves the archive or is no "
                        "plain UTF-8 text");
 }
 
@@ -204,7 +213,11 @@ Archive::Archive(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
     if (prefix_.empty()) prefix_ = name.substr(0, slash + 1);
   }
   for (const auto& [name, entry] : all) {
-    if (name.size() > prefix_.size()) entries_.emplace(name.substr(prefix_.size()), entry);
+    if (name.size() <= prefix_.size()) continue;
+    const std::string inner = name.substr(prefix_.size());
+    entries_.emplace(inner, entry);
+    // Compares both headers: a damaged name in one of them must not make an entry, such as the manifest, another one.
+    (void)read(inner);
   }
 }
 

@@ -39,7 +39,7 @@ class Archive {
   // Names without the archive's top folder.
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const noexcept { return entries_.find(name) != entries_.end(); }
-  // Bytes of an entry; kInvalidFile when there is none. The local header is checked here.
+  // Bytes of an entry; kInvalidFile when there is none.
   std::span<const std::byte> read(std::string_view name) const;
   // The same, with the checksum compared: for what is read whole anyway. Weights are not, they are used in place.
   std::span<const std::byte> read_checked(std::string_view name) const;

@@ -69,7 +69,11 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     check_code(api.load_blob(handle_, reinterpret_cast<const std::uint8_t*>(blob.data())), "loading the weights");
     return;
   }
-  if (!spec.has_specs) return;  // a stock package: the weights are in the library
+  if (!spec.has_specs) {
+    // A stock package has the weights in the library. One of ours without its manifest would run without any.
+    if (!library_->is_own()) return;
+    throw_error(ErrorKind::kInvalidFile, path, " is damaged: ", spec.library, " was compiled for untorch, but there is no manifest");
+  }
 
   std::size_t count = 0;
   if (api.num_constants == nullptr || api.constant_name == nullptr || api.constant_dtype == nullptr) {

@@ -14,7 +14,10 @@ constexpr std::uint32_t kRelative = R_X86_64_RELATIVE, kIndirect = R_X86_64_IREL
 constexpr std::uint32_t kRelocations[] = {R_X86_64_64,       R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT,
                                           R_X86_64_RELATIVE, R_X86_64_DTPMOD64, R_X86_64_DTPOFF64,
                                           R_X86_64_TPOFF64,  R_X86_64_TLSDESC,  R_X86_64_IRELATIVE};
+constexpr std::uint32_t kThreadLocal[] = {R_X86_64_DTPMOD64, R_X86_64_DTPOFF64, R_X86_64_TPOFF64, R_X86_64_TLSDESC};
 #else
+constexpr std::uint32_t kThreadLocal[] = {R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL, R_AARCH64_TLS_TPREL,
+                                          R_AARCH64_TLSDESC};
 constexpr std::uint32_t kRelative = R_AARCH64_RELATIVE, kIndirect = R_AARCH64_IRELATIVE, kAbsolute = R_AARCH64_ABS64,
                         kTlsDescriptor = R_AARCH64_TLSDESC;
 constexpr std::uint32_t kRelocations[] = {R_AARCH64_ABS64,     R_AARCH64_GLOB_DAT,   R_AARCH64_JUMP_SLOT,
@@ -217,6 +220,10 @@ class Checker {
                    "a relocation lies outside of its data");
       const auto addend = static_cast<std::uint64_t>(r.r_addend);
       elf_.require(type != kIndirect || elf_.executable(addend), "a relocation lies outside of its code");
+      const bool thread_local_data =
+          std::find(std::begin(kThreadLocal), std::end(kThreadLocal), type) != std::end(kThreadLocal);
+      elf_.require(!thread_local_data || index != 0 || elf_.segment(PT_TLS) != nullptr,
+                   "a relocation is of thread-local data that are not there");
       const Elf64_Sym target = index != 0 ? symbol(index) : Elf64_Sym{};
       fill(r.r_offset, type == kRelative ? addend : target.st_value + addend,
            type == kRelative || (type == kAbsolute && target.st_shndx != SHN_UNDEF));
@@ -259,6 +266,11 @@ class Checker {
     const Elf64_Shdr names = section(header.e_shstrndx);
     for (std::uint64_t i = 1; i < header.e_shnum; ++i) {
       const Elf64_Shdr s = section(i);
+      if ((s.sh_flags & SHF_TLS) != 0) {
+        const Elf64_Phdr* thread = elf_.segment(PT_TLS);
+        agree(thread != nullptr && s.sh_addr >= thread->p_vaddr && s.sh_addr - thread->p_vaddr <= thread->p_memsz &&
+              s.sh_size <= thread->p_memsz - (s.sh_addr - thread->p_vaddr));
+      }
       const bool zeros = s.sh_type == SHT_NOBITS;
       if ((s.sh_flags & SHF_ALLOC) == 0 || s.sh_size == 0 || (zeros && (s.sh_flags & SHF_TLS) != 0)) continue;
       const std::uint32_t rights =
@@ -296,8 +308,12 @@ class Checker {
       const std::string name = section_name(names, s.sh_name);
       if (name == ".init") agree(s.sh_addr == elf_.tag(DT_INIT));
       if (name == ".fini") agree(s.sh_addr == elf_.tag(DT_FINI));
-      if (name == ".rela.dyn") agree(s.sh_addr == elf_.tag(DT_RELA));
-      if (name == ".rela.plt") agree(s.sh_addr == elf_.tag(DT_JMPREL));
+      if (name == ".rela.dyn") {
+        // Some linkers count both tables here.
+        const std::uint64_t size = elf_.tag(DT_RELASZ);
+        agree(s.sh_addr == elf_.tag(DT_RELA) && (size == s.sh_size || size == s.sh_size + elf_.tag(DT_PLTRELSZ)));
+      }
+      if (name == ".rela.plt") agree(s.sh_addr == elf_.tag(DT_JMPREL) && s.sh_size == elf_.tag(DT_PLTRELSZ));
       if (name == ".data" || name == ".bss") check_stays_writable(s);
     }
   }

@@ -171,6 +171,8 @@ void ElfView::read_dynamic() {
   require(!has(DT_JMPREL) || tag(DT_PLTREL) == DT_RELA, "its relocations are of an unknown kind");
   require(!has(DT_REL) && !has(DT_TEXTREL) && (tag(DT_FLAGS) & DF_TEXTREL) == 0,
           "it has relocations that position-independent code does not have");
+  require(has(DT_JMPREL) == has(DT_PLTRELSZ) && has(DT_RELR) == has(DT_RELRSZ) && has(DT_RELA) == has(DT_RELASZ),
+          "its relocations have no size");
   require(!has(DT_RELA) || (has(DT_RELASZ) && has(DT_RELAENT)), "its relocations have no size");
   require((tag(DT_FLAGS_1) & DF_1_GLOBAL) == 0, "it asks to be visible to other libraries");
   require(!has(DT_PLTGOT) || find(tag(DT_PLTGOT), 8, PF_W, false) != nullptr,

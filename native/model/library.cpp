@@ -114,6 +114,7 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
     : name_(name) {
   const ElfLibrary elf(bytes, name);
   check_symbols(elf, name);
+  own_ = std::find(elf.needed().begin(), elf.needed().end(), kSoname) != elf.needed().end();
   // Before it is opened: opening runs its initialisers, and those of a library that is no model may do anything.
   const std::vector<std::string_view> functions = check_elf_image(bytes, name);
   for (const char* required : {"CreateWithDevice", "Delete", "Run", "GetNumInputs", "GetNumOutputs", "GetCallSpec"}) {

@@ -55,11 +55,14 @@ class ModelLibrary {
 
   const ModelApi& api() const noexcept { return api_; }
   const std::string& name() const noexcept { return name_; }
+  // True for a library that was compiled for untorch: it gets its weights from the manifest.
+  bool is_own() const noexcept { return own_; }
 
  private:
   std::string name_;
   int fd_ = -1;  // stays open: its number is part of the path that the dynamic linker knows the library by
   void* handle_ = nullptr;
+  bool own_ = false;
   ModelApi api_;
 };
 
