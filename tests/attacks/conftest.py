@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -16,15 +14,7 @@ sys.path.insert(0, str(HERE))
 
 import craft  # noqa: E402
 import probe  # noqa: E402
-
-
-def compile_library(source: pathlib.Path, target: pathlib.Path, *flags: str) -> bytes:
-    """Compiles C to a shared library; skips the test where there is no compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(target), *flags], check=True)
-    return target.read_bytes()
+from compiler import compile_library  # noqa: E402
 
 
 @pytest.fixture(scope="session")
