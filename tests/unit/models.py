@@ -58,7 +58,7 @@ class Tree(torch.nn.Module):
 
     def forward(self, d: dict[str, torch.Tensor], *, scale: torch.Tensor) -> dict[str, Any]:
         a, b = d["a"], d["b"]
-        return {"sum": (a + b) * scale, "in": a, "list": [a.sum(0), None]}
+        return {"s": (a + b) * scale, "in": a, "l": [a.sum(0), None]}
 
 
 def types_inputs() -> tuple[Any, ...]:
