@@ -1,6 +1,7 @@
 // Tensor handles: creation, views, queries, copies (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include <cstdio>
 
+#include "shims/handles.h"
 #include "shims/shim.h"
 
 using namespace untorch;
@@ -33,7 +34,13 @@ TensorPtr from_blob(void* data, std::int64_t ndim, const std::int64_t* sizes, co
 
 }  // namespace
 
+std::unordered_set<Tensor*>*& untorch::shims::HandleTracker::current() noexcept {
+  thread_local std::unordered_set<Tensor*>* handles = nullptr;
+  return handles;
+}
+
 UNTORCH_SHIM aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
+  if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->erase(unwrap(tensor));
   delete unwrap(tensor);
   return 0;
 }
@@ -131,6 +138,7 @@ UNTORCH_SHIM aoti_torch_is_defined(AtenTensorHandle tensor, bool* ret) {
 UNTORCH_SHIM aoti_torch_new_tensor_handle(AtenTensorHandle orig, AtenTensorHandle* ret) {
   return guarded("new_tensor_handle", [&] {
     give(ret, std::make_unique<Tensor>(required(orig, "new_tensor_handle", "orig_handle")), "new_tensor_handle");
+    if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->insert(unwrap(*ret));
   });
 }
 
