@@ -42,11 +42,11 @@ class Types(torch.nn.Module):
 
 
 class Counter(torch.nn.Module):
-    """Counts its calls in a buffer."""
+    """Counts its calls in a buffer; the values differ, as a uniform buffer may be folded into the code."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("count", torch.tensor([0.0, 0.5, 0.0, 0.0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count.add_(1)
