@@ -73,7 +73,7 @@ def test_paths_name_the_leaves() -> None:
 @pytest.mark.parametrize(
     ("root", "value", "text"),
     [
-        (CASES[1][0], [1, 2], "x: expected a tuple of 2, got list of 2"),
+        (CASES[1][0], [1, 2], "x: expected a tuple of 2, got list"),
         (CASES[1][0], (1,), "x: expected a tuple of 2, got tuple of 1"),
         (CASES[1][0], 5, "x: expected a tuple of 2, got int"),
         (CASES[3][0], {"a": 1}, "x: expected a dict with 'a', 'b'; missing 'b'"),
