@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 
+#include "model/bytes.h"
 #include "tensor/error.h"
 
 namespace untorch {
@@ -89,16 +91,26 @@ Directory find_directory(const Reader& reader, const std::string& path) {
               " is no .pt2 file, or is cut off: it has no zip directory at its end");
 }
 
+// A hostile name as it can be shown: bytes that are no printable ASCII as question marks.
+std::string printable(std::string_view name) {
+  std::string text(name.substr(0, 200));
+  for (char& c : text) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return text;
+}
+
 void check_name(std::string_view name, const std::string& path) {
   bool bad = name.empty() || name.front() == '/' || name.find('\\') != std::string_view::npos ||
-             name.find('\0') != std::string_view::npos;
+             name.find('\0') != std::string_view::npos || !is_utf8(name);
   for (std::size_t start = 0; start <= name.size() && !bad;) {
     const std::size_t end = std::min(name.find('/', start), name.size());
     const std::string_view part = name.substr(start, end - start);
     bad = part == ".." || part == "." || (part.empty() && end != name.size());
     start = end + 1;
   }
-  if (bad) throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", std::string(name), "' leaves the archive");
+  if (bad) throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", printable(name), "' leaves the archive or is no "
+                       "plain UTF-8 text");
 }
 
 // The zip64 extra field replaces each 32-bit value that is all ones, in this order.
@@ -148,6 +160,11 @@ Archive::Archive(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
   const Directory directory = find_directory(reader, path);
   directory_offset_ = directory.offset;
   std::map<std::string, Entry, std::less<>> all;
+  struct Extent {
+    std::uint64_t start, data, size;
+    std::string name;
+  };
+  std::vector<Extent> extents;
   std::uint64_t at = directory.offset;
   for (std::uint64_t i = 0; i < directory.entries; ++i) {
     if (reader.at<std::uint32_t>(at) != kCentralHeader) {
@@ -168,10 +185,24 @@ Archive::Archive(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
                   "' is compressed; weights are used in place, so store entries without compression (zip -0)");
     }
     reader.require(offset, kLocalSize);
-    if (!all.emplace(name, Entry{offset, size}).second) {
+    if (!all.emplace(name, Entry{offset, size, reader.at<std::uint32_t>(at + 16)}).second) {
       throw_error(ErrorKind::kInvalidFile, path, " is refused: two entries are named '", name, "'");
     }
     at += kCentralSize + name_length + extra_length + comment_length;
+    if (at - directory.offset > directory.size) {
+      throw_error(ErrorKind::kInvalidFile, path, " is damaged: its zip directory is longer than its end record says");
+    }
+    extents.push_back({offset, offset + kLocalSize + name_length, size, name});
+  }
+  // Two names for the same bytes: nobody writes that by accident, and nobody may read it.
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.start < b.start; });
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    const std::uint64_t next = i + 1 < extents.size() ? extents[i + 1].start : directory.offset;
+    if (extents[i].data > next || extents[i].size > next - extents[i].data) {
+      throw_error(ErrorKind::kInvalidFile, path, " is damaged: entry '", extents[i].name, "' claims ", extents[i].size,
+                  " bytes at offset ", extents[i].data, ", but ",
+                  i + 1 < extents.size() ? "the next entry" : "the zip directory", " starts at ", next);
+    }
   }
   // Everything lies in one top folder, whatever its name is.
   for (const auto& [name, entry] : all) {
@@ -182,7 +213,11 @@ Archive::Archive(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
     if (prefix_.empty()) prefix_ = name.substr(0, slash + 1);
   }
   for (const auto& [name, entry] : all) {
-    if (name.size() > prefix_.size()) entries_.emplace(name.substr(prefix_.size()), entry);
+    if (name.size() <= prefix_.size()) continue;
+    const std::string inner = name.substr(prefix_.size());
+    entries_.emplace(inner, entry);
+    // Compares both headers: a damaged name in one of them must not make an entry, such as the manifest, another one.
+    (void)read(inner);
   }
 }
 
@@ -215,8 +250,18 @@ std::span<const std::byte> Archive::read(std::string_view name) const {
   return file_->bytes().subspan(data, entry.size);
 }
 
-std::string_view Archive::text(std::string_view name) const {
+std::span<const std::byte> Archive::read_checked(std::string_view name) const {
   const auto bytes = read(name);
+  const std::uint32_t expected = entries_.find(name)->second.checksum, found = crc32(bytes);
+  if (found != expected) {
+    throw_error(ErrorKind::kInvalidFile, file_->path(), " is damaged: the bytes of entry '", std::string(name),
+                "' have another checksum than the archive says");
+  }
+  return bytes;
+}
+
+std::string_view Archive::text(std::string_view name) const {
+  const auto bytes = read_checked(name);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 

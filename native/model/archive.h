@@ -32,20 +32,23 @@ class MappedFile {
 class Archive {
  public:
   // Reads the directory of the archive. Refuses compressed or encrypted entries, names that leave the archive,
-  // duplicate names, and offsets and sizes that do not fit the file (kInvalidFile, naming the file and the entry).
+  // duplicate names, overlapping entries, and offsets and sizes that do not fit the file (kInvalidFile, naming the file and the entry).
   explicit Archive(std::shared_ptr<const MappedFile> file);
 
   const std::shared_ptr<const MappedFile>& file() const noexcept { return file_; }
   // Names without the archive's top folder.
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const noexcept { return entries_.find(name) != entries_.end(); }
-  // Bytes of an entry; kInvalidFile when there is none. The local header is checked here.
+  // Bytes of an entry; kInvalidFile when there is none.
   std::span<const std::byte> read(std::string_view name) const;
-  std::string_view text(std::string_view name) const;
+  // The same, with the checksum compared: for what is read whole anyway. Weights are not, they are used in place.
+  std::span<const std::byte> read_checked(std::string_view name) const;
+  std::string_view text(std::string_view name) const;  // checked
 
  private:
   struct Entry {
     std::uint64_t header_offset, size;
+    std::uint32_t checksum;
   };
   std::shared_ptr<const MappedFile> file_;
   std::uint64_t directory_offset_ = 0;

@@ -39,6 +39,8 @@ untorch_status guarded(Body&& body) noexcept {
     untorch::set_last_error(ErrorKind::kOutOfMemory, "out of memory");
   } catch (const std::exception& e) {
     untorch::set_last_error(ErrorKind::kInternal, e.what());
+  } catch (...) {
+    untorch::set_last_error(ErrorKind::kInternal, "unknown failure");
   }
   return static_cast<untorch_status>(untorch::last_error_kind());
 }
@@ -48,7 +50,9 @@ const untorch::Tensor* unwrap(const untorch_tensor* tensor) { return reinterpret
 untorch_tensor* wrap(untorch::Tensor* tensor) { return reinterpret_cast<untorch_tensor*>(tensor); }
 
 untorch::TensorView to_view(const untorch_view& view) {
-  const auto ndim = static_cast<std::size_t>(view.ndim < 0 ? 0 : view.ndim);
+  check(view.ndim >= 0 && (view.ndim == 0 || (view.sizes != nullptr && view.strides != nullptr)),
+        "a view has ", view.ndim, " dimensions but no sizes or strides");
+  const auto ndim = static_cast<std::size_t>(view.ndim);
   return {view.data,
           static_cast<untorch::DType>(view.dtype),
           {static_cast<untorch::DeviceType>(view.device_type), view.device_index},

@@ -27,7 +27,7 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
 Container::Container(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, std::size_t num_runners)
     : method_(spec.name) {
   const std::string name = archive.file()->path() + ": " + spec.library;
-  library_ = std::make_unique<ModelLibrary>(archive.read(spec.library), name);
+  library_ = std::make_unique<ModelLibrary>(archive.read_checked(spec.library), name, !spec.has_specs);
   const ModelApi& api = library_->api();
   clear_last_error();
   check_code(api.create(&handle_, num_runners, "cpu", ""), "creating the model");
@@ -69,7 +69,11 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     check_code(api.load_blob(handle_, reinterpret_cast<const std::uint8_t*>(blob.data())), "loading the weights");
     return;
   }
-  if (!spec.has_specs) return;  // a stock package: the weights are in the library
+  if (!spec.has_specs) {
+    // A stock package has the weights in the library. One of ours without its manifest would run without any.
+    if (!library_->is_own()) return;
+    throw_error(ErrorKind::kInvalidFile, path, " is damaged: ", spec.library, " was compiled for untorch, but there is no manifest");
+  }
 
   std::size_t count = 0;
   if (api.num_constants == nullptr || api.constant_name == nullptr || api.constant_dtype == nullptr) {
@@ -109,9 +113,11 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
     const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped.raw()) % alignment != 0;
     if (constant.mutated || misaligned) {
-      TensorPtr copy = Tensor::empty_strided(constant.shape, constant.strides, constant.dtype);
-      std::memcpy(copy->raw(), mapped.raw(), copy->storage()->nbytes());
-      constants_.push_back(std::move(copy));
+      // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
+      StorageRef copy = StorageRef::allocate(bytes.size());
+      std::memcpy(copy->data(), bytes.data(), bytes.size());
+      constants_.push_back(std::make_unique<Tensor>(std::move(copy), constant.storage_offset, constant.dtype,
+                                                    constant.shape, constant.strides));
     } else {
       constants_.push_back(std::make_unique<Tensor>(std::move(mapped)));
     }

@@ -91,8 +91,12 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
 
   std::vector<Elf64_Phdr> loads;
   std::optional<Elf64_Phdr> dynamic;
+  if (header.e_phoff > image.size()) image.damaged("its program headers are damaged");
   for (unsigned i = 0; i < header.e_phnum; ++i) {
     const auto segment = image.at<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr));
+    if (segment.p_type == PT_GNU_STACK && (segment.p_flags & PF_X) != 0) {
+      executable_stack_ = header.e_phoff + i * sizeof(Elf64_Phdr);
+    }
     if (segment.p_type == PT_LOAD || segment.p_type == PT_DYNAMIC) {
       if (segment.p_offset > image.size() || segment.p_filesz > image.size() - segment.p_offset) {
         image.damaged("a segment reaches past the end of the file");
@@ -145,11 +149,23 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
     image.damaged("it has no symbol hash table");
   }
   if (count > image.size() / sizeof(Elf64_Sym)) image.damaged("it claims more symbols than the file can hold");
+  std::uint64_t total = 0;  // names may share their ends, but not so that a small file makes a big list
   for (std::uint64_t i = 1; i < count; ++i) {
     const auto symbol = image.at<Elf64_Sym>(symbols + i * sizeof(Elf64_Sym));
     if (symbol.st_shndx != SHN_UNDEF || symbol.st_name == 0) continue;
     undefined_.push_back({image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK});
+    total += undefined_.back().name.size();
+    if (total > 4 * image.size()) image.damaged("its symbols' names overlap");
   }
+}
+
+void ElfLibrary::clear_executable_stack(std::span<std::byte> copy) const {
+  if (executable_stack_ == 0) return;
+  std::byte* const field = copy.data() + executable_stack_ + offsetof(Elf64_Phdr, p_flags);
+  Elf64_Word flags = 0;
+  std::memcpy(&flags, field, sizeof flags);
+  flags &= ~static_cast<Elf64_Word>(PF_X);
+  std::memcpy(field, &flags, sizeof flags);
 }
 
 bool ElfLibrary::needs_libtorch() const noexcept { return std::any_of(needed_.begin(), needed_.end(), is_libtorch); }

@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "model/bytes.h"
 #include "tensor/error.h"
 
 namespace untorch::json {
@@ -15,6 +16,7 @@ class Parser {
   Parser(std::string_view text, std::string_view name) : text_(text), name_(name) {}
 
   Value document() {
+    if (!is_utf8(text_)) fail("not UTF-8");
     Value value = parse_value(0);
     skip_space();
     if (at_ != text_.size()) fail("unexpected text after the value");
@@ -156,6 +158,7 @@ class Parser {
           } else if (code >= 0xdc00 && code < 0xe000) {
             fail("lone surrogate");
           }
+          if (code == 0) fail("zero character in a string");  // names end up in C strings
           append_utf8(out, code);
           break;
         }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "model/elf.h"
+#include "model/elf_check.h"
 
 namespace untorch {
 namespace {
@@ -77,11 +79,12 @@ int copy_to_memory(std::span<const std::byte> bytes, const ElfLibrary& elf, cons
     if (n <= 0) fail("cannot fill a memory file");
     done += static_cast<std::size_t>(n);
   }
-  if (elf.needs_libtorch()) {
+  if (elf.needs_libtorch() || elf.executable_stack() != 0) {
     void* copy = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (copy == MAP_FAILED) fail("cannot map a memory file");
     try {
-      elf.rebind_libtorch({static_cast<std::byte*>(copy), bytes.size()}, kSoname);
+      elf.clear_executable_stack({static_cast<std::byte*>(copy), bytes.size()});
+      if (elf.needs_libtorch()) elf.rebind_libtorch({static_cast<std::byte*>(copy), bytes.size()}, kSoname);
     } catch (...) {
       munmap(copy, bytes.size());
       close(fd);
@@ -107,12 +110,23 @@ bool exports_symbol(const char* name) noexcept {
          dladdr(reinterpret_cast<void*>(&exports_symbol), &self) != 0 && found.dli_fbase == self.dli_fbase;
 }
 
-ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name) : name_(name) {
+ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs)
+    : name_(name) {
   const ElfLibrary elf(bytes, name);
   check_symbols(elf, name);
-  // Libraries compiled by others check their inputs only when this is set before their first run. It costs nothing
-  // measurable and turns reads out of bounds into errors. A value that the user has set stays.
-  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
+  own_ = std::find(elf.needed().begin(), elf.needed().end(), kSoname) != elf.needed().end();
+  // Before it is opened: opening runs its initialisers, and those of a library that is no model may do anything.
+  const std::vector<std::string_view> functions = check_elf_image(bytes, name);
+  for (const char* required : {"CreateWithDevice", "Delete", "Run", "GetNumInputs", "GetNumOutputs", "GetCallSpec"}) {
+    const std::string symbol = std::string("AOTInductorModelContainer") + required;
+    if (std::find(functions.begin(), functions.end(), symbol) == functions.end()) {
+      throw_error(ErrorKind::kInvalidFile, name, " is no model library: it lacks the AOTInductor function ", symbol);
+    }
+  }
+  if (checks_its_inputs) {
+    // Generated code looks at this variable before a library's first run. A value that the user has set stays.
+    setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
+  }
   fd_ = copy_to_memory(bytes, elf, name);
   // RTLD_LOCAL: two models in one process must not run each other's code.
   handle_ = dlopen(unique_path(fd_).c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -141,12 +155,6 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
   find(prefix + "GetConstantsBlobSize", api_.blob_size);
   find("AOTInductorModelUpdateConstantsFromBlob", api_.load_blob);
   find("AOTInductorGetLastError", api_.last_error);
-  if (api_.create == nullptr || api_.destroy == nullptr || api_.run == nullptr || api_.num_inputs == nullptr ||
-      api_.num_outputs == nullptr || api_.call_spec == nullptr) {
-    dlclose(handle_);
-    close(fd_);
-    throw_error(ErrorKind::kInvalidFile, name, " is no model library: it lacks the AOTInductor interface functions");
-  }
 }
 
 ModelLibrary::~ModelLibrary() {

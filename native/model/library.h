@@ -46,19 +46,23 @@ bool exports_symbol(const char* name) noexcept;
 class ModelLibrary {
  public:
   // Checks `bytes` (machine, symbols: everything that is missing is named at once) and opens a private copy of them
-  // from memory. `name` is for messages.
-  ModelLibrary(std::span<const std::byte> bytes, const std::string& name);
+  // from memory. `name` is for messages. checks_its_inputs: nobody else knows what the library's inputs must be, so
+  // its own checks are switched on; they cost a few microseconds a call.
+  ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs);
   ~ModelLibrary();
   ModelLibrary(const ModelLibrary&) = delete;
   ModelLibrary& operator=(const ModelLibrary&) = delete;
 
   const ModelApi& api() const noexcept { return api_; }
   const std::string& name() const noexcept { return name_; }
+  // True for a library that was compiled for untorch: it gets its weights from the manifest.
+  bool is_own() const noexcept { return own_; }
 
  private:
   std::string name_;
   int fd_ = -1;  // stays open: its number is part of the path that the dynamic linker knows the library by
   void* handle_ = nullptr;
+  bool own_ = false;
   ModelApi api_;
 };
 

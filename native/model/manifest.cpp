@@ -47,6 +47,7 @@ class Reader {
       throw_error(ErrorKind::kUnsupported, path_, " has format version ", version, "; this untorch reads up to ",
                   kFormatVersion, ": upgrade untorch on this machine");
     }
+    if (version < 1) throw_error(ErrorKind::kInvalidFile, what, " has the impossible format version ", version);
     Manifest manifest;
     for (const json::Value& weight : root.at("weights", what).as_array(what + " weights")) {
       manifest.weights.push_back(read_weight(weight, what + " weights[" + std::to_string(manifest.weights.size()) + "]"));
@@ -178,7 +179,7 @@ class Reader {
       throw_error(ErrorKind::kInvalidFile, what, ": ", e.what());
     }
     const auto itemsize = static_cast<std::int64_t>(element_size(constant.dtype));
-    if (extent != 0 && (__builtin_add_overflow(extent, constant.storage_offset, &elements) ||
+    if ((__builtin_add_overflow(extent, constant.storage_offset, &elements) ||
                         __builtin_mul_overflow(elements, itemsize, &bytes) ||
                         static_cast<std::uint64_t>(bytes) > weights[constant.weight].nbytes)) {
       throw_error(ErrorKind::kInvalidFile, what, " (", to_string(constant.shape), " ", dtype_name(constant.dtype),
@@ -208,7 +209,10 @@ class Reader {
       if (input.find("constant", what) != nullptr) continue;  // a leaf that is no tensor; the container never sees it
       method.inputs.push_back(read_input(method, input, what + " input " + std::to_string(method.inputs.size())));
     }
-    method.num_outputs = value.at("outputs", what).as_array(what + " outputs").size();
+    for (const json::Value& output : value.at("outputs", what).as_array(what + " outputs")) {
+      if (!output.is_null()) (void)output.as_object(what + " output " + std::to_string(method.num_outputs));
+      ++method.num_outputs;
+    }
     for (const json::Value& constant : value.at("constants", what).as_array(what + " constants")) {
       method.constants.push_back(
           read_constant(constant, weights, what + " constant " + std::to_string(method.constants.size())));

@@ -11,6 +11,8 @@
 namespace untorch {
 namespace {
 
+constexpr int kMaxParallel = 1024;
+
 std::string join(const std::vector<std::string>& parts) {
   std::string out;
   for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
@@ -44,7 +46,11 @@ void check_machine(const std::string& path, const MethodSpec& spec, const std::s
   }
 }
 
+// Complex numbers are pairs.
+std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
+
 std::int64_t floor_div(std::int64_t a, std::int64_t b) {
+  if (b == -1) return a == INT64_MIN ? INT64_MAX : -a;  // the one quotient that does not fit
   const std::int64_t q = a / b;
   return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;
 }
@@ -83,7 +89,8 @@ bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std:
         break;
       case Token::kMod:
         if (b == 0) return false;
-        a -= floor_div(a, b) * b;
+        a = b == -1 ? 0 : a % b;
+        if (a != 0 && (a < 0) != (b < 0)) a += b;
         break;
       case Token::kMin: a = std::min(a, b); break;
       case Token::kMax: a = std::max(a, b); break;
@@ -133,6 +140,19 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
     const TensorView& input = inputs[i];
     const std::string number = spec_.has_specs ? "" : std::to_string(i);
     const std::string& name = spec_.has_specs ? spec_.inputs[i].name : number;
+    if (!is_known(input.dtype)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': unknown dtype code ",
+                  static_cast<int>(input.dtype));
+    }
+    if (std::any_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s < 0; })) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative sizes ",
+                  to_string(input.sizes));
+    }
+    const bool has_elements = std::all_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s != 0; });
+    if (has_elements && (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(input.dtype) != 0)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': its memory is ",
+                  input.data == nullptr ? "null" : "not aligned to its dtype: pass a copy");
+    }
     if (input.device.type != DeviceType::kCPU) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ", device_name(input.device),
                   ", expected cpu");
@@ -266,8 +286,11 @@ void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> output
 }
 
 Program::Program(const std::string& path, const LoadOptions& options) {
-  check(options.num_runners >= 1, "num_runners must be at least 1, got ", options.num_runners);
-  check(options.num_threads >= 0, "num_threads must not be negative, got ", options.num_threads);
+  // OpenMP ends the process when it cannot start as many threads as it was told to.
+  check(options.num_runners >= 1 && options.num_runners <= kMaxParallel, "num_runners must be from 1 to ", kMaxParallel,
+        ", got ", options.num_runners);
+  check(options.num_threads >= 0 && options.num_threads <= kMaxParallel, "num_threads must be from 0 to ", kMaxParallel,
+        ", got ", options.num_threads);
   archive_ = std::make_shared<const Archive>(MappedFile::open(path));
   manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
   for (const MethodSpec& spec : manifest_->methods) {

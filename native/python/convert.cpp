@@ -148,7 +148,9 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index)
     const std::string name = utf8 != nullptr ? utf8 : "?";
     Py_XDECREF(text);
     PyErr_Clear();
-    raise_argument(method, index, "numpy dtype " + name + " has no counterpart in PyTorch");
+    raise_argument(method, index, code < 0 ? "numpy dtype " + name + " has no counterpart in PyTorch"
+                                           : "the array's bytes are swapped (dtype " + name +
+                                                 "): pass a copy in native byte order");
     return false;
   }
   if (!PyArray_ISALIGNED(array)) {
@@ -206,7 +208,11 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
   for (const TypeRow& row : kTypes) {
     if (row.dl_code == tensor->dtype.code && row.bits == tensor->dtype.bits && tensor->dtype.lanes == 1) code = row.code;
   }
-  if (code < 0 || tensor->ndim > kMaxDims) {
+  if (tensor->ndim < 0 || tensor->ndim > kMaxDims) {
+    raise_argument(method, index, "DLPack tensors of " + std::to_string(tensor->ndim) + " dimensions are not supported");
+    return false;
+  }
+  if (code < 0) {
     raise_argument(method, index, "DLPack type (code " + std::to_string(tensor->dtype.code) + ", " +
                                       std::to_string(tensor->dtype.bits) + " bits) is not supported");
     return false;
@@ -215,7 +221,8 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
   for (int d = tensor->ndim; d-- > 0;) {
     sizes_[d] = tensor->shape[d];
     strides_[d] = tensor->strides != nullptr ? tensor->strides[d] : running;
-    running *= tensor->shape[d] > 1 ? tensor->shape[d] : 1;
+    // A shape that overflows here is refused later; it must not be undefined now.
+    if (__builtin_mul_overflow(running, tensor->shape[d] > 1 ? tensor->shape[d] : 1, &running)) running = INT64_MAX;
   }
   const bool cpu = tensor->device.device_type == kDLCPU || tensor->device.device_type == kDLCUDAHost;
   const std::int32_t device = cpu ? 0 : tensor->device.device_type == kDLCUDA ? 1 : 14;
@@ -235,6 +242,11 @@ PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
   untorch_tensor_view(tensor, &view);
   const TypeRow* row = row_of(view.dtype);
   PyArray_Descr* descr = row != nullptr ? descr_of(*row) : nullptr;
+  if (descr != nullptr && view.ndim > kMaxDims) {
+    PyErr_Format(PyExc_TypeError, "an output has %d dimensions, which numpy cannot hold", view.ndim);
+    Py_DECREF(descr);
+    descr = nullptr;
+  }
   if (descr == nullptr) {
     if (row == nullptr) PyErr_Format(PyExc_TypeError, "an output has dtype code %d, which numpy cannot hold", view.dtype);
     untorch_tensor_free(tensor);
@@ -270,9 +282,11 @@ PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
 
 namespace {
 
-// What a DLPack export keeps: a handle on the storage, and the shape that the structure points to.
+// What a DLPack export keeps: a handle on the storage, the owner of borrowed memory, and the shape that the structure
+// points to.
 struct Exported {
   untorch_tensor* tensor;
+  PyObject* owner;
   std::int64_t dims[2 * kMaxDims];
 };
 
@@ -280,12 +294,18 @@ template <class Managed>
 void delete_managed(Managed* managed) {
   auto* exported = static_cast<Exported*>(managed->manager_ctx);
   untorch_tensor_free(exported->tensor);
+  if (exported->owner != nullptr && Py_IsInitialized() != 0) {
+    const PyGILState_STATE state = PyGILState_Ensure();  // a consumer may let go on any thread
+    Py_DECREF(exported->owner);
+    PyGILState_Release(state);
+  }
   delete exported;
   delete managed;
 }
 
 template <class Managed>
-PyObject* make_capsule(untorch_tensor* tensor, const char* name, PyCapsule_Destructor destructor, Managed*& managed) {
+PyObject* make_capsule(untorch_tensor* tensor, PyObject* owner, const char* name, PyCapsule_Destructor destructor,
+                       Managed*& managed) {
   untorch_view view;
   untorch_tensor_view(tensor, &view);
   const TypeRow* row = row_of(view.dtype);
@@ -298,7 +318,7 @@ PyObject* make_capsule(untorch_tensor* tensor, const char* name, PyCapsule_Destr
     raise_status(UNTORCH_INTERNAL);
     return nullptr;
   }
-  auto* exported = new Exported{static_cast<untorch_tensor*>(handle), {}};
+  auto* exported = new Exported{static_cast<untorch_tensor*>(handle), Py_XNewRef(owner), {}};
   for (int d = 0; d < view.ndim; ++d) {
     exported->dims[d] = view.sizes[d];
     exported->dims[kMaxDims + d] = view.strides[d];
@@ -328,11 +348,11 @@ void destroy_unused(PyObject* capsule, const char* name) {
 
 }  // namespace
 
-PyObject* to_dlpack(untorch_tensor* tensor, bool versioned, bool read_only) {
+PyObject* to_dlpack(untorch_tensor* tensor, PyObject* owner, bool versioned, bool read_only) {
   if (versioned) {
     DLManagedTensorVersioned* managed = nullptr;
     PyObject* capsule = make_capsule(
-        tensor, "dltensor_versioned",
+        tensor, owner, "dltensor_versioned",
         [](PyObject* self) { destroy_unused<DLManagedTensorVersioned>(self, "dltensor_versioned"); }, managed);
     if (capsule != nullptr) {
       managed->major = 1;
@@ -346,7 +366,7 @@ PyObject* to_dlpack(untorch_tensor* tensor, bool versioned, bool read_only) {
   }
   DLManagedTensor* managed = nullptr;
   return make_capsule(
-      tensor, "dltensor", [](PyObject* self) { destroy_unused<DLManagedTensor>(self, "dltensor"); }, managed);
+      tensor, owner, "dltensor", [](PyObject* self) { destroy_unused<DLManagedTensor>(self, "dltensor"); }, managed);
 }
 
 namespace {
@@ -382,7 +402,11 @@ PyObject* exception_class(untorch_status status) {
 
 void raise_status(untorch_status status) {
   const std::string text = untorch_last_error();  // importing may run code that fails and clears it
-  PyErr_SetString(exception_class(status), text.c_str());
+  // A path need not be UTF-8.
+  PyObject* message = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+  if (message == nullptr) return;
+  PyErr_SetObject(exception_class(status), message);
+  Py_DECREF(message);
 }
 
 void store_python_error() {

@@ -47,8 +47,9 @@ bool is_array(PyObject* object);
 // `owner` (borrowed, may be null): the input whose memory it is; then the array keeps that alive instead.
 PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable);
 
-// A DLPack capsule over the tensor (another handle on the same storage). versioned: DLPack 1.x.
-PyObject* to_dlpack(untorch_tensor* tensor, bool versioned, bool read_only);
+// A DLPack capsule over the tensor (another handle on the same storage). versioned: DLPack 1.x. `owner` (borrowed, may
+// be null): whose memory it is, when the storage does not own it.
+PyObject* to_dlpack(untorch_tensor* tensor, PyObject* owner, bool versioned, bool read_only);
 
 // "float32" …; nullptr for an unknown code.
 const char* dtype_name(std::int32_t dtype);

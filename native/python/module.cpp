@@ -76,9 +76,7 @@ class Tensor {
       raise_status(UNTORCH_INVALID_ARGUMENT);
       throw_python();
     }
-    // A capsule keeps another handle on the storage.
-    nb::object self = nb::find(this);
-    return steal_or_throw(numpy_of(self));
+    return steal_or_throw(numpy_array());
   }
 
   nb::object dlpack(const nb::object& stream, const nb::object& max_version, const nb::object& dl_device,
@@ -96,7 +94,7 @@ class Tensor {
       throw_python();
     }
     const bool versioned = !max_version.is_none() && nb::cast<int>(nb::object(max_version[0])) >= 1;
-    return steal_or_throw(to_dlpack(handle(), versioned, read_only()));
+    return steal_or_throw(to_dlpack(handle(), owner_.ptr(), versioned, read_only()));
   }
 
   // Sets the tensor to a copy of an array: how a proxy kernel gives its result.
@@ -107,11 +105,12 @@ class Tensor {
   }
 
  private:
-  PyObject* numpy_of(const nb::object& self) const {
-    // to_numpy takes a handle over; with an owner it frees it at once, so it gets a second one.
+  PyObject* numpy_array() const {
+    // The array keeps a second handle on the storage, or the owner of memory that the storage only borrows: it may
+    // outlive this object.
     untorch_view v = view();
     if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return Py_NewRef(Py_None);
-    return to_numpy(second_handle(), self.ptr(), !read_only());
+    return to_numpy(second_handle(), owner_.ptr(), !read_only());
   }
   untorch_tensor* second_handle() const;
 
@@ -219,11 +218,13 @@ class Method {
     bool numpy = true;
     std::size_t i = 0;
     for (nb::handle input : inputs) {
+      if (i == num_inputs) throw nb::value_error("the list of inputs changed while it was read");
       if (!operands[i].set(input.ptr(), name_.c_str(), i)) throw_python();
       views[i] = operands[i].view();
       numpy = numpy && operands[i].is_numpy();
       ++i;
     }
+    if (i != num_inputs) throw nb::value_error("the list of inputs changed while it was read");
     if (!as_numpy.is_none()) numpy = nb::cast<bool>(as_numpy);
 
     std::array<untorch_tensor*, kFew> few_outputs{};
@@ -308,7 +309,8 @@ class Method {
 
 class Program {
  public:
-  Program(const std::string& path, const nb::object& device, std::size_t num_runners, int num_threads) {
+  // The path as bytes: file names need not be UTF-8.
+  Program(const nb::bytes& path, const nb::object& device, std::size_t num_runners, int num_threads) {
     std::string device_name;
     untorch_load_options options{sizeof(untorch_load_options), nullptr, num_runners, num_threads};
     if (!device.is_none()) {
@@ -384,7 +386,7 @@ NB_MODULE(_core, m) {
       .def("__call__", &Method::call);
 
   nb::class_<Program>(m, "Program")
-      .def(nb::init<const std::string&, const nb::object&, std::size_t, int>(), nb::arg("path"), nb::arg("device").none(),
+      .def(nb::init<const nb::bytes&, const nb::object&, std::size_t, int>(), nb::arg("path"), nb::arg("device").none(),
            nb::arg("num_runners"), nb::arg("num_threads"))
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
@@ -111,7 +111,9 @@ class Residual(nn.Module):
 
 @case
 def residual_block() -> Case:
-    return Case(Residual(), (torch.randn(5, 24),), dynamic_shapes=({0: Dim.AUTO},), samples=[((torch.randn(9, 24),), {})])
+    return Case(
+        Residual(), (torch.randn(5, 24),), dynamic_shapes=({0: Dim.AUTO},), samples=[((torch.randn(9, 24),), {})]
+    )
 
 
 @case
@@ -177,9 +179,7 @@ def conv_depthwise_channels_last() -> Case:
 
 @case
 def conv_bfloat16() -> Case:
-    return Case(
-        nn.Conv2d(3, 4, 3).bfloat16(), (torch.randn(1, 3, 8, 8, dtype=torch.bfloat16),), rtol=3e-2, atol=3e-2
-    )
+    return Case(nn.Conv2d(3, 4, 3).bfloat16(), (torch.randn(1, 3, 8, 8, dtype=torch.bfloat16),), rtol=3e-2, atol=3e-2)
 
 
 @case
@@ -345,9 +345,7 @@ def control_flow_while() -> Case:
         def forward(self, n: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return while_loop(lambda i, y: i > 0, lambda i, y: (i - 1, y * 1.5 + 1), (n, x))
 
-    return Case(
-        Loop(), (torch.tensor(3), torch.randn(4)), samples=[((torch.tensor(0), torch.randn(4)), {})]
-    )
+    return Case(Loop(), (torch.tensor(3), torch.randn(4)), samples=[((torch.tensor(0), torch.randn(4)), {})])
 
 
 class Counter(nn.Module):

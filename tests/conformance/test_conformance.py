@@ -57,9 +57,7 @@ def eager(case: Case) -> list[list[Any]]:
     with torch.no_grad():
         for args, kwargs in [(case.args, case.kwargs), *case.samples]:
             outputs = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            results.append(
-                [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(outputs)]
-            )
+            results.append([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(outputs)])
     return results
 
 

@@ -147,7 +147,9 @@ def clip() -> Case:
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
     ids, mask = _ids(2, 10)
     return Case(
-        Call(model, ("input_ids", "attention_mask", "pixel_values"), ("logits_per_image", "text_embeds", "image_embeds")),
+        Call(
+            model, ("input_ids", "attention_mask", "pixel_values"), ("logits_per_image", "text_embeds", "image_embeds")
+        ),
         (ids, mask, torch.randn(3, 3, 32, 32)),
         rtol=1e-4,
         atol=1e-4,
@@ -160,7 +162,12 @@ def whisper_encoder() -> Case:
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     config = WhisperConfig(
-        d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64, num_mel_bins=16, max_source_positions=50
+        d_model=32,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        num_mel_bins=16,
+        max_source_positions=50,
     )
     return Case(
         Call(WhisperEncoder(config).eval(), ("input_features",), ("last_hidden_state",)),

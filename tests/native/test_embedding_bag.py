@@ -56,34 +56,43 @@ def test_many_bags_and_the_deprecated_name() -> None:
     torch.testing.assert_close(got[0], want[0])
 
 
-W, I, O = torch.zeros(4, 3), torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+W, IDS, OFFSETS = torch.zeros(4, 3), torch.tensor([1, 2, 3]), torch.tensor([0, 2])
 ERRORS = {
-    "weight": ((W[0], I, O, SUM, None, False, -1), "argument 'weight' must be 2-D, got shape [3]"),
-    "indices": ((W, I[None], O, SUM, None, False, -1), "argument 'indices' must be 1-D, got shape [1, 3]"),
-    "offsets": ((W, I, O[None], SUM, None, False, -1), "argument 'offsets' must be 1-D, got shape [1, 2]"),
-    "dtype": ((W, I.double(), O, SUM, None, False, -1), "argument 'indices' must be int32 or int64, got float64"),
-    "mode": ((W, I, O, 3, None, False, -1), "argument 'mode' must be 0 (sum), 1 (mean) or 2 (max), got 3"),
-    "range": ((W, I + 1, O, SUM, None, False, -1), "index 4 is outside of the table's 4 rows"),
-    "first offset": ((W, I, O + 1, SUM, None, False, -1), "argument 'offsets' must begin with 0, got 1"),
-    "order": ((W, I, torch.tensor([0, 2, 1]), SUM, None, False, -1), "argument 'offsets' must not decrease, got 2 before 1"),
-    "beyond": ((W, I, torch.tensor([0, 5]), SUM, None, True, -1), "argument 'offsets' ends at 5, beyond 3 indices"),
+    "weight": ((W[0], IDS, OFFSETS, SUM, None, False, -1), "argument 'weight' must be 2-D, got shape [3]"),
+    "indices": ((W, IDS[None], OFFSETS, SUM, None, False, -1), "argument 'indices' must be 1-D, got shape [1, 3]"),
+    "offsets": ((W, IDS, OFFSETS[None], SUM, None, False, -1), "argument 'offsets' must be 1-D, got shape [1, 2]"),
+    "dtype": (
+        (W, IDS.double(), OFFSETS, SUM, None, False, -1),
+        "argument 'indices' must be int32 or int64, got float64",
+    ),
+    "mode": ((W, IDS, OFFSETS, 3, None, False, -1), "argument 'mode' must be 0 (sum), 1 (mean) or 2 (max), got 3"),
+    "range": ((W, IDS + 1, OFFSETS, SUM, None, False, -1), "index 4 is outside of the table's 4 rows"),
+    "first offset": ((W, IDS, OFFSETS + 1, SUM, None, False, -1), "argument 'offsets' must begin with 0, got 1"),
+    "order": (
+        (W, IDS, torch.tensor([0, 2, 1]), SUM, None, False, -1),
+        "argument 'offsets' must not decrease, got 2 before 1",
+    ),
+    "beyond": ((W, IDS, torch.tensor([0, 5]), SUM, None, True, -1), "argument 'offsets' ends at 5, beyond 3 indices"),
     "no last": (
-        (W, I, O[:0], SUM, None, True, -1),
+        (W, IDS, OFFSETS[:0], SUM, None, True, -1),
         "argument 'offsets' must hold at least one value with include_last_offset",
     ),
     "weights": (
-        (W, I, O, MEAN, torch.ones(3), False, -1),
+        (W, IDS, OFFSETS, MEAN, torch.ones(3), False, -1),
         "argument 'per_sample_weights' goes with mode 0 (sum) only, got mode 1",
     ),
     "weights shape": (
-        (W, I, O, SUM, torch.ones(2), False, -1),
+        (W, IDS, OFFSETS, SUM, torch.ones(2), False, -1),
         "argument 'per_sample_weights' must have shape [3], got [2]",
     ),
     "weights dtype": (
-        (W, I, O, SUM, torch.ones(3).double(), False, -1),
+        (W, IDS, OFFSETS, SUM, torch.ones(3).double(), False, -1),
         "argument 'per_sample_weights' must be float32 like weight, got float64",
     ),
-    "padding": ((W, I, O, SUM, None, False, 4), "argument 'padding_idx' must be inside of the table's 4 rows, got 4"),
+    "padding": (
+        (W, IDS, OFFSETS, SUM, None, False, 4),
+        "argument 'padding_idx' must be inside of the table's 4 rows, got 4",
+    ),
 }
 
 

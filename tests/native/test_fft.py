@@ -23,7 +23,29 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
         assert (got - want).abs().max().item() <= TOLERANCE[want.dtype] * scale
 
 
-LENGTHS = [*range(1, 41), 45, 48, 60, 64, 77, 97, 100, 121, 127, 128, 210, 243, 251, 257, 400, 512, 625, 997, 1000, 1024]
+LENGTHS = [
+    *range(1, 41),
+    45,
+    48,
+    60,
+    64,
+    77,
+    97,
+    100,
+    121,
+    127,
+    128,
+    210,
+    243,
+    251,
+    257,
+    400,
+    512,
+    625,
+    997,
+    1000,
+    1024,
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -31,9 +53,13 @@ LENGTHS = [*range(1, 41), 45, 48, 60, 64, 77, 97, 100, 121, 127, 128, 210, 243, 
 def test_every_kind_of_length(dtype: torch.dtype, forward: bool) -> None:
     for n in LENGTHS:
         x = torch.randn(2, n, dtype=dtype)
-        close(call("aoti_torch_cpu__fft_c2c", x, [1], 0, forward, returns=1), torch.ops.aten._fft_c2c(x, [1], 0, forward))
+        close(
+            call("aoti_torch_cpu__fft_c2c", x, [1], 0, forward, returns=1), torch.ops.aten._fft_c2c(x, [1], 0, forward)
+        )
         y = x.real.contiguous()
-        close(call("aoti_torch_cpu__fft_r2c", y, [1], 0, forward, returns=1), torch.ops.aten._fft_r2c(y, [1], 0, forward))
+        close(
+            call("aoti_torch_cpu__fft_r2c", y, [1], 0, forward, returns=1), torch.ops.aten._fft_r2c(y, [1], 0, forward)
+        )
 
 
 @settings(max_examples=100, deadline=None)
@@ -50,7 +76,9 @@ def test_dimensions_strides_and_scales(data: st.DataObject) -> None:
     for name in ("aoti_torch_cpu__fft_c2c", "aoti_torch__fft_c2c"):
         close(call(name, x, dims, scale, flag, returns=1), want)
     y = x.real  # strided by two
-    close(call("aoti_torch_cpu__fft_r2c", y, dims, scale, flag, returns=1), torch.ops.aten._fft_r2c(y, dims, scale, flag))
+    close(
+        call("aoti_torch_cpu__fft_r2c", y, dims, scale, flag, returns=1), torch.ops.aten._fft_r2c(y, dims, scale, flag)
+    )
 
 
 def test_negative_and_no_dimensions() -> None:

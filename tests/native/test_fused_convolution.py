@@ -84,7 +84,15 @@ def plain(x: torch.Tensor = X) -> torch.Tensor:
 def test_pointwise(case: str) -> None:
     attr, values, algorithm, function = UNARY[case]
     got = raw_call(
-        "aoti_torch_cpu_mkldnn__convolution_pointwise", X, W, Opt(B), *LISTS, 2, attr, *scalars(*values), text(algorithm)
+        "aoti_torch_cpu_mkldnn__convolution_pointwise",
+        X,
+        W,
+        Opt(B),
+        *LISTS,
+        2,
+        attr,
+        *scalars(*values),
+        text(algorithm),
     )
     torch.testing.assert_close(got, function(plain()), rtol=1e-4, atol=1e-4)
 

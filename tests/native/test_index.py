@@ -20,12 +20,16 @@ def same(got: torch.Tensor, expected: torch.Tensor, strides: bool = True) -> Non
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.sampled_from([":", "1", "2", "0", "m"]), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
+@given(
+    st.lists(st.sampled_from([":", "1", "2", "0", "m", "t"]), min_size=1, max_size=4), st.booleans(), st.integers(0, 99)
+)
 def test_index(kinds: list[str], flip: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(3, 4, 5, 2, generator=generator)
     if flip:
         x = torch.rand(2, 5, 4, 3, generator=generator).permute(3, 2, 1, 0)
+    if seed % 2:
+        x = x[:, :1]
     indices: list[torch.Tensor | None] = []
     for d, kind in enumerate(kinds):
         n = x.shape[d]
@@ -36,8 +40,9 @@ def test_index(kinds: list[str], flip: bool, seed: int) -> None:
             mask[torch.randperm(n, generator=generator)[:2]] = True
             indices.append(mask)
         else:
-            shape = {"0": (), "1": (2,), "2": (3, 2)}[kind]
-            indices.append(torch.randint(-n, n, shape, generator=generator))
+            shape = {"0": (), "1": (2,), "2": (3, 2), "t": (2, 3)}[kind]
+            index = torch.randint(-n, n, shape, generator=generator)
+            indices.append(index.t() if kind == "t" else index)
     if all(i is None for i in indices):
         return
     expected = torch.ops.aten.index.Tensor(x, indices)

@@ -134,7 +134,7 @@ def test_baddbmm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     close(out, torch.baddbmm(*wide, beta=2, alpha=3).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", FLOATS + [torch.int64])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
 @pytest.mark.parametrize("batch", [0, 1, 4])
 def test_addbmm(batch: int, dtype: torch.dtype) -> None:
     added, x, y = make((1, 6), dtype)[0], make((batch, 5, 7), dtype, "strided"), make((batch, 7, 6), dtype, seed=1)

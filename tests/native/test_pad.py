@@ -52,7 +52,10 @@ def test_constant_pads_any_dimensions() -> None:
     scalar = torch.tensor(3.0)
     same(call("aoti_torch_cpu_pad", scalar, [], "constant", None, returns=1), scalar)
     empty = torch.zeros(0, 2)
-    same(call("aoti_torch_cpu_pad", empty, [0, 0, 1, 1], "constant", Opt(4.0, "double"), returns=1), torch.full((2, 2), 4.0))
+    same(
+        call("aoti_torch_cpu_pad", empty, [0, 0, 1, 1], "constant", Opt(4.0, "double"), returns=1),
+        torch.full((2, 2), 4.0),
+    )
 
 
 def test_negative_reflect_and_circular() -> None:

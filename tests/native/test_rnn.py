@@ -58,7 +58,9 @@ def test_lstm_matches_eager(
     assert got[3].dtype == torch.uint8
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_other_dtypes(dtype: torch.dtype, tolerance: float, reverse: bool) -> None:
     tensors = [t * 0.5 for t in lstm_arguments(5, 3, 6, 10, dtype)]
@@ -127,8 +129,7 @@ def test_errors() -> None:
         == "mkldnn_rnn_layer: argument 'input' must be [time, batch, features], got shape [2, 5]"
     )
     assert (
-        message(tensors, LSTM, 5, *flags)
-        == "mkldnn_rnn_layer: argument 'weight0' must have shape [20, 5], got [16, 5]"
+        message(tensors, LSTM, 5, *flags) == "mkldnn_rnn_layer: argument 'weight0' must have shape [20, 5], got [16, 5]"
     )
     assert (
         message([*tensors[:5], tensors[5][:1], tensors[6]], LSTM, 4, *flags)
@@ -138,9 +139,7 @@ def test_errors() -> None:
         message([*tensors[:6], tensors[6].double()], LSTM, 4, *flags)
         == "mkldnn_rnn_layer: argument 'cx_' must be float32 like input, got float64"
     )
-    assert (
-        message(tensors, LSTM, 0, *flags) == "mkldnn_rnn_layer: argument 'hidden_size' must be positive, got 0"
-    )
+    assert message(tensors, LSTM, 0, *flags) == "mkldnn_rnn_layer: argument 'hidden_size' must be positive, got 0"
     assert (
         message([tensors[0].int(), *tensors[1:]], LSTM, 4, *flags)
         == "mkldnn_rnn_layer: dtype int32 is not supported, expected float16, bfloat16, float32 or float64"

@@ -55,7 +55,7 @@ def test_sort_puts_nan_last_and_takes_scalars() -> None:
 
 
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("n,k", [(7, 3), (1000, 4), (50, 50), (5, 0)])
+@pytest.mark.parametrize(("n", "k"), [(7, 3), (1000, 4), (50, 50), (5, 0)])
 def test_topk(n: int, k: int, largest: bool) -> None:
     x = torch.randn(3, n, 2, generator=torch.Generator().manual_seed(0))
     x[0, n // 2, 0] = float("nan")

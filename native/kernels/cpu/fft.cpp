@@ -28,20 +28,20 @@ std::complex<T> quarter_turn(std::complex<T> a, bool forward) {
   return forward ? std::complex<T>{a.imag(), -a.real()} : std::complex<T>{-a.imag(), a.real()};
 }
 
-template <class T>
-void butterfly(std::complex<T>* v, std::int64_t radix, bool forward) {
-  if (radix == 2) {
+template <class T, std::int64_t radix, bool forward>
+void butterfly(std::complex<T>* v) {
+  if constexpr (radix == 2) {
     const auto a = v[0], b = v[1];
     v[0] = a + b;
     v[1] = a - b;
-  } else if (radix == 3) {
+  } else if constexpr (radix == 3) {
     constexpr T half_sqrt3 = static_cast<T>(0.86602540378443864676);
     const auto sum = v[1] + v[2], turned = quarter_turn(v[1] - v[2], forward) * half_sqrt3;
     const auto middle = v[0] - sum * static_cast<T>(0.5);
     v[0] += sum;
     v[1] = middle + turned;
     v[2] = middle - turned;
-  } else if (radix == 4) {
+  } else if constexpr (radix == 4) {
     const auto a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = quarter_turn(v[1] - v[3], forward);
     v[0] = a + c;
     v[1] = b + d;
@@ -58,6 +58,40 @@ void butterfly(std::complex<T>* v, std::int64_t radix, bool forward) {
     v[4] = m1 - t1;
     v[2] = m2 + t2;
     v[3] = m2 - t2;
+  }
+}
+
+// One pass: `done` interleaved parts of transforms of length radix * m, from[k + done*j].
+template <class T, std::int64_t radix, bool forward>
+void pass(const std::complex<T>* from, std::complex<T>* to, std::int64_t done, std::int64_t m,
+          const std::complex<T>* twiddles) {
+  for (std::int64_t j = 0; j < m; ++j) {
+    std::complex<T> turn[radix];
+    for (std::int64_t p = 1; p < radix; ++p) turn[p] = twiddles[p * j * done];
+    const std::complex<T>* in = from + done * j;
+    std::complex<T>* out = to + done * radix * j;
+    for (std::int64_t k = 0; k < done; ++k) {
+      std::complex<T> v[radix];
+      for (std::int64_t q = 0; q < radix; ++q) v[q] = in[k + done * m * q];
+      butterfly<T, radix, forward>(v);
+      out[k] = v[0];
+      for (std::int64_t p = 1; p < radix; ++p) out[k + done * p] = product(v[p], turn[p]);
+    }
+  }
+}
+
+template <class T, bool forward>
+void run_pass(std::int64_t radix, const std::complex<T>* from, std::complex<T>* to, std::int64_t done, std::int64_t m,
+              const std::complex<T>* twiddles) {
+  switch (radix) {
+    case 2:
+      return pass<T, 2, forward>(from, to, done, m, twiddles);
+    case 3:
+      return pass<T, 3, forward>(from, to, done, m, twiddles);
+    case 4:
+      return pass<T, 4, forward>(from, to, done, m, twiddles);
+    default:
+      return pass<T, 5, forward>(from, to, done, m, twiddles);
   }
 }
 
@@ -123,17 +157,10 @@ void Fft<T>::mixed_radix(std::complex<T>* data, std::complex<T>* scratch) const 
   std::int64_t done = 1, left = length_;
   for (const std::int64_t radix : radices_) {
     const std::int64_t m = left / radix;
-    for (std::int64_t j = 0; j < m; ++j) {
-      std::complex<T> turn[5];
-      for (std::int64_t p = 1; p < radix; ++p) turn[p] = twiddles_[static_cast<std::size_t>(p * j * done)];
-      for (std::int64_t k = 0; k < done; ++k) {
-        std::complex<T> v[5];
-        for (std::int64_t q = 0; q < radix; ++q) v[q] = from[k + done * (j + m * q)];
-        butterfly(v, radix, forward_);
-        std::complex<T>* out = to + k + done * radix * j;
-        out[0] = v[0];
-        for (std::int64_t p = 1; p < radix; ++p) out[done * p] = product(v[p], turn[p]);
-      }
+    if (forward_) {
+      run_pass<T, true>(radix, from, to, done, m, twiddles_.data());
+    } else {
+      run_pass<T, false>(radix, from, to, done, m, twiddles_.data());
     }
     std::swap(from, to);
     done *= radix;

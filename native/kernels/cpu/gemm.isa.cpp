@@ -34,7 +34,8 @@ GemmPlan plan(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const T>
   GemmPlan p{};
   const bool a_rows = a.col_stride == 1;
   p.dot = a_rows && b.row_stride == 1 && (m <= 2 * kDotRows || n < 4);
-  p.b_in_place = b.col_stride == 1 && m <= kMaxRows;
+  // Packing B costs about as much as a dozen rows of the product; from a few row tiles on, its better locality pays.
+  p.b_in_place = b.col_stride == 1 && m <= 12 * kMaxRows;
   // Rows a multiple of 4 KiB apart share their cache sets.
   const bool sets_clash = a.row_stride * static_cast<std::int64_t>(sizeof(T)) % 2048 == 0 && a.row_stride != 0;
   p.a_in_place = a_rows && !(sets_clash && m > kMaxRows && n > 4 * kPanel<T>);

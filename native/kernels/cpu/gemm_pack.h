@@ -67,8 +67,14 @@ void pack_panel(std::int64_t k, std::int64_t width, const T* b, std::int64_t row
 template <class T>
 void pack_panels(std::int64_t k, std::int64_t n, const T* b, std::int64_t row_stride, std::int64_t col_stride, T* dst) {
   constexpr int P = kPanel<T>;
-  for (std::int64_t j = 0; j < n; j += P) {
-    pack_panel(k, n - j < P ? n - j : P, b + j * col_stride, row_stride, col_stride, dst + j * k);
+  // Rows of B are read in strips, so that a strip's pages and cache lines are still there for the next panel.
+  const std::int64_t strip = col_stride == 1 ? 16 : k;
+  for (std::int64_t i = 0; i < k; i += strip) {
+    const std::int64_t rows = k - i < strip ? k - i : strip;
+    for (std::int64_t j = 0; j < n; j += P) {
+      pack_panel(rows, n - j < P ? n - j : P, b + i * row_stride + j * col_stride, row_stride, col_stride,
+                 dst + j * k + i * P);
+    }
   }
 }
 

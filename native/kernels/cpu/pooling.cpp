@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/items.h"
+#include "kernels/cpu/pooling_rows.h"
 #include "tensor/dispatch.h"
 
 namespace untorch::kernels {
@@ -195,6 +196,10 @@ void max_pool(const PoolShape& s, const T* input, T* output, std::int64_t* indic
           for (std::int64_t w = k.w0; w < k.w1; w += k.sw) {
             const T* from = input + offset(s.in, n, 0, d, h, w);
             const std::int64_t here = (d * s.input[1] + h) * s.input[2] + w;
+            if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+              UNTORCH_ISA_CALL(max_channels<T>)(s.channels, from, here, best, at);
+              continue;
+            }
             for (std::int64_t i = 0; i < s.channels; ++i) {
               const bool better = from[i] > best[i] || is_nan(from[i]);
               best[i] = better ? from[i] : best[i];

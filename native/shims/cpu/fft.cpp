@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "kernels/cpu/items.h"
 #include "shims/cpu/nn.h"
@@ -62,11 +66,26 @@ double scale_of(const char* op, std::int64_t normalization, double count) {
   }
 }
 
+// The tables of a length, kept for the next call; making them costs more than a short transform.
+template <class T>
+std::shared_ptr<const kernels::Fft<T>> plan_for(std::int64_t length, bool forward) {
+  constexpr std::size_t kKept = 64;
+  static std::mutex mutex;
+  static std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const kernels::Fft<T>>> plans;
+  const std::lock_guard lock(mutex);
+  auto& plan = plans[{length, forward}];
+  if (plan == nullptr) plan = std::make_shared<const kernels::Fft<T>>(length, forward);
+  const auto kept = plan;
+  if (plans.size() > kKept) plans.clear();
+  return kept;
+}
+
 // Transforms every line of `out` along dimension `dim` in place and multiplies by `scale`.
 template <class T>
 void transform(const Tensor& out, std::int64_t dim, bool forward, T scale) {
   const std::int64_t length = out.size(dim), stride = out.stride(dim), lines = out.numel() / length;
-  const kernels::Fft<T> plan(length, forward);
+  const auto shared = plan_for<T>(length, forward);
+  const kernels::Fft<T>& plan = *shared;
   auto* data = static_cast<std::complex<T>*>(out.raw());
   const double work = static_cast<double>(out.numel()) * 10;
   kernels::for_each_item_grained(lines, 4096 / length + 1, work > kernels::kParallelWork, [&](std::int64_t line) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <deque>
 
+#include "shims/cpu/view.h"
+
 namespace untorch::shims {
 namespace {
 
@@ -127,9 +129,15 @@ Indexed prepare_index(const Tensor& self, const std::vector<const Tensor*>& indi
         out.offsets[static_cast<std::size_t>(at[0] + i * step[0])] += (value < 0 ? value + size : value) * stride;
       }
     });
-    std::vector<std::int64_t> layout(before.size(), 0);
-    layout.insert(layout.end(), strides.begin(), strides.end());
-    layout.resize(out.shape.size(), 0);
+    // For the layout PyTorch sees the index with a size of 1 in every other dimension, and what stride such a
+    // dimension gets counts where the result has a size of 1 too.
+    std::vector<std::int64_t> sizes(before.size(), 1);
+    sizes.insert(sizes.end(), index_shape.begin(), index_shape.end());
+    sizes.resize(out.shape.size(), 1);
+    Dims seen;
+    view_strides(Tensor({}, 0, DType::kInt64, index_shape, strides), sizes, seen);
+    std::vector<std::int64_t> layout(out.shape.size(), 0);
+    for (std::size_t i = 0; i < layout.size(); ++i) layout[i] = sizes[i] == out.shape[i] ? seen[i] : 0;
     out.layouts.push_back(std::move(layout));
   }
   return out;

@@ -40,6 +40,16 @@ void lstm(const Layer& layer, const T* input, const T* w_input, const T* w_hidde
     kernels::gemm(rows, gates, layer.inputs, T(1), {input, layer.inputs, 1}, {w_input, 1, layer.inputs}, T(1),
                   {all, gates, 1});
   }
+  // Several rows against the same matrix at every step: pack it once.
+  TensorPtr packed, step;
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr std::int64_t kPackFrom = 4;
+    if (layer.batch >= kPackFrom && layer.steps > 1) {
+      packed = Tensor::empty(Dims{kernels::packed_size(gates, layer.hidden)}, DType::kFloat32);
+      step = Tensor::empty(Dims{layer.batch, gates}, DType::kFloat32);
+      kernels::pack_b(gates, layer.hidden, {w_hidden, 1, layer.hidden}, packed->data<float>());
+    }
+  }
   const auto cell = UNTORCH_ISA_CALL(lstm_cell<T>);
   const T* previous = h;
   const bool parallel = static_cast<double>(state) * 40 > kernels::kParallelWork;
@@ -47,10 +57,19 @@ void lstm(const Layer& layer, const T* input, const T* w_input, const T* w_hidde
     const std::int64_t t = layer.reverse ? layer.steps - 1 - i : i;
     T* now = all + t * layer.batch * gates;
     T* out = output + t * state;
-    kernels::gemm(layer.batch, gates, layer.hidden, T(1), {previous, layer.hidden, 1}, {w_hidden, 1, layer.hidden},
-                  T(1), {now, gates, 1});
+    const T* sums = now;
+    if (packed != nullptr) {
+      if constexpr (std::is_same_v<T, float>) {
+        kernels::gemm_packed(layer.batch, gates, layer.hidden, previous, layer.hidden, packed->data<float>(), nullptr,
+                             kernels::Activation::kNone, now, gates, step->data<float>(), gates);
+        sums = step->data<float>();
+      }
+    } else {
+      kernels::gemm(layer.batch, gates, layer.hidden, T(1), {previous, layer.hidden, 1}, {w_hidden, 1, layer.hidden},
+                    T(1), {now, gates, 1});
+    }
     kernels::for_each_item(layer.batch, parallel, [&](std::int64_t n) {
-      cell(1, layer.hidden, now + n * gates, c + n * layer.hidden, out + n * layer.hidden, layer.hidden);
+      cell(1, layer.hidden, sums + n * gates, c + n * layer.hidden, out + n * layer.hidden, layer.hidden);
     });
     previous = out;
   }

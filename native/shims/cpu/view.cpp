@@ -1,30 +1,12 @@
 // Views and shape changes: narrow, slice, permute, reshape, squeeze, dtype and complex views, resize_, set_.
+#include "shims/cpu/view.h"
+
 #include <algorithm>
 
 #include "shims/cpu/elementwise.h"
 
-using namespace untorch;
-using namespace untorch::shims;
+namespace untorch::shims {
 
-namespace {
-
-TensorPtr narrow(const Tensor& t, std::int64_t dim_arg, std::int64_t start, std::int64_t length) {
-  check(t.dim() > 0, "narrow: a 0-D tensor has no dimension to narrow");
-  const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, t.dim(), "narrow"));
-  const std::int64_t size = t.sizes()[dim];
-  check(length >= 0, "narrow: 'length' is ", length, ", expected 0 or more");
-  check(start >= -size && start <= size, "narrow: 'start' is ", start, ", expected ", -size, " to ", size);
-  if (start < 0) start += size;
-  check(start <= size - length, "narrow: start ", start, " and length ", length, " leave dimension ", dim, " of size ",
-        size);
-  Dims sizes = t.sizes();
-  sizes[dim] = length;
-  return std::make_unique<Tensor>(t.storage(), t.storage_offset() + start * t.strides()[dim], t.dtype(), sizes,
-                                  t.strides());
-}
-
-// Strides of `t` seen as `shape` without a copy; empty when there are none. Neighbouring dimensions that lie as one in
-// memory may be split and joined freely, others may not.
 bool view_strides(const Tensor& t, DimSpan shape, Dims& strides) {
   strides.resize(shape.size());
   if (t.numel() == 0) {
@@ -55,6 +37,28 @@ bool view_strides(const Tensor& t, DimSpan shape, Dims& strides) {
     }
   }
   return target == -1;
+}
+
+}  // namespace untorch::shims
+
+using namespace untorch;
+using namespace untorch::shims;
+
+namespace {
+
+TensorPtr narrow(const Tensor& t, std::int64_t dim_arg, std::int64_t start, std::int64_t length) {
+  check(t.dim() > 0, "narrow: a 0-D tensor has no dimension to narrow");
+  const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, t.dim(), "narrow"));
+  const std::int64_t size = t.sizes()[dim];
+  check(length >= 0, "narrow: 'length' is ", length, ", expected 0 or more");
+  check(start >= -size && start <= size, "narrow: 'start' is ", start, ", expected ", -size, " to ", size);
+  if (start < 0) start += size;
+  check(start <= size - length, "narrow: start ", start, " and length ", length, " leave dimension ", dim, " of size ",
+        size);
+  Dims sizes = t.sizes();
+  sizes[dim] = length;
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset() + start * t.strides()[dim], t.dtype(), sizes,
+                                  t.strides());
 }
 
 void view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {

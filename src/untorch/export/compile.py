@@ -182,6 +182,8 @@ def _inductor_options(target: CpuTarget, options: ExportOptions, folder: Path) -
         "aot_inductor.custom_op_libs": ["untorch"],
         "aot_inductor.custom_ops_to_c_shims": {OPERATOR: [C_SHIM]},
         "aot_inductor.precompile_headers": False,
+        # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.
+        "aot_inductor.check_lowerbound": False,
         "aot_inductor.enable_line_tables": False,
         "aot_inductor.enable_frame_pointer": False,
         "aot_inductor.compile_wrapper_opt_level": options.wrapper_optimisation,
@@ -203,6 +205,7 @@ def _known_here(values: dict[str, Any]) -> dict[str, Any]:
 
     optional = {
         "aot_inductor.precompile_headers",
+        "aot_inductor.check_lowerbound",
         "aot_inductor.enable_line_tables",
         "aot_inductor.enable_frame_pointer",
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Method", "Program", "load"]
 
 _MANIFEST = "extra/untorch.json"
+_MAX_PARALLEL = 1024  # beyond it OpenMP ends the process when it cannot start the threads
 
 
 def load(
@@ -46,13 +47,15 @@ def load(
         UnsupportedError: It was compiled for another device, architecture or CPU, or by a newer untorch.
         InvalidArgumentError: An option has a wrong value.
     """
-    if not isinstance(num_runners, int) or isinstance(num_runners, bool) or num_runners < 1:
-        raise InvalidArgumentError(f"num_runners must be an integer of at least 1, got {num_runners!r}")
-    if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 0:
-        raise InvalidArgumentError(f"num_threads must be an integer of at least 0, got {num_threads!r}")
+    for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_PARALLEL:
+            raise InvalidArgumentError(f"{name} must be an integer from {least} to {_MAX_PARALLEL}, got {value!r}")
     if device is not None and not isinstance(device, str):
         raise InvalidArgumentError(f"device must be a string such as 'cpu', got {device!r}")
-    return Program(_core.Program(os.fsdecode(path), device, num_runners, num_threads), os.fsdecode(path))
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise InvalidArgumentError(f"the path must not contain zero bytes, got {path!r}")
+    return Program(_core.Program(encoded, device, num_runners, num_threads), os.fsdecode(path))
 
 
 class Method:
@@ -122,7 +125,7 @@ class Method:
         return [None if item is None else dict(item) for item in (self._spec or {}).get("outputs", [])]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the method. ``out=`` may give the buffers (a tree like the result's) that receive copies of the outputs."""
+        """Run the method. ``out=`` may give buffers (a tree like the result's) that receive copies of the outputs."""
         return self._core(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -169,10 +172,10 @@ class Method:
         args, kwargs = self._place_names(args, kwargs)
         leaves = self._flatten(args, kwargs)
         buffers = None if out is None else self._out_buffers(out)
-        results = self._core.run(leaves)
+        results = self._expand_none(self._core.run(leaves))
         if buffers is not None:
             results = _copy_out(self.name, results, buffers)
-        return pytree.unflatten(iter(self._expand_none(results)), self._out_spec)
+        return pytree.unflatten(iter(results), self._out_spec)
 
     def _expand_none(self, results: list[Any]) -> list[Any]:
         # A None that was known when the model was compiled is a leaf of the tree but no output of the library.
@@ -230,8 +233,8 @@ class Method:
                 expected = self._leaf_constants[i]
                 if leaf != expected or type(leaf) is not type(expected):
                     raise InvalidArgumentError(
-                        f"{path}: the model was exported with the value {expected!r}, got {leaf!r}; export it again for "
-                        "another value"
+                        f"{path}: the model was exported with the value {expected!r}, got {leaf!r}; export it again "
+                        "for another value"
                     )
                 continue
             if by_position or isinstance(leaf, numpy.ndarray) or hasattr(leaf, "__dlpack__"):
@@ -264,7 +267,8 @@ class _ProxyHandler:
         inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
         results = node.call(ints, inputs)
         for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
-            slot.assign(result)
+            # Kernels may return views with any strides.
+            slot.assign(numpy.asarray(result, order="C"))
 
 
 def _shape_text(shape: Sequence[Any]) -> str:
@@ -276,6 +280,8 @@ def _copy_out(method: str, results: list[Any], buffers: list[Any]) -> list[Any]:
     for i, (result, buffer) in enumerate(zip(results, buffers, strict=True)):
         if buffer is None:
             continue
+        if result is None:
+            raise InvalidArgumentError(f"method '{method}', out[{i}]: expected None, as the output is, got an array")
         array = result if isinstance(result, numpy.ndarray) else result.numpy()
         if buffer.shape != array.shape or buffer.dtype != array.dtype:
             raise InvalidArgumentError(
@@ -285,6 +291,7 @@ def _copy_out(method: str, results: list[Any], buffers: list[Any]) -> list[Any]:
     for i, buffer in enumerate(buffers):
         if buffer is not None:
             result = results[i]
+            assert result is not None
             numpy.copyto(buffer, result if isinstance(result, numpy.ndarray) else result.numpy())
             results[i] = buffer
     return results
@@ -373,6 +380,10 @@ class Program:
         with self._lock:
             self._closed = True
             self._program.close()
+            for name in self._methods:
+                self.__dict__.pop(name, None)
+            self.__dict__.pop("forward", None)
+            self._methods.clear()
 
     def __enter__(self) -> Program:
         return self
@@ -385,5 +396,3 @@ class Program:
     def __repr__(self) -> str:
         state = " (closed)" if self._closed else ""
         return f"<untorch.Program {self._path!r}: {', '.join(self._cores)}{state}>"
-
-

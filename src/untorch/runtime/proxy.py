@@ -64,6 +64,7 @@ class NodeArgument:
 
     @property
     def num_tensors(self) -> int:
+        """How many tensors of the flat list it takes."""
         return sum(name is not None for name in self.tensors)
 
 
@@ -76,6 +77,7 @@ class NodeOutput:
 
     @property
     def num_ints(self) -> int:
+        """How many integers of the flat list it takes."""
         return int(self.kind == "as_int")
 
 
@@ -98,26 +100,32 @@ class ExternNode:
 
     @property
     def input_names(self) -> tuple[str, ...]:
+        """Buffer names of the input tensors, in the order of the flat list."""
         return tuple(name for argument in self.arguments for name in argument.tensors if name is not None)
 
     @property
     def output_names(self) -> tuple[str, ...]:
+        """Buffer names of the results that are tensors, in order."""
         return tuple(name for output in self.outputs for name in output.tensors)
 
     @property
     def num_input_tensors(self) -> int:
+        """Input tensors in the flat list."""
         return len(self.input_names)
 
     @property
     def num_output_tensors(self) -> int:
+        """Tensors to be filled, after the inputs in the flat list."""
         return len(self.output_names)
 
     @property
     def num_input_ints(self) -> int:
+        """Integers in the flat list that are arguments."""
         return sum(argument.num_ints for argument in self.arguments)
 
     @property
     def num_output_ints(self) -> int:
+        """Integers that follow them: results known when the model was compiled."""
         return sum(output.num_ints for output in self.outputs)
 
     def call(self, ints: Sequence[int], inputs: Sequence[Array]) -> list[Array]:

@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from keyword import iskeyword
 from typing import Any
 
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -67,7 +68,7 @@ def parse_spec(text: str) -> TreeSpec:
     try:
         document = json.loads(text)
         protocol, root = document
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidFileError(f"the package's call specification is damaged: {error}") from None
     if protocol != PROTOCOL:
         raise UnsupportedError(f"call specification of protocol {protocol}; this untorch reads {PROTOCOL}")
@@ -79,6 +80,8 @@ def _parse_node(node: Any, depth: int) -> TreeSpec:
         raise InvalidFileError("the package's call specification is damaged: a node is malformed")
     children = tuple(_parse_node(child, depth + 1) for child in node["children_spec"])
     type_name = node.get("type")
+    if type_name is not None and not isinstance(type_name, str):
+        raise InvalidFileError("the package's call specification is damaged: a node's type is no text")
     if type_name is None:
         if children:
             raise InvalidFileError("the package's call specification is damaged: a leaf has children")
@@ -90,9 +93,9 @@ def _parse_node(node: Any, depth: int) -> TreeSpec:
     if kind in ("dict", "ordered_dict", "struct") and isinstance(context, list):
         keys = tuple(_key(key) for key in context)
     elif kind == "default_dict" and isinstance(context, dict):
-        keys = tuple(_key(key) for key in context.get("dict_context", []))
+        keys = tuple(_key(key) for key in _list(context.get("dict_context")))
     elif kind == "namedtuple" and isinstance(context, dict):
-        keys = tuple(context.get("fields", ()))
+        keys = tuple(str(field) for field in _list(context.get("fields")))
         name = str(context.get("class_name") or context.get("type") or type_name)
     elif kind == "namedtuple" and isinstance(context, str):
         name = context
@@ -105,12 +108,16 @@ def _parse_node(node: Any, depth: int) -> TreeSpec:
     return TreeSpec(kind, keys, children, name)
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _context(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -121,7 +128,7 @@ def _key(key: Any) -> Any:
 
 def _children_of(value: Any, spec: TreeSpec, path: str) -> Sequence[Any]:
     count = len(spec.children)
-    if spec.kind in ("dict", "ordered_dict", "default_dict", "struct") and spec.keys:
+    if spec.kind in ("dict", "ordered_dict", "default_dict") or (spec.kind == "struct" and spec.keys):
         if hasattr(value, "keys"):
             got = set(value.keys())
             if got != set(spec.keys):
@@ -130,13 +137,16 @@ def _children_of(value: Any, spec: TreeSpec, path: str) -> Sequence[Any]:
         if spec.kind == "struct" and all(hasattr(value, str(key)) for key in spec.keys):
             return [getattr(value, str(key)) for key in spec.keys]
         raise InvalidArgumentError(f"{path}: expected a dict with {_names(spec.keys)}, got {type(value).__name__}")
-    if spec.kind in ("dict", "ordered_dict", "default_dict") and not value and hasattr(value, "keys"):
-        return []
-    accepted: tuple[type, ...] = (tuple,) if spec.kind in ("tuple", "namedtuple") else (list, tuple, deque)
-    if not isinstance(value, accepted) or len(value) != count:
-        got_text = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-        raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {got_text}")
-    return list(value)
+    accepted: tuple[type[Sequence[Any]], ...] = (tuple,)
+    if spec.kind not in ("tuple", "namedtuple"):
+        accepted = (list, tuple, deque)
+    if isinstance(value, accepted):
+        if len(value) == count:
+            return list(value)
+        got_text = f"{type(value).__name__} of {len(value)}"
+    else:
+        got_text = type(value).__name__
+    raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {got_text}")
 
 
 def _names(keys: Sequence[Any]) -> str:
@@ -170,13 +180,17 @@ def _labels(spec: TreeSpec) -> list[str]:
     return [f"[{i}]" for i in range(len(spec.children))]
 
 
+def _identifier(name: str) -> str:
+    return name if name.isidentifier() and not iskeyword(name) else "Result"
+
+
 @lru_cache(maxsize=64)
 def _namedtuple_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name.rsplit(".", 1)[-1], fields)  # type: ignore[misc]
+    return namedtuple(_identifier(name.rsplit(".", 1)[-1]), fields, rename=True)
 
 
 def unflatten(leaves: Iterator[Any], spec: TreeSpec) -> Any:
-    """The tree of ``spec`` with the given leaves. Containers of classes that are not here become a Struct or a tuple."""
+    """The tree of ``spec`` with the given leaves; containers of classes unknown here become a Struct or a tuple."""
     if spec.kind == "leaf":
         return next(leaves)
     items = [unflatten(leaves, child) for child in spec.children]

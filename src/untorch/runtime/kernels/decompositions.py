@@ -28,7 +28,7 @@ def _real_dtype(array: Array) -> numpy.dtype[Any]:
 
 @kernel(KERNELS, "_linalg_svd")
 def linalg_svd(
-    A: Array,  # noqa: N803 (the schema's name)
+    A: Array,
     full_matrices: bool = False,
     compute_uv: bool = True,
     *,
@@ -64,7 +64,7 @@ def _empty_svd(a: Array, full_matrices: bool) -> tuple[Array, Array, Array]:
 
 
 @kernel(KERNELS, "_linalg_eigh")
-def linalg_eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:  # noqa: N803
+def linalg_eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     check_inexact("_linalg_eigh", "A", A)
     check_square("_linalg_eigh", "A", A)
     if UPLO.upper() not in ("L", "U"):
@@ -107,7 +107,7 @@ def linalg_eigvals(self: Array) -> Array:
 
 
 @kernel(KERNELS, "linalg_qr")
-def linalg_qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:  # noqa: N803
+def linalg_qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
     check_inexact("linalg_qr", "A", A)
     check_matrix("linalg_qr", "A", A)
     if mode not in ("reduced", "complete", "r"):
@@ -142,7 +142,7 @@ def _reflect(vectors: Array, tau: Array, target: Array, adjoint: bool) -> Array:
 
 
 @kernel(KERNELS, "linalg_householder_product", "orgqr")
-def linalg_householder_product(input: Array, tau: Array) -> Array:  # noqa: A002 (the schema's name)
+def linalg_householder_product(input: Array, tau: Array) -> Array:
     check_inexact("linalg_householder_product", "input", input)
     check_matrix("linalg_householder_product", "input", input)
     m, n = input.shape[-2:]

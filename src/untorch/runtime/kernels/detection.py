@@ -54,7 +54,7 @@ def _samples(start: float, size: float, bins: int, ratio: int, length: int) -> t
 
 @kernel(KERNELS, "torchvision::roi_align")
 def roi_align(
-    input: Array,  # noqa: A002 (the schema's name)
+    input: Array,
     rois: Array,
     spatial_scale: float,
     pooled_height: int,

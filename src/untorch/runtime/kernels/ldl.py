@@ -138,7 +138,7 @@ def _solve(a: Array, pivots: Array, x: Array, hermitian: bool) -> None:
 
 
 @kernel(KERNELS, "linalg_ldl_solve")
-def linalg_ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) -> Array:  # noqa: N803
+def linalg_ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) -> Array:
     check_inexact("linalg_ldl_solve", "LD", LD)
     check_square("linalg_ldl_solve", "LD", LD)
     hermitian = hermitian and numpy.iscomplexobj(LD)

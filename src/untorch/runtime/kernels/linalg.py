@@ -47,7 +47,7 @@ def _determinant_parts(lu: Array, pivots: Array) -> tuple[Array, Array]:
 
 
 @kernel(KERNELS, "_linalg_det")
-def linalg_det(A: Array) -> tuple[Array, Array, Array]:  # noqa: N803 (the schema's name)
+def linalg_det(A: Array) -> tuple[Array, Array, Array]:
     check_inexact("_linalg_det", "A", A)
     check_square("_linalg_det", "A", A)
     lu, pivots = _factor_for_determinant(A)
@@ -57,7 +57,7 @@ def linalg_det(A: Array) -> tuple[Array, Array, Array]:  # noqa: N803 (the schem
 
 
 @kernel(KERNELS, "_linalg_slogdet")
-def linalg_slogdet(A: Array) -> tuple[Array, Array, Array, Array]:  # noqa: N803
+def linalg_slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
     check_inexact("_linalg_slogdet", "A", A)
     check_square("_linalg_slogdet", "A", A)
     lu, pivots = _factor_for_determinant(A)
@@ -70,8 +70,8 @@ def linalg_slogdet(A: Array) -> tuple[Array, Array, Array, Array]:  # noqa: N803
 
 @kernel(KERNELS, "_linalg_solve_ex")
 def linalg_solve_ex(
-    A: Array,  # noqa: N803
-    B: Array,  # noqa: N803
+    A: Array,
+    B: Array,
     *,
     left: bool = True,
     check_errors: bool = False,
@@ -103,7 +103,7 @@ def _lu_solve(lu: Array, pivots: Array, b: Array, left: bool, adjoint: bool = Fa
 
 
 @kernel(KERNELS, "linalg_inv_ex")
-def linalg_inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:  # noqa: N803
+def linalg_inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     check_inexact("linalg_inv_ex", "A", A)
     check_square("linalg_inv_ex", "A", A)
     try:
@@ -119,7 +119,7 @@ def linalg_inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array
 
 @kernel(KERNELS, "linalg_lu_factor_ex")
 def linalg_lu_factor_ex(
-    A: Array,  # noqa: N803
+    A: Array,
     *,
     pivot: bool = True,
     check_errors: bool = False,
@@ -134,7 +134,7 @@ def linalg_lu_factor_ex(
 
 
 @kernel(KERNELS, "linalg_lu")
-def linalg_lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:  # noqa: N803
+def linalg_lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     check_inexact("linalg_lu", "A", A)
     check_matrix("linalg_lu", "A", A)
     _check_pivot("linalg_lu", pivot)
@@ -151,8 +151,8 @@ def _check_pivot(operator: str, pivot: bool) -> None:
 
 @kernel(KERNELS, "lu_unpack")
 def lu_unpack(
-    LU_data: Array,  # noqa: N803
-    LU_pivots: Array,  # noqa: N803
+    LU_data: Array,
+    LU_pivots: Array,
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> tuple[Array, Array, Array]:
@@ -171,9 +171,9 @@ def lu_unpack(
 
 @kernel(KERNELS, "linalg_lu_solve")
 def linalg_lu_solve(
-    LU: Array,  # noqa: N803
+    LU: Array,
     pivots: Array,
-    B: Array,  # noqa: N803
+    B: Array,
     *,
     left: bool = True,
     adjoint: bool = False,
@@ -187,7 +187,7 @@ def linalg_lu_solve(
 @kernel(KERNELS, "linalg_solve_triangular")
 def linalg_solve_triangular(
     self: Array,
-    B: Array,  # noqa: N803
+    B: Array,
     *,
     upper: bool,
     left: bool = True,
@@ -204,7 +204,7 @@ def linalg_solve_triangular(
 @kernel(KERNELS, "triangular_solve")
 def triangular_solve(
     self: Array,
-    A: Array,  # noqa: N803
+    A: Array,
     upper: bool = True,
     transpose: bool = False,
     unitriangular: bool = False,

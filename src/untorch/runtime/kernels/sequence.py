@@ -14,7 +14,7 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 
 @kernel(KERNELS, "_pack_padded_sequence")
-def pack_padded_sequence(input: Array, lengths: Array, batch_first: bool) -> tuple[Array, Array]:  # noqa: A002
+def pack_padded_sequence(input: Array, lengths: Array, batch_first: bool) -> tuple[Array, Array]:
     """The steps of all sequences one after the other, and how many sequences reach each step."""
     steps = input.swapaxes(0, 1) if batch_first else input
     if lengths.ndim != 1 or lengths.size == 0 or lengths.size != steps.shape[1]:

@@ -114,7 +114,7 @@ def _outer_edges(operator: str, values: Array, limits: tuple[float, float] | Non
 
 
 @kernel(KERNELS, "histc")
-def histc(self: Array, bins: int = 100, min: float = 0, max: float = 0) -> Array:  # noqa: A002 (the schema's names)
+def histc(self: Array, bins: int = 100, min: float = 0, max: float = 0) -> Array:
     if bins < 1:
         raise InvalidArgumentError(f"histc: argument `bins`: expected at least 1, got {bins}")
     values = promoted(self).reshape(-1)
@@ -167,7 +167,7 @@ def histogram(
     self: Array,
     bins: int = 100,
     *,
-    range: Sequence[float] | None = None,  # noqa: A002
+    range: Sequence[float] | None = None,
     weight: Array | None = None,
     density: bool = False,
 ) -> tuple[Array, Array]:
@@ -193,7 +193,7 @@ def histogramdd_bin_edges(
     self: Array,
     bins: Sequence[int],
     *,
-    range: Sequence[float] | None = None,  # noqa: A002
+    range: Sequence[float] | None = None,
     weight: Array | None = None,
     density: bool = False,
 ) -> list[Array]:
@@ -212,7 +212,7 @@ def histogramdd_from_bin_counts(
     self: Array,
     bins: Sequence[int],
     *,
-    range: Sequence[float] | None = None,  # noqa: A002
+    range: Sequence[float] | None = None,
     weight: Array | None = None,
     density: bool = False,
 ) -> Array:

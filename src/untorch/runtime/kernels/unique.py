@@ -39,7 +39,7 @@ def _starts(values: Array) -> Array:
 @kernel(KERNELS, "_unique2")
 def unique2(
     self: Array,
-    sorted: bool = True,  # noqa: A002 (the schema's name)
+    sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Array, Array, Array]:
@@ -56,7 +56,7 @@ def unique2(
 @kernel(KERNELS, "_unique")
 def unique(
     self: Array,
-    sorted: bool = True,  # noqa: A002
+    sorted: bool = True,
     return_inverse: bool = False,
 ) -> tuple[Array, Array]:
     return unique2(self, sorted, return_inverse)[:2]
@@ -96,7 +96,7 @@ def unique_dim_consecutive(
 def unique_dim(
     self: Array,
     dim: int,
-    sorted: bool = True,  # noqa: A002
+    sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Array, Array, Array]:

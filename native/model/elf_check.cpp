@@ -1,0 +1,357 @@
+// Hash tables, symbols, versions, relocations, initialisers and section headers of a library, one after the other.
+#include "model/elf_check.h"
+
+#include <algorithm>
+
+#include "model/elf_view.h"
+
+namespace untorch {
+namespace {
+
+#if defined(__x86_64__)
+constexpr std::uint32_t kRelative = R_X86_64_RELATIVE, kIndirect = R_X86_64_IRELATIVE, kAbsolute = R_X86_64_64,
+                        kTlsDescriptor = R_X86_64_TLSDESC;
+constexpr std::uint32_t kRelocations[] = {R_X86_64_64,       R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT,
+                                          R_X86_64_RELATIVE, R_X86_64_DTPMOD64, R_X86_64_DTPOFF64,
+                                          R_X86_64_TPOFF64,  R_X86_64_TLSDESC,  R_X86_64_IRELATIVE};
+constexpr std::uint32_t kThreadLocal[] = {R_X86_64_DTPMOD64, R_X86_64_DTPOFF64, R_X86_64_TPOFF64, R_X86_64_TLSDESC};
+#else
+constexpr std::uint32_t kThreadLocal[] = {R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL, R_AARCH64_TLS_TPREL,
+                                          R_AARCH64_TLSDESC};
+constexpr std::uint32_t kRelative = R_AARCH64_RELATIVE, kIndirect = R_AARCH64_IRELATIVE, kAbsolute = R_AARCH64_ABS64,
+                        kTlsDescriptor = R_AARCH64_TLSDESC;
+constexpr std::uint32_t kRelocations[] = {R_AARCH64_ABS64,     R_AARCH64_GLOB_DAT,   R_AARCH64_JUMP_SLOT,
+                                          R_AARCH64_RELATIVE,  R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL,
+                                          R_AARCH64_TLS_TPREL, R_AARCH64_TLSDESC,    R_AARCH64_IRELATIVE};
+#endif
+constexpr std::uint64_t kPage = 4096;
+
+class Checker {
+ public:
+  explicit Checker(const ElfView& elf) : elf_(elf) {}
+
+  void run() {
+    count_symbols();
+    check_symbols();
+    check_versions();
+    open_arrays();
+    check_relocations(DT_RELA, DT_RELASZ);
+    check_relocations(DT_JMPREL, DT_PLTRELSZ);
+    check_relative_relocations();
+    for (const Array& array : arrays_) {
+      elf_.require(std::all_of(array.filled.begin(), array.filled.end(), [](bool filled) { return filled; }),
+                   "an initialiser has no address");
+    }
+    check_sections();
+  }
+
+  std::vector<std::string_view> functions() const {
+    std::vector<std::string_view> names;
+    for (std::uint64_t i = 1; i < count_; ++i) {
+      const Elf64_Sym s = symbol(i);
+      if (s.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s.st_info) == STT_FUNC) names.emplace_back(elf_.string(s.st_name));
+    }
+    return names;
+  }
+
+ private:
+  Elf64_Sym symbol(std::uint64_t index) const { return elf_.at<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym)); }
+
+  void count_symbols() {
+    elf_.require(elf_.has(DT_HASH) || elf_.has(DT_GNU_HASH), "it has no symbol hash table");
+    std::uint64_t gnu_count = 0;
+    if (elf_.has(DT_GNU_HASH)) gnu_count = count_ = check_gnu_hash(elf_.tag(DT_GNU_HASH));
+    if (elf_.has(DT_HASH)) {
+      count_ = check_hash(elf_.tag(DT_HASH));
+      elf_.require(gnu_count <= count_, "its hash tables contradict each other");
+    }
+    symbols_ = elf_.offset_of(elf_.tag(DT_SYMTAB), count_ * sizeof(Elf64_Sym), "the symbol table");
+  }
+
+  // Returns the number of symbols.
+  std::uint64_t check_gnu_hash(std::uint64_t address) const {
+    const std::uint64_t at = elf_.offset_of(address, 16, "the hash table");
+    const auto buckets = elf_.at<std::uint32_t>(at), first = elf_.at<std::uint32_t>(at + 4),
+               words = elf_.at<std::uint32_t>(at + 8);
+    elf_.require(words != 0 && (words & (words - 1)) == 0, "its hash table is damaged");
+    const std::uint64_t size = 16 + 8ull * words + 4ull * buckets;
+    const std::uint64_t heads = elf_.offset_of(address, size, "the hash table") + 16 + 8ull * words;
+    std::uint32_t last = 0;
+    for (std::uint64_t i = 0; i < buckets; ++i) {
+      const auto head = elf_.at<std::uint32_t>(heads + 4 * i);
+      elf_.require(head == 0 || head >= first, "its hash table is damaged");
+      last = std::max(last, head);
+    }
+    if (last == 0) return first;
+    // Every chain ends where the low bit is set; the one that starts last ends last.
+    for (std::uint64_t i = last;; ++i) {
+      const std::uint64_t link = address + size + 4 * (i - first);
+      if ((elf_.value_at<std::uint32_t>(link, "the hash table") & 1u) != 0) return i + 1;
+    }
+  }
+
+  std::uint64_t check_hash(std::uint64_t address) const {
+    const std::uint64_t at = elf_.offset_of(address, 8, "the hash table");
+    const auto buckets = elf_.at<std::uint32_t>(at), chains = elf_.at<std::uint32_t>(at + 4);
+    elf_.require(buckets != 0, "its hash table is damaged");
+    (void)elf_.offset_of(address, 8 + 4ull * buckets + 4ull * chains, "the hash table");
+    std::vector<std::uint32_t> seen_by(chains, 0);
+    for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
+      auto i = elf_.at<std::uint32_t>(at + 8 + 4ull * bucket);
+      while (i != 0) {
+        elf_.require(i < chains && seen_by[i] != bucket + 1, "its hash table is damaged");
+        const bool joins = seen_by[i] != 0;  // a chain that was followed to its end before
+        seen_by[i] = bucket + 1;
+        if (joins) break;
+        i = elf_.at<std::uint32_t>(at + 8 + 4ull * buckets + 4ull * i);
+      }
+    }
+    return chains;
+  }
+
+  void check_symbols() const {
+    const Elf64_Phdr* thread = elf_.segment(PT_TLS);
+    for (std::uint64_t i = 1; i < count_; ++i) {
+      const Elf64_Sym s = symbol(i);
+      (void)elf_.string(s.st_name);
+      if (s.st_shndx == SHN_UNDEF || s.st_shndx == SHN_ABS) continue;
+      bool inside = true;
+      switch (ELF64_ST_TYPE(s.st_info)) {
+        case STT_FUNC:
+        case STT_GNU_IFUNC:
+          inside = elf_.executable(s.st_value);
+          break;
+        case STT_OBJECT:
+          inside = elf_.find(s.st_value, s.st_size, PF_R, false) != nullptr;
+          break;
+        case STT_TLS:
+          inside = thread != nullptr && s.st_value <= thread->p_memsz && s.st_size <= thread->p_memsz - s.st_value;
+          break;
+        default:
+          break;
+      }
+      elf_.require(inside, "a symbol lies outside of its segments");
+    }
+  }
+
+  void check_versions() const {
+    if (!elf_.has(DT_VERSYM)) return;
+    std::uint32_t highest = 0;
+    if (elf_.has(DT_VERNEED)) {
+      for (std::uint64_t at = elf_.tag(DT_VERNEED);;) {
+        const auto need = elf_.value_at<Elf64_Verneed>(at, "a symbol version");
+        const std::string file = elf_.string(need.vn_file);
+        const auto& needed = elf_.needed();
+        // The dynamic linker asserts this.
+        elf_.require(std::any_of(needed.begin(), needed.end(), [&](std::uint64_t s) { return file == elf_.string(s); }),
+                     "a symbol version is of a library that it does not need");
+        for (std::uint64_t entry = at + need.vn_aux;;) {
+          const auto aux = elf_.value_at<Elf64_Vernaux>(entry, "a symbol version");
+          (void)elf_.string(aux.vna_name);
+          highest = std::max<std::uint32_t>(highest, aux.vna_other & 0x7fffu);
+          if (aux.vna_next == 0) break;
+          entry += aux.vna_next;
+        }
+        if (need.vn_next == 0) break;
+        at += need.vn_next;
+      }
+    }
+    if (elf_.has(DT_VERDEF)) {
+      for (std::uint64_t at = elf_.tag(DT_VERDEF);;) {
+        const auto definition = elf_.value_at<Elf64_Verdef>(at, "a symbol version");
+        const auto aux = elf_.value_at<Elf64_Verdaux>(at + definition.vd_aux, "a symbol version");
+        (void)elf_.string(aux.vda_name);
+        highest = std::max<std::uint32_t>(highest, definition.vd_ndx & 0x7fffu);
+        if (definition.vd_next == 0) break;
+        at += definition.vd_next;
+      }
+    }
+    elf_.require(highest != 0, "its symbol versions are damaged");
+    const std::uint64_t table = elf_.offset_of(elf_.tag(DT_VERSYM), 2 * count_, "a symbol version");
+    for (std::uint64_t i = 0; i < count_; ++i) {
+      elf_.require((elf_.at<std::uint16_t>(table + 2 * i) & 0x7fffu) <= std::max(highest, 1u),
+                   "its symbol versions are damaged");
+    }
+  }
+
+  // The functions that the dynamic linker calls when it opens and closes the library.
+  struct Array {
+    std::uint64_t address;
+    std::vector<bool> filled;
+  };
+
+  void open_arrays() {
+    for (const auto& [start, size] : {std::pair{DT_INIT_ARRAY, DT_INIT_ARRAYSZ}, {DT_FINI_ARRAY, DT_FINI_ARRAYSZ}}) {
+      if (!elf_.has(start)) continue;
+      elf_.require(elf_.has(size) && elf_.tag(size) % 8 == 0, "its initialisers are damaged");
+      (void)elf_.offset_of(elf_.tag(start), elf_.tag(size), "the initialiser table");
+      arrays_.push_back({elf_.tag(start), std::vector<bool>(elf_.tag(size) / 8, false)});
+    }
+  }
+
+  // A pointer that will be written: if it is an initialiser, it must point to code.
+  void fill(std::uint64_t address, std::uint64_t target, bool known) {
+    for (Array& array : arrays_) {
+      if (address < array.address || address - array.address >= 8 * array.filled.size()) continue;
+      elf_.require((address - array.address) % 8 == 0 && known && elf_.executable(target),
+                   "an initialiser lies outside of its code");
+      array.filled[(address - array.address) / 8] = true;
+    }
+  }
+
+  void check_relocations(std::int64_t start, std::int64_t length) {
+    if (!elf_.has(start) || elf_.tag(length) == 0) return;
+    elf_.require(elf_.tag(length) % sizeof(Elf64_Rela) == 0, "its relocations are damaged");
+    const std::uint64_t table = elf_.offset_of(elf_.tag(start), elf_.tag(length), "the relocation table");
+    const std::uint64_t count = elf_.tag(length) / sizeof(Elf64_Rela);
+    const std::uint64_t relative = start == DT_RELA ? elf_.tag(DT_RELACOUNT) : 0;
+    elf_.require(relative <= count, "its relocations are damaged");
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto r = elf_.at<Elf64_Rela>(table + i * sizeof(Elf64_Rela));
+      const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(r.r_info));
+      const std::uint64_t index = ELF64_R_SYM(r.r_info);
+      elf_.require(i >= relative || type == kRelative, "its relocations are damaged");
+      if (type == 0) continue;
+      if (std::find(std::begin(kRelocations), std::end(kRelocations), type) == std::end(kRelocations)) {
+        elf_.damaged("it has relocations of the unknown type " + std::to_string(type));
+      }
+      elf_.require(index < count_, "a relocation names a symbol that is not there");
+      elf_.require(elf_.find(r.r_offset, type == kTlsDescriptor ? 16 : 8, PF_W, false) != nullptr,
+                   "a relocation lies outside of its data");
+      const auto addend = static_cast<std::uint64_t>(r.r_addend);
+      elf_.require(type != kIndirect || elf_.executable(addend), "a relocation lies outside of its code");
+      const bool thread_local_data =
+          std::find(std::begin(kThreadLocal), std::end(kThreadLocal), type) != std::end(kThreadLocal);
+      elf_.require(!thread_local_data || index != 0 || elf_.segment(PT_TLS) != nullptr,
+                   "a relocation is of thread-local data that are not there");
+      const Elf64_Sym target = index != 0 ? symbol(index) : Elf64_Sym{};
+      fill(r.r_offset, type == kRelative ? addend : target.st_value + addend,
+           type == kRelative || (type == kAbsolute && target.st_shndx != SHN_UNDEF));
+    }
+  }
+
+  void check_relative_relocations() {
+    if (!elf_.has(DT_RELR)) return;
+    const std::uint64_t size = elf_.tag(DT_RELRSZ);
+    elf_.require(size % sizeof(Elf64_Relr) == 0, "its relocations are damaged");
+    const std::uint64_t table = elf_.offset_of(elf_.tag(DT_RELR), size, "the relocation table");
+    const auto relocate = [&](std::uint64_t address) {
+      elf_.require(elf_.find(address, 8, PF_W, true) != nullptr, "a relocation lies outside of its data");
+      fill(address, elf_.value_at<std::uint64_t>(address, "a relocation"), true);
+    };
+    std::uint64_t next = 0;
+    for (std::uint64_t i = 0; i < size / sizeof(Elf64_Relr); ++i) {
+      const auto entry = elf_.at<Elf64_Relr>(table + i * sizeof(Elf64_Relr));
+      if ((entry & 1) == 0) {
+        relocate(entry);
+        next = entry + 8;
+        continue;
+      }
+      for (unsigned bit = 1; bit < 64; ++bit) {
+        if ((entry >> bit & 1) != 0) relocate(next + 8 * (bit - 1));
+      }
+      next += 8 * 63;
+    }
+  }
+
+  // The dynamic linker does not look at section headers. Where a library has them they say the same a second time, and
+  // a segment that a damaged header moves elsewhere is found out.
+  void check_sections() const {
+    const Elf64_Ehdr& header = elf_.header();
+    if (header.e_shoff == 0 || header.e_shnum == 0) return;
+    elf_.require(header.e_shentsize == sizeof(Elf64_Shdr) && header.e_shstrndx < header.e_shnum,
+                 "its section headers are damaged");
+    const auto section = [&](std::uint64_t i) { return elf_.at<Elf64_Shdr>(header.e_shoff + i * sizeof(Elf64_Shdr)); };
+    elf_.require(header.e_shoff < elf_.bytes().size(), "its section headers are damaged");
+    const Elf64_Shdr names = section(header.e_shstrndx);
+    for (std::uint64_t i = 1; i < header.e_shnum; ++i) {
+      const Elf64_Shdr s = section(i);
+      if ((s.sh_flags & SHF_TLS) != 0) {
+        const Elf64_Phdr* thread = elf_.segment(PT_TLS);
+        agree(thread != nullptr && s.sh_addr >= thread->p_vaddr && s.sh_addr - thread->p_vaddr <= thread->p_memsz &&
+              s.sh_size <= thread->p_memsz - (s.sh_addr - thread->p_vaddr));
+      }
+      const bool zeros = s.sh_type == SHT_NOBITS;
+      if ((s.sh_flags & SHF_ALLOC) == 0 || s.sh_size == 0 || (zeros && (s.sh_flags & SHF_TLS) != 0)) continue;
+      const std::uint32_t rights =
+          PF_R | ((s.sh_flags & SHF_WRITE) != 0 ? PF_W : 0u) | ((s.sh_flags & SHF_EXECINSTR) != 0 ? PF_X : 0u);
+      const Elf64_Phdr* load = elf_.find(s.sh_addr, s.sh_size, rights, !zeros);
+      agree(load != nullptr && (zeros || s.sh_offset - load->p_offset == s.sh_addr - load->p_vaddr));
+      switch (s.sh_type) {
+        case SHT_DYNAMIC:
+          agree(s.sh_addr == elf_.segment(PT_DYNAMIC)->p_vaddr);
+          break;
+        case SHT_DYNSYM:
+          agree(s.sh_addr == elf_.tag(DT_SYMTAB) && s.sh_size >= count_ * sizeof(Elf64_Sym));
+          break;
+        case SHT_HASH:
+          agree(s.sh_addr == elf_.tag(DT_HASH));
+          break;
+        case SHT_GNU_HASH:
+          agree(s.sh_addr == elf_.tag(DT_GNU_HASH));
+          break;
+        case SHT_GNU_versym:
+          agree(s.sh_addr == elf_.tag(DT_VERSYM));
+          break;
+        case SHT_GNU_verneed:
+          agree(s.sh_addr == elf_.tag(DT_VERNEED));
+          break;
+        case SHT_INIT_ARRAY:
+          agree(s.sh_addr == elf_.tag(DT_INIT_ARRAY) && s.sh_size == elf_.tag(DT_INIT_ARRAYSZ));
+          break;
+        case SHT_FINI_ARRAY:
+          agree(s.sh_addr == elf_.tag(DT_FINI_ARRAY) && s.sh_size == elf_.tag(DT_FINI_ARRAYSZ));
+          break;
+        default:
+          break;
+      }
+      const std::string name = section_name(names, s.sh_name);
+      if (name == ".init") agree(s.sh_addr == elf_.tag(DT_INIT));
+      if (name == ".fini") agree(s.sh_addr == elf_.tag(DT_FINI));
+      if (name == ".rela.dyn") {
+        // Some linkers count both tables here.
+        const std::uint64_t size = elf_.tag(DT_RELASZ);
+        agree(s.sh_addr == elf_.tag(DT_RELA) && (size == s.sh_size || size == s.sh_size + elf_.tag(DT_PLTRELSZ)));
+      }
+      if (name == ".rela.plt") agree(s.sh_addr == elf_.tag(DT_JMPREL) && s.sh_size == elf_.tag(DT_PLTRELSZ));
+      if (name == ".data" || name == ".bss") check_stays_writable(s);
+    }
+  }
+
+  std::string section_name(const Elf64_Shdr& names, std::uint64_t offset) const {
+    std::string name;
+    while (name.size() < 64 && offset < names.sh_size) {
+      const char c = elf_.at<char>(names.sh_offset + offset++);
+      if (c == '\0') break;
+      name += c;
+    }
+    return name;
+  }
+
+  // What is made read-only after relocation must not be data that the code writes.
+  void check_stays_writable(const Elf64_Shdr& data) const {
+    const Elf64_Phdr* fixed = elf_.segment(PT_GNU_RELRO);
+    if (fixed == nullptr) return;
+    const std::uint64_t start = fixed->p_vaddr / kPage * kPage, end = (fixed->p_vaddr + fixed->p_memsz) / kPage * kPage;
+    agree(data.sh_addr >= end || data.sh_addr + data.sh_size <= start);
+  }
+
+  void agree(bool condition) const {
+    elf_.require(condition, "its section headers and its segments contradict each other");
+  }
+
+  const ElfView& elf_;
+  std::uint64_t count_ = 0, symbols_ = 0;
+  std::vector<Array> arrays_;
+};
+
+}  // namespace
+
+std::vector<std::string_view> check_elf_image(std::span<const std::byte> bytes, const std::string& name) {
+  const ElfView elf(bytes, name);
+  Checker checker(elf);
+  checker.run();
+  return checker.functions();
+}
+
+}  // namespace untorch
