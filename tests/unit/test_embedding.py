@@ -1,4 +1,4 @@
-"""The example in C compiles against the header and the library of this installation, runs a package and reports errors."""
+"""The example in C compiles against the installed header and library, runs a package and reports errors."""
 
 from __future__ import annotations
 
