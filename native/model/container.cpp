@@ -179,6 +179,10 @@ void Container::fail(const std::string& what) const {
   ErrorKind kind = why.empty() ? ErrorKind::kModel : last_error_kind();
   if (where.find("input_handles[") != std::string::npos) {
     // The library's own check of what the caller passed.
+    if (where.find(">= 2, but got: 1") != std::string::npos) {
+      where += " (torch.export took the size to be 2 or more; if it may be 1, export with untorch, or compile with "
+               "aot_inductor.check_lowerbound=False, or set AOTI_RUNTIME_CHECK_INPUTS=0 to do without any check)";
+    }
     throw Error(ErrorKind::kInvalidArgument, "method '" + method_ + "': the inputs do not fit: " + where);
   }
   std::string message = "method '" + method_ + "' failed while " + what + ": " + (why.empty() ? where : why);

@@ -128,6 +128,10 @@ UNTORCH_SHIM aoti_torch_is_defined(AtenTensorHandle tensor, bool* ret) {
   return guarded("is_defined", [&] { *ret = required(tensor, "is_defined", "tensor").defined(); });
 }
 
+UNTORCH_SHIM torch_has_storage(AtenTensorHandle tensor, bool* ret) {
+  return guarded("has_storage", [&] { *ret = required(tensor, "has_storage", "tensor").defined(); });
+}
+
 UNTORCH_SHIM aoti_torch_new_tensor_handle(AtenTensorHandle orig, AtenTensorHandle* ret) {
   return guarded("new_tensor_handle", [&] {
     give(ret, std::make_unique<Tensor>(required(orig, "new_tensor_handle", "orig_handle")), "new_tensor_handle");

@@ -10,7 +10,8 @@ import pickle
 import sys
 from typing import Any
 
-sys.modules["torch"] = None  # type: ignore[assignment]
+if __name__ == "__main__":
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def flatten(value: Any) -> list[Any]:

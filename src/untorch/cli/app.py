@@ -49,7 +49,7 @@ class _Group(TyperGroup):
         except Exception as error:
             _fail(error, given)
         except KeyboardInterrupt:
-            print("untorch: interrupted", file=sys.stderr)
+            print("untorch: interrupted", file=sys.stderr, flush=True)
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -63,7 +63,7 @@ def _fail(error: Exception, arguments: list[str]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     if isinstance(error, typer.Abort):
-        print("untorch: interrupted", file=sys.stderr)
+        print("untorch: interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
     # typer brings a copy of click from 0.20 on, so its errors are known by what they have and not by their class.
     message = getattr(error, "format_message", None)
@@ -81,7 +81,7 @@ def _fail(error: Exception, arguments: list[str]) -> NoReturn:
         context = getattr(error, "ctx", None)
         command = getattr(context, "command_path", None) or "untorch"
         text = f"{one_line(text).rstrip('.')}; see {command} --help"
-    print(f"untorch: {one_line(text)}", file=sys.stderr)
+    print(f"untorch: {one_line(text)}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -119,7 +119,7 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
+        print(context.get_help(), file=sys.stderr, flush=True)
         raise typer.Exit(2)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -79,14 +78,9 @@ def has_kernel(target: str) -> bool:
 
 def refused() -> dict[str, str]:
     """C functions that PyTorch's headers declare and untorch leaves out, each with the reason."""
-    try:
-        unsupported = importlib.import_module("untorch.runtime.unsupported")
-    except ModuleNotFoundError:
-        return {}
-    for value in vars(unsupported).values():
-        if isinstance(value, Mapping) and value and all(isinstance(item, str) for item in value.values()):
-            return {str(name): reason for name, reason in value.items()}
-    return {}
+    from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
+
+    return dict(UNSUPPORTED_SHIMS)
 
 
 def served(function: str) -> dict[str, Any]:

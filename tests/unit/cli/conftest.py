@@ -36,8 +36,13 @@ class Done:
 
 @pytest.fixture
 def cli() -> Callable[..., Done]:
+    try:
+        runner = CliRunner(mix_stderr=False)  # click before 8.2 mixes the two
+    except TypeError:
+        runner = CliRunner()
+
     def call(*arguments: object) -> Done:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="untorch")
+        result = runner.invoke(app, [str(argument) for argument in arguments], prog_name="untorch")
         return Done(result.exit_code, result.stdout, result.stderr)
 
     return call
