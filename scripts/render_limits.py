@@ -77,10 +77,11 @@ def replaced(page: str, generated: str) -> str:
 
 def current() -> str:
     """The text for this installation."""
-    from untorch.cli.coverage import exported_functions, refused
+    from untorch.cli.coverage import exported_functions
     from untorch.runtime.registry import registered_kernels
+    from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
-    return render(exported_functions(), registered_kernels(), refused())
+    return render(exported_functions(), registered_kernels(), UNSUPPORTED_SHIMS)
 
 
 def main(arguments: list[str]) -> int:
