@@ -1,0 +1,102 @@
+"""Writes the lists of operators in docs/limits.md from what the runtime serves and refuses.
+
+Usage: python scripts/render_limits.py [--check]
+
+The served functions are those that libuntorch.so exports, the Python kernels those of the registry, the refused ones
+those of untorch.runtime.unsupported. With --check nothing is written; the exit code is 1 when the page is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
+BEGIN, END = "<!-- operators: written by scripts/render_limits.py -->", "<!-- operators: end -->"
+DEVICE = "aoti_torch_cpu_"
+
+
+def names(values: Iterable[str]) -> str:
+    """A wrapped list of code spans."""
+    text = ", ".join(f"`{value}`" for value in sorted(values))
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def folded(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>\n"
+
+
+def render_refused(refused: Mapping[str, str]) -> str:
+    """A table of reasons with their functions, the reasons in alphabetical order."""
+    lines = ["| why | functions |", "|---|---|"]
+    ordered = sorted(refused.items(), key=lambda item: (item[1], item[0]))
+    for reason, group in groupby(ordered, key=lambda item: item[1]):
+        lines.append(f"| {reason} | {', '.join(f'`{name}`' for name, _ in group)} |")
+    return "\n".join(lines) + "\n"
+
+
+def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str, str]) -> str:
+    """The text between the markers."""
+    exported, kernels = set(exported) - refused.keys(), list(kernels)
+    operators = [name.removeprefix(DEVICE) for name in exported if name.startswith(DEVICE)]
+    vector = sum(name.startswith("Sleef_") for name in exported)
+    other = len(exported) - len(operators) - vector
+    return "\n".join(
+        [
+            "### Served by C functions",
+            "",
+            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, and "
+            f"{vector} vector\nfunctions under SLEEF's names.",
+            "",
+            folded("The operators", names(operators)),
+            "### Python kernels",
+            "",
+            f"{len(kernels)} operators that have no C function in PyTorch run on numpy.",
+            "",
+            folded("The operators", names(kernels)),
+            "### Refused",
+            "",
+            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out.",
+            "",
+            render_refused(refused),
+        ]
+    )
+
+
+def replaced(page: str, generated: str) -> str:
+    """The page with ``generated`` between its markers. Raises ValueError when it does not have both."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks the marker {END if begin else BEGIN!r}")
+    return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
+
+
+def current() -> str:
+    """The text for this installation."""
+    from untorch.cli.coverage import exported_functions
+    from untorch.runtime.registry import registered_kernels
+    from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
+
+    return render(exported_functions(), registered_kernels(), UNSUPPORTED_SHIMS)
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print(__doc__)
+        return 2
+    old = PAGE.read_text()
+    new = replaced(old, current())
+    if arguments:
+        if new != old:
+            print("docs/limits.md is out of date: run python scripts/render_limits.py", file=sys.stderr)
+        return int(new != old)
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
