@@ -34,7 +34,8 @@ def render_refused(refused: Mapping[str, str]) -> str:
     lines = ["| why | functions |", "|---|---|"]
     ordered = sorted(refused.items(), key=lambda item: (item[1], item[0]))
     for reason, group in groupby(ordered, key=lambda item: item[1]):
-        lines.append(f"| {reason} | {', '.join(f'`{name}`' for name, _ in group)} |")
+        functions = ", ".join(f"`{name.removeprefix(DEVICE)}`" for name, _ in group)
+        lines.append(f"| {reason} | {functions} |")
     return "\n".join(lines) + "\n"
 
 
@@ -54,12 +55,12 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
             folded("The operators", names(operators)),
             "### Python kernels",
             "",
-            f"{len(kernels)} operators that have no C function in PyTorch run on numpy.",
+            f"{len(kernels)} operators run on numpy where Inductor calls them through the proxy executor.",
             "",
             folded("The operators", names(kernels)),
             "### Refused",
             "",
-            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out.",
+            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out (`{DEVICE}…`, but for full names).",
             "",
             render_refused(refused),
         ]
