@@ -49,8 +49,8 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
         [
             "### Served by C functions",
             "",
-            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, and "
-            f"{vector} vector\nfunctions under SLEEF's names.",
+            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, "
+            f"and {vector} vector functions under SLEEF's names.",
             "",
             folded("The operators", names(operators)),
             "### Python kernels",
@@ -60,7 +60,8 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
             folded("The operators", names(kernels)),
             "### Refused",
             "",
-            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out (`{DEVICE}…`, but for full names).",
+            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out "
+            f"(`{DEVICE}…`, but for full names).",
             "",
             render_refused(refused),
         ]

@@ -18,7 +18,9 @@ import untorch
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 # <!-- not run: reason --> above a block leaves it out; <!-- setup … --> holds code that runs but is not shown.
-CODE = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)^```$|<!-- setup\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(
+    r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)^```$|<!-- setup\n(.*?)^-->$", re.DOTALL | re.MULTILINE
+)
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 TABLES = ("cpu_minilm", "cpu_small_calls", "cold_start", "size")
@@ -84,7 +86,9 @@ def test_links_resolve(page: Path) -> None:
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A title: `x`\n[a](#a-title-x) [b](#b) [c](page.md#a-title-x) [d](none.md) [e](https://example.org)\n")
+    page.write_text(
+        "# A title: `x`\n[a](#a-title-x) [b](#b) [c](page.md#a-title-x) [d](none.md) [e](https://example.org)\n"
+    )
     assert broken_links(page) == ["#b", "none.md"]
 
 
