@@ -5,6 +5,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
 
@@ -44,12 +45,21 @@ Container::Container(const Archive& archive, const Manifest& manifest, const Met
     }
     bind_weights(archive, manifest, spec);
   } catch (...) {
-    api.destroy(handle_);
+    destroy();
     throw;
   }
 }
 
-Container::~Container() { library_->api().destroy(handle_); }
+Container::~Container() { destroy(); }
+
+void Container::destroy() noexcept {
+  {
+    const shims::HandleTracker tracker(extra_handles_);
+    library_->api().destroy(handle_);
+  }
+  for (Tensor* handle : extra_handles_) delete handle;
+  extra_handles_.clear();
+}
 
 void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec) {
   const ModelApi& api = library_->api();
@@ -127,6 +137,7 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     map.emplace(name, handle);
   }
   if (pairs.empty()) return;
+  const shims::HandleTracker tracker(extra_handles_);
   if (api.set_constants_pairs != nullptr) {
     check_code(api.set_constants_pairs(handle_, pairs.data(), pairs.size(), false, true), "giving the model its weights");
   } else if (api.set_constants_map != nullptr) {

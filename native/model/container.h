@@ -5,6 +5,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "model/archive.h"
@@ -40,6 +41,7 @@ class Container {
   void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy);
 
  private:
+  void destroy() noexcept;
   void bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec);
   [[noreturn]] void fail(const std::string& what) const;
   void check_code(std::int32_t code, const char* what) const;
@@ -48,6 +50,7 @@ class Container {
   std::unique_ptr<ModelLibrary> library_;
   ModelApi::Handle handle_ = nullptr;
   std::vector<TensorPtr> constants_;  // the container borrows them
+  std::unordered_set<Tensor*> extra_handles_;  // on the same storages: the container makes them and forgets them
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::string in_spec_, out_spec_;
   bool serial_ = false;  // the model changes its buffers: one call at a time

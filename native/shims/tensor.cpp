@@ -1,6 +1,7 @@
 // Tensor handles: creation, views, queries, copies (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include <cstdio>
 
+#include "shims/handles.h"
 #include "shims/shim.h"
 
 using namespace untorch;
@@ -13,6 +14,7 @@ std::size_t blob_bytes(DimSpan sizes, DimSpan strides, std::int64_t offset, DTyp
   check(is_known(dtype), "unknown dtype code ", static_cast<int>(dtype));
   check(offset >= 0, "negative storage offset ", offset);
   const std::int64_t extent = storage_extent(sizes, strides);
+  if (extent == 0) return 0;  // wherever it begins: an empty tensor may have an offset and no memory
   std::int64_t elements = 0, bytes = 0;
   check(!__builtin_add_overflow(extent, offset, &elements) &&
             !__builtin_mul_overflow(elements, static_cast<std::int64_t>(element_size(dtype)), &bytes),
@@ -33,7 +35,13 @@ TensorPtr from_blob(void* data, std::int64_t ndim, const std::int64_t* sizes, co
 
 }  // namespace
 
+std::unordered_set<Tensor*>*& untorch::shims::HandleTracker::current() noexcept {
+  thread_local std::unordered_set<Tensor*>* handles = nullptr;
+  return handles;
+}
+
 UNTORCH_SHIM aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
+  if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->erase(unwrap(tensor));
   delete unwrap(tensor);
   return 0;
 }
@@ -95,7 +103,8 @@ UNTORCH_SHIM aoti_torch_get_stride(AtenTensorHandle tensor, std::int64_t d, std:
 }
 
 UNTORCH_SHIM aoti_torch_get_dtype(AtenTensorHandle tensor, std::int32_t* ret) {
-  return guarded("get_dtype", [&] { *ret = static_cast<std::int32_t>(required(tensor, "get_dtype", "tensor").dtype()); });
+  return guarded("get_dtype",
+                 [&] { *ret = static_cast<std::int32_t>(required(tensor, "get_dtype", "tensor").dtype()); });
 }
 
 UNTORCH_SHIM aoti_torch_get_device_type(AtenTensorHandle tensor, std::int32_t* ret) {
@@ -135,6 +144,7 @@ UNTORCH_SHIM torch_has_storage(AtenTensorHandle tensor, bool* ret) {
 UNTORCH_SHIM aoti_torch_new_tensor_handle(AtenTensorHandle orig, AtenTensorHandle* ret) {
   return guarded("new_tensor_handle", [&] {
     give(ret, std::make_unique<Tensor>(required(orig, "new_tensor_handle", "orig_handle")), "new_tensor_handle");
+    if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->insert(unwrap(*ret));
   });
 }
 
@@ -214,9 +224,9 @@ UNTORCH_SHIM aoti_torch_create_tensor_from_blob_v2(void* data, std::int64_t ndim
   (void)opaque_metadata;
   return guarded("create_tensor_from_blob", [&] {
     if (layout != 0 || opaque_metadata_size != 0) {
-      throw_error(ErrorKind::kUnsupported,
-                  "create_tensor_from_blob: a constant has layout ", layout,
-                  " (weights packed by oneDNN with freezing=True); untorch serves strided weights only: compile without freezing");
+      throw_error(ErrorKind::kUnsupported, "create_tensor_from_blob: a constant has layout ", layout,
+                  " (weights packed by oneDNN with freezing=True); untorch serves strided weights only: compile "
+                  "without freezing");
     }
     give(ret, from_blob(data, ndim, sizes, strides, offset, dtype, device_type, device_index),
          "create_tensor_from_blob");
@@ -225,9 +235,9 @@ UNTORCH_SHIM aoti_torch_create_tensor_from_blob_v2(void* data, std::int64_t ndim
 
 UNTORCH_SHIM torch_from_blob(void* data, std::int64_t ndim, const std::int64_t* sizes, const std::int64_t* strides,
                              std::int64_t offset, std::int32_t dtype, std::int32_t device_type,
-                             std::int32_t device_index, AtenTensorHandle* ret, std::int32_t layout,
-                             const std::uint8_t*, std::int64_t opaque_metadata_size,
-                             void (*deleter)(void* data, void* context), void* context) {
+                             std::int32_t device_index, AtenTensorHandle* ret, std::int32_t layout, const std::uint8_t*,
+                             std::int64_t opaque_metadata_size, void (*deleter)(void* data, void* context),
+                             void* context) {
   return guarded("from_blob", [&] {
     check(layout == 0 && opaque_metadata_size == 0, "only strided tensors are supported, got layout ", layout);
     struct Owner {
@@ -265,7 +275,8 @@ UNTORCH_SHIM aoti_torch_clone(AtenTensorHandle self, AtenTensorHandle* ret) {
     const Tensor& t = cpu_input(self, "clone", "self");
     // PyTorch's clone keeps the strides of a dense tensor and makes any other row-major.
     const bool dense = t.numel() == storage_extent(t.sizes(), t.strides());
-    TensorPtr out = dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype()) : Tensor::empty(t.sizes(), t.dtype());
+    TensorPtr out =
+        dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype()) : Tensor::empty(t.sizes(), t.dtype());
     copy_cpu(*out, t);
     give(ret, std::move(out), "clone");
   });

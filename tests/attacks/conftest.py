@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -16,27 +14,30 @@ sys.path.insert(0, str(HERE))
 
 import craft  # noqa: E402
 import probe  # noqa: E402
+from compiler import compile_library  # noqa: E402
 
 
-def compile_library(source: pathlib.Path, target: pathlib.Path, *flags: str) -> bytes:
-    """Compiles C to a shared library; skips the test where there is no compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(target), *flags], check=True)
-    return target.read_bytes()
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def model_library(directory_of_target: pathlib.Path, *flags: str) -> bytes:
     """The library that model.c makes, bound to libuntorch.so."""
     import untorch._core
 
     directory = pathlib.Path(untorch._core.__file__).resolve().parent
     candidates = [directory, directory.parent, pathlib.Path(untorch.__file__).resolve().parent]
     folder = next(path for path in candidates if (path / "libuntorch.so").exists())
-    target = tmp_path_factory.mktemp("library") / "model.so"
-    return compile_library(HERE / "model.c", target, f"-L{folder}", "-luntorch", "-Wl,--allow-shlib-undefined")
+    target = directory_of_target / "model.so"
+    return compile_library(HERE / "model.c", target, f"-L{folder}", "-luntorch", "-Wl,--allow-shlib-undefined", *flags)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """y = 2 * x + w."""
+    return model_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="session")
+def weight_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """y = w itself."""
+    return model_library(tmp_path_factory.mktemp("weight_library"), "-DRETURN_WEIGHT")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ int32_t aoti_torch_get_data_ptr(Tensor tensor, void** data);
 int32_t aoti_torch_get_numel(Tensor tensor, int64_t* numel);
 int32_t aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                  int32_t device_type, int32_t device_index, Tensor* out);
+int32_t aoti_torch_new_tensor_handle(Tensor tensor, Tensor* out);
 int32_t aoti_torch_delete_tensor_object(Tensor tensor);
 
 struct Entry {
@@ -67,6 +68,10 @@ API AOTInductorModelContainerRun(void* handle, Tensor* inputs, size_t num_inputs
                    aoti_torch_get_numel(inputs[0], &numel) | aoti_torch_get_data_ptr(inputs[0], &x) |
                    aoti_torch_get_data_ptr(weight, &w) | aoti_torch_get_data_ptr(outputs[0], &y);
   for (int64_t i = 0; !failed && i < 4 && i < numel; ++i) ((float*)y)[i] = 2 * ((float*)x)[i] + ((float*)w)[i];
+#ifdef RETURN_WEIGHT
+  aoti_torch_delete_tensor_object(outputs[0]);
+  failed |= aoti_torch_new_tensor_handle(weight, &outputs[0]);
+#endif
   aoti_torch_delete_tensor_object(inputs[0]);
   inputs[0] = NULL;
   ++calls;

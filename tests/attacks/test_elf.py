@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from conftest import compile_library
+from compiler import compile_library
 from craft import Package, dynamic_value, elf_fields, patched
 from probe import Prober
 

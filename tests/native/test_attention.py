@@ -181,12 +181,3 @@ def test_errors(change: dict[str, Any], text: str) -> None:
             Opt(change.get("mask")), Opt(None, "double"), returns=2,
         )  # fmt: skip
     assert str(caught.value) == f"_scaled_dot_product_flash_attention_for_cpu: {text}"
-
-
-def test_the_overrideable_hook_is_refused() -> None:
-    x = torch.ones(1, 1, 2, 4)
-    with pytest.raises(ShimError, match="_scaled_dot_product_fused_attention_overrideable: not served on the CPU"):
-        call(
-            "aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable", x, x, x, Opt(None), 0.0, False, False,
-            Opt(None, "double"), *[None] * 9,
-        )  # fmt: skip

@@ -201,3 +201,20 @@ def test_linear_pointwise_binary_refuses_others() -> None:
     x = torch.randn(2, 2)
     with pytest.raises(ShimError, match="_linear_pointwise_binary: binary post-op 'div' is not supported"):
         call("aoti_torch_cpu__linear_pointwise_binary", x, x, x, Opt(None), "div", returns=1)
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 12), (0, 12), (12,)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_mkl_linear_uses_the_original_weight(shape: tuple[int, ...], bias: bool) -> None:
+    x, w, b = torch.randn(shape), torch.randn(12, 5).t(), torch.randn(5) if bias else None
+    packed = torch.zeros(1)  # MKL's private layout: not read
+    got = call("aoti_torch_cpu__mkl_linear", x, packed, w, Opt(b), 7, returns=1)
+    torch.testing.assert_close(got, torch.nn.functional.linear(x, w, b))
+
+
+def test_mkl_linear_errors() -> None:
+    x, w = torch.randn(2, 3), torch.randn(4, 3)
+    with pytest.raises(ShimError, match="_mkl_linear: argument 'X' must be float32, got float64"):
+        call("aoti_torch_cpu__mkl_linear", x.double(), w, w, Opt(None), 2, returns=1)
+    with pytest.raises(ShimError, match=r"_mkl_linear: 'X' has 3 features, 'W' of shape \[3, 4\] takes 4"):
+        call("aoti_torch_cpu__mkl_linear", x, w, w.t(), Opt(None), 2, returns=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -171,6 +172,26 @@ def test_scaled_mm_bias_result_scale_and_out() -> None:
     got = call("aoti_torch_cpu__scaled_mm", a, b, one, one, Opt(None), Opt(five), Opt(24, "int32"), I32(0), returns=1)
     expected = torch._scaled_mm(a, b, one, one, scale_result=five, out_dtype=E4M3)
     torch.testing.assert_close(got.float(), expected.float(), rtol=0.13, atol=2e-3)
+
+
+def test_deprecated_names_of_scaled_mm() -> None:
+    a, b = torch.randn(16, 32).to(E4M3), torch.randn(48, 32).to(E4M3).t()
+    half, two, bias, code = torch.tensor(0.5), torch.tensor(2.0), torch.randn(48).bfloat16(), Opt(15, "int32")
+    expected = torch._scaled_mm(a, b, half, two, bias=bias, out_dtype=torch.bfloat16)
+    close(call("aoti_torch__scaled_mm_v2", a, b, half, two, bias, None, code, I32(0), returns=1), expected)
+    # The second result is left alone, as by PyTorch.
+    handles = [shim.handle(t) for t in (a, b, bias, half, two)]
+    first, second = ctypes.c_void_p(), ctypes.c_void_p(1234)
+    shim.raise_on(
+        shim.lib.aoti_torch__scaled_mm(
+            *handles[:3], ctypes.byref(ctypes.c_int32(15)), *handles[3:], None, ctypes.c_int8(0), ctypes.byref(first),
+            ctypes.byref(second),
+        )
+    )  # fmt: skip
+    close(shim.to_torch(first), expected)
+    assert second.value == 1234
+    for h in (*handles, first):
+        shim.delete(h)
 
 
 def test_scaled_mm_errors() -> None:

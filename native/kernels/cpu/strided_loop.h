@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -43,7 +44,8 @@ class StridedLoop {
   // Strides of the innermost dimension, the one a row runs along.
   const Offsets& inner() const noexcept { return dims_.back().strides; }
 
-  // row(offsets, n): n elements from these offsets on, `inner()` apart. It must not throw. `cost` scales the work.
+  // row(offsets, n): n elements from these offsets on, `inner()` apart. `cost` scales the work. The first exception of a
+  // row is rethrown after the parallel region.
   template <class Row>
   void run(Row&& row, std::int64_t cost = 1) const {
     if (total_ == 0) return;
@@ -51,15 +53,22 @@ class StridedLoop {
       range(0, total_, row);
       return;
     }
+    std::exception_ptr failure;
 #pragma omp parallel
     {
       const std::int64_t threads = omp_get_num_threads(), id = omp_get_thread_num();
       const std::int64_t chunk = (total_ + threads - 1) / threads;
       const std::int64_t begin = std::min(total_, id * chunk), end = std::min(total_, begin + chunk);
-      if (begin < end) range(begin, end, row);
+      try {
+        if (begin < end) range(begin, end, row);
+      } catch (...) {
+#pragma omp critical(untorch_loop_failure)
+        if (!failure) failure = std::current_exception();
+      }
     }
+    if (failure) std::rethrow_exception(failure);
   }
-  // The same in one thread and in order; the row may throw.
+  // The same in one thread and in order.
   template <class Row>
   void run_serial(Row&& row) const {
     if (total_ != 0) range(0, total_, row);

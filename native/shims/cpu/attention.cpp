@@ -169,16 +169,4 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
   });
 }
 
-UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable(
-    AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*, double, std::int32_t, std::int32_t,
-    double*, AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*, std::int64_t*, std::int64_t*,
-    AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*) {
-  constexpr const char* op = "_scaled_dot_product_fused_attention_overrideable";
-  return guarded(op, [&] {
-    throw_error(ErrorKind::kUnsupported, op,
-                ": not served on the CPU: it is the hook of out-of-tree devices; export with "
-                "torch.nn.functional.scaled_dot_product_attention on CPU tensors, which gives the flash kernel");
-  });
-}
-
 }  // namespace untorch::shims

@@ -47,7 +47,7 @@ std::int64_t lane_size(const Tensor& t, std::int64_t dim);
 std::int64_t lane_stride(const Tensor& t, std::int64_t dim);
 
 // body(offsets): the first element's offset of every lane along `dim`, in each tensor. The tensors agree in the other
-// dimensions. Parallel over lanes; the body must not throw. Fewer dimensions (reduced tensors) are not accepted.
+// dimensions. Parallel over lanes; the body may throw. Fewer dimensions (reduced tensors) are not accepted.
 template <std::size_t N, class Body>
 void for_each_lane(const std::array<const Tensor*, N>& tensors, std::int64_t dim, DimSpan shape, std::int64_t cost,
                    Body&& body) {

@@ -1,5 +1,5 @@
-// Linear layers with the weight as it is stored: untorch's packed operator and Inductor's _linear_pointwise on plain
-// weights.
+// Linear layers with the weight as it is stored: untorch's packed operator, and Inductor's _linear_pointwise and
+// _mkl_linear on plain weights.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -159,6 +159,18 @@ UNTORCH_SHIM aoti_torch_cpu__linear_pointwise_binary(AtenTensorHandle X, AtenTen
                   "' is not supported, expected add, sub or mul");
     }
     give(ret0, to_dtype(*out, x.dtype()), op);
+  });
+}
+
+// W is MKL's packed form of origin_W, good for one batch size only; origin_W serves every batch, so W is not read.
+UNTORCH_SHIM aoti_torch_cpu__mkl_linear(AtenTensorHandle X, AtenTensorHandle W, AtenTensorHandle origin_W,
+                                        AtenTensorHandle* B, std::int64_t prepack_batch_size, AtenTensorHandle* ret0) {
+  constexpr const char* op = "_mkl_linear";
+  (void)W, (void)prepack_batch_size;
+  return guarded(op, [&] {
+    const Tensor& x = cpu_input(X, op, "X");
+    check(x.dtype() == DType::kFloat32, op, ": argument 'X' must be float32, got ", dtype_name(x.dtype()));
+    give(ret0, plain_linear(op, x, cpu_input(origin_W, op, "origin_W"), optional_cpu_input(B, op, "B")), op);
   });
 }
 

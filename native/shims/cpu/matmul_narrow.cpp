@@ -237,4 +237,20 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_mm_out(AtenTensorHandle out, AtenTensorHandl
   });
 }
 
+// Names that torch no longer generates. bias and scale_result may be null; ret1, once the largest magnitude of the
+// result, is left as it is, as by PyTorch.
+UNTORCH_SHIM aoti_torch__scaled_mm_v2(AtenTensorHandle self, AtenTensorHandle mat2, AtenTensorHandle scale_a,
+                                      AtenTensorHandle scale_b, AtenTensorHandle bias, AtenTensorHandle scale_result,
+                                      std::int32_t* out_dtype, std::int8_t use_fast_accum, AtenTensorHandle* ret0) {
+  return aoti_torch_cpu__scaled_mm(self, mat2, scale_a, scale_b, &bias, &scale_result, out_dtype, use_fast_accum, ret0);
+}
+
+UNTORCH_SHIM aoti_torch__scaled_mm(AtenTensorHandle self, AtenTensorHandle mat2, AtenTensorHandle bias,
+                                   std::int32_t* out_dtype, AtenTensorHandle scale_a, AtenTensorHandle scale_b,
+                                   AtenTensorHandle scale_result, std::int8_t use_fast_accum, AtenTensorHandle* ret0,
+                                   AtenTensorHandle* ret1) {
+  (void)ret1;
+  return aoti_torch_cpu__scaled_mm(self, mat2, scale_a, scale_b, &bias, &scale_result, out_dtype, use_fast_accum, ret0);
+}
+
 }  // namespace untorch::shims

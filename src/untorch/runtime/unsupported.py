@@ -12,6 +12,8 @@ _SPARSE = "makes a sparse tensor: untorch has strided tensors only"
 _ONEDNN_QUANTIZED = "works on weights packed by oneDNN's int8 kernels, whose layout is private to oneDNN"
 _FBGEMM = "works on weights packed by FBGEMM, whose layout is private to FBGEMM"
 _OTHER_DEVICES = "a hook for out-of-tree devices: PyTorch has no CPU kernel for it either"
+_ARM_INT4 = "runs int4 kernels of Arm's KleidiAI on weights packed in its private layout"
+_INT4 = "multiplies with int4 weights packed for PyTorch's CPU kernels: not served yet"
 _CUDA_ONLY = "a deprecated name of a CUDA kernel: PyTorch has no CPU kernel for it"
 
 UNSUPPORTED_SHIMS: dict[str, str] = {
@@ -24,6 +26,8 @@ UNSUPPORTED_SHIMS: dict[str, str] = {
     "aoti_torch_cpu__c10d_functional_all_reduce_": _DISTRIBUTED,
     "aoti_torch_cpu__c10d_functional_wait_tensor": _DISTRIBUTED,
     "aoti_torch_cpu__cdist_backward": _TRAINING,
+    "aoti_torch_cpu__dyn_quant_matmul_4bit": _ARM_INT4,
+    "aoti_torch_cpu__dyn_quant_pack_4bit_weight": _ARM_INT4,
     "aoti_torch_cpu__embedding_bag_dense_backward": _TRAINING,
     "aoti_torch_cpu__embedding_bag_per_sample_weights_backward": _TRAINING,
     "aoti_torch_cpu__fused_moving_avg_obs_fq_helper": _TRAINING_QUANTIZATION,
@@ -38,6 +42,7 @@ UNSUPPORTED_SHIMS: dict[str, str] = {
     "aoti_torch_cpu__scaled_dot_product_fused_attention_overrideable_backward": _TRAINING,
     "aoti_torch_cpu__segment_reduce_backward": _TRAINING,
     "aoti_torch_cpu__to_sparse": _SPARSE,
+    "aoti_torch_cpu__weight_int4pack_mm_cpu_tensor": _INT4,
     "aoti_torch_cpu__wrapped_linear_prepack": _FBGEMM,
     "aoti_torch_cpu__wrapped_quantized_linear_prepacked": _FBGEMM,
     "aoti_torch_cpu_adaptive_max_pool2d_backward": _TRAINING,

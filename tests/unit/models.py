@@ -1,0 +1,107 @@
+"""Compiles the small models of the tests: ``python models.py KIND PATH``."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+import torch
+
+
+class Linear(torch.nn.Module):
+    """y = x·Wᵀ + b with 0, 1, 2 … as weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.arange(12.0).reshape(3, 4))
+            self.linear.bias.copy_(torch.tensor([10.0, 20.0, 30.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Alias(torch.nn.Module):
+    """Outputs that are an input, a part of a weight, and a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x, self.table[1], x * 2
+
+
+class Types(torch.nn.Module):
+    """Arrays of many dtypes, given back as they came, beside one new tensor."""
+
+    def forward(self, tensors: list[torch.Tensor], scale: torch.Tensor) -> dict[str, Any]:
+        return {"same": tensors, "scaled": scale * 2, "pair": (tensors[0] + 1, None)}
+
+
+class Counter(torch.nn.Module):
+    """Counts its calls in a buffer; the values differ, as a uniform buffer may be folded into the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor([0.0, 0.5, 0.0, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+class Tree(torch.nn.Module):
+    """A dict and a keyword in, a tree out."""
+
+    def forward(self, d: dict[str, torch.Tensor], *, scale: torch.Tensor) -> dict[str, Any]:
+        a, b = d["a"], d["b"]
+        return {"s": (a + b) * scale, "in": a, "l": [a.sum(0), None]}
+
+
+def types_inputs() -> tuple[Any, ...]:
+    """One array of each dtype that numpy or ml_dtypes has."""
+    names = (
+        "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64",
+        "complex128",
+    )  # fmt: skip
+    return [torch.ones(2, 3).to(getattr(torch, name)) for name in names], torch.ones(())
+
+
+def main(kind: str, path: str) -> None:
+    """Compiles the model ``kind`` to ``path``."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4)
+    if kind == "own":
+        from untorch.export import export
+
+        export(
+            {
+                "linear": {
+                    "model": Linear(),
+                    "args": (x,),
+                    "dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=64)},),
+                },
+                "alias": (Alias(), (torch.randn(4),)),
+                "types": (Types(), types_inputs()),
+                "counter": (Counter(), (torch.randn(4),)),
+            },
+            path,
+        )
+        return
+    model, args, kwargs = Linear(), (x,), None
+    if kind == "stock_tree":
+        model, args, kwargs = Tree(), ({"a": torch.ones(3, 4), "b": torch.ones(3, 4)},), {"scale": torch.ones(())}
+    configs = {}
+    if kind == "stock_blob":
+        configs = {"aot_inductor.package_constants_in_so": False, "aot_inductor.package_constants_on_disk_format": "binary_blob"}
+    with torch.no_grad():
+        program = torch.export.export(model.eval(), args, kwargs)
+        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+    assert pathlib.Path(path).exists()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
