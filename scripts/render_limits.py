@@ -34,7 +34,8 @@ def render_refused(refused: Mapping[str, str]) -> str:
     lines = ["| why | functions |", "|---|---|"]
     ordered = sorted(refused.items(), key=lambda item: (item[1], item[0]))
     for reason, group in groupby(ordered, key=lambda item: item[1]):
-        lines.append(f"| {reason} | {', '.join(f'`{name}`' for name, _ in group)} |")
+        functions = ", ".join(f"`{name.removeprefix(DEVICE)}`" for name, _ in group)
+        lines.append(f"| {reason} | {functions} |")
     return "\n".join(lines) + "\n"
 
 
@@ -48,18 +49,19 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
         [
             "### Served by C functions",
             "",
-            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, and "
-            f"{vector} vector\nfunctions under SLEEF's names.",
+            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, "
+            f"and {vector} vector functions under SLEEF's names.",
             "",
             folded("The operators", names(operators)),
             "### Python kernels",
             "",
-            f"{len(kernels)} operators that have no C function in PyTorch run on numpy.",
+            f"{len(kernels)} operators run on numpy where Inductor calls them through the proxy executor.",
             "",
             folded("The operators", names(kernels)),
             "### Refused",
             "",
-            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out.",
+            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out "
+            f"(`{DEVICE}…`, but for full names).",
             "",
             render_refused(refused),
         ]

@@ -1,0 +1,174 @@
+"""The documentation: its Python code runs, its links lead somewhere, what scripts write into it is up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import untorch
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+# <!-- not run: reason --> above a block leaves it out; <!-- setup … --> holds code that runs but is not shown.
+CODE = re.compile(
+    r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)^```$|<!-- setup\n(.*?)^-->$", re.DOTALL | re.MULTILINE
+)
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+TABLES = ("cpu_minilm", "cpu_small_calls", "cold_start", "size")
+
+
+def code(page: str) -> str:
+    """The Python code of a page, in order; empty without a block that is shown."""
+    parts, shown = [], False
+    for match in CODE.finditer(page):
+        skipped, block, hidden = match.groups()
+        if not skipped:
+            shown = shown or block is not None
+            parts.append(block if block is not None else hidden)
+    return "\n".join(parts) if shown else ""
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub gives the headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(path: Path) -> list[str]:
+    broken = []
+    for target in LINK.findall(FENCE.sub("", path.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        if not found.exists() or (anchor and anchor not in anchors(found.read_text())):
+            broken.append(target)
+    return broken
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+WITH_CODE = [path for path in PAGES if code(path.read_text())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"  # a file: torch.export looks for source lines
+    script.write_text(code(page.read_text()))
+    package = str(Path(untorch.__path__[0]).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_pages_with_code_are_found() -> None:
+    assert {"README.md", "docs/runtime.md", "docs/export.md"} <= {name(page) for page in WITH_CODE}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title: `x`\n[a](#a-title-x) [b](#b) [c](page.md#a-title-x) [d](none.md) [e](https://example.org)\n"
+    )
+    assert broken_links(page) == ["#b", "none.md"]
+
+
+def test_every_page_is_linked_from_the_readme_or_the_decisions() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "decisions" / "README.md").read_text()
+    linked = {Path(target.partition("#")[0]).name for target in LINK.findall(text)}
+    assert [name(page) for page in PAGES if page.name not in linked and page != ROOT / "README.md"] == []
+
+
+def test_the_readme_has_its_tables_and_the_demo() -> None:
+    text = (ROOT / "README.md").read_text()
+    for table in TABLES:
+        assert re.search(rf"<!-- table: {table} -->.*?<!-- end -->", text, re.DOTALL), table
+    assert re.search(r"<!-- demo output -->\n```\n.*?```\n<!-- end -->", text, re.DOTALL)
+
+
+def load_script(stem: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(stem, ROOT / "scripts" / f"{stem}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_lists_of_operators_are_up_to_date() -> None:
+    script = load_script("render_limits")
+    page = script.PAGE.read_text()
+    assert script.replaced(page, script.current()) == page, "run: python scripts/render_limits.py"
+
+
+def test_what_the_lists_say() -> None:
+    script = load_script("render_limits")
+    text = script.render(
+        ["aoti_torch_cpu_mm_out", "aoti_torch_clone", "Sleef_expf8_u10", "aoti_torch_cpu_dance"],
+        ["aten::median"],
+        {"aoti_torch_cpu_dance": "it has no steps"},
+    )
+    assert "1 operators (`aoti_torch_cpu_…`), 1 functions for tensors" in text
+    assert "\n`mm_out`\n" in text
+    assert "`aten::median`" in text
+    assert "| it has no steps | `dance` |" in text
+    with pytest.raises(ValueError, match="the page lacks the marker"):
+        script.replaced("no markers", text)
+
+
+def test_the_options_on_the_page_are_the_options() -> None:
+    pytest.importorskip("torch")
+    from dataclasses import fields
+
+    from untorch.export import ExportOptions
+
+    section = (ROOT / "docs" / "export.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
+    made = ExportOptions()
+    assert list(rows) == [field.name for field in fields(ExportOptions)]
+    for option, default in rows.items():
+        value = getattr(made, option)
+        assert (float(default) if isinstance(value, float) else default.strip('"')) == (
+            value if isinstance(value, float) else str(value)
+        ), option
+
+
+def test_the_errors_on_the_page_are_the_errors() -> None:
+    section = (ROOT / "docs" / "runtime.md").read_text().partition("## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", section, re.MULTILINE)
+    expected = [name for name in untorch.__all__ if name.endswith("Error") and name != "UntorchError"]
+    assert sorted(row[0] for row in rows) == sorted(expected)
+    for error, builtin in rows:
+        assert builtin in {base.__name__ for base in getattr(untorch, error).__bases__}
+
+
+def test_the_manifest_page_has_every_field(tmp_path: Path) -> None:
+    """The fields that the command line's test package has, and those of exporter.py, are on the page."""
+    page = (ROOT / "docs" / "file-format.md").read_text()
+    source = (ROOT / "src" / "untorch" / "export" / "exporter.py").read_text()
+    source = source.partition("def _method_entry")[2]
+    for module in ("signature", "weights"):
+        source += (ROOT / "src" / "untorch" / "export" / f"{module}.py").read_text()
+    written = set(re.findall(r'"(\w+)": ', source)) | set(re.findall(r'entry\["(\w+)"\] = ', source))
+    written -= set(re.findall(r'"(\w+)": "[-+*/%a-z]+"', source)) - {"format", "device"}  # the table of operators
+    missing = [field for field in sorted(written) if f"`{field}`" not in page and f'"{field}"' not in page]
+    assert missing == [], json.dumps(missing)
