@@ -13,9 +13,18 @@ namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
 constexpr std::int64_t kBlockK = 384, kBlockM = 480, kBlockN = 512;
+constexpr std::int64_t kLargeOutput = 65536;  // elements
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
+
+// Asks for a tile's lines for writing or reading, while there is a product to compute before they are needed.
+template <int kWrite>
+[[gnu::always_inline]] inline void prefetch_tile(int rows, std::int64_t width, const float* c, std::int64_t ldc) {
+  for (int r = 0; r < rows; ++r, c += ldc) {
+    for (std::int64_t j = 0; j < width; j += kPackWidth) __builtin_prefetch(c + j, kWrite, 3);
+  }
+}
 
 }  // namespace
 
@@ -32,6 +41,8 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
   if (bias != nullptr && n % P != 0) {
     for (std::int64_t j = 0; j < P; ++j) bias_tail[j] = j < n % P ? bias[n / P * P + j] : 0.0f;
   }
+  // A C beyond the caches costs a read from memory for every line that is written first.
+  const bool large = m * n > kLargeOutput;
   const bool finish = activation != Activation::kNone || residual != nullptr;
   for (std::int64_t jc = 0; jc < n; jc += kBlockN) {
     const std::int64_t nb = smaller(kBlockN, n - jc);
@@ -57,6 +68,10 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
             float* const to = c + (ic + i) * ldc + jc + j;
             tile.a = a + (ic + i) * lda + pc;
             tile.c = to, tile.ldc = ldc;
+            if (large) {
+              prefetch_tile<1>(rows, width, to, ldc);
+              if (last && residual != nullptr) prefetch_tile<0>(rows, width, residual + (ic + i) * ldr + jc + j, ldr);
+            }
             if (full == 0) {
               tile.c = buffer, tile.ldc = P;
               for (int r = 0; r < rows && pc > 0; ++r) {
