@@ -12,7 +12,7 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-constexpr std::int64_t kBlockK = 384, kBlockM = 480, kBlockN = 512;
+constexpr std::int64_t kBlockK = 384, kBlockM = 240, kBlockN = 512;
 constexpr std::int64_t kLargeOutput = 65536;  // elements
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
