@@ -62,12 +62,29 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
           tile.k = kb, tile.lda = lda, tile.alpha = 1.0f, tile.beta = pc == 0 ? 0.0f : 1.0f;
           tile.b = packed + (jc + j) * k + pc * P;
           tile.row_step = P, tile.panel_step = P * k;
+          // While the last rows pass over these panels, the next ones come out of memory, spread over up to eight tiles:
+          // all at once they would take every line fill buffer.
+          const std::int64_t tiles = ceil_div(mb, tile_m), parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
+          const float* next = nullptr;
+          if (j + width < nb) {
+            next = tile.b + width * k;
+          } else if (!last) {
+            next = packed + jc * k + (pc + kb) * P;
+          } else if (ic + mb < m) {
+            next = packed + jc * k;
+          } else if (jc + kBlockN < n) {
+            next = packed + (jc + kBlockN) * k;
+          }
           if (last && bias != nullptr) tile.bias = full == 0 ? bias_tail : bias + jc + j;
           for (std::int64_t i = 0; i < mb; i += tile_m) {
             const int rows = static_cast<int>(smaller(tile_m, mb - i));
             float* const to = c + (ic + i) * ldc + jc + j;
             tile.a = a + (ic + i) * lda + pc;
             tile.c = to, tile.ldc = ldc;
+            const std::int64_t left = ceil_div(mb - i, tile_m);  // this tile included
+            const bool spread = next != nullptr && i > 0 && left <= parts;
+            tile.next_b = spread ? next + (parts - left) * (kb / parts) * P : nullptr;
+            tile.next_step = P / parts;
             if (large) {
               prefetch_tile<1>(rows, width, to, ldc);
               if (last && residual != nullptr) prefetch_tile<0>(rows, width, residual + (ic + i) * ldr + jc + j, ldr);
