@@ -71,7 +71,7 @@ test: lint sanitize
 	$(PYTEST) tests -n 2 --ignore=tests/gpu
 
 sanitize: $(STAMPS)/installed
-	scripts/sanitize.sh $(BUILD)
+	PYTHON=$(BUILD) scripts/sanitize.sh
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu
