@@ -215,8 +215,10 @@ class Worker:
     def close(self) -> None:
         """Ends the process by closing its pipe, and waits for it."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -6,6 +6,7 @@ only one computes at a time, and they take turns in short bursts, so that a slow
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from common import Contestant, Report, Table, Workers, arguments, ensure_models, summarise
@@ -20,7 +21,7 @@ CONTESTANTS = (
     Contestant("openvino", "OpenVINO, own conversion", "openvino", "minilm.xml"),
 )
 TOLERANCE = 1e-4
-THREADS = (1, 2)
+THREADS = tuple(number for number in (1, 2) if number <= len(os.sched_getaffinity(0)))
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def main() -> None:
             text = f"{result['median'] * 1e6:.2f} ({result['best'] * 1e6:.2f})"
             cells.setdefault(contestant.label, []).append(text)
         report.values[model] = values
-    note = "Microseconds a call, one thread, median (best); lower is better."
+    note = f"Microseconds a call, one thread, median (best) of means of {inner} calls; lower is better."
     rows = [[label, *texts] for label, texts in cells.items()]
     report.tables["cpu_small_calls"] = Table(["Runtime", *MODELS.values()], rows, note)
     report.write(options.output)

@@ -100,6 +100,7 @@ def main() -> None:
         needed = {other: distribution_bytes(other) for other in requirements(name)} if from_record else {}
         runtimes[name] = {"bytes": own, "requirements": needed, "from_record": from_record}
         total = own + sum(needed.values())
+        label += "" if from_record else " (source tree, not stripped)"
         rows.append([label, mib(own), mib(sum(needed.values())), mib(total), ", ".join(needed) or "none"])
     note = "MiB installed, without numpy, which all of them need or use."
     columns = ["Runtime", "Itself", "Packages it requires", "Together", "These packages"]
