@@ -5,6 +5,7 @@
 | vector_isa | 2.11–2.15 | Inductor probes a vector ISA by loading a library that it links like the model. With our library among `custom_op_libs` the probe cannot be loaded, and Inductor falls back to scalar code without a word. A target other than the build machine's own cannot be probed at all. | test_compile.py::test_the_isa_probe_still_fails_with_custom_op_libs |
 | march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
 | changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. | test_changing_scalars.py::test_torch_still_folds_them |
+| small_loops | 2.11–2.15 | With `cpp.dynamic_threads` Inductor opens a parallel region for every loop, however small; starting threads costs more than a few thousand elements do. Loops whose size is known and small stay on one thread. | test_small_loops.py::test_torch_still_parallelises_small_loops |
 | treespec_warning | 2.13 | Copying a program's tree specs warns about a class that torch itself uses. | test_compile.py::test_copying_a_program_still_warns |
 """  # noqa: E501
 
@@ -28,6 +29,7 @@ def compile_patches(target: CpuTarget) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_treespec_warning())
         stack.enter_context(_changing_scalars())
+        stack.enter_context(_small_loops())
         if target.vector_bits is not None:
             stack.enter_context(_vector_isa(target.vector_bits))
         if target.march is not None and not has_cpp_march():
@@ -106,6 +108,23 @@ def _changing_scalars() -> Iterator[None]:
         return original(self, node)
 
     with _replaced(UniformValueConstantFolder, "_deduce_value", patched):
+        yield
+
+
+@contextlib.contextmanager
+def _small_loops() -> Iterator[None]:
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppKernel
+
+    original = CppKernel.decide_parallel_depth
+
+    def patched(self: Any, max_parallel_depth: Any, threads: int) -> Any:
+        if any(not getattr(size, "is_number", True) for size in self.call_ranges):
+            return original(self, max_parallel_depth, threads)  # may be large when it runs
+        with config.patch({"cpp.dynamic_threads": False}):
+            return original(self, max_parallel_depth, threads)
+
+    with _replaced(CppKernel, "decide_parallel_depth", patched):
         yield
 
 
