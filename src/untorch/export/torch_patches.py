@@ -116,7 +116,7 @@ def _small_loops() -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppKernel
 
-    original = CppKernel.decide_parallel_depth
+    original: Any = CppKernel.decide_parallel_depth
 
     def patched(self: Any, max_parallel_depth: Any, threads: int) -> Any:
         if any(not getattr(size, "is_number", True) for size in self.call_ranges):
