@@ -9,6 +9,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check
 STAMPS := build/stamps
 SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null) CMakeLists.txt pyproject.toml
 SENTENCES ?=
+BENCH_OPTIONS ?=
 
 .PHONY: demo test quick lint native-tests sanitize bench test-gpu clean help
 
@@ -16,7 +17,7 @@ help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
 	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
 	@echo "make quick     lint, types and the tests that need no long compiles"
-	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader"
+	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader; fills the documents' tables"
 	@echo "make test-gpu  the tests that need a GPU"
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
@@ -71,14 +72,23 @@ test: lint sanitize
 	$(PYTEST) tests -n 2 --ignore=tests/gpu
 
 sanitize: $(STAMPS)/installed
-	scripts/sanitize.sh $(BUILD)
+	PYTHON=$(BUILD) scripts/sanitize.sh
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu
 
-bench: $(STAMPS)/demo
-	$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
-	$(BUILD) benchmarks/cpu_minilm.py
+$(STAMPS)/bench: $(STAMPS)/demo
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
+	@touch $@
+
+# Tries the scripts with BENCH_OPTIONS=--quick, which leaves results and documents alone.
+bench: $(STAMPS)/bench
+	$(BUILD) benchmarks/models.py
+	$(BUILD) benchmarks/cpu_minilm.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/cpu_small_calls.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/cold_start.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/size.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/render.py
 
 clean:
 	rm -rf build .venv-build .venv-run

@@ -2,18 +2,11 @@
 #include "tensor/tensor.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 
+#include "tensor/host_memory.h"
+
 namespace untorch {
-namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-void free_host(void* data, void*) noexcept { std::free(data); }
-
-}  // namespace
-
 std::string device_name(Device device) {
   const char* base = device.type == DeviceType::kCPU    ? "cpu"
                      : device.type == DeviceType::kCUDA ? "cuda"
@@ -28,11 +21,13 @@ StorageRef StorageRef::allocate(std::size_t nbytes, Device device) {
     throw_error(ErrorKind::kUnsupported, "cannot allocate on ", device_name(device),
                 ": this build of untorch serves the CPU only");
   }
-  // A whole number of cache lines, so that vector code may read the last one in full.
-  const std::size_t rounded = std::max<std::size_t>((nbytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
-  void* data = rounded < nbytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  std::size_t capacity = 0;
+  void* const data = allocate_host(nbytes, capacity);
   if (data == nullptr) throw_error(ErrorKind::kOutOfMemory, "out of memory: could not allocate ", nbytes, " bytes");
-  return StorageRef(new Storage(data, nbytes, device, free_host, nullptr));
+  return StorageRef(new Storage(
+      data, nbytes, device,
+      [](void* block, void* context) noexcept { free_host(block, reinterpret_cast<std::size_t>(context)); },
+      reinterpret_cast<void*>(capacity)));
 }
 
 StorageRef StorageRef::borrow(void* data, std::size_t nbytes, Device device) {

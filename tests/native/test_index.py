@@ -176,6 +176,7 @@ def test_cat() -> None:
         cat([torch.tensor(1.0)], 0)
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted.*non-contiguous")  # on purpose: the strides are compared
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
 def test_searchsorted_and_bucketize(dtype: torch.dtype, right: bool) -> None:

@@ -45,6 +45,25 @@ def test_pad(data: st.DataObject) -> None:
         same(call(name, x, pad, mode, Opt(value, "double"), returns=1), want)
 
 
+@pytest.mark.parametrize("pad", [[0, 0], [-1, 0], [0, -1, -1, 0], [-1, -1, 0, 0, 0, -1]])
+@pytest.mark.parametrize("layout", ["rows", "transposed", "channels_last", "strided", "expanded", "single"])
+def test_pads_that_only_crop_keep_dense_strides(pad: list[int], layout: str) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    if layout == "transposed":
+        x = x.transpose(1, 3)
+    elif layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    elif layout == "strided":
+        x = torch.randn(2, 3, 4, 10)[..., ::2]
+    elif layout == "expanded":
+        x = torch.randn(2, 1, 4, 5).expand(2, 3, 4, 5)
+    elif layout == "single":
+        x = torch.randn(1, 1, 2, 4)[..., :3]
+        pad = pad[:2]
+    want = torch.ops.aten.pad(x, pad, "constant", None)
+    same(call("aoti_torch_cpu_pad", x, pad, "constant", Opt(None), returns=1), want)
+
+
 def test_constant_pads_any_dimensions() -> None:
     x = torch.randn(2, 3, 4, 5, 6, 2, 2)
     pad = [1, 0, 0, 1, 2, 2, 0, 0, 0, 0, 1, 1, 3, -1]

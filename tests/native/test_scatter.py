@@ -87,6 +87,7 @@ def test_errors() -> None:
         call("aoti_torch_cpu_scatter_src_out", x, x, 0, torch.tensor([0, 1]), src)
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")  # PyTorch calls it beta
 @pytest.mark.parametrize("reduce", REDUCES[1:])
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dim", [0, 1, -1])

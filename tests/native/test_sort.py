@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shim import ShimError, call
+from shim import ShimError, call, library_path
 
 DTYPES = [
     torch.float32,
@@ -101,3 +106,30 @@ def test_median() -> None:
         for name, op in (("median", torch.median), ("nanmedian", torch.nanmedian)):
             got = call(f"aoti_torch_cpu_{name}", x, returns=1)
             torch.testing.assert_close(got, op(x), equal_nan=True)
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from shim import ShimError, call
+x = torch.rand(2, 4_000_000)
+call("aoti_torch_cpu_topk", torch.rand(64, 4096), 1, -1, True, True, returns=2)  # the threads are there before the limit
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20), resource.RLIM_INFINITY))
+try:
+    call("aoti_torch_cpu_topk", x, 1, -1, True, True, returns=2)
+except ShimError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(torch.equal(call("aoti_torch_cpu_topk", x, 1, -1, True, True, returns=2)[0], x.topk(1).values))
+"""
+
+
+def test_a_thread_that_runs_out_of_memory_fails_the_call_and_not_the_process() -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "UNTORCH_LIBRARY": library_path()}
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, str(pathlib.Path(__file__).parent)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "topk: out of memory\nTrue\n"), done.stderr

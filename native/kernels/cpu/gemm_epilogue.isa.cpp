@@ -10,10 +10,14 @@ namespace {
 using V = Vector<float>;
 constexpr int N = kLanes<float>;
 
-[[gnu::always_inline]] inline V gelu(V x) { return 0.5f * x * (1.0f + vecmath::verf(x * 0.707106781f)); }
+[[gnu::always_inline]] inline V gelu(V x) {
+  const V half = 0.5f * x;
+  return half * vecmath::verf(x * 0.707106781f) + half;
+}
 [[gnu::always_inline]] inline V gelu_tanh(V x) {
   const V inner = 0.797884561f * (x + 0.044715f * x * x * x);
-  return 0.5f * x * (1.0f + vecmath::vtanh(inner));
+  const V half = 0.5f * x;
+  return half * vecmath::vtanh(inner) + half;
 }
 [[gnu::always_inline]] inline V relu(V x) { return x < 0.0f ? V{} : x; }  // NaN stays NaN
 

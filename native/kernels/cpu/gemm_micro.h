@@ -54,6 +54,8 @@ template <class T>
   *reinterpret_cast<typename VectorOf<T>::loose*>(p) = v;
 }
 
+inline constexpr int kPrefetchSteps = 12;
+
 // One tile of C: alpha·A·B + bias + beta·C. bias may be null; beta 0 does not read C.
 template <class T>
 struct Tile {
@@ -66,6 +68,10 @@ struct Tile {
   T* c;
   std::int64_t ldc;
   const T* bias;
+  // What to prefetch, in B's layout: a part of the next tile's panels, next_step elements further at every step of k;
+  // null: this tile's own, a few steps ahead.
+  const T* next_b;
+  std::int64_t next_step;
 };
 
 template <class T, int MR, int NV>
@@ -86,6 +92,8 @@ template <class T, int MR, int NV>
   for (int i = 0; i < kBases; ++i) base[i] = t.a + 3 * i * lda;
   const T* b = t.b;
   const std::int64_t row_step = t.row_step, panel_step = t.panel_step;
+  const T* ahead = t.next_b != nullptr ? t.next_b : b + kPrefetchSteps * row_step;
+  const std::int64_t ahead_step = t.next_b != nullptr ? t.next_step : row_step;
   for (std::int64_t kk = 0; kk < t.k; ++kk) {
     V row[W];
 #pragma GCC unroll 16
@@ -93,8 +101,9 @@ template <class T, int MR, int NV>
       row[j] = load(b + (j / kVectorsPerPanel) * panel_step + (j % kVectorsPerPanel) * kLanes<T>);
     }
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; ++v) __builtin_prefetch(b + v * panel_step + 12 * row_step);
+    for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead + v * panel_step);
     b += row_step;
+    ahead += ahead_step;
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
       const V x = base[i / 3][(i % 3) * lda + kk] - V{};  // a plain broadcast: x − 0 is x

@@ -12,10 +12,19 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-constexpr std::int64_t kBlockK = 384, kBlockM = 480, kBlockN = 512;
+constexpr std::int64_t kBlockK = 384, kBlockM = 240, kBlockN = 512;
+constexpr std::int64_t kLargeOutput = 65536;  // elements
 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
+
+// Asks for a tile's lines for writing or reading, while there is a product to compute before they are needed.
+template <int kWrite>
+[[gnu::always_inline]] inline void prefetch_tile(int rows, std::int64_t width, const float* c, std::int64_t ldc) {
+  for (int r = 0; r < rows; ++r, c += ldc) {
+    for (std::int64_t j = 0; j < width; j += kPackWidth) __builtin_prefetch(c + j, kWrite, 3);
+  }
+}
 
 }  // namespace
 
@@ -32,6 +41,8 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
   if (bias != nullptr && n % P != 0) {
     for (std::int64_t j = 0; j < P; ++j) bias_tail[j] = j < n % P ? bias[n / P * P + j] : 0.0f;
   }
+  // A C beyond the caches costs a read from memory for every line that is written first.
+  const bool large = m * n > kLargeOutput;
   const bool finish = activation != Activation::kNone || residual != nullptr;
   for (std::int64_t jc = 0; jc < n; jc += kBlockN) {
     const std::int64_t nb = smaller(kBlockN, n - jc);
@@ -51,12 +62,33 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
           tile.k = kb, tile.lda = lda, tile.alpha = 1.0f, tile.beta = pc == 0 ? 0.0f : 1.0f;
           tile.b = packed + (jc + j) * k + pc * P;
           tile.row_step = P, tile.panel_step = P * k;
+          // While the last rows pass over these panels, the next ones come out of memory, spread over up to eight tiles:
+          // all at once they would take every line fill buffer.
+          const std::int64_t tiles = ceil_div(mb, tile_m), parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
+          const float* next = nullptr;
+          if (j + width < nb) {
+            next = tile.b + width * k;
+          } else if (!last) {
+            next = packed + jc * k + (pc + kb) * P;
+          } else if (ic + mb < m) {
+            next = packed + jc * k;
+          } else if (jc + kBlockN < n) {
+            next = packed + (jc + kBlockN) * k;
+          }
           if (last && bias != nullptr) tile.bias = full == 0 ? bias_tail : bias + jc + j;
           for (std::int64_t i = 0; i < mb; i += tile_m) {
             const int rows = static_cast<int>(smaller(tile_m, mb - i));
             float* const to = c + (ic + i) * ldc + jc + j;
             tile.a = a + (ic + i) * lda + pc;
             tile.c = to, tile.ldc = ldc;
+            const std::int64_t left = ceil_div(mb - i, tile_m);  // this tile included
+            const bool spread = next != nullptr && i > 0 && left <= parts;
+            tile.next_b = spread ? next + (parts - left) * (kb / parts) * P : nullptr;
+            tile.next_step = P / parts;
+            if (large) {
+              prefetch_tile<1>(rows, width, to, ldc);
+              if (last && residual != nullptr) prefetch_tile<0>(rows, width, residual + (ic + i) * ldr + jc + j, ldr);
+            }
             if (full == 0) {
               tile.c = buffer, tile.ldc = P;
               for (int r = 0; r < rows && pc > 0; ++r) {

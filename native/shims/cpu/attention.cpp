@@ -69,6 +69,11 @@ kernels::HeadsRef<T> heads(const Tensor& tensor) {
           tensor.stride(3)};
 }
 
+// The operand in the computing dtype; the kernels take any strides, so what has it already is not copied.
+TensorPtr computable(const Tensor& tensor, DType compute) {
+  return tensor.dtype() == compute ? std::make_unique<Tensor>(tensor) : to_dtype(tensor, compute);
+}
+
 // The mask as [batch, heads, queries, keys] in the computing dtype, stride 0 where it broadcasts. What is expanded is
 // not copied.
 TensorPtr expanded_mask(const Tensor& mask, const Dims& sizes, DType query_dtype, DType compute) {
@@ -85,7 +90,7 @@ TensorPtr expanded_mask(const Tensor& mask, const Dims& sizes, DType query_dtype
     if (mask.size(d) != 1 && mask.stride(d) != 0) base_sizes[to] = mask.size(d), base_strides[to] = mask.stride(d);
   }
   const TensorPtr base = mask.view(base_sizes, base_strides, mask.storage_offset());
-  const TensorPtr values = to_dtype(*base, compute);
+  const TensorPtr values = computable(*base, compute);
   Dims strides = values->strides();
   for (std::size_t d = 0; d < 4; ++d) {
     if (base_sizes[d] == 1) strides[d] = 0;
@@ -150,7 +155,7 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     TensorPtr out = Tensor::empty_strided(q.sizes(), strides_like(q), q.dtype());
     TensorPtr lse =
         Tensor::empty_strided(Dims{batch, head_count, queries}, Dims{queries * head_count, 1, head_count}, compute);
-    const TensorPtr wide_q = to_dtype(q, compute), wide_k = to_dtype(k, compute), wide_v = to_dtype(v, compute);
+    const TensorPtr wide_q = computable(q, compute), wide_k = computable(k, compute), wide_v = computable(v, compute);
     TensorPtr wide_mask;
     if (mask != nullptr)
       wide_mask = expanded_mask(*mask, Dims{batch, head_count, queries, k.size(2)}, q.dtype(), compute);

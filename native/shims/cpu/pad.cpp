@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cpu/items.h"
+#include "shims/cpu/elementwise.h"
 #include "shims/cpu/nn.h"
 
 using namespace untorch;
@@ -71,11 +72,26 @@ void check_pads(Mode mode, const Tensor& self, DimSpan pads) {
   }
 }
 
+// A view without what negative pads take away.
+TensorPtr cropped(const Tensor& self, DimSpan pads) {
+  Dims sizes(self.sizes());
+  std::int64_t offset = self.storage_offset();
+  for (std::size_t i = 0; i < pads.size(); i += 2) {
+    const std::size_t d = sizes.size() - 1 - i / 2;
+    sizes[d] += pads[i] + pads[i + 1];
+    offset -= pads[i] * self.strides()[d];
+  }
+  return self.view(sizes, self.strides(), offset);
+}
+
 TensorPtr padded(const Tensor& self, DimSpan pads, const char* mode_name, const double* value) {
   const Mode mode = mode_of(mode_name);
   check(mode == Mode::kConstant || value == nullptr || *value == 0, "pad: mode '", mode_name, "' takes no value, got ",
         value == nullptr ? 0.0 : *value);
   check_pads(mode, self, pads);
+  if (mode == Mode::kConstant && std::ranges::all_of(pads, [](std::int64_t pad) { return pad <= 0; })) {
+    return clone_like(*cropped(self, pads));  // keeps the input's strides where they are dense, as in PyTorch
+  }
   const auto ndim = static_cast<std::size_t>(self.dim());
   Dims sizes(self.sizes());
   std::vector<std::vector<std::int64_t>> sources(ndim);  // element offsets in the input, -1: the constant

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | vector_isa | 2.11–2.15 | Inductor probes a vector ISA by loading a library that it links like the model. With our library among `custom_op_libs` the probe cannot be loaded, and Inductor falls back to scalar code without a word. A target other than the build machine's own cannot be probed at all. | test_compile.py::test_the_isa_probe_still_fails_with_custom_op_libs |
 | march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
+| changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. | test_changing_scalars.py::test_torch_still_folds_them |
 | treespec_warning | 2.13 | Copying a program's tree specs warns about a class that torch itself uses. | test_compile.py::test_copying_a_program_still_warns |
 """  # noqa: E501
 
@@ -26,6 +27,7 @@ def compile_patches(target: CpuTarget) -> Iterator[None]:
     """All patches, for one compile for ``target``."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_treespec_warning())
+        stack.enter_context(_changing_scalars())
         if target.vector_bits is not None:
             stack.enter_context(_vector_isa(target.vector_bits))
         if target.march is not None and not has_cpp_march():
@@ -86,6 +88,24 @@ def _march(march: str) -> Iterator[None]:
         return (fixed(result[0]), *result[1:]) if isinstance(result, tuple) else fixed(result)
 
     with _replaced(cpp_builder, "_get_optimization_cflags", patched):
+        yield
+
+
+@contextlib.contextmanager
+def _changing_scalars() -> Iterator[None]:
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+
+    original = UniformValueConstantFolder._deduce_value
+
+    def patched(self: Any, node: torch.fx.Node) -> Any:
+        # After functionalisation a write is a copy_ back into the buffer.
+        if node.op == "get_attr" and any(
+            user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users
+        ):
+            return self.unknown_value
+        return original(self, node)
+
+    with _replaced(UniformValueConstantFolder, "_deduce_value", patched):
         yield
 
 

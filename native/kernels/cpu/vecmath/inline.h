@@ -109,19 +109,32 @@ UNTORCH_VECMATH_INLINE F vtanh(F x) {
   return (F)((I)(magnitude < 1.25f ? small : large) | sign);  // the sign of −0 too
 }
 
+// e^x for −24 <= x <= 0 to 2 ulp: no range to guard, no result to scale twice.
+template <class F>
+UNTORCH_VECMATH_INLINE F vexp_negative(F x) {
+  using I = typename IntOf<F>::type;
+  constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
+  constexpr float kCoefficients[] = {1.0f,           1.0f,           0.49999994f,  0.166665211f,
+                                     0.041668389f,   0.00836871006f, 0.00138146023f};
+  const F shifted = x * 1.44269502f + kMagic;
+  const F r = x - (shifted - kMagic) * 0.693147182f;
+  // The low bits of shifted are the integer; what else it holds is shifted out.
+  return (F)((I)polynomial(r, kCoefficients) + ((I)shifted << 23));
+}
+
 // erf: an odd polynomial below 0.9375, 1 − exp(−p(x)) above.
 template <class F>
 UNTORCH_VECMATH_INLINE F verf(F x) {
   using I = typename IntOf<F>::type;
   constexpr float kSmall[] = {0.128379166f,   -0.376126319f,    0.112836793f,  -0.0268584974f,
                               0.00519883027f, -0.000811807869f, 8.26747273e-5f};
-  constexpr float kLarge[] = {-0.00018034887f, 1.12954223f,    0.633291841f,     0.10834077f,
-                              -0.0251587108f,  0.00418600114f, -0.000437550683f, 2.13626499e-5f};
+  constexpr float kLarge[] = {0.00018034887f, -1.12954223f,    -0.633291841f,    -0.10834077f,
+                              0.0251587108f,  -0.00418600114f, 0.000437550683f, -2.13626499e-5f};
   const F magnitude = vabs(x);
   const F square = x * x;
   const F small = x * polynomial(square, kSmall) + x;
   const F clamped = magnitude > 4.0f ? F{} + 4.0f : magnitude;
-  const F large = 1.0f - vexp(-polynomial(clamped, kLarge));
+  const F large = 1.0f - vexp_negative(polynomial(clamped, kLarge));
   const I sign = (I)x & INT32_MIN;
   return magnitude < 0.9375f ? small : (F)((I)large | sign);
 }

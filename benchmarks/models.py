@@ -1,0 +1,176 @@
+"""Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
+
+``python benchmarks/models.py minilm mlp add_one``; what is there and up to date is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from common import ROOT, WORK
+from runtimes import import_openvino
+
+# (batch, length) of the sentence model's cases.
+MINILM_CASES = ((1, 32), (1, 128), (16, 128))
+
+
+def minilm_case(batch: int, length: int) -> str:
+    """A case's name; its inputs and expected output are in ``<name>.npz``."""
+    return f"minilm_{batch}x{length}"
+
+
+def _fingerprint() -> str:
+    """Changes when a package would come out differently: untorch's own files, this file, and the versions."""
+    digest = hashlib.sha256()
+    spec = importlib.util.find_spec("untorch")
+    if spec is None or spec.origin is None:
+        raise SystemExit("untorch is not installed in this environment")
+    package = pathlib.Path(spec.origin).parent
+    for path in (*sorted(package.rglob("*.py")), package / "libuntorch.so", pathlib.Path(__file__)):
+        digest.update(path.read_bytes())
+    for name in ("torch", "onnxruntime", "openvino"):
+        digest.update(importlib.metadata.version(name).encode())
+    return digest.hexdigest()
+
+
+def _builder_of_the_example() -> types.ModuleType:
+    path = ROOT / "examples" / "sentence_embeddings" / "build.py"
+    spec = importlib.util.spec_from_file_location("sentence_embeddings_build", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write_case(name: str, model: Any, inputs: tuple[Any, ...]) -> None:
+    import numpy
+    import torch
+
+    with torch.no_grad():
+        expected = model(*inputs).numpy()
+    arrays = {f"input{i}": x.numpy() for i, x in enumerate(inputs)}
+    numpy.savez(WORK / f"{name}.npz", expected=expected, **arrays)
+
+
+def _stock(model: Any, example: tuple[Any, ...], path: pathlib.Path, shapes: Any, config: dict[str, Any]) -> None:
+    """A package as PyTorch makes it."""
+    import torch
+
+    with torch.no_grad():
+        program = torch.export.export(model, example, dynamic_shapes=shapes)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=config)
+
+
+def _onnx(model: Any, example: tuple[Any, ...], path: pathlib.Path, names: list[str], axes: Any) -> None:
+    """By the tracing exporter: torch 2.13's newer one wrote a file for MiniLM that ONNX Runtime refuses to load."""
+    import torch
+
+    torch.onnx.export(
+        model, example, str(path), dynamo=False, opset_version=17,
+        input_names=names, output_names=["output"], dynamic_axes=axes,
+    )  # fmt: skip
+
+
+def _step(label: str, work: Callable[[], Any]) -> None:
+    start = time.perf_counter()
+    print(f"  {label} …", end="", file=sys.stderr, flush=True)
+    work()
+    print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def build_minilm() -> None:
+    import torch
+    from torch.export import Dim
+
+    from untorch.export import export
+
+    openvino = import_openvino()
+    torch.manual_seed(0)
+    model = _builder_of_the_example().load_model()
+    for batch, length in MINILM_CASES:
+        ids, mask = torch.randint(1000, 20000, (batch, length)), torch.ones(batch, length, dtype=torch.int64)
+        _write_case(minilm_case(batch, length), model, (ids, mask))
+    example = (torch.randint(1000, 20000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
+    sizes = {0: Dim("batch", min=1, max=256), 1: Dim("length", min=2, max=512)}
+    shapes = (sizes, sizes)
+    axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask")}
+    # The ONNX file first: Inductor's compile threads, once started, would fight the tracer for the cores.
+    _step("MiniLM, ONNX", lambda: _onnx(model, example, WORK / "minilm.onnx", list(axes), axes))
+    _step(
+        "MiniLM, OpenVINO",
+        lambda: openvino.save_model(
+            openvino.convert_model(model, example_input=example), WORK / "minilm.xml", compress_to_fp16=False
+        ),
+    )
+    _step("MiniLM, untorch", lambda: export(model, example, WORK / "minilm.pt2", dynamic_shapes=shapes, progress=False))
+    _step("MiniLM, torch", lambda: _stock(model, example, WORK / "minilm_stock.pt2", shapes, {}))
+    _step(
+        "MiniLM, torch frozen",
+        lambda: _stock(model, example, WORK / "minilm_frozen.pt2", shapes, {"freezing": True}),
+    )
+
+
+def _build_small(name: str, model: Any, example: tuple[Any, ...]) -> None:
+    from untorch.export import export
+
+    _write_case(f"{name}_default", model, example)
+    _step(f"{name}, ONNX", lambda: _onnx(model, example, WORK / f"{name}.onnx", ["x"], None))
+    _step(f"{name}, untorch", lambda: export(model, example, WORK / f"{name}.pt2", progress=False))
+    frozen = {"freezing": True}
+    _step(f"{name}, torch frozen", lambda: _stock(model, example, WORK / f"{name}_frozen.pt2", None, frozen))
+
+
+def build_mlp() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)).eval()
+    example = (torch.randn(8, 64),)
+    _build_small("mlp", model, example)
+    _step("mlp, torch", lambda: _stock(model, example, WORK / "mlp_stock.pt2", None, {}))
+
+
+def build_add_one() -> None:
+    import torch
+
+    class AddOne(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    _build_small("add_one", AddOne().eval(), (torch.randn(8),))
+
+
+BUILDERS = {"minilm": build_minilm, "mlp": build_mlp, "add_one": build_add_one}
+
+
+def main() -> None:
+    WORK.mkdir(parents=True, exist_ok=True)
+    fingerprint = _fingerprint()
+    stamp = WORK / "built.json"
+    built = json.loads(stamp.read_text()) if stamp.exists() else {}
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    for name in sys.argv[1:] or BUILDERS:
+        if built.get(name) == fingerprint:
+            continue
+        print(f"building {name} below {WORK.relative_to(ROOT)} (once) …", file=sys.stderr, flush=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            BUILDERS[name]()
+        built[name] = fingerprint
+        stamp.write_text(json.dumps(built, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+// Host memory for tensors: 64-byte aligned, and kept for the next tensor instead of going back to the system each time.
+#pragma once
+
+#include <cstddef>
+
+namespace untorch {
+
+inline constexpr std::size_t kHostAlignment = 64;
+
+// At least `nbytes` bytes in whole cache lines, uninitialised; null when there is no memory. `capacity` is what
+// free_host needs back.
+void* allocate_host(std::size_t nbytes, std::size_t& capacity) noexcept;
+void free_host(void* data, std::size_t capacity) noexcept;
+
+}  // namespace untorch
