@@ -23,7 +23,7 @@ CODE = re.compile(
 )
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
-TABLES = ("cpu_minilm", "cpu_small_calls", "cold_start", "size")
+TABLES = ("cpu_minilm", "cpu_small_calls", "cold_start_minilm", "cold_start_mlp", "size_runtimes", "size_files")
 
 
 def code(page: str) -> str:
