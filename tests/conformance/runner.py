@@ -1,7 +1,8 @@
-"""Runs packages in a process without torch: ``python runner.py JOB`` with a pickled list of jobs; pickles the results.
+"""Runs a package in a process without torch: ``python runner.py JOB`` with a pickled job; pickles the results beside it.
 
-A job is {"package": path, "samples": [(args, kwargs), …]} with numpy arrays; a result is the list of flattened outputs
-of each sample, or the text of the error.
+A job is {"package": path, "samples": [(args, kwargs), …]} with numpy arrays, those with strides of their own as
+``strided`` makes them: pickle does not keep strides. The outcome is {"results", "arguments"}: the flattened outputs of
+each sample, and its flattened inputs as they were after the call; or {"error": text}.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import pickle
 import sys
 from typing import Any
 
-if __name__ == "__main__":
-    sys.modules["torch"] = None  # type: ignore[assignment]
+import numpy
+
+STRIDED = "__strided__"
 
 
 def flatten(value: Any) -> list[Any]:
@@ -23,24 +25,45 @@ def flatten(value: Any) -> list[Any]:
     return [value]
 
 
-def run(job: dict[str, Any]) -> list[Any]:
+def strided(elements: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+    """An array for a job: a vector of elements, the shape, and the strides in elements."""
+    return {STRIDED: (elements, tuple(shape), tuple(strides))}
+
+
+def build(value: Any) -> Any:
+    """The arguments of a job with real arrays."""
+    if isinstance(value, dict):
+        if STRIDED in value:
+            elements, shape, strides = value[STRIDED]
+            return numpy.lib.stride_tricks.as_strided(elements, shape, [s * elements.itemsize for s in strides])
+        return {key: build(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(build(item) for item in value)
+    return value
+
+
+def copies(leaves: list[Any]) -> list[Any]:
+    # Later calls may change buffers that an output looks at.
+    return [leaf.copy() if hasattr(leaf, "copy") else leaf for leaf in leaves]
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
     import untorch
 
-    results = []
+    results, arguments = [], []
     with untorch.load(job["package"]) as program:
-        for args, kwargs in job["samples"]:
-            outputs = program(*args, **kwargs)
-            # Copies: later calls may change buffers that an output looks at.
-            results.append([None if leaf is None else leaf.copy() for leaf in flatten(outputs)])
-            del outputs
-    return results
+        for args, kwargs in build(job["samples"]):
+            results.append(copies(flatten(program(*args, **kwargs))))
+            arguments.append(copies(flatten((args, kwargs))))
+    return {"results": results, "arguments": arguments}
 
 
 def main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment]
     with open(sys.argv[1], "rb") as file:
         job = pickle.load(file)
     try:
-        outcome: dict[str, Any] = {"results": run(job)}
+        outcome = run(job)
     except Exception as error:
         outcome = {"error": f"{type(error).__name__}: {error}"}
     assert not any(name == "torch" or name.startswith("torch.") for name, m in sys.modules.items() if m is not None)

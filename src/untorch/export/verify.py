@@ -30,17 +30,17 @@ folder, path, method = sys.argv[1:]
 import numpy
 import untorch
 
-def load(name, dtype):
-    array = numpy.load(f"{folder}/{name}.npy")
+def load(name, dtype, shape, strides):
+    elements = numpy.load(f"{folder}/{name}.npy")
     if dtype == "bfloat16":
         import ml_dtypes
-        array = array.view(ml_dtypes.bfloat16)
-    return array
+        elements = elements.view(ml_dtypes.bfloat16)
+    return numpy.lib.stride_tricks.as_strided(elements, shape, [s * elements.itemsize for s in strides])
 
 with open(f"{folder}/inputs.json") as file:
-    dtypes = json.load(file)
+    inputs = json.load(file)
 program = untorch.load(path)
-results = program[method].run_flat([load(f"input_{i}", dtype) for i, dtype in enumerate(dtypes)])
+results = program[method].run_flat([load(f"input_{i}", *form) for i, form in enumerate(inputs)])
 written = []
 for i, result in enumerate(results):
     if result is None:
@@ -80,8 +80,9 @@ def verify_file(
     with tempfile.TemporaryDirectory(prefix="untorch-verify-") as name:
         folder = Path(name)
         for i, tensor in enumerate(inputs):
-            numpy.save(folder / f"input_{i}.npy", to_numpy(tensor))
-        (folder / "inputs.json").write_text(json.dumps([dtype_name(t.dtype) for t in inputs]))
+            numpy.save(folder / f"input_{i}.npy", to_numpy(_elements(tensor)))
+        forms = [(dtype_name(t.dtype), list(t.shape), list(t.stride())) for t in inputs]
+        (folder / "inputs.json").write_text(json.dumps(forms))
         copied_args, copied_kwargs = pytree.tree_map_only(torch.Tensor, _copy, (args, kwargs))
         expected = pytree.tree_leaves(program.module()(*copied_args, **copied_kwargs), is_leaf=lambda x: x is None)
         _run(folder, path, method)
@@ -130,6 +131,12 @@ def from_numpy(array: numpy.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     """The inverse of ``to_numpy``."""
     tensor = torch.from_numpy(numpy.ascontiguousarray(array).reshape(array.shape))
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of the storage that the tensor looks at, as a vector: .npy files do not keep strides."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach + 1 if tensor.numel() else 0,), (1,))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""Exports with options, from end to end: checked against eager by export itself, for an older CPU, several methods."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import untorch
+from untorch.export import export
+
+from .test_conformance import FAST_BUILD
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+
+
+class Encoder(nn.Module):
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table, self.mix = table, nn.Linear(24, 24)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.mix(self.table(ids))).mean(1)
+
+
+class Decoder(nn.Module):
+    """Gives a score to each word: the encoder's table, used the other way round."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, code: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(code @ self.table.weight.T, -1)
+
+
+def test_two_methods_share_a_weight_and_run_on_an_older_cpu(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(500, 24)
+    encoder, decoder = Encoder(table).eval(), Decoder(table).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    path = tmp_path / "model.pt2"
+    report = export(
+        {
+            "encode": {
+                "model": encoder,
+                "args": (torch.randint(0, 500, (2, 7)),),
+                "dynamic_shapes": ({0: batch},),
+            },
+            "decode": {"model": decoder, "args": (torch.randn(2, 24),), "dynamic_shapes": ({0: batch},)},
+        },
+        path,
+        cpu="x86-64-v3",
+        verify=True,
+        progress=False,
+        inductor=FAST_BUILD,
+    )
+    assert all(d.max_rel < 1e-5 for method in report.methods.values() for d in method.differences)
+    # The table of 48,000 bytes is stored once.
+    assert 48_000 <= report.weight_nbytes < 2 * 48_000
+    ids = torch.randint(0, 500, (5, 7))
+    with torch.no_grad():
+        code = encoder(ids)
+        scores = decoder(code)
+    with untorch.load(path) as program:
+        methods = program.manifest["methods"]
+        used = [{c["weight"] for c in methods[name]["constants"]} for name in ("encode", "decode")]
+        assert len(used[0] & used[1]) == 1
+        assert methods["encode"]["cpu"]["target"] == "x86-64-v3"
+        assert not any(feature.startswith("avx512") for feature in methods["encode"]["cpu"]["features"])
+        got = program.encode(ids.numpy())
+        numpy.testing.assert_allclose(got, code.numpy(), rtol=1e-5, atol=1e-6)
+        numpy.testing.assert_allclose(program.decode(got), scores.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_verify_keeps_the_inputs_strides(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
+    report = export(model, (x,), tmp_path / "model.pt2", verify=True, progress=False, inductor=FAST_BUILD)
+    assert report.methods["forward"].differences[0].max_rel < 1e-5
