@@ -201,7 +201,8 @@ def main() -> None:
     rows = [
         [
             r.case, str(r.threads), f"{r.untorch_gflops:.0f}", f"{r.torch_gflops:.0f}",
-            f"{r.untorch_seconds * 1e3:.3f}", f"{r.torch_seconds * 1e3:.3f}", f"{r.untorch_cpu_seconds * 1e3:.3f}", f"{r.torch_cpu_seconds * 1e3:.3f}",
+            f"{r.untorch_seconds * 1e3:.3f}", f"{r.torch_seconds * 1e3:.3f}",
+            f"{r.untorch_cpu_seconds * 1e3:.3f}", f"{r.torch_cpu_seconds * 1e3:.3f}",
         ]
         for r in results
     ]  # fmt: skip

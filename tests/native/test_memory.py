@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 
 import pytest
@@ -34,7 +35,7 @@ def test_live_tensors_do_not_overlap(nbytes: int) -> None:
         tensors = [new(nbytes) for _ in range(12 if nbytes < (1 << 20) else 3)]
         starts = sorted(address(t) for t in tensors)
         assert all(start % 64 == 0 for start in starts)
-        assert all(b - a >= nbytes for a, b in zip(starts, starts[1:], strict=False))
+        assert all(b - a >= nbytes for a, b in itertools.pairwise(starts))
         for t in tensors:
             ctypes.memset(address(t), 255, nbytes)  # all of it is there
             shim.delete(t)
