@@ -62,8 +62,8 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
           tile.k = kb, tile.lda = lda, tile.alpha = 1.0f, tile.beta = pc == 0 ? 0.0f : 1.0f;
           tile.b = packed + (jc + j) * k + pc * P;
           tile.row_step = P, tile.panel_step = P * k;
-          // While the last rows pass over these panels, the next ones come out of memory, spread over up to eight tiles:
-          // all at once they would take every line fill buffer.
+          // While the last rows pass over these panels, the next ones come out of memory, spread over up to eight
+          // tiles: all at once they would take every line fill buffer.
           const std::int64_t tiles = ceil_div(mb, tile_m), parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
           const float* next = nullptr;
           if (j + width < nb) {

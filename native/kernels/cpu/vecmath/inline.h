@@ -114,8 +114,8 @@ template <class F>
 UNTORCH_VECMATH_INLINE F vexp_negative(F x) {
   using I = typename IntOf<F>::type;
   constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
-  constexpr float kCoefficients[] = {1.0f,           1.0f,           0.49999994f,  0.166665211f,
-                                     0.041668389f,   0.00836871006f, 0.00138146023f};
+  constexpr float kCoefficients[] = {1.0f,         1.0f,           0.49999994f,   0.166665211f,
+                                     0.041668389f, 0.00836871006f, 0.00138146023f};
   const F shifted = x * 1.44269502f + kMagic;
   const F r = x - (shifted - kMagic) * 0.693147182f;
   // The low bits of shifted are the integer; what else it holds is shifted out.
@@ -128,7 +128,7 @@ UNTORCH_VECMATH_INLINE F verf(F x) {
   using I = typename IntOf<F>::type;
   constexpr float kSmall[] = {0.128379166f,   -0.376126319f,    0.112836793f,  -0.0268584974f,
                               0.00519883027f, -0.000811807869f, 8.26747273e-5f};
-  constexpr float kLarge[] = {0.00018034887f, -1.12954223f,    -0.633291841f,    -0.10834077f,
+  constexpr float kLarge[] = {0.00018034887f, -1.12954223f,    -0.633291841f,   -0.10834077f,
                               0.0251587108f,  -0.00418600114f, 0.000437550683f, -2.13626499e-5f};
   const F magnitude = vabs(x);
   const F square = x * x;
