@@ -57,7 +57,8 @@ untorch::TensorView to_view(const untorch_view& view) {
           static_cast<untorch::DType>(view.dtype),
           {static_cast<untorch::DeviceType>(view.device_type), view.device_index},
           {view.sizes, ndim},
-          {view.strides, ndim}};
+          {view.strides, ndim},
+          view.read_only != 0};
 }
 
 }  // namespace
@@ -186,7 +187,8 @@ void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out) {
           t.device().index,
           static_cast<int32_t>(t.dim()),
           t.sizes().data(),
-          t.strides().data()};
+          t.strides().data(),
+          t.defined() && t.storage()->read_only() ? 1 : 0};
 }
 
 int32_t untorch_tensor_is_writable(const untorch_tensor* tensor) {

@@ -145,6 +145,7 @@ class Reader {
       spec.shape.push_back(read_dim(method, dim, what + " shape"));
     }
     if (const json::Value* contiguous = value.find("contiguous", what)) spec.contiguous = contiguous->as_bool(what + " contiguous");
+    if (const json::Value* mutated = value.find("mutated", what)) spec.mutated = mutated->as_bool(what + " mutated");
     const json::Value* strides = value.find("strides", what);
     if (strides != nullptr && !strides->is_null() && !spec.contiguous) {
       const json::Array& items = strides->as_array(what + " strides");

@@ -30,6 +30,7 @@ struct TensorSpec {
   DType dtype = DType::kFloat32;
   std::vector<DimSpec> shape;
   bool contiguous = false;                             // row-major strides are expected
+  bool mutated = false;                                // the model writes into it
   std::optional<std::vector<std::int64_t>> strides;    // expected when not contiguous and all are numbers
 };
 

@@ -173,6 +173,7 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ", describe(expected),
                   ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
     };
+    if (expected.mutated && input.read_only) fail(", read-only: the model writes into this input, pass memory that may be written");
     if (input.dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
     if (input.sizes.size() != expected.shape.size()) fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
     bool empty = false;

@@ -24,6 +24,7 @@ struct TensorView {
   DType dtype = DType::kFloat32;
   Device device;
   DimSpan sizes, strides;
+  bool read_only = false;
 };
 
 class Method {

@@ -172,7 +172,7 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index)
   }
   numpy_ = true;
   writable_ = PyArray_ISWRITEABLE(array) != 0;
-  view_ = {PyArray_DATA(array), code, 0, -1, ndim, sizes_, strides_};
+  view_ = {PyArray_DATA(array), code, 0, -1, ndim, sizes_, strides_, writable_ ? 0 : 1};
   return true;
 }
 
@@ -233,7 +233,8 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
            cpu ? -1 : tensor->device.device_id,
            tensor->ndim,
            sizes_,
-           strides_};
+           strides_,
+           writable_ ? 0 : 1};
   return true;
 }
 

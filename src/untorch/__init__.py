@@ -3,7 +3,7 @@
 ``untorch.load(path)`` opens a ``.pt2`` file; ``untorch.export`` (needs torch, never imported from here) makes one.
 """
 
-from untorch._core import Tensor, initial_seed, manual_seed
+from untorch._core import Tensor, initial_seed
 from untorch.runtime.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -15,6 +15,7 @@ from untorch.runtime.errors import (
 )
 from untorch.runtime.program import Method, Program, load
 from untorch.runtime.registry import register_kernel
+from untorch.runtime.seed import manual_seed
 
 __version__ = "0.1.0"
 

@@ -65,7 +65,17 @@ def zip_bytes(entries: Sequence[Lie], directory: Directory | None = None) -> byt
         padding = -(at + 30 + len(local) + 4) % e.align
         extra = struct.pack("<HH", 0x4246, padding) + bytes(padding)
         out += e.local_magic + struct.pack(
-            "<HHHHHIIIHH", 20, e.flags, e.method, 0, 0x21, crc, packed & 0xFFFFFFFF, size & 0xFFFFFFFF, len(local), len(extra)
+            "<HHHHHIIIHH",
+            20,
+            e.flags,
+            e.method,
+            0,
+            0x21,
+            crc,
+            packed & 0xFFFFFFFF,
+            size & 0xFFFFFFFF,
+            len(local),
+            len(extra),
         )
         out += local + extra + e.data
         length = len(name) if e.name_length is None else e.name_length

@@ -87,7 +87,11 @@ class Prober:
         """The same for a path."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=dict(os.environ),
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

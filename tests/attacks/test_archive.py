@@ -81,7 +81,9 @@ DAMAGE: dict[str, tuple[Callable[[Package], bytes], str]] = {
     "zip64 size": (directory(zip64={"size": (1 << 64) - 1}), "points outside of the file"),
     "zip64 count": (directory(zip64={"entries": 1 << 62}), "claims 4611686018427387904 entries"),
     "zip64 entry size": (
-        set_field(2, size=0xFFFFFFFF, packed=0xFFFFFFFF, extra=struct.pack("<HHQQ", 1, 16, (1 << 64) - 1, (1 << 64) - 1)),
+        set_field(
+            2, size=0xFFFFFFFF, packed=0xFFFFFFFF, extra=struct.pack("<HHQQ", 1, 16, (1 << 64) - 1, (1 << 64) - 1)
+        ),
         "claims 18446744073709551615 bytes",
     ),
     "zip64 field cut off": (

@@ -137,7 +137,9 @@ def test_flipped_bytes_with_the_right_checksum(package: Package, prober: Prober)
         flipped[at] ^= value
         other = Package(package.library, bytes(flipped))
         cases.append((f"byte {at} ^ {value}: {bytes(flipped)[max(at - 20, 0) : at + 20]!r}", other.bytes()))
-    wrong = [w for w in prober.refused(cases, allow_ok=True) if "InvalidArgumentError" not in w and "AttributeError" not in w]
+    wrong = [
+        w for w in prober.refused(cases, allow_ok=True) if "InvalidArgumentError" not in w and "AttributeError" not in w
+    ]
     assert wrong == []  # a changed name or shape may make the probe's own call wrong
 
 

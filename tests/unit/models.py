@@ -96,7 +96,10 @@ def main(kind: str, path: str) -> None:
         model, args, kwargs = Tree(), ({"a": torch.ones(3, 4), "b": torch.ones(3, 4)},), {"scale": torch.ones(())}
     configs = {}
     if kind == "stock_blob":
-        configs = {"aot_inductor.package_constants_in_so": False, "aot_inductor.package_constants_on_disk_format": "binary_blob"}
+        configs = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.package_constants_on_disk_format": "binary_blob",
+        }
     with torch.no_grad():
         program = torch.export.export(model.eval(), args, kwargs)
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)

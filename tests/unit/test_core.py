@@ -85,9 +85,7 @@ def test_an_alias_of_an_input_keeps_it_and_its_rights(program: untorch.Program, 
     np.testing.assert_array_equal(same, [7, 1, 2, 3])
 
 
-def test_a_part_of_a_weight_outlives_the_program(
-    own_package: pathlib.Path, x: np.ndarray[Any, Any]
-) -> None:
+def test_a_part_of_a_weight_outlives_the_program(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
     program = untorch.load(own_package)
     _, row, _ = program["alias"](x)
     program.close()
@@ -107,10 +105,14 @@ def test_layouts_that_do_not_fit_are_refused(program: untorch.Program) -> None:
     )
     with pytest.raises(untorch.InvalidArgumentError, match=r"has negative strides \[-4, 1\]: pass a contiguous copy"):
         method(np.zeros((2, 4), np.float32)[::-1])
-    with pytest.raises(untorch.InvalidArgumentError, match=r"method 'linear', argument 0: the array's bytes are swapped"):
+    with pytest.raises(
+        untorch.InvalidArgumentError, match=r"method 'linear', argument 0: the array's bytes are swapped"
+    ):
         method(np.zeros((2, 4), ">f4"))
     unaligned = np.zeros(33, np.uint8)[1:].view(np.float32).reshape(2, 4)
-    with pytest.raises(untorch.InvalidArgumentError, match="argument 0: the array's memory is not aligned to its dtype"):
+    with pytest.raises(
+        untorch.InvalidArgumentError, match="argument 0: the array's memory is not aligned to its dtype"
+    ):
         method(unaligned)
     odd = np.zeros((2, 4), [("a", "f4"), ("b", "u1")])["a"]
     with pytest.raises(untorch.InvalidArgumentError, match="argument 0"):
@@ -134,7 +136,9 @@ def test_what_is_no_array_is_refused(program: untorch.Program) -> None:
 
 
 def test_shapes_and_dtypes_are_checked_by_name(program: untorch.Program) -> None:
-    with pytest.raises(untorch.InvalidArgumentError, match=r"input 'x': expected float32\[s77, 4\], got float64\[2, 4\]"):
+    with pytest.raises(
+        untorch.InvalidArgumentError, match=r"input 'x': expected float32\[s77, 4\], got float64\[2, 4\]"
+    ):
         program["linear"](np.zeros((2, 4)))
     with pytest.raises(untorch.InvalidArgumentError, match=r"dimension 1 must be 4"):
         program["linear"](np.zeros((2, 5), np.float32))

@@ -95,9 +95,13 @@ def test_out_buffers_receive_copies(own_package: pathlib.Path, x: np.ndarray[Any
         wide = np.empty((2, 6), np.float32)[:, ::2]
         assert program.linear(x, out=wide) is wide
         np.testing.assert_allclose(wide, expected(x), rtol=1e-6)
-        with pytest.raises(untorch.InvalidArgumentError, match=r"out\[0\]: expected float32\[2, 3\], got float64\[2, 3\]"):
+        with pytest.raises(
+            untorch.InvalidArgumentError, match=r"out\[0\]: expected float32\[2, 3\], got float64\[2, 3\]"
+        ):
             program.linear(x, out=np.empty((2, 3)))
-        with pytest.raises(untorch.InvalidArgumentError, match=r"out\[0\]: expected a numpy array to write to, got list"):
+        with pytest.raises(
+            untorch.InvalidArgumentError, match=r"out\[0\]: expected a numpy array to write to, got list"
+        ):
             program.linear(x, out=[1])
         out.setflags(write=False)
         with pytest.raises(untorch.InvalidArgumentError, match=r"out\[0\]: the array is read-only"):

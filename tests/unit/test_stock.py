@@ -96,5 +96,7 @@ def test_the_librarys_own_checks_are_argument_errors(stock_tree: pathlib.Path) -
             program({"a": a[:2], "b": a}, scale=one)
         with pytest.raises(untorch.InvalidArgumentError, match="missing keyword arguments scale"):
             program({"a": a, "b": a})
-        with pytest.raises(untorch.InvalidArgumentError, match=r"args\[0\]: expected a dict with 'a', 'b'; missing 'b'"):
+        with pytest.raises(
+            untorch.InvalidArgumentError, match=r"args\[0\]: expected a dict with 'a', 'b'; missing 'b'"
+        ):
             program({"a": a}, scale=one)

@@ -44,6 +44,7 @@ typedef struct untorch_view {
   int32_t ndim;
   const int64_t* sizes;
   const int64_t* strides;
+  int32_t read_only; /* not 0: the memory must not be written, so no model may take it that changes its input */
 } untorch_view;
 
 typedef struct untorch_load_options {

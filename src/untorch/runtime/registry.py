@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import re
 from collections.abc import Callable
@@ -61,6 +62,8 @@ _BUILTIN = {
 }
 
 _registered: dict[str, Kernel] = {}
+# Kernels may come from a script that ends while a program is alive; nothing is to hold them then.
+atexit.register(_registered.clear)
 _generator: numpy.random.Generator | None = None
 
 
