@@ -1,4 +1,4 @@
-// Triangular systems, blocked with matrix products, and Householder reflections, column by column.
+// Triangular systems and Householder reflections, both in blocks that meet the rest of the matrix in matrix products.
 #include "kernels/cpu/linalg.h"
 
 #include <algorithm>
@@ -70,6 +70,17 @@ std::int64_t grain_of(double operations_a_column) {
   return static_cast<std::int64_t>(kParallelWork / std::max(operations_a_column, 1.0)) + 1;
 }
 
+// C = beta·C + alpha·A·B for real T.
+template <class T>
+void product(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b,
+             T beta, MatrixRef<T> c, bool serial) {
+  if (serial) {
+    gemm_serial(m, n, k, alpha, a, b, beta, c);
+  } else {
+    gemm(m, n, k, alpha, a, b, beta, c);
+  }
+}
+
 // C -= op(A)·B; A [rows, k], B [k, columns] and C [rows, columns] by columns.
 template <class T>
 void subtract_product(std::int64_t rows, std::int64_t columns, std::int64_t k, MatrixRef<const T> a, bool conjugate,
@@ -87,13 +98,7 @@ void subtract_product(std::int64_t rows, std::int64_t columns, std::int64_t k, M
                             }
                           });
   } else {
-    const MatrixRef<const T> right{b, 1, ld};
-    const MatrixRef<T> result{c, 1, ld};
-    if (serial) {
-      gemm_serial(rows, columns, k, T(-1), a, right, T(1), result);
-    } else {
-      gemm(rows, columns, k, T(-1), a, right, T(1), result);
-    }
+    product<T>(rows, columns, k, T(-1), a, {b, 1, ld}, T(1), {c, 1, ld}, serial);
   }
 }
 
@@ -164,6 +169,48 @@ void reflect(std::int64_t n, const T* v, T tau, T* c) {
   add_scaled(n - 1, factor, v + 1, c + 1);
 }
 
+// Reflections that are gathered and applied as matrix products: H_0·…·H_(p-1) = 1 - V·S·Vᵀ with S upper triangular.
+constexpr std::int64_t kPanel = 32;
+
+// Whether panels pay for `count` reflections of rows m on so many columns. Complex products have no fast path.
+template <class T>
+bool in_panels(std::int64_t m, std::int64_t columns, std::int64_t count) {
+  return !kComplex<T> && count >= 2 * kPanel && columns >= 2 * kPanel && m >= 2 * kPanel;
+}
+
+// C := (1 - V·S·Vᵀ)·C, or its transpose when `adjoint`, for real T; v and tau of `count` reflections as factor_qr's.
+template <class T>
+void apply_panel(std::int64_t m, std::int64_t columns, std::int64_t count, const T* v, std::int64_t ldv, const T* tau,
+                 bool adjoint, T* c, std::int64_t ldc, bool serial) {
+  const auto floats = [](std::int64_t size) { return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size)]); };
+  // V with its ones and zeros written out, VᵀV, S, VᵀC and S·VᵀC; all by columns.
+  const auto full = floats(m * count), inner = floats(count * count), s = floats(count * count);
+  const auto projected = floats(count * columns), scaled = floats(count * columns);
+  for (std::int64_t j = 0; j < count; ++j) {
+    T* column = full.get() + j * m;
+    std::fill_n(column, j, T(0));
+    column[j] = T(1);
+    std::copy_n(v + j * ldv + j + 1, m - j - 1, column + j + 1);
+  }
+  const MatrixRef<const T> wide{full.get(), 1, m}, flat{full.get(), m, 1};
+  product<T>(count, count, m, T(1), flat, wide, T(0), {inner.get(), 1, count}, serial);
+  std::fill_n(s.get(), count * count, T(0));
+  for (std::int64_t j = 0; j < count; ++j) {
+    T* column = s.get() + j * count;
+    column[j] = tau[j];
+    for (std::int64_t i = 0; i < j; ++i) {  // -tau_j · S[:j, :j] · (VᵀV)[:j, j]
+      T sum = 0;
+      for (std::int64_t k = i; k < j; ++k)
+        sum += s[static_cast<std::size_t>(k * count + i)] * inner[static_cast<std::size_t>(j * count + k)];
+      column[i] = -tau[j] * sum;
+    }
+  }
+  const MatrixRef<const T> factor{s.get(), adjoint ? count : 1, adjoint ? 1 : count};
+  product<T>(count, columns, m, T(1), flat, {c, 1, ldc}, T(0), {projected.get(), 1, count}, serial);
+  product<T>(count, columns, count, T(1), factor, {projected.get(), 1, count}, T(0), {scaled.get(), 1, count}, serial);
+  product<T>(m, columns, count, T(-1), wide, {scaled.get(), 1, count}, T(1), {c, 1, ldc}, serial);
+}
+
 }  // namespace
 
 template <class T>
@@ -199,20 +246,45 @@ void solve_triangular(std::int64_t n, std::int64_t columns, MatrixRef<const T> a
 
 template <class T>
 void factor_qr(std::int64_t m, std::int64_t n, T* a, std::int64_t lda, T* tau, bool serial) {
-  for (std::int64_t i = 0; i < std::min(m, n); ++i) {
-    T* v = a + i * lda + i;
-    tau[i] = make_reflection(m - i, v);
-    if (tau[i] == T(0)) continue;
-    const T factor = conjugate_if(true, tau[i]);  // R comes from Qᴴ·A
-    const double work = 4.0 * static_cast<double>(m - i);
-    for_each_item_grained(n - i - 1, grain_of(work), worth_threads(work * static_cast<double>(n - i - 1), serial),
-                          [&](std::int64_t j) { reflect(m - i, v, factor, v + (j + 1) * lda); });
+  const std::int64_t count = std::min(m, n), panel = in_panels<T>(m, n, count) ? kPanel : count;
+  for (std::int64_t start = 0; start < count; start += panel) {
+    const std::int64_t stop = std::min(start + panel, count);
+    const std::int64_t columns = stop < count ? stop : n;  // the last panel takes along what lies to its right
+    for (std::int64_t i = start; i < stop; ++i) {
+      T* v = a + i * lda + i;
+      tau[i] = make_reflection(m - i, v);
+      if (tau[i] == T(0)) continue;
+      const T factor = conjugate_if(true, tau[i]);  // R comes from Qᴴ·A
+      const double work = 4.0 * static_cast<double>(m - i);
+      const bool alone = serial || panel < count;  // a panel is too narrow for threads
+      for_each_item_grained(columns - i - 1, grain_of(work),
+                            worth_threads(work * static_cast<double>(columns - i - 1), alone),
+                            [&](std::int64_t j) { reflect(m - i, v, factor, v + (j + 1) * lda); });
+    }
+    if constexpr (!kComplex<T>) {
+      if (columns < n) {
+        T* corner = a + start * lda + start;
+        apply_panel(m - start, n - stop, stop - start, corner, lda, tau + start, true, corner + (stop - start) * lda,
+                    lda, serial);
+      }
+    }
   }
 }
 
 template <class T>
 void apply_reflections(std::int64_t m, std::int64_t columns, std::int64_t count, const T* v, std::int64_t ldv,
                        const T* tau, bool adjoint, T* c, std::int64_t ldc, bool serial) {
+  if constexpr (!kComplex<T>) {
+    if (in_panels<T>(m, columns, count)) {
+      const std::int64_t panels = (count + kPanel - 1) / kPanel;
+      for (std::int64_t step = 0; step < panels; ++step) {
+        const std::int64_t start = (adjoint ? step : panels - 1 - step) * kPanel;
+        apply_panel(m - start, columns, std::min(kPanel, count - start), v + start * ldv + start, ldv, tau + start,
+                    adjoint, c + start, ldc, serial);
+      }
+      return;
+    }
+  }
   const double work = 4.0 * static_cast<double>(m) * static_cast<double>(count);
   for_each_item_grained(columns, grain_of(work), worth_threads(work * static_cast<double>(columns), serial),
                         [&](std::int64_t j) {
