@@ -44,8 +44,8 @@ class StridedLoop {
   // Strides of the innermost dimension, the one a row runs along.
   const Offsets& inner() const noexcept { return dims_.back().strides; }
 
-  // row(offsets, n): n elements from these offsets on, `inner()` apart. `cost` scales the work. The first exception of a
-  // row is rethrown after the parallel region.
+  // row(offsets, n): n elements from these offsets on, `inner()` apart. `cost` scales the work. The first exception of
+  // a row is rethrown after the parallel region.
   template <class Row>
   void run(Row&& row, std::int64_t cost = 1) const {
     if (total_ == 0) return;
