@@ -17,6 +17,8 @@ from untorch.export import export
 from .models import CASES, Case
 from .test_conformance import FAST_BUILD
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+
 Loaded = tuple[nn.Module, untorch.Program]
 
 
@@ -48,21 +50,18 @@ def check(loaded: Loaded, x: torch.Tensor) -> None:
     torch.testing.assert_close(torch.from_numpy(program(x.numpy())), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 @given(batch=st.integers(1, 32), length=st.integers(2, 128), seed=st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_encoder_at_any_batch_and_length(encoder: Loaded, batch: int, length: int, seed: int) -> None:
     check(encoder, torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.mark.filterwarnings("ignore")
 @given(length=st.integers(10, 200), seed=st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_convolution_at_any_length(convolution: Loaded, length: int, seed: int) -> None:
     check(convolution, torch.randn(2, 4, length, generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.mark.filterwarnings("ignore")
 @given(
     size=st.one_of(
         st.tuples(st.integers(33, 40), st.integers(2, 128)),

@@ -15,6 +15,8 @@ from . import stress
 from .models import mlp
 from .test_conformance import FAST_BUILD, HERE, RUN_PYTHON
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[tuple[Any, Any]]]:
