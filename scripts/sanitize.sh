@@ -5,11 +5,10 @@ set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 build=$root/build/asan
-launcher=$(command -v ccache || true)
 
 cmake -S "$root" -B "$build" -G Ninja -DUNTORCH_SANITIZE=address,undefined -DUNTORCH_PYTHON=ON \
   -DUNTORCH_VERSION=0.1.0 -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" ${launcher:+-DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"}
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 ninja -C "$build"
 
 # A package of its own, so that the instrumented libraries do not replace those of the working tree.

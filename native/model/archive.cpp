@@ -58,7 +58,8 @@ struct Directory {
 
 Directory find_directory(const Reader& reader, const std::string& path) {
   if (reader.size() < kEndSize) {
-    throw_error(ErrorKind::kInvalidFile, path, " is no .pt2 file: ", reader.size(), " bytes are too few for a zip archive");
+    throw_error(ErrorKind::kInvalidFile, path, " is no .pt2 file: ", reader.size(),
+                " bytes are too few for a zip archive");
   }
   // The end record lies before a comment of up to 65,535 bytes.
   const std::uint64_t last = reader.size() - kEndSize;
@@ -82,13 +83,12 @@ Directory find_directory(const Reader& reader, const std::string& path) {
     }
     reader.require(directory.offset, directory.size);
     if (directory.entries > directory.size / kCentralSize) {
-      throw_error(ErrorKind::kInvalidFile, path, " is damaged: its zip directory claims ", directory.entries, " entries in ",
-                  directory.size, " bytes");
+      throw_error(ErrorKind::kInvalidFile, path, " is damaged: its zip directory claims ", directory.entries,
+                  " entries in ", directory.size, " bytes");
     }
     return directory;
   }
-  throw_error(ErrorKind::kInvalidFile, path,
-              " is no .pt2 file, or is cut off: it has no zip directory at its end");
+  throw_error(ErrorKind::kInvalidFile, path, " is no .pt2 file, or is cut off: it has no zip directory at its end");
 }
 
 // A hostile name as it can be shown: bytes that are no printable ASCII as question marks.
@@ -109,8 +109,10 @@ void check_name(std::string_view name, const std::string& path) {
     bad = part == ".." || part == "." || (part.empty() && end != name.size());
     start = end + 1;
   }
-  if (bad) throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", printable(name), "' leaves the archive or is no "
-                       "plain UTF-8 text");
+  if (bad)
+    throw_error(ErrorKind::kInvalidFile, path, " is refused: entry name '", printable(name),
+                "' leaves the archive or is no "
+                "plain UTF-8 text");
 }
 
 // The zip64 extra field replaces each 32-bit value that is all ones, in this order.
@@ -208,7 +210,8 @@ Archive::Archive(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
   for (const auto& [name, entry] : all) {
     const std::size_t slash = name.find('/');
     if (slash == std::string::npos || (!prefix_.empty() && name.compare(0, prefix_.size(), prefix_) != 0)) {
-      throw_error(ErrorKind::kInvalidFile, path, " is no .pt2 file: entry '", name, "' is not in one top folder with the others");
+      throw_error(ErrorKind::kInvalidFile, path, " is no .pt2 file: entry '", name,
+                  "' is not in one top folder with the others");
     }
     if (prefix_.empty()) prefix_ = name.substr(0, slash + 1);
   }
@@ -229,12 +232,13 @@ std::vector<std::string> Archive::names() const {
 
 std::span<const std::byte> Archive::read(std::string_view name) const {
   const auto it = entries_.find(name);
-  if (it == entries_.end()) throw_error(ErrorKind::kInvalidFile, file_->path(), " has no entry '", std::string(name), "'");
+  if (it == entries_.end())
+    throw_error(ErrorKind::kInvalidFile, file_->path(), " has no entry '", std::string(name), "'");
   const Reader reader(file_->bytes(), file_->path());
   const Entry& entry = it->second;
   if (reader.at<std::uint32_t>(entry.header_offset) != kLocalHeader) {
-    throw_error(ErrorKind::kInvalidFile, file_->path(), " is damaged: entry '", std::string(name), "' has no header at offset ",
-                entry.header_offset);
+    throw_error(ErrorKind::kInvalidFile, file_->path(), " is damaged: entry '", std::string(name),
+                "' has no header at offset ", entry.header_offset);
   }
   const auto name_length = reader.at<std::uint16_t>(entry.header_offset + 26);
   const auto extra_length = reader.at<std::uint16_t>(entry.header_offset + 28);
@@ -244,8 +248,8 @@ std::span<const std::byte> Archive::read(std::string_view name) const {
   }
   const std::uint64_t data = entry.header_offset + kLocalSize + name_length + extra_length;
   if (data > directory_offset_ || entry.size > directory_offset_ - data) {
-    throw_error(ErrorKind::kInvalidFile, file_->path(), " is damaged: entry '", std::string(name), "' claims ", entry.size,
-                " bytes at offset ", data, ", past the zip directory at ", directory_offset_);
+    throw_error(ErrorKind::kInvalidFile, file_->path(), " is damaged: entry '", std::string(name), "' claims ",
+                entry.size, " bytes at offset ", data, ", past the zip directory at ", directory_offset_);
   }
   return file_->bytes().subspan(data, entry.size);
 }

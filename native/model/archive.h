@@ -32,7 +32,8 @@ class MappedFile {
 class Archive {
  public:
   // Reads the directory of the archive. Refuses compressed or encrypted entries, names that leave the archive,
-  // duplicate names, overlapping entries, and offsets and sizes that do not fit the file (kInvalidFile, naming the file and the entry).
+  // duplicate names, overlapping entries, and offsets and sizes that do not fit the file (kInvalidFile, naming the file
+  // and the entry).
   explicit Archive(std::shared_ptr<const MappedFile> file);
 
   const std::shared_ptr<const MappedFile>& file() const noexcept { return file_; }

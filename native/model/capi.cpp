@@ -50,8 +50,8 @@ const untorch::Tensor* unwrap(const untorch_tensor* tensor) { return reinterpret
 untorch_tensor* wrap(untorch::Tensor* tensor) { return reinterpret_cast<untorch_tensor*>(tensor); }
 
 untorch::TensorView to_view(const untorch_view& view) {
-  check(view.ndim >= 0 && (view.ndim == 0 || (view.sizes != nullptr && view.strides != nullptr)),
-        "a view has ", view.ndim, " dimensions but no sizes or strides");
+  check(view.ndim >= 0 && (view.ndim == 0 || (view.sizes != nullptr && view.strides != nullptr)), "a view has ",
+        view.ndim, " dimensions but no sizes or strides");
   const auto ndim = static_cast<std::size_t>(view.ndim);
   return {view.data,
           static_cast<untorch::DType>(view.dtype),
@@ -73,8 +73,8 @@ untorch_status untorch_program_open(const char* path, const untorch_load_options
     check(path != nullptr && out != nullptr, "untorch_program_open: path and out must not be null");
     untorch::LoadOptions load;
     if (options != nullptr) {
-      check(options->struct_size == sizeof(untorch_load_options), "untorch_load_options: struct_size is ", options->struct_size,
-            ", expected ", sizeof(untorch_load_options));
+      check(options->struct_size == sizeof(untorch_load_options), "untorch_load_options: struct_size is ",
+            options->struct_size, ", expected ", sizeof(untorch_load_options));
       if (options->device != nullptr) load.device = options->device;
       load.num_runners = options->num_runners;
       load.num_threads = options->num_threads;
@@ -110,7 +110,8 @@ untorch_method* untorch_program_find(const untorch_program* program, const char*
   return nullptr;
 }
 
-untorch_status untorch_program_entry(const untorch_program* program, const char* name, const void** data, size_t* length) {
+untorch_status untorch_program_entry(const untorch_program* program, const char* name, const void** data,
+                                     size_t* length) {
   return guarded([&] {
     const auto bytes = program->program->archive().read(name);
     *data = bytes.data();

@@ -73,8 +73,8 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     }
     check_code(api.blob_size(handle_, &expected), "asking for the size of the weights");
     if (blob.size() < expected) {
-      throw_error(ErrorKind::kInvalidFile, path, ": '", *spec.weights_blob, "' holds ", blob.size(), " bytes of weights, ",
-                  spec.library, " needs ", expected);
+      throw_error(ErrorKind::kInvalidFile, path, ": '", *spec.weights_blob, "' holds ", blob.size(),
+                  " bytes of weights, ", spec.library, " needs ", expected);
     }
     check_code(api.load_blob(handle_, reinterpret_cast<const std::uint8_t*>(blob.data())), "loading the weights");
     return;
@@ -82,7 +82,8 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   if (!spec.has_specs) {
     // A stock package has the weights in the library. One of ours without its manifest would run without any.
     if (!library_->is_own()) return;
-    throw_error(ErrorKind::kInvalidFile, path, " is damaged: ", spec.library, " was compiled for untorch, but there is no manifest");
+    throw_error(ErrorKind::kInvalidFile, path, " is damaged: ", spec.library,
+                " was compiled for untorch, but there is no manifest");
   }
 
   std::size_t count = 0;
@@ -97,7 +98,8 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   std::unordered_map<std::string, AtenTensorHandle> map;
   for (std::size_t i = 0; i < count; ++i) {
     bool folded = false;
-    if (api.constant_from_folded != nullptr) check_code(api.constant_from_folded(handle_, i, &folded), "asking for a weight");
+    if (api.constant_from_folded != nullptr)
+      check_code(api.constant_from_folded(handle_, i, &folded), "asking for a weight");
     if (folded) continue;  // computed by the model itself
     const char* raw_name = nullptr;
     std::int32_t dtype = 0;
@@ -139,7 +141,8 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   if (pairs.empty()) return;
   const shims::HandleTracker tracker(extra_handles_);
   if (api.set_constants_pairs != nullptr) {
-    check_code(api.set_constants_pairs(handle_, pairs.data(), pairs.size(), false, true), "giving the model its weights");
+    check_code(api.set_constants_pairs(handle_, pairs.data(), pairs.size(), false, true),
+               "giving the model its weights");
   } else if (api.set_constants_map != nullptr) {
     check_code(api.set_constants_map(handle_, &map, false, true), "giving the model its weights");
   } else {
@@ -191,8 +194,9 @@ void Container::fail(const std::string& what) const {
   if (where.find("input_handles[") != std::string::npos) {
     // The library's own check of what the caller passed.
     if (where.find(">= 2, but got: 1") != std::string::npos) {
-      where += " (torch.export took the size to be 2 or more; if it may be 1, export with untorch, or compile with "
-               "aot_inductor.check_lowerbound=False, or set AOTI_RUNTIME_CHECK_INPUTS=0 to do without any check)";
+      where +=
+          " (torch.export took the size to be 2 or more; if it may be 1, export with untorch, or compile with "
+          "aot_inductor.check_lowerbound=False, or set AOTI_RUNTIME_CHECK_INPUTS=0 to do without any check)";
     }
     throw Error(ErrorKind::kInvalidArgument, "method '" + method_ + "': the inputs do not fit: " + where);
   }

@@ -49,7 +49,7 @@ class Container {
   std::string method_;
   std::unique_ptr<ModelLibrary> library_;
   ModelApi::Handle handle_ = nullptr;
-  std::vector<TensorPtr> constants_;  // the container borrows them
+  std::vector<TensorPtr> constants_;           // the container borrows them
   std::unordered_set<Tensor*> extra_handles_;  // on the same storages: the container makes them and forgets them
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::string in_spec_, out_spec_;

@@ -20,9 +20,7 @@ constexpr std::uint16_t kMachine = EM_AARCH64;
 #error "untorch runs on x86-64 and aarch64"
 #endif
 
-bool is_libtorch(const std::string& name) {
-  return name.rfind("libtorch", 0) == 0 || name.rfind("libc10", 0) == 0;
-}
+bool is_libtorch(const std::string& name) { return name.rfind("libtorch", 0) == 0 || name.rfind("libc10", 0) == 0; }
 
 class Image {
  public:
@@ -61,14 +59,22 @@ class Image {
 
 std::string elf_machine_name(std::uint16_t machine) {
   switch (machine) {
-    case EM_X86_64: return "x86_64";
-    case EM_AARCH64: return "aarch64";
-    case EM_386: return "i386";
-    case EM_ARM: return "arm";
-    case EM_PPC64: return "ppc64";
-    case EM_S390: return "s390x";
-    case EM_RISCV: return "riscv";
-    default: return "machine " + std::to_string(machine);
+    case EM_X86_64:
+      return "x86_64";
+    case EM_AARCH64:
+      return "aarch64";
+    case EM_386:
+      return "i386";
+    case EM_ARM:
+      return "arm";
+    case EM_PPC64:
+      return "ppc64";
+    case EM_S390:
+      return "s390x";
+    case EM_RISCV:
+      return "riscv";
+    default:
+      return "machine " + std::to_string(machine);
   }
 }
 
@@ -113,7 +119,8 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
   // Addresses in the dynamic section are virtual; this is where they lie in the file.
   const auto file_offset = [&](std::uint64_t address) -> std::uint64_t {
     for (const auto& load : loads) {
-      if (address >= load.p_vaddr && address - load.p_vaddr < load.p_filesz) return load.p_offset + (address - load.p_vaddr);
+      if (address >= load.p_vaddr && address - load.p_vaddr < load.p_filesz)
+        return load.p_offset + (address - load.p_vaddr);
     }
     image.damaged("an address lies in no segment");
   };
@@ -153,7 +160,8 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
   for (std::uint64_t i = 1; i < count; ++i) {
     const auto symbol = image.at<Elf64_Sym>(symbols + i * sizeof(Elf64_Sym));
     if (symbol.st_shndx != SHN_UNDEF || symbol.st_name == 0) continue;
-    undefined_.push_back({image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK});
+    undefined_.push_back(
+        {image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK});
     total += undefined_.back().name.size();
     if (total > 4 * image.size()) image.damaged("its symbols' names overlap");
   }
@@ -176,13 +184,15 @@ void ElfLibrary::rebind_libtorch(std::span<std::byte> copy, const std::string& s
     if (is_libtorch(entry.name) && entry.name.size() >= soname.size()) host = &entry;
   }
   if (host == nullptr) {
-    throw_error(ErrorKind::kUnsupported, name_, " needs libtorch under a name that is too short to be replaced by ", soname);
+    throw_error(ErrorKind::kUnsupported, name_, " needs libtorch under a name that is too short to be replaced by ",
+                soname);
   }
   std::memcpy(copy.data() + strings_file_offset_ + host->string_offset, soname.c_str(), soname.size() + 1);
   for (const auto& entry : needed_entries_) {
     if (!is_libtorch(entry.name)) continue;
     // The entry is { tag, value }; the value is the name's offset in the string table.
-    std::memcpy(copy.data() + entry.entry_offset + offsetof(Elf64_Dyn, d_un), &host->string_offset, sizeof(std::uint64_t));
+    std::memcpy(copy.data() + entry.entry_offset + offsetof(Elf64_Dyn, d_un), &host->string_offset,
+                sizeof(std::uint64_t));
   }
 }
 

@@ -28,8 +28,8 @@ class ElfLibrary {
   // Rewrites, in `copy` (the same bytes, writeable), the needed libtorch libraries to `soname`: one of the old names is
   // overwritten by it in the string table and the other entries are pointed to the same place, so that no byte moves.
   void rebind_libtorch(std::span<std::byte> copy, const std::string& soname) const;
-  // Offset of a program header that asks for an executable stack, 0 when there is none. Weights that were assembled into
-  // a library ask for one by accident, and newer C libraries then refuse to open it.
+  // Offset of a program header that asks for an executable stack, 0 when there is none. Weights that were assembled
+  // into a library ask for one by accident, and newer C libraries then refuse to open it.
   std::uint64_t executable_stack() const noexcept { return executable_stack_; }
   // Takes that wish out of `copy`.
   void clear_executable_stack(std::span<std::byte> copy) const;

@@ -29,7 +29,8 @@ class Parser {
   }
 
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r')) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
+      ++at_;
   }
 
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
@@ -49,9 +50,12 @@ class Parser {
     if (depth > kMaxDepth) fail("nested too deeply");
     skip_space();
     switch (peek()) {
-      case '{': return Value(parse_object(depth));
-      case '[': return Value(parse_array(depth));
-      case '"': return Value(parse_string());
+      case '{':
+        return Value(parse_object(depth));
+      case '[':
+        return Value(parse_array(depth));
+      case '"':
+        return Value(parse_string());
       case 't':
         if (literal("true")) return Value(true);
         break;
@@ -140,14 +144,30 @@ class Parser {
       const char escape = peek();
       ++at_;
       switch (escape) {
-        case '"': out += '"'; break;
-        case '\\': out += '\\'; break;
-        case '/': out += '/'; break;
-        case 'b': out += '\b'; break;
-        case 'f': out += '\f'; break;
-        case 'n': out += '\n'; break;
-        case 'r': out += '\r'; break;
-        case 't': out += '\t'; break;
+        case '"':
+          out += '"';
+          break;
+        case '\\':
+          out += '\\';
+          break;
+        case '/':
+          out += '/';
+          break;
+        case 'b':
+          out += '\b';
+          break;
+        case 'f':
+          out += '\f';
+          break;
+        case 'n':
+          out += '\n';
+          break;
+        case 'r':
+          out += '\r';
+          break;
+        case 't':
+          out += '\t';
+          break;
         case 'u': {
           unsigned code = parse_hex4();
           if (code >= 0xd800 && code < 0xdc00) {
@@ -162,7 +182,8 @@ class Parser {
           append_utf8(out, code);
           break;
         }
-        default: fail("unknown escape");
+        default:
+          fail("unknown escape");
       }
     }
   }

@@ -65,7 +65,8 @@ std::string unique_path(int fd) {
 
 int copy_to_memory(std::span<const std::byte> bytes, const ElfLibrary& elf, const std::string& name) {
   const int fd = memfd_create("untorch-model", MFD_CLOEXEC);
-  if (fd < 0) throw_error(ErrorKind::kUnsupported, "cannot create a memory file for ", name, ": ", std::strerror(errno));
+  if (fd < 0)
+    throw_error(ErrorKind::kUnsupported, "cannot create a memory file for ", name, ": ", std::strerror(errno));
   const auto fail = [&](const char* what) {
     const int error = errno;
     close(fd);

@@ -17,7 +17,8 @@ struct ModelApi {
     const char* name;
     AtenTensorHandle handle;
   };
-  std::int32_t (*create)(Handle* container, std::size_t num_models, const char* device, const char* cubin_dir) = nullptr;
+  std::int32_t (*create)(Handle* container, std::size_t num_models, const char* device,
+                         const char* cubin_dir) = nullptr;
   std::int32_t (*destroy)(Handle container) = nullptr;
   std::int32_t (*run)(Handle container, AtenTensorHandle* inputs, std::size_t num_inputs, AtenTensorHandle* outputs,
                       std::size_t num_outputs, void* stream, void* proxy_executor) = nullptr;

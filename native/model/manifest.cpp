@@ -50,7 +50,8 @@ class Reader {
     if (version < 1) throw_error(ErrorKind::kInvalidFile, what, " has the impossible format version ", version);
     Manifest manifest;
     for (const json::Value& weight : root.at("weights", what).as_array(what + " weights")) {
-      manifest.weights.push_back(read_weight(weight, what + " weights[" + std::to_string(manifest.weights.size()) + "]"));
+      manifest.weights.push_back(
+          read_weight(weight, what + " weights[" + std::to_string(manifest.weights.size()) + "]"));
     }
     for (const auto& [name, method] : root.at("methods", what).as_object(what + " methods")) {
       manifest.methods.push_back(read_method(name, method, manifest.weights, what + " method '" + name + "'"));
@@ -62,7 +63,8 @@ class Reader {
  private:
   std::string entry(const json::Value& value, const std::string& what) const {
     const std::string& name = value.as_string(what);
-    if (!archive_.contains(name)) throw_error(ErrorKind::kInvalidFile, what, " names '", name, "', which is not in the archive");
+    if (!archive_.contains(name))
+      throw_error(ErrorKind::kInvalidFile, what, " names '", name, "', which is not in the archive");
     return name;
   }
 
@@ -73,10 +75,12 @@ class Reader {
   }
 
   WeightSpec read_weight(const json::Value& value, const std::string& what) const {
-    WeightSpec weight{entry(value.at("file", what), what + " file"), natural(value.at("nbytes", what), what + " nbytes")};
+    WeightSpec weight{entry(value.at("file", what), what + " file"),
+                      natural(value.at("nbytes", what), what + " nbytes")};
     const std::size_t actual = archive_.read(weight.file).size();
     if (actual < weight.nbytes) {
-      throw_error(ErrorKind::kInvalidFile, what, ": '", weight.file, "' holds ", actual, " bytes, the manifest says ", weight.nbytes);
+      throw_error(ErrorKind::kInvalidFile, what, ": '", weight.file, "' holds ", actual, " bytes, the manifest says ",
+                  weight.nbytes);
     }
     return weight;
   }
@@ -105,8 +109,10 @@ class Reader {
       dim.kind = DimSpec::kSymbol;
       dim.text = symbol->as_string(what + " symbol");
       dim.symbol = symbol_index(method, dim.text);
-      if (const json::Value* min = value.find("min", what); min != nullptr && !min->is_null()) dim.min = min->as_int(what + " min");
-      if (const json::Value* max = value.find("max", what); max != nullptr && !max->is_null()) dim.max = max->as_int(what + " max");
+      if (const json::Value* min = value.find("min", what); min != nullptr && !min->is_null())
+        dim.min = min->as_int(what + " min");
+      if (const json::Value* max = value.find("max", what); max != nullptr && !max->is_null())
+        dim.max = max->as_int(what + " max");
       return dim;
     }
     if (const json::Value* expression = value.find("expr", what)) dim.text = expression->as_string(what + " expr");
@@ -114,7 +120,7 @@ class Reader {
     if (rpn == nullptr || rpn->is_null()) return dim;  // an expression that has no postfix form is not checked here
     dim.kind = DimSpec::kExpression;
     static const std::map<std::string, DimSpec::Token::Op> kOperators = {
-        {"+", DimSpec::Token::kAdd},      {"-", DimSpec::Token::kSub}, {"*", DimSpec::Token::kMul},
+        {"+", DimSpec::Token::kAdd},       {"-", DimSpec::Token::kSub}, {"*", DimSpec::Token::kMul},
         {"//", DimSpec::Token::kFloorDiv}, {"%", DimSpec::Token::kMod}, {"min", DimSpec::Token::kMin},
         {"max", DimSpec::Token::kMax}};
     int depth = 0;
@@ -144,7 +150,8 @@ class Reader {
     for (const json::Value& dim : value.at("shape", what).as_array(what + " shape")) {
       spec.shape.push_back(read_dim(method, dim, what + " shape"));
     }
-    if (const json::Value* contiguous = value.find("contiguous", what)) spec.contiguous = contiguous->as_bool(what + " contiguous");
+    if (const json::Value* contiguous = value.find("contiguous", what))
+      spec.contiguous = contiguous->as_bool(what + " contiguous");
     if (const json::Value* mutated = value.find("mutated", what)) spec.mutated = mutated->as_bool(what + " mutated");
     const json::Value* strides = value.find("strides", what);
     if (strides != nullptr && !strides->is_null() && !spec.contiguous) {
@@ -153,23 +160,27 @@ class Reader {
       if (all) {
         spec.strides = read_ints(*strides, what + " strides");
         if (spec.strides->size() != spec.shape.size()) {
-          throw_error(ErrorKind::kInvalidFile, what, " has ", spec.shape.size(), " sizes and ", spec.strides->size(), " strides");
+          throw_error(ErrorKind::kInvalidFile, what, " has ", spec.shape.size(), " sizes and ", spec.strides->size(),
+                      " strides");
         }
       }
     }
     return spec;
   }
 
-  ConstantSpec read_constant(const json::Value& value, const std::vector<WeightSpec>& weights, const std::string& what) const {
+  ConstantSpec read_constant(const json::Value& value, const std::vector<WeightSpec>& weights,
+                             const std::string& what) const {
     ConstantSpec constant;
     constant.name = value.at("name", what).as_string(what + " name");
     constant.fqn = value.at("fqn", what).as_string(what + " fqn");
     constant.dtype = dtype_from_name(value.at("dtype", what).as_string(what + " dtype"), what);
     constant.shape = read_ints(value.at("shape", what), what + " shape");
     constant.strides = read_ints(value.at("strides", what), what + " strides");
-    constant.storage_offset = static_cast<std::int64_t>(natural(value.at("storage_offset", what), what + " storage_offset"));
+    constant.storage_offset =
+        static_cast<std::int64_t>(natural(value.at("storage_offset", what), what + " storage_offset"));
     constant.weight = natural(value.at("weight", what), what + " weight");
-    if (const json::Value* mutated = value.find("mutated", what)) constant.mutated = mutated->as_bool(what + " mutated");
+    if (const json::Value* mutated = value.find("mutated", what))
+      constant.mutated = mutated->as_bool(what + " mutated");
     if (constant.weight >= weights.size()) {
       throw_error(ErrorKind::kInvalidFile, what, " names weight ", constant.weight, " of ", weights.size());
     }
@@ -181,8 +192,8 @@ class Reader {
     }
     const auto itemsize = static_cast<std::int64_t>(element_size(constant.dtype));
     if ((__builtin_add_overflow(extent, constant.storage_offset, &elements) ||
-                        __builtin_mul_overflow(elements, itemsize, &bytes) ||
-                        static_cast<std::uint64_t>(bytes) > weights[constant.weight].nbytes)) {
+         __builtin_mul_overflow(elements, itemsize, &bytes) ||
+         static_cast<std::uint64_t>(bytes) > weights[constant.weight].nbytes)) {
       throw_error(ErrorKind::kInvalidFile, what, " (", to_string(constant.shape), " ", dtype_name(constant.dtype),
                   ") does not fit into its weight of ", weights[constant.weight].nbytes, " bytes");
     }
@@ -228,7 +239,9 @@ class Reader {
 // torch's names for instruction sets, as Linux calls the features that decide.
 std::vector<std::string> features_of_stock_isa(const std::string& isa) {
   std::vector<std::string> features;
-  const auto has = [&](const char* token) { return (" " + isa + " ").find(std::string(" ") + token + " ") != std::string::npos; };
+  const auto has = [&](const char* token) {
+    return (" " + isa + " ").find(std::string(" ") + token + " ") != std::string::npos;
+  };
   if (has("AVX2")) features = {"avx2", "fma"};
   if (has("AVX512")) features = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"};
   if (has("AVX512_VNNI")) features.emplace_back("avx512_vnni");
@@ -252,15 +265,17 @@ Manifest read_stock(const Archive& archive) {
     } else if (ends_with(file, "_weights.blob")) {
       method.weights_blob = name;
     } else if (ends_with(file, "weights_config.json")) {
-      throw_error(ErrorKind::kUnsupported, path, ": method '", method_name,
-                  "' keeps its weights as pickles, which only PyTorch can read; compile it with "
-                  "aot_inductor.package_constants_on_disk_format=\"binary_blob\", with the weights in the library, or with "
-                  "untorch.export");
+      throw_error(
+          ErrorKind::kUnsupported, path, ": method '", method_name,
+          "' keeps its weights as pickles, which only PyTorch can read; compile it with "
+          "aot_inductor.package_constants_on_disk_format=\"binary_blob\", with the weights in the library, or with "
+          "untorch.export");
     } else if (ends_with(file, "wrapper_metadata.json") || ends_with(file, ".so_metadata.json")) {
       const std::string what = path + ": " + name;
       const json::Value metadata = json::parse(archive.text(name), what);
       if (const json::Value* device = metadata.find("AOTI_DEVICE_KEY", what)) method.device = device->as_string(what);
-      if (const json::Value* machine = metadata.find("AOTI_MACHINE", what)) method.architecture = machine->as_string(what);
+      if (const json::Value* machine = metadata.find("AOTI_MACHINE", what))
+        method.architecture = machine->as_string(what);
       if (const json::Value* isa = metadata.find("AOTI_CPU_ISA", what)) {
         method.cpu_features = features_of_stock_isa(isa->as_string(what));
       }
@@ -271,11 +286,13 @@ Manifest read_stock(const Archive& archive) {
   Manifest manifest;
   manifest.stock = true;
   for (auto& [name, method] : methods) {
-    if (method.library.empty()) throw_error(ErrorKind::kInvalidFile, path, ": method '", name, "' has no model library");
+    if (method.library.empty())
+      throw_error(ErrorKind::kInvalidFile, path, ": method '", name, "' has no model library");
     manifest.methods.push_back(std::move(method));
   }
   if (manifest.methods.empty()) {
-    throw_error(ErrorKind::kInvalidFile, path, " holds no compiled model: it has no ", kMethods, "<method>/*.so (is it a "
+    throw_error(ErrorKind::kInvalidFile, path, " holds no compiled model: it has no ", kMethods,
+                "<method>/*.so (is it a "
                 "torch.export archive that was never compiled? see untorch.export.export)");
   }
   return manifest;

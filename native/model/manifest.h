@@ -14,10 +14,10 @@ namespace untorch {
 // One dimension of an input: a number, a symbol with a range, or an expression over symbols in postfix order.
 struct DimSpec {
   enum Kind { kFixed, kSymbol, kExpression, kAny } kind = kAny;
-  std::int64_t value = 0;                          // kFixed
-  std::size_t symbol = 0;                          // kSymbol: index into MethodSpec::symbols
-  std::string text;                                // kSymbol: its name; kExpression: "2*s0", for messages
-  std::int64_t min = 0, max = INT64_MAX;           // kSymbol
+  std::int64_t value = 0;                 // kFixed
+  std::size_t symbol = 0;                 // kSymbol: index into MethodSpec::symbols
+  std::string text;                       // kSymbol: its name; kExpression: "2*s0", for messages
+  std::int64_t min = 0, max = INT64_MAX;  // kSymbol
   struct Token {
     enum Op { kNumber, kSymbolValue, kAdd, kSub, kMul, kFloorDiv, kMod, kMin, kMax } op;
     std::int64_t number;  // the number, or the symbol's index
@@ -29,9 +29,9 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kFloat32;
   std::vector<DimSpec> shape;
-  bool contiguous = false;                             // row-major strides are expected
-  bool mutated = false;                                // the model writes into it
-  std::optional<std::vector<std::int64_t>> strides;    // expected when not contiguous and all are numbers
+  bool contiguous = false;                           // row-major strides are expected
+  bool mutated = false;                              // the model writes into it
+  std::optional<std::vector<std::int64_t>> strides;  // expected when not contiguous and all are numbers
 };
 
 struct ConstantSpec {
@@ -51,14 +51,14 @@ struct WeightSpec {
 
 struct MethodSpec {
   std::string name;
-  std::string library;                       // archive entry
-  std::optional<std::string> extern_nodes;   // archive entry: operators that go to the proxy executor
-  std::optional<std::string> weights_blob;   // archive entry of a stock package with its weights beside the library
+  std::string library;                      // archive entry
+  std::optional<std::string> extern_nodes;  // archive entry: operators that go to the proxy executor
+  std::optional<std::string> weights_blob;  // archive entry of a stock package with its weights beside the library
   std::string device = "cpu";
   std::string cpu_target;
   std::string architecture;
   std::vector<std::string> cpu_features;
-  bool has_specs = false;                    // inputs, outputs and constants below are known (false: a stock package)
+  bool has_specs = false;  // inputs, outputs and constants below are known (false: a stock package)
   std::vector<std::string> symbols;
   std::vector<TensorSpec> inputs;
   std::size_t num_outputs = 0;

@@ -26,8 +26,8 @@ void check_machine(const std::string& path, const MethodSpec& spec, const std::s
     throw_error(ErrorKind::kInvalidArgument, "unknown device '", device, "', expected \"cpu\" or \"cuda[:index]\"");
   }
   if (!wanted.empty() && wanted != base) {
-    throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base, " and cannot run on ",
-                device, ": export it for that device");
+    throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base,
+                " and cannot run on ", device, ": export it for that device");
   }
   if (base != "cpu") {
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
@@ -40,8 +40,7 @@ void check_machine(const std::string& path, const MethodSpec& spec, const std::s
   const std::vector<std::string> missing = missing_cpu_features(spec.cpu_features);
   if (!missing.empty()) {
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for a CPU with ", join(missing),
-                ", which this one lacks",
-                spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
+                ", which this one lacks", spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
                 ": export it with cpu=\"x86-64-v3\" or for this machine");
   }
 }
@@ -92,9 +91,14 @@ bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std:
         a = b == -1 ? 0 : a % b;
         if (a != 0 && (a < 0) != (b < 0)) a += b;
         break;
-      case Token::kMin: a = std::min(a, b); break;
-      case Token::kMax: a = std::max(a, b); break;
-      default: return false;
+      case Token::kMin:
+        a = std::min(a, b);
+        break;
+      case Token::kMax:
+        a = std::max(a, b);
+        break;
+      default:
+        return false;
     }
   }
   result = stack.back();
@@ -148,14 +152,16 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative sizes ",
                   to_string(input.sizes));
     }
-    const bool has_elements = std::all_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s != 0; });
-    if (has_elements && (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(input.dtype) != 0)) {
+    const bool has_elements =
+        std::all_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s != 0; });
+    if (has_elements &&
+        (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(input.dtype) != 0)) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': its memory is ",
                   input.data == nullptr ? "null" : "not aligned to its dtype: pass a copy");
     }
     if (input.device.type != DeviceType::kCPU) {
-      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ", device_name(input.device),
-                  ", expected cpu");
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ",
+                  device_name(input.device), ", expected cpu");
     }
     if (std::any_of(input.strides.begin(), input.strides.end(), [](std::int64_t s) { return s < 0; })) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative strides ",
@@ -170,12 +176,14 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
     const TensorView& input = inputs[i];
     const TensorSpec& expected = spec_.inputs[i];
     const auto fail = [&](const auto&... parts) {
-      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ", describe(expected),
-                  ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ",
+                  describe(expected), ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
     };
-    if (expected.mutated && input.read_only) fail(", read-only: the model writes into this input, pass memory that may be written");
+    if (expected.mutated && input.read_only)
+      fail(", read-only: the model writes into this input, pass memory that may be written");
     if (input.dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
-    if (input.sizes.size() != expected.shape.size()) fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
+    if (input.sizes.size() != expected.shape.size())
+      fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
     bool empty = false;
     for (std::size_t d = 0; d < input.sizes.size(); ++d) {
       const DimSpec& dim = expected.shape[d];
@@ -189,7 +197,8 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
       }
       std::int64_t& value = symbols[dim.symbol];
       if (value >= 0 && value != size) {
-        fail(": dimension ", d, " must be ", value, ", as ", dim.text, " is in input '", spec_.inputs[bound_by[dim.symbol]].name, "'");
+        fail(": dimension ", d, " must be ", value, ", as ", dim.text, " is in input '",
+             spec_.inputs[bound_by[dim.symbol]].name, "'");
       }
       value = size;
       bound_by[dim.symbol] = i;
@@ -197,10 +206,13 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
     if (empty) continue;
     std::int64_t running = 1;
     for (std::size_t d = input.sizes.size(); d-- > 0;) {
-      const std::int64_t want = expected.contiguous ? running : expected.strides ? (*expected.strides)[d] : input.strides[d];
+      const std::int64_t want = expected.contiguous ? running
+                                : expected.strides  ? (*expected.strides)[d]
+                                                    : input.strides[d];
       if (input.sizes[d] != 1 && input.strides[d] != want) {
         if (expected.contiguous) {
-          fail(" with strides ", to_string(input.strides), ": it must be contiguous (numpy.ascontiguousarray makes it so)");
+          fail(" with strides ", to_string(input.strides),
+               ": it must be contiguous (numpy.ascontiguousarray makes it so)");
         }
         fail(" with strides ", to_string(input.strides), ": expected strides ", to_string(*expected.strides));
       }
@@ -213,8 +225,8 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
       std::int64_t value = 0;
       if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && inputs[i].sizes[d] != value) {
         throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", spec_.inputs[i].name, "': expected ",
-                    describe(spec_.inputs[i]), ", got ", dtype_name(inputs[i].dtype), to_string(inputs[i].sizes), ": dimension ", d,
-                    " must be ", dim.text, " = ", value);
+                    describe(spec_.inputs[i]), ", got ", dtype_name(inputs[i].dtype), to_string(inputs[i].sizes),
+                    ": dimension ", d, " must be ", dim.text, " = ", value);
       }
     }
   }
@@ -223,11 +235,11 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
 void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
   const std::shared_ptr<Container> container = this->container();
   if (inputs.size() != container->num_inputs()) {
-    throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "': expected ", container->num_inputs(), " tensors, got ",
-                inputs.size());
+    throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "': expected ", container->num_inputs(),
+                " tensors, got ", inputs.size());
   }
-  check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name, "': expected room for ",
-        container->num_outputs(), " outputs");
+  check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name,
+        "': expected room for ", container->num_outputs(), " outputs");
   check_inputs(inputs);
 
   constexpr std::size_t kFew = 8;

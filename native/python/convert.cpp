@@ -56,11 +56,16 @@ const TypeRow* row_of(std::int32_t code) {
 std::int32_t code_of(PyArrayObject* array) {
   const int type = PyArray_TYPE(array);
   switch (type) {
-    case NPY_FLOAT32: return 6;
-    case NPY_INT64: return 4;
-    case NPY_LONGLONG: return 4;  // another name for 64 bits here
-    case NPY_ULONGLONG: return 29;
-    default: break;
+    case NPY_FLOAT32:
+      return 6;
+    case NPY_INT64:
+      return 4;
+    case NPY_LONGLONG:
+      return 4;  // another name for 64 bits here
+    case NPY_ULONGLONG:
+      return 29;
+    default:
+      break;
   }
   for (const TypeRow& row : kTypes) {
     if (row.numpy == type) return row.code;
@@ -88,8 +93,9 @@ PyArray_Descr* descr_of(const TypeRow& row) {
   PyObject* module = PyImport_ImportModule("ml_dtypes");
   if (module == nullptr) {
     PyErr_Clear();
-    const std::string message = std::string("the output is ") + row.name +
-                                ", for which numpy has no dtype: install ml_dtypes, or pass DLPack arrays to get DLPack back";
+    const std::string message =
+        std::string("the output is ") + row.name +
+        ", for which numpy has no dtype: install ml_dtypes, or pass DLPack arrays to get DLPack back";
     untorch_set_error(UNTORCH_UNSUPPORTED, message.c_str());
     raise_status(UNTORCH_UNSUPPORTED);
     return nullptr;
@@ -118,9 +124,7 @@ bool initialize_numpy() { return _import_array() >= 0; }
 
 bool is_numpy(PyObject* object) { return PyArray_Check(object) || PyArray_CheckScalar(object); }
 
-bool is_array(PyObject* object) {
-  return is_numpy(object) || PyObject_HasAttrString(object, "__dlpack__") != 0;
-}
+bool is_array(PyObject* object) { return is_numpy(object) || PyObject_HasAttrString(object, "__dlpack__") != 0; }
 
 Operand::~Operand() { Py_XDECREF(owner_); }
 
@@ -148,9 +152,9 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index)
     const std::string name = utf8 != nullptr ? utf8 : "?";
     Py_XDECREF(text);
     PyErr_Clear();
-    raise_argument(method, index, code < 0 ? "numpy dtype " + name + " has no counterpart in PyTorch"
-                                           : "the array's bytes are swapped (dtype " + name +
-                                                 "): pass a copy in native byte order");
+    raise_argument(method, index,
+                   code < 0 ? "numpy dtype " + name + " has no counterpart in PyTorch"
+                            : "the array's bytes are swapped (dtype " + name + "): pass a copy in native byte order");
     return false;
   }
   if (!PyArray_ISALIGNED(array)) {
@@ -192,7 +196,8 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
   if (PyCapsule_IsValid(owner_, "dltensor_versioned") != 0) {
     auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(owner_, "dltensor_versioned"));
     if (managed->major != 1) {
-      raise_argument(method, index, "DLPack version " + std::to_string(managed->major) + " is not supported, expected 1");
+      raise_argument(method, index,
+                     "DLPack version " + std::to_string(managed->major) + " is not supported, expected 1");
       return false;
     }
     tensor = &managed->dl_tensor;
@@ -206,15 +211,18 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
   // The capsule is not renamed: it stays the owner, and frees the tensor when it goes.
   std::int32_t code = -1;
   for (const TypeRow& row : kTypes) {
-    if (row.dl_code == tensor->dtype.code && row.bits == tensor->dtype.bits && tensor->dtype.lanes == 1) code = row.code;
+    if (row.dl_code == tensor->dtype.code && row.bits == tensor->dtype.bits && tensor->dtype.lanes == 1)
+      code = row.code;
   }
   if (tensor->ndim < 0 || tensor->ndim > kMaxDims) {
-    raise_argument(method, index, "DLPack tensors of " + std::to_string(tensor->ndim) + " dimensions are not supported");
+    raise_argument(method, index,
+                   "DLPack tensors of " + std::to_string(tensor->ndim) + " dimensions are not supported");
     return false;
   }
   if (code < 0) {
-    raise_argument(method, index, "DLPack type (code " + std::to_string(tensor->dtype.code) + ", " +
-                                      std::to_string(tensor->dtype.bits) + " bits) is not supported");
+    raise_argument(method, index,
+                   "DLPack type (code " + std::to_string(tensor->dtype.code) + ", " +
+                       std::to_string(tensor->dtype.bits) + " bits) is not supported");
     return false;
   }
   std::int64_t running = 1;
@@ -249,7 +257,8 @@ PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
     descr = nullptr;
   }
   if (descr == nullptr) {
-    if (row == nullptr) PyErr_Format(PyExc_TypeError, "an output has dtype code %d, which numpy cannot hold", view.dtype);
+    if (row == nullptr)
+      PyErr_Format(PyExc_TypeError, "an output has dtype code %d, which numpy cannot hold", view.dtype);
     untorch_tensor_free(tensor);
     return nullptr;
   }
@@ -362,7 +371,8 @@ PyObject* to_dlpack(untorch_tensor* tensor, PyObject* owner, bool versioned, boo
     return capsule;
   }
   if (read_only) {
-    PyErr_SetString(PyExc_BufferError, "the tensor is read-only, which only DLPack 1.0 can say: pass max_version=(1, 0)");
+    PyErr_SetString(PyExc_BufferError,
+                    "the tensor is read-only, which only DLPack 1.0 can say: pass max_version=(1, 0)");
     return nullptr;
   }
   DLManagedTensor* managed = nullptr;
@@ -376,9 +386,12 @@ constexpr struct {
   untorch_status status;
   const char* name;
 } kExceptions[] = {
-    {UNTORCH_INTERNAL, "UntorchError"},        {UNTORCH_INVALID_ARGUMENT, "InvalidArgumentError"},
-    {UNTORCH_INVALID_FILE, "InvalidFileError"}, {UNTORCH_UNSUPPORTED, "UnsupportedError"},
-    {UNTORCH_CLOSED, "ClosedError"},           {UNTORCH_OUT_OF_MEMORY, "OutOfMemoryError"},
+    {UNTORCH_INTERNAL, "UntorchError"},
+    {UNTORCH_INVALID_ARGUMENT, "InvalidArgumentError"},
+    {UNTORCH_INVALID_FILE, "InvalidFileError"},
+    {UNTORCH_UNSUPPORTED, "UnsupportedError"},
+    {UNTORCH_CLOSED, "ClosedError"},
+    {UNTORCH_OUT_OF_MEMORY, "OutOfMemoryError"},
     {UNTORCH_MODEL, "ModelError"},
 };
 
@@ -416,7 +429,8 @@ void store_python_error() {
   PyErr_NormalizeException(&type, &value, &traceback);
   untorch_status status = UNTORCH_MODEL;
   for (const auto& row : kExceptions) {
-    if (row.status != UNTORCH_INTERNAL && value != nullptr && PyObject_IsInstance(value, exception_class(row.status)) == 1) {
+    if (row.status != UNTORCH_INTERNAL && value != nullptr &&
+        PyObject_IsInstance(value, exception_class(row.status)) == 1) {
       status = row.status;
     }
   }

@@ -191,7 +191,8 @@ class Method {
     const std::size_t count = args.size();
     if (flat_inputs_ && flat_outputs_ >= 0 && count == num_inputs_ && kwargs.size() == 0) {
       bool arrays = true;
-      for (std::size_t i = 0; i < count && arrays; ++i) arrays = is_array(PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i)));
+      for (std::size_t i = 0; i < count && arrays; ++i)
+        arrays = is_array(PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i)));
       if (arrays) {
         nb::list results = run(args, nb::none());
         if (flat_outputs_ == 0) return results[0];
@@ -258,7 +259,8 @@ class Method {
         failed = array == nullptr;
         if (!failed) results.append(nb::steal(array));
       } else if (alias != nullptr) {
-        results.append(nb::cast(new Tensor(outputs[o], nb::borrow(alias->owner()), !alias->writable()), nb::rv_policy::take_ownership));
+        results.append(nb::cast(new Tensor(outputs[o], nb::borrow(alias->owner()), !alias->writable()),
+                                nb::rv_policy::take_ownership));
       } else {
         results.append(nb::cast(new Tensor(outputs[o], true), nb::rv_policy::take_ownership));
       }
@@ -331,7 +333,8 @@ class Program {
     nb::list out;
     const std::size_t count = untorch_program_num_methods(handle_->program);
     for (std::size_t i = 0; i < count; ++i) {
-      out.append(nb::cast(new Method(handle_, untorch_program_method(handle_->program, i)), nb::rv_policy::take_ownership));
+      out.append(
+          nb::cast(new Method(handle_, untorch_program_method(handle_->program, i)), nb::rv_policy::take_ownership));
     }
     return out;
   }
@@ -357,7 +360,8 @@ NB_MODULE(_core, m) {
 
   nb::class_<Tensor>(m, "Tensor", "An output array in the library's memory; exchange it through DLPack or numpy().")
       .def_prop_ro("shape", [](const Tensor& t) { return t.dims(false); })
-      .def_prop_ro("strides", [](const Tensor& t) { return t.dims(true); }, "In elements.")
+      .def_prop_ro(
+          "strides", [](const Tensor& t) { return t.dims(true); }, "In elements.")
       .def_prop_ro("dtype",
                    [](const Tensor& t) {
                      const char* name = dtype_name(t.view().dtype);

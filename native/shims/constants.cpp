@@ -58,7 +58,8 @@ UNTORCH_EXPORT std::size_t aoti_torch_dtype_element_size(std::int32_t dtype) {
   return untorch::element_size(static_cast<DType>(dtype));
 }
 
-// The libtorch whose interface these shims follow, in PyTorch's encoding (major, minor, patch in the top bytes): 2.15.0.
+// The libtorch whose interface these shims follow, in PyTorch's encoding (major, minor, patch in the top
+// bytes): 2.15.0.
 UNTORCH_EXPORT std::uint64_t aoti_torch_abi_version() { return (std::uint64_t{2} << 56) | (std::uint64_t{15} << 48); }
 
 }  // extern "C"

@@ -17,7 +17,8 @@ extern "C" {
 // where it happened, so the message itself is kept here for the loader to join.
 UNTORCH_EXPORT void aoti_torch_check(bool condition, const char* func, const char* file, std::uint32_t line,
                                      const char* msg) {
-  if (condition) [[likely]] return;
+  if (condition) [[likely]]
+    return;
   std::string text = msg != nullptr && *msg != '\0' ? msg : "check failed";
   text += " (" + std::string(func != nullptr ? func : "?") + ", " + (file != nullptr ? file : "?") + ":" +
           std::to_string(line) + ")";

@@ -65,8 +65,8 @@ inline Tensor& required(AtenTensorHandle handle, const char* op, const char* arg
 inline Tensor& cpu_input(AtenTensorHandle handle, const char* op, const char* argument) {
   Tensor& tensor = required(handle, op, argument);
   check(tensor.defined(), op, ": argument '", argument, "' is undefined");
-  check(tensor.device().type == DeviceType::kCPU, op, ": argument '", argument, "' is on ", device_name(tensor.device()),
-        ", expected cpu");
+  check(tensor.device().type == DeviceType::kCPU, op, ": argument '", argument, "' is on ",
+        device_name(tensor.device()), ", expected cpu");
   return tensor;
 }
 

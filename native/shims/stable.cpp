@@ -162,7 +162,7 @@ UNTORCH_SHIM torch_parallel_for(std::int64_t begin, std::int64_t end, std::int64
     }
     std::exception_ptr failure;
     std::mutex mutex;
-#pragma omp parallel num_threads(static_cast <int>(wanted))
+#pragma omp parallel num_threads(static_cast<int>(wanted))
     {
       const std::int64_t threads = omp_get_num_threads(), chunk = (total + threads - 1) / threads;
       const std::int64_t first = begin + omp_get_thread_num() * chunk, last = std::min(end, first + chunk);

@@ -41,7 +41,8 @@ std::unordered_set<Tensor*>*& untorch::shims::HandleTracker::current() noexcept 
 }
 
 UNTORCH_SHIM aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
-  if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->erase(unwrap(tensor));
+  if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]]
+    tracked->erase(unwrap(tensor));
   delete unwrap(tensor);
   return 0;
 }
@@ -144,7 +145,8 @@ UNTORCH_SHIM torch_has_storage(AtenTensorHandle tensor, bool* ret) {
 UNTORCH_SHIM aoti_torch_new_tensor_handle(AtenTensorHandle orig, AtenTensorHandle* ret) {
   return guarded("new_tensor_handle", [&] {
     give(ret, std::make_unique<Tensor>(required(orig, "new_tensor_handle", "orig_handle")), "new_tensor_handle");
-    if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]] tracked->insert(unwrap(*ret));
+    if (auto* tracked = HandleTracker::current(); tracked != nullptr) [[unlikely]]
+      tracked->insert(unwrap(*ret));
   });
 }
 

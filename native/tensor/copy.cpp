@@ -155,8 +155,8 @@ void convert_complex(const Tensor& dst, const Tensor& src, const Loops& loops) {
 
 void copy_cpu(const Tensor& dst, const Tensor& src) {
   check(dst.defined() && src.defined(), "copy: undefined tensor");
-  check(dst.device().type == DeviceType::kCPU && src.device().type == DeviceType::kCPU, "copy: expected CPU tensors, got ",
-        device_name(src.device()), " → ", device_name(dst.device()));
+  check(dst.device().type == DeviceType::kCPU && src.device().type == DeviceType::kCPU,
+        "copy: expected CPU tensors, got ", device_name(src.device()), " → ", device_name(dst.device()));
   const Loops loops = plan(dst, src);
   if (dst.numel() == 0) return;
   if (dst.dtype() == src.dtype()) {
@@ -165,8 +165,7 @@ void copy_cpu(const Tensor& dst, const Tensor& src) {
     convert_complex(dst, src, loops);
   } else {
     dispatch_real("copy", dst.dtype(), [&]<class To>() {
-      dispatch_real("copy", src.dtype(),
-                    [&]<class From>() { convert_rows(dst.data<To>(), src.data<From>(), loops); });
+      dispatch_real("copy", src.dtype(), [&]<class From>() { convert_rows(dst.data<To>(), src.data<From>(), loops); });
     });
   }
 }

@@ -10,20 +10,34 @@ namespace untorch {
 template <class Fn>
 decltype(auto) dispatch_real(const char* op, DType dtype, Fn&& fn) {
   switch (dtype) {
-    case DType::kUInt8: return fn.template operator()<std::uint8_t>();
-    case DType::kInt8: return fn.template operator()<std::int8_t>();
-    case DType::kInt16: return fn.template operator()<std::int16_t>();
-    case DType::kInt32: return fn.template operator()<std::int32_t>();
-    case DType::kInt64: return fn.template operator()<std::int64_t>();
-    case DType::kUInt16: return fn.template operator()<std::uint16_t>();
-    case DType::kUInt32: return fn.template operator()<std::uint32_t>();
-    case DType::kUInt64: return fn.template operator()<std::uint64_t>();
-    case DType::kBool: return fn.template operator()<bool>();
-    case DType::kFloat16: return fn.template operator()<Half>();
-    case DType::kBFloat16: return fn.template operator()<BFloat16>();
-    case DType::kFloat32: return fn.template operator()<float>();
-    case DType::kFloat64: return fn.template operator()<double>();
-    default: throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported");
+    case DType::kUInt8:
+      return fn.template operator()<std::uint8_t>();
+    case DType::kInt8:
+      return fn.template operator()<std::int8_t>();
+    case DType::kInt16:
+      return fn.template operator()<std::int16_t>();
+    case DType::kInt32:
+      return fn.template operator()<std::int32_t>();
+    case DType::kInt64:
+      return fn.template operator()<std::int64_t>();
+    case DType::kUInt16:
+      return fn.template operator()<std::uint16_t>();
+    case DType::kUInt32:
+      return fn.template operator()<std::uint32_t>();
+    case DType::kUInt64:
+      return fn.template operator()<std::uint64_t>();
+    case DType::kBool:
+      return fn.template operator()<bool>();
+    case DType::kFloat16:
+      return fn.template operator()<Half>();
+    case DType::kBFloat16:
+      return fn.template operator()<BFloat16>();
+    case DType::kFloat32:
+      return fn.template operator()<float>();
+    case DType::kFloat64:
+      return fn.template operator()<double>();
+    default:
+      throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported");
   }
 }
 
@@ -31,12 +45,17 @@ decltype(auto) dispatch_real(const char* op, DType dtype, Fn&& fn) {
 template <class Fn>
 decltype(auto) dispatch_floating(const char* op, DType dtype, Fn&& fn) {
   switch (dtype) {
-    case DType::kFloat16: return fn.template operator()<Half>();
-    case DType::kBFloat16: return fn.template operator()<BFloat16>();
-    case DType::kFloat32: return fn.template operator()<float>();
-    case DType::kFloat64: return fn.template operator()<double>();
+    case DType::kFloat16:
+      return fn.template operator()<Half>();
+    case DType::kBFloat16:
+      return fn.template operator()<BFloat16>();
+    case DType::kFloat32:
+      return fn.template operator()<float>();
+    case DType::kFloat64:
+      return fn.template operator()<double>();
     default:
-      throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported, expected a floating type");
+      throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype),
+                  " is not supported, expected a floating type");
   }
 }
 
@@ -44,12 +63,18 @@ decltype(auto) dispatch_floating(const char* op, DType dtype, Fn&& fn) {
 template <class Fn>
 decltype(auto) dispatch_width(const char* op, DType dtype, Fn&& fn) {
   switch (element_size(dtype)) {
-    case 1: return fn.template operator()<std::uint8_t>();
-    case 2: return fn.template operator()<std::uint16_t>();
-    case 4: return fn.template operator()<std::uint32_t>();
-    case 8: return fn.template operator()<std::uint64_t>();
-    case 16: return fn.template operator()<Complex128>();
-    default: throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported");
+    case 1:
+      return fn.template operator()<std::uint8_t>();
+    case 2:
+      return fn.template operator()<std::uint16_t>();
+    case 4:
+      return fn.template operator()<std::uint32_t>();
+    case 8:
+      return fn.template operator()<std::uint64_t>();
+    case 16:
+      return fn.template operator()<Complex128>();
+    default:
+      throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported");
   }
 }
 
@@ -57,10 +82,13 @@ decltype(auto) dispatch_width(const char* op, DType dtype, Fn&& fn) {
 template <class Fn>
 decltype(auto) dispatch_index(const char* op, DType dtype, Fn&& fn) {
   switch (dtype) {
-    case DType::kInt32: return fn.template operator()<std::int32_t>();
-    case DType::kInt64: return fn.template operator()<std::int64_t>();
+    case DType::kInt32:
+      return fn.template operator()<std::int32_t>();
+    case DType::kInt64:
+      return fn.template operator()<std::int64_t>();
     default:
-      throw_error(ErrorKind::kUnsupported, op, ": index dtype ", dtype_name(dtype), " is not supported, expected int32 or int64");
+      throw_error(ErrorKind::kUnsupported, op, ": index dtype ", dtype_name(dtype),
+                  " is not supported, expected int32 or int64");
   }
 }
 

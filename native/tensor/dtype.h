@@ -40,8 +40,8 @@ std::size_t element_size(DType dtype) noexcept;
 std::string dtype_name(DType dtype);
 // True for a code that element_size knows.
 inline bool is_known(DType dtype) noexcept { return element_size(dtype) != 0; }
-bool is_floating(DType dtype) noexcept;   // float16, bfloat16, float32, float64
-bool is_integral(DType dtype) noexcept;   // signed and unsigned integers, not bool
+bool is_floating(DType dtype) noexcept;  // float16, bfloat16, float32, float64
+bool is_integral(DType dtype) noexcept;  // signed and unsigned integers, not bool
 bool is_complex(DType dtype) noexcept;
 
 // IEEE binary16 and bfloat16 as storage types: arithmetic happens in float.
@@ -87,8 +87,7 @@ inline Half::operator float() const noexcept {
     return value;
   }
   const std::uint32_t u =
-      exponent == 31 ? sign | 0x7f800000u | (mantissa << 13)
-                     : sign | ((exponent + 112u) << 23) | (mantissa << 13);
+      exponent == 31 ? sign | 0x7f800000u | (mantissa << 13) : sign | ((exponent + 112u) << 23) | (mantissa << 13);
   std::memcpy(&value, &u, sizeof value);
   return value;
 }

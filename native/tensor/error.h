@@ -16,7 +16,7 @@ enum class ErrorKind : int {
   kUnsupported,      // well-formed, but this build or machine does not serve it
   kClosed,           // the program was closed
   kOutOfMemory,
-  kModel,            // the compiled model reported a failure
+  kModel,  // the compiled model reported a failure
 };
 
 class Error : public std::runtime_error {

@@ -35,7 +35,8 @@ class Storage {
 
   // Takes over `data`; `deleter` (may be null: borrowed memory) runs when the last reference goes.
   // `read_only` memory must not be offered to callers for writing.
-  Storage(void* data, std::size_t nbytes, Device device, Deleter deleter, void* context, bool read_only = false) noexcept
+  Storage(void* data, std::size_t nbytes, Device device, Deleter deleter, void* context,
+          bool read_only = false) noexcept
       : data_(data), nbytes_(nbytes), device_(device), read_only_(read_only), deleter_(deleter), context_(context) {}
   ~Storage() {
     if (deleter_ != nullptr) deleter_(data_, context_);
@@ -127,7 +128,9 @@ class Dims {
 struct DimsText {
   std::span<const std::int64_t> dims;
   operator std::string() const;  // NOLINT(google-explicit-constructor)
-  bool operator==(const DimsText& other) const { return std::equal(dims.begin(), dims.end(), other.dims.begin(), other.dims.end()); }
+  bool operator==(const DimsText& other) const {
+    return std::equal(dims.begin(), dims.end(), other.dims.begin(), other.dims.end());
+  }
 };
 std::ostream& operator<<(std::ostream& out, const DimsText& text);
 std::string operator+(const std::string& left, const DimsText& right);

@@ -27,7 +27,7 @@ typedef enum untorch_status {
   UNTORCH_UNSUPPORTED = 4,      /* well-formed, but not for this build or machine */
   UNTORCH_CLOSED = 5,           /* the program was closed */
   UNTORCH_OUT_OF_MEMORY = 6,
-  UNTORCH_MODEL = 7             /* the compiled model reported a failure */
+  UNTORCH_MODEL = 7 /* the compiled model reported a failure */
 } untorch_status;
 
 typedef struct untorch_program untorch_program; /* a loaded file */
@@ -67,7 +67,8 @@ UNTORCH_API size_t untorch_program_num_methods(const untorch_program* program);
 UNTORCH_API untorch_method* untorch_program_method(const untorch_program* program, size_t index);
 /* NULL when there is none of that name. */
 UNTORCH_API untorch_method* untorch_program_find(const untorch_program* program, const char* name);
-/* Bytes of an entry of the archive, its name without the top folder ("extra/untorch.json"); valid while the program is. */
+/* Bytes of an entry of the archive, its name without the top folder ("extra/untorch.json"); valid while the program is.
+ */
 UNTORCH_API untorch_status untorch_program_entry(const untorch_program* program, const char* name, const void** data,
                                                  size_t* length);
 /* 1 for a package made by PyTorch's own packager. */
@@ -78,8 +79,10 @@ UNTORCH_API const char* untorch_method_name(const untorch_method* method);
 UNTORCH_API untorch_status untorch_method_open(untorch_method* method);
 UNTORCH_API untorch_status untorch_method_arity(untorch_method* method, size_t* num_inputs, size_t* num_outputs);
 /* PyTorch's pytree specifications, as JSON text; valid while the program is. */
-UNTORCH_API untorch_status untorch_method_call_spec(untorch_method* method, const char** in_spec, const char** out_spec);
-/* The description of the operators that go to the proxy callback, as JSON text of `length` bytes; NULL: there are none. */
+UNTORCH_API untorch_status untorch_method_call_spec(untorch_method* method, const char** in_spec,
+                                                    const char** out_spec);
+/* The description of the operators that go to the proxy callback, as JSON text of `length` bytes; NULL: there are none.
+ */
 UNTORCH_API untorch_status untorch_method_extern_nodes(untorch_method* method, const char** text, size_t* length);
 
 /* Runs node `node` of the extern nodes. Returns 0, or another value after untorch_set_error. */
@@ -90,8 +93,8 @@ UNTORCH_API void untorch_method_set_proxy(untorch_method* method, untorch_proxy_
 UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 
 /* Runs the method on views of the caller's memory, which must stay valid during the call. outputs and aliases have
- * num_outputs slots. An output is a new handle (free it), or NULL where the model gives None; aliases[i] is the index of
- * the input whose memory output i is (it stays the caller's), or -1. */
+ * num_outputs slots. An output is a new handle (free it), or NULL where the model gives None; aliases[i] is the index
+ * of the input whose memory output i is (it stays the caller's), or -1. */
 UNTORCH_API untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                               untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 

@@ -36,9 +36,12 @@ Isa cpu_isa() noexcept { return detected; }
 
 const char* isa_name(Isa isa) noexcept {
   switch (isa) {
-    case Isa::kV3: return "v3";
-    case Isa::kV4: return "v4";
-    default: return "baseline";
+    case Isa::kV3:
+      return "v3";
+    case Isa::kV4:
+      return "v4";
+    default:
+      return "baseline";
   }
 }
 

@@ -27,15 +27,24 @@ const char* isa_name(Isa isa) noexcept;
 }  // namespace untorch::kernels
 
 #if defined(__x86_64__)
-#define UNTORCH_ISA_DECLARE(...)                                    \
-  namespace untorch::kernels::baseline { __VA_ARGS__ }              \
-  namespace untorch::kernels::v3 { __VA_ARGS__ }                    \
-  namespace untorch::kernels::v4 { __VA_ARGS__ }
-#define UNTORCH_ISA_CALL(name)                                                                       \
-  (::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV4   ? ::untorch::kernels::v4::name    \
-   : ::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV3 ? ::untorch::kernels::v3::name    \
+#define UNTORCH_ISA_DECLARE(...)         \
+  namespace untorch::kernels::baseline { \
+  __VA_ARGS__                            \
+  }                                      \
+  namespace untorch::kernels::v3 {       \
+  __VA_ARGS__                            \
+  }                                      \
+  namespace untorch::kernels::v4 {       \
+  __VA_ARGS__                            \
+  }
+#define UNTORCH_ISA_CALL(name)                                                                    \
+  (::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV4   ? ::untorch::kernels::v4::name \
+   : ::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV3 ? ::untorch::kernels::v3::name \
                                                                    : ::untorch::kernels::baseline::name)
 #else
-#define UNTORCH_ISA_DECLARE(...) namespace untorch::kernels::baseline { __VA_ARGS__ }
+#define UNTORCH_ISA_DECLARE(...)         \
+  namespace untorch::kernels::baseline { \
+  __VA_ARGS__                            \
+  }
 #define UNTORCH_ISA_CALL(name) (::untorch::kernels::baseline::name)
 #endif

@@ -42,12 +42,8 @@
   X(nextafter, , (nextafter_bits<F, IF>(x, y, INT32_MIN)), (nextafter_bits<D, ID>(x, y, kSignBit)))     \
   X(pow, _u10, WIDE2(pow_mid), pow_double(x, y))
 
-#define WIDE(function) \
-  in_double<D>(        \
-      x, [](D v) __attribute__((always_inline)) { return function(v); })
-#define WIDE2(function) \
-  in_double<D>(         \
-      x, y, [](D v, D w) __attribute__((always_inline)) { return function(v, w); })
+#define WIDE(function) in_double<D>(x, [](D v) __attribute__((always_inline)) { return function(v); })
+#define WIDE2(function) in_double<D>(x, y, [](D v, D w) __attribute__((always_inline)) { return function(v, w); })
 
 namespace untorch::kernels::vecmath {
 template <class V>
