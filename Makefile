@@ -72,7 +72,7 @@ test: lint sanitize
 	$(PYTEST) tests -n 2 --ignore=tests/gpu
 
 sanitize: $(STAMPS)/installed
-	PYTHON=$(BUILD) scripts/sanitize.sh
+	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh
 
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu

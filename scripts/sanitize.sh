@@ -3,11 +3,13 @@
 # usage: scripts/sanitize.sh [pytest arguments]     PYTHON: the interpreter (default: python3)
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-python=${PYTHON:-python3}
+python=$(command -v "${PYTHON:-python3}")
+# cmake and ninja may have come with the interpreter's environment.
+PATH=$(dirname "$python"):$PATH
 build=$root/build/asan
 
 cmake -S "$root" -B "$build" -G Ninja -DUNTORCH_SANITIZE=address,undefined -DUNTORCH_PYTHON=ON \
-  -DUNTORCH_VERSION=0.1.0 -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  -DUNTORCH_VERSION=0.1.0 -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 ninja -C "$build"
 
