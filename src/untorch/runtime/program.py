@@ -267,8 +267,9 @@ class _ProxyHandler:
         inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
         results = node.call(ints, inputs)
         for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
-            # Kernels may return views with any strides.
-            slot.assign(numpy.asarray(result, order="C"))
+            # The compiled model was told each result's strides and addresses it by them: they are kept.
+            array = numpy.asarray(result)
+            slot.assign(numpy.array(array, order="C") if min(array.strides, default=0) < 0 else array)
 
 
 def _shape_text(shape: Sequence[Any]) -> str:

@@ -77,8 +77,9 @@ def register_kernel(name: str, fn: _KernelT | None = None) -> Any:
     ``name`` is ``"namespace::operator"``, which serves every overload, or ``"namespace::operator.overload"``, which
     wins over it. A name that is registered again is replaced, and registered kernels come before the built-in ones.
     ``fn`` gets the operator's arguments under the names of its schema, tensors as numpy arrays, and returns one array,
-    or a tuple with one entry for each of the operator's results. An operator that writes into an argument writes into
-    the array that it was given. Without ``fn`` this is a decorator.
+    or a tuple with one entry for each of the operator's results. A result has the memory layout that the operator's
+    fake implementation promised, which the compiled model relies on: contiguous, mostly. An operator that writes into
+    an argument writes into the array that it was given. Without ``fn`` this is a decorator.
 
     Raises InvalidArgumentError for a malformed name and for an ``fn`` that cannot be called.
     """
