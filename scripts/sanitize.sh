@@ -32,6 +32,6 @@ export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
 export UNTORCH_LIBRARY=$build/native/libuntorch.so UNTORCH_PROBE_LIMIT=0 PYTHONPATH=$build/package OMP_NUM_THREADS=2
 cd "$root"
 if [ $# -eq 0 ]; then
-  set -- tests/attacks tests/unit/test_core.py tests/unit/test_program.py tests/native
+  set -- tests/attacks tests/native -n 2
 fi
-exec "$python" -m pytest -q -p no:cacheprovider -k "not stays_level and not own_results" "$@"
+exec "$python" -m pytest -q -p no:cacheprovider -k "not stays_level and not own_results and not runs_out_of_memory" "$@"

@@ -43,9 +43,11 @@ std::size_t capacity_of(std::size_t nbytes) {
 }
 
 void* allocate_new(std::size_t capacity) {
-  void* const data = std::aligned_alloc(capacity >= kHuge ? kHugePage : kHostAlignment, capacity);
+  // aligned_alloc wants whole multiples of the alignment, which only the rounded sizes are.
+  const bool huge = kCaching && capacity >= kHuge;
+  void* const data = std::aligned_alloc(huge ? kHugePage : kHostAlignment, capacity);
   // Only a hint: where it is refused, the pages are small.
-  if (data != nullptr && capacity >= kHuge) (void)madvise(data, capacity, MADV_HUGEPAGE);
+  if (data != nullptr && huge) (void)madvise(data, capacity, MADV_HUGEPAGE);
   return data;
 }
 
