@@ -31,7 +31,7 @@ static int make_ones(array* a, const char* text) {
   float* data = malloc((size_t)(count > 0 ? count : 1) * sizeof *data);
   if (data == NULL) return 0;
   for (int64_t i = 0; i < count; ++i) data[i] = 1.0f;
-  a->view = (untorch_view){data, kFloat32, kCpu, -1, ndim, a->sizes, a->strides};
+  a->view = (untorch_view){data, kFloat32, kCpu, -1, ndim, a->sizes, a->strides, 0};
   return 1;
 }
 

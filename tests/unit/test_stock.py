@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 import untorch
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 UNTORCH = """
 import untorch
@@ -39,9 +36,8 @@ def check(who, got):
 
 def run(script: str, path: pathlib.Path) -> list[str]:
     """Runs the script in a process of its own; its lines."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     result = subprocess.run(
-        [sys.executable, "-c", HEADER + script, str(path)], capture_output=True, text=True, env=environment, timeout=300
+        [sys.executable, "-c", HEADER + script, str(path)], capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()

@@ -136,7 +136,8 @@ UNTORCH_VECMATH_INLINE F verf(F x) {
   const F clamped = magnitude > 4.0f ? F{} + 4.0f : magnitude;
   const F large = 1.0f - vexp_negative(polynomial(clamped, kLarge));
   const I sign = (I)x & INT32_MIN;
-  return magnitude < 0.9375f ? small : (F)((I)large | sign);
+  // NaN is not >=, and small keeps it.
+  return magnitude >= 0.9375f ? (F)((I)large | sign) : small;
 }
 
 // 1 / (1 + e^−x); below −88.7 it is 0, as in PyTorch.
