@@ -11,14 +11,13 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint native-tests sanitize bench test-gpu clean help
+.PHONY: demo test quick lint sanitize bench clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
 	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
 	@echo "make quick     lint, types and the tests that need no long compiles"
 	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader; fills the documents' tables"
-	@echo "make test-gpu  the tests that need a GPU"
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 	@mkdir -p $(STAMPS)
@@ -69,13 +68,10 @@ quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
 test: lint sanitize
-	$(PYTEST) tests -n 2 --ignore=tests/gpu
+	$(PYTEST) tests -n 2
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh
-
-test-gpu:
-	$(PYTHON) -m pytest tests/gpu
 
 $(STAMPS)/bench: $(STAMPS)/demo
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript

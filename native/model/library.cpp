@@ -147,7 +147,6 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
   find(prefix + "GetConstantName", api_.constant_name);
   find(prefix + "GetConstantOriginalFQN", api_.constant_fqn);
   find(prefix + "GetConstantDtype", api_.constant_dtype);
-  find(prefix + "GetConstantDataSize", api_.constant_data_size);
   find(prefix + "GetConstantFromFolded", api_.constant_from_folded);
   find(prefix + "UpdateUserManagedConstantBufferPairs", api_.set_constants_pairs);
   find(prefix + "UpdateUserManagedConstantBuffer", api_.set_constants_map);

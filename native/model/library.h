@@ -28,7 +28,6 @@ struct ModelApi {
   std::int32_t (*constant_name)(Handle container, std::size_t i, const char** name) = nullptr;
   std::int32_t (*constant_fqn)(Handle container, std::size_t i, const char** name) = nullptr;
   std::int32_t (*constant_dtype)(Handle container, std::size_t i, std::int32_t* dtype) = nullptr;
-  std::int32_t (*constant_data_size)(Handle container, std::size_t i, std::size_t* nbytes) = nullptr;
   std::int32_t (*constant_from_folded)(Handle container, std::size_t i, bool* folded) = nullptr;
   // Names that cross as pairs (2.12 and newer) or as a std::unordered_map<std::string, AtenTensorHandle> (all).
   std::int32_t (*set_constants_pairs)(Handle container, const ConstantEntry* pairs, std::size_t n, bool inactive,

@@ -25,8 +25,6 @@ RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
 ALL = {**CASES, **TRANSFORMERS}
 # Headers are parsed once for the whole suite: half of the time of a small model.
 FAST_BUILD = {"aot_inductor.precompile_headers": True}
-# Cases that PyTorch's packager itself cannot make: name -> why.
-STOCK_CANNOT: dict[str, str] = {}
 
 
 def to_job(value: Any) -> Any:
@@ -154,8 +152,6 @@ EXPORTERS: dict[str, Callable[[Case, pathlib.Path], None]] = {"untorch": export_
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", ALL)
 def test_conformance(name: str, exporter: str, tmp_path: pathlib.Path) -> None:
-    if exporter == "stock" and name in STOCK_CANNOT:
-        pytest.skip(STOCK_CANNOT[name])
     conform(name, exporter, tmp_path)
 
 
