@@ -91,14 +91,27 @@ ConvolutionShape shape_of(const char* op, const Tensor& input, const Tensor& wei
   return shape;
 }
 
+// oneDNN takes the half types where the CPU has instructions for them, as PyTorch asks it.
+bool onednn_serves(DType dtype) {
+  if (dtype == DType::kFloat32) return true;
+#if defined(__x86_64__)
+  if (dtype == DType::kBFloat16) {
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
+  }
+  if (dtype == DType::kFloat16) return __builtin_cpu_supports("avx512fp16");
+#endif
+  return false;
+}
+
 // The memory format that PyTorch's own choice of backend gives; compiled models count on it. Channels last wins when
-// either operand is in it; in three dimensions only where oneDNN is the backend, which small float32 problems, float64
-// and large output padding are not given to.
+// either operand is in it; in three dimensions only where oneDNN is the backend, which small float32 problems, dtypes
+// that it does not serve on this CPU and large output padding are not given to.
 bool gives_channels_last(const Tensor& input, const Tensor& weight, const ConvolutionArguments& arguments,
                          const ConvolutionShape& shape) {
   if (!suggests_channels_last(input) && !suggests_channels_last(weight)) return false;
   if (input.dim() == 4) return true;
-  if (input.dtype() == DType::kFloat64) return false;
+  if (!onednn_serves(input.dtype())) return false;
   if (arguments.transposed) {
     const auto extra = lifted_list(arguments.output_padding, 3, 0, "convolution", "output_padding");
     for (std::size_t d = 0; d < 3; ++d) {
