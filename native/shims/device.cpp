@@ -1,4 +1,4 @@
-// Device guards and streams of a build without an accelerator, and device names (aoti_torch/c/shim.h, stable/c/shim.h).
+// Device names (stable/c/shim.h).
 #include <array>
 #include <charconv>
 #include <string_view>
@@ -8,22 +8,7 @@
 using namespace untorch;
 using namespace untorch::shims;
 
-struct DeviceGuardOpaque;
-using DeviceGuardHandle = DeviceGuardOpaque*;
-struct StreamOpaque;
-using StreamHandle = StreamOpaque*;
-
 namespace {
-
-[[noreturn]] void refuse(const char* op) {
-  throw_error(ErrorKind::kUnsupported, op,
-              ": there is no accelerator: this build of untorch serves the CPU only, which "
-              "has neither device guards nor streams");
-}
-
-AOTITorchError refused(const char* op) {
-  return guarded(op, [op] { refuse(op); });
-}
 
 struct DeviceName {
   std::string_view name;
@@ -57,14 +42,3 @@ UNTORCH_SHIM torch_parse_device_string(const char* device_string, std::uint32_t*
                 "\" is no device, expected cpu, cuda, xpu, mps, meta or privateuseone, with :index or without");
   });
 }
-
-UNTORCH_SHIM aoti_torch_create_device_guard(std::int32_t, DeviceGuardHandle*) { return refused("create_device_guard"); }
-UNTORCH_SHIM aoti_torch_delete_device_guard(DeviceGuardHandle) { return 0; }  // none was ever made
-UNTORCH_SHIM aoti_torch_device_guard_set_index(DeviceGuardHandle, std::int32_t) {
-  return refused("device_guard_set_index");
-}
-UNTORCH_SHIM aoti_torch_get_current_stream(std::int32_t, StreamHandle*) { return refused("get_current_stream"); }
-UNTORCH_SHIM aoti_torch_delete_stream(StreamHandle) { return 0; }  // none was ever made
-UNTORCH_SHIM aoti_torch_stream_id(StreamHandle, std::int64_t*) { return refused("stream_id"); }
-UNTORCH_SHIM torch_stream_native_handle(StreamHandle, void**) { return refused("stream_native_handle"); }
-UNTORCH_SHIM aoti_torch_get_current_device_index(std::int32_t*) { return refused("get_current_device_index"); }

@@ -1,5 +1,6 @@
 // Scalars out of tensors and into them (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include "shims/shim.h"
+#include "tensor/device.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -10,11 +11,15 @@ namespace {
 template <class T>
 AOTITorchError item(AtenTensorHandle tensor, DType dtype, T* ret) {
   return guarded("item", [&] {
-    const Tensor& t = cpu_input(tensor, "item", "tensor");
+    const Tensor& t = input(tensor, "item", "tensor");
     check(ret != nullptr, "item: output pointer is null");
     check(t.dtype() == dtype, "item: the tensor is ", dtype_name(t.dtype()), ", expected ", dtype_name(dtype));
     check(t.numel() == 1, "item: the tensor has shape ", to_string(t.sizes()), ", expected one element");
-    std::memcpy(ret, t.raw(), sizeof(T));
+    if (t.device().type == DeviceType::kCPU) {
+      std::memcpy(ret, t.raw(), sizeof(T));
+    } else {
+      device_hooks(t.device().type).copy_bytes(ret, Device{}, t.raw(), t.device(), sizeof(T));
+    }
   });
 }
 

@@ -70,6 +70,13 @@ inline Tensor& cpu_input(AtenTensorHandle handle, const char* op, const char* ar
   return tensor;
 }
 
+// The tensor behind a required handle: defined, on any device.
+inline Tensor& input(AtenTensorHandle handle, const char* op, const char* argument) {
+  Tensor& tensor = required(handle, op, argument);
+  check(tensor.defined(), op, ": argument '", argument, "' is undefined");
+  return tensor;
+}
+
 // An optional tensor argument, passed as a pointer to a handle: null, or a pointer to null, means absent.
 inline const Tensor* optional_cpu_input(AtenTensorHandle* handle, const char* op, const char* argument) {
   if (handle == nullptr || *handle == nullptr || !unwrap(*handle)->defined()) return nullptr;

@@ -1,8 +1,11 @@
 // Tensor handles: creation, views, queries, copies (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include <cstdio>
 
+#include "cuda/device.h"
+#include "cuda/memory_pool.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
+#include "tensor/device.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -203,8 +206,17 @@ UNTORCH_SHIM aoti_torch_empty_strided(std::int64_t ndim, const std::int64_t* siz
 UNTORCH_SHIM aoti_torch_empty_strided_pinned(std::int64_t ndim, const std::int64_t* sizes, const std::int64_t* strides,
                                              std::int32_t dtype, std::int32_t device_type, std::int32_t device_index,
                                              AtenTensorHandle* ret) {
-  // Pinning is a promise to a GPU; without one in this build the memory is plain.
-  return aoti_torch_empty_strided(ndim, sizes, strides, dtype, device_type, device_index, ret);
+  return guarded("empty_strided_pinned", [&] {
+    check(device_type == static_cast<std::int32_t>(DeviceType::kCPU), "empty_strided_pinned: the device is ",
+          device_name({static_cast<DeviceType>(device_type), device_index}), ", expected cpu");
+    const DimSpan size_span = ints(sizes, ndim), stride_span = ints(strides, ndim);
+    const std::size_t bytes = blob_bytes(size_span, stride_span, 0, static_cast<DType>(dtype));
+    // Pinning is a promise to a GPU: where there is none, the memory is plain.
+    StorageRef storage = cuda::try_driver(nullptr) != nullptr ? cuda::allocate_pinned(bytes, cuda::current_device())
+                                                              : StorageRef::allocate(bytes);
+    give(ret, std::make_unique<Tensor>(std::move(storage), 0, static_cast<DType>(dtype), size_span, stride_span),
+         "empty_strided_pinned");
+  });
 }
 
 UNTORCH_SHIM aoti_torch_create_tensor_from_blob(void* data, std::int64_t ndim, const std::int64_t* sizes,
@@ -274,28 +286,34 @@ UNTORCH_SHIM aoti_torch_assign_tensors_out(AtenTensorHandle src, AtenTensorHandl
 
 UNTORCH_SHIM aoti_torch_clone(AtenTensorHandle self, AtenTensorHandle* ret) {
   return guarded("clone", [&] {
-    const Tensor& t = cpu_input(self, "clone", "self");
+    const Tensor& t = input(self, "clone", "self");
     // PyTorch's clone keeps the strides of a dense tensor and makes any other row-major.
     const bool dense = t.numel() == storage_extent(t.sizes(), t.strides());
     TensorPtr out =
-        dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype()) : Tensor::empty(t.sizes(), t.dtype());
-    copy_cpu(*out, t);
+        dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype(), t.device())
+              : Tensor::empty(t.sizes(), t.dtype(), t.device());
+    copy(*out, t);
     give(ret, std::move(out), "clone");
   });
 }
 
 UNTORCH_SHIM aoti_torch_clone_preserve_strides(AtenTensorHandle self, AtenTensorHandle* ret) {
   return guarded("clone_preserve_strides", [&] {
-    const Tensor& t = cpu_input(self, "clone_preserve_strides", "self");
-    TensorPtr out = Tensor::empty_strided(t.sizes(), t.strides(), t.dtype());
+    const Tensor& t = input(self, "clone_preserve_strides", "self");
+    TensorPtr out = Tensor::empty_strided(t.sizes(), t.strides(), t.dtype(), t.device());
     // Overlapping strides (an expanded tensor) are copied as the memory that they reach.
-    std::memcpy(out->raw(), t.raw(), out->storage()->nbytes());
+    const std::size_t nbytes = out->storage()->nbytes();
+    if (t.device().type == DeviceType::kCPU) {
+      std::memcpy(out->raw(), t.raw(), nbytes);
+    } else {
+      device_hooks(t.device().type).copy_bytes(out->raw(), out->device(), t.raw(), t.device(), nbytes);
+    }
     give(ret, std::move(out), "clone_preserve_strides");
   });
 }
 
 UNTORCH_SHIM aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle src, std::int32_t) {
-  return guarded("copy_", [&] { copy_cpu(cpu_input(self, "copy_", "self"), cpu_input(src, "copy_", "src")); });
+  return guarded("copy_", [&] { copy(input(self, "copy_", "self"), input(src, "copy_", "src")); });
 }
 
 UNTORCH_SHIM aoti_torch_tensor_copy_(AtenTensorHandle src, AtenTensorHandle dst) {
@@ -304,9 +322,8 @@ UNTORCH_SHIM aoti_torch_tensor_copy_(AtenTensorHandle src, AtenTensorHandle dst)
 
 UNTORCH_SHIM aoti_torch_zero_(AtenTensorHandle self) {
   return guarded("zero_", [&] {
-    const Tensor& t = cpu_input(self, "zero_", "self");
-    const Tensor zero(Tensor::zeros({}, t.dtype())->storage(), 0, t.dtype(), {}, {});
-    copy_cpu(t, zero);
+    const Tensor& t = input(self, "zero_", "self");
+    copy(t, *zeros({}, t.dtype(), t.device()));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tensor/device.h"
 #include "tensor/host_memory.h"
 
 namespace untorch {
@@ -17,10 +18,7 @@ std::string device_name(Device device) {
 }
 
 StorageRef StorageRef::allocate(std::size_t nbytes, Device device) {
-  if (device.type != DeviceType::kCPU) {
-    throw_error(ErrorKind::kUnsupported, "cannot allocate on ", device_name(device),
-                ": this build of untorch serves the CPU only");
-  }
+  if (device.type != DeviceType::kCPU) return device_hooks(device.type).allocate(nbytes, device);
   std::size_t capacity = 0;
   void* const data = allocate_host(nbytes, capacity);
   if (data == nullptr) throw_error(ErrorKind::kOutOfMemory, "out of memory: could not allocate ", nbytes, " bytes");

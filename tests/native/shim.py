@@ -101,10 +101,23 @@ def handle(tensor: torch.Tensor) -> ctypes.c_void_p:
     code = lib.aoti_torch_create_tensor_from_blob(
         ctypes.c_void_p(storage.data_ptr()), ctypes.c_int64(tensor.dim()), _i64(list(tensor.shape)),
         _i64(list(tensor.stride())), ctypes.c_int64(tensor.storage_offset()), ctypes.c_int32(CODES[tensor.dtype]),
-        ctypes.c_int32(0), ctypes.c_int32(-1), ctypes.byref(out),
+        *(map(ctypes.c_int32, (1, tensor.device.index) if tensor.is_cuda else (0, -1))), ctypes.byref(out),
     )  # fmt: skip
     raise_on(code)
     return out
+
+
+class _CallerStream(ctypes.Structure):
+    _fields_ = (("stream", ctypes.c_void_p), ("is_set", ctypes.c_int32))
+
+
+lib.untorch_caller_stream_exchange.restype = _CallerStream
+lib.untorch_caller_stream_exchange.argtypes = [_CallerStream]
+
+
+def use_torch_stream() -> None:
+    """CUDA shims that this thread calls run on torch's current stream, in order with torch's own work."""
+    lib.untorch_caller_stream_exchange(_CallerStream(torch.cuda.current_stream().cuda_stream, 1))
 
 
 def delete(h: ctypes.c_void_p) -> None:
@@ -128,8 +141,20 @@ def to_torch(h: ctypes.c_void_p) -> torch.Tensor:
     shape = [sizes[i] for i in range(dim.value)]
     stride = [strides[i] for i in range(dim.value)]
     torch_dtype = DTYPES[dtype.value]
+    device_type, device_index = ctypes.c_int32(), ctypes.c_int32()
+    raise_on(lib.aoti_torch_get_device_type(h, ctypes.byref(device_type)))
+    raise_on(lib.aoti_torch_get_device_index(h, ctypes.byref(device_index)))
+    device = torch.device("cuda", device_index.value) if device_type.value == 1 else torch.device("cpu")
     if 0 in shape:
-        return torch.empty_strided(shape, stride, dtype=torch_dtype)
+        return torch.empty_strided(shape, stride, dtype=torch_dtype, device=device)
+    if device.type == "cuda":
+        out = torch.empty_strided(shape, stride, dtype=torch_dtype, device=device)
+        to = handle(out)
+        try:
+            raise_on(lib.aoti_torch_copy_(to, h, ctypes.c_int32(0)))
+        finally:
+            delete(to)
+        return out
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     nbytes = extent * lib.aoti_torch_dtype_element_size(dtype)
     raw = bytearray(ctypes.string_at(data, nbytes))

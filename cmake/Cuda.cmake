@@ -1,0 +1,54 @@
+# Our CUDA kernels, compiled by nvcc where there is one. CMake's own CUDA language is not used: it wants a toolkit whose
+# runtime links, and untorch links none (native/cuda/kernel_registry.cpp takes its place).
+set(UNTORCH_CUDA "AUTO" CACHE STRING "CUDA kernels: ON, OFF, or AUTO (when nvcc is found)")
+set_property(CACHE UNTORCH_CUDA PROPERTY STRINGS AUTO ON OFF)
+# A cubin runs on every GPU of its major version from its minor version on; the PTX is for whatever comes after.
+set(UNTORCH_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities to compile the CUDA kernels for")
+
+if(NOT UNTORCH_CUDA STREQUAL "OFF")
+  find_program(UNTORCH_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin)
+  if(UNTORCH_NVCC)
+    message(STATUS "CUDA kernels: ${UNTORCH_NVCC}, for ${UNTORCH_CUDA_ARCHITECTURES}")
+  elseif(UNTORCH_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "UNTORCH_CUDA is ON, but nvcc was not found: set UNTORCH_NVCC")
+  else()
+    message(STATUS "CUDA kernels: none (nvcc was not found); CUDA packages will be refused with that reason")
+  endif()
+endif()
+
+# Compiles .cu files and adds the objects to a target.
+function(untorch_add_cuda_sources target)
+  set(codes)
+  foreach(arch IN LISTS UNTORCH_CUDA_ARCHITECTURES)
+    list(APPEND codes -gencode=arch=compute_${arch},code=sm_${arch})
+    set(newest ${arch})
+  endforeach()
+  list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
+  set(warnings -Xcompiler=-Wall,-Wextra)
+  if(UNTORCH_WERROR)
+    list(APPEND warnings -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
+  foreach(source IN LISTS ARGN)
+    file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${source})
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+    get_filename_component(folder ${object} DIRECTORY)
+    file(MAKE_DIRECTORY ${folder})
+    # A kernel for Hopper's own instructions is named *.sm90a.cu and compiled for nothing else.
+    if(name MATCHES "\\.sm90a\\.cu$")
+      set(file_codes -gencode=arch=compute_90a,code=sm_90a)
+    else()
+      set(file_codes ${codes})
+    endif()
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${UNTORCH_NVCC} -c ${source} -o ${object} -std=c++20 -O3 ${file_codes}
+              -I${CMAKE_CURRENT_SOURCE_DIR} -Xcompiler=-fPIC,-fvisibility=hidden -ccbin ${CMAKE_CXX_COMPILER}
+              --expt-relaxed-constexpr --extended-lambda ${warnings} -MD -MF ${object}.d
+      DEPENDS ${source}
+      DEPFILE ${object}.d
+      COMMENT "Building CUDA object ${name}"
+      VERBATIM)
+    target_sources(${target} PRIVATE ${object})
+    set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  endforeach()
+endfunction()

@@ -1,0 +1,46 @@
+// The GPUs of this machine and their primary contexts, and which of them a thread works on.
+#pragma once
+
+#include <string>
+
+#include "cuda/driver.h"
+
+namespace untorch::cuda {
+
+struct DeviceProperties {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int max_threads_per_multiprocessor = 0;
+  int max_shared_per_block = 0;  // bytes, after opting in
+  int l2_bytes = 0;
+  std::size_t total_memory = 0;  // bytes
+  std::string architecture() const { return "sm_" + std::to_string(major) + std::to_string(minor); }
+};
+
+// Throws what driver() throws.
+int device_count();
+// Throws kInvalidArgument that names the devices there are.
+const DeviceProperties& device_properties(int device);
+// The device's primary context, retained once and kept until the process ends.
+Context primary_context(int device);
+
+// The device that this thread works on: that of its current context, else 0.
+int current_device();
+// Makes the device's primary context current for this thread; cheap when it already is.
+void set_device(int device);
+
+// Makes a device current and puts the thread's context back at the end.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  Context before_ = nullptr;
+  bool changed_ = false;
+};
+
+}  // namespace untorch::cuda

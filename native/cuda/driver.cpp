@@ -1,0 +1,79 @@
+// Opens libcuda.so.1 and resolves the driver's functions, once.
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+
+namespace untorch::cuda {
+namespace {
+
+struct Opened {
+  Driver table;
+  std::string reason;  // why there is none; empty when it is there
+};
+
+std::string open_into(Driver& table) {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return "no NVIDIA driver was found (libcuda.so.1 cannot be opened): install NVIDIA's driver, or run the container "
+           "with its GPU support";
+  }
+#define UNTORCH_RESOLVE(member, symbol, arguments)                                                                \
+  if (void* const found = dlsym(library, #symbol); found != nullptr) {                                            \
+    table.member = reinterpret_cast<decltype(table.member)>(found);                                               \
+  } else {                                                                                                        \
+    return "NVIDIA's driver is too old: it has no " #symbol ", which CUDA 12.4 and newer have: update the driver"; \
+  }
+  UNTORCH_CUDA_DRIVER(UNTORCH_RESOLVE)
+#undef UNTORCH_RESOLVE
+  if (const Result code = table.init(0); code != kSuccess) {
+    const char* name = nullptr;
+    (void)table.error_name(code, &name);
+    if (code == kErrorNoDevice) return "NVIDIA's driver is there, but it sees no GPU (CUDA_ERROR_NO_DEVICE)";
+    return std::string("NVIDIA's driver cannot be started: ") + (name != nullptr ? name : "unknown error") + " (" +
+           std::to_string(code) + ")";
+  }
+  return {};
+}
+
+const Opened& opened() {
+  static const Opened result = [] {
+    Opened made;
+    made.reason = open_into(made.table);
+    return made;
+  }();
+  return result;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  const Opened& result = opened();
+  if (!result.reason.empty()) [[unlikely]]
+    throw_error(ErrorKind::kUnsupported, "CUDA is not available: ", result.reason);
+  return result.table;
+}
+
+const Driver* try_driver(std::string* reason) noexcept {
+  const Opened& result = opened();
+  if (result.reason.empty()) return &result.table;
+  if (reason != nullptr) *reason = result.reason;
+  return nullptr;
+}
+
+std::string error_text(Result code) {
+  const Driver* const api = try_driver(nullptr);
+  const char *name = nullptr, *text = nullptr;
+  if (api != nullptr) {
+    (void)api->error_name(code, &name);
+    (void)api->error_string(code, &text);
+  }
+  if (name == nullptr) return "CUDA error " + std::to_string(code);
+  return std::string(name) + " (" + (text != nullptr ? text : "no text") + ")";
+}
+
+void throw_driver_error(Result code, const char* what) {
+  throw_error(code == kErrorOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, what, ": ",
+              error_text(code));
+}
+
+}  // namespace untorch::cuda

@@ -1,0 +1,13 @@
+// Our own kernels: embedded in the library by nvcc, loaded into the driver when one of them is first launched.
+#pragma once
+
+#include "cuda/driver.h"
+
+namespace untorch::cuda {
+
+// The last error of the runtime functions, as cudaGetLastError gives it.
+Result note_runtime_error(Result code) noexcept;
+// True when the library was built with nvcc and has kernels.
+bool has_kernels() noexcept;
+
+}  // namespace untorch::cuda

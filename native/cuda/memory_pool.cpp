@@ -1,0 +1,419 @@
+// Size classes with free lists: eight classes an octave, so that at most an eighth of a block is wasted; blocks of up
+// to 1 MiB are cut from 2 MiB slabs, larger ones come from the driver one by one.
+#include "cuda/memory_pool.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/stream.h"
+
+namespace untorch::cuda {
+namespace {
+
+constexpr std::size_t kUnit = 512;              // smallest block and alignment
+constexpr std::size_t kSmallLimit = 1u << 20;   // up to here blocks are cut from slabs
+constexpr std::size_t kSlabBytes = 2u << 20;
+constexpr std::size_t kNumClasses = 8 * 48;
+
+// The class that holds `nbytes`, and the size of its blocks.
+struct SizeClass {
+  std::size_t index, bytes;
+};
+
+SizeClass size_class(std::size_t nbytes) {
+  const std::size_t units = std::max<std::size_t>((nbytes + kUnit - 1) / kUnit, 1);
+  if (units <= 8) return {units - 1, units * kUnit};
+  // units lies in (2^e, 2^(e+1)]: eight steps of 2^(e-3).
+  const auto exponent = static_cast<std::size_t>(std::bit_width(units - 1)) - 1;
+  const std::size_t step = std::size_t{1} << (exponent - 3);
+  const std::size_t eighths = (units - (std::size_t{1} << exponent) + step - 1) / step;  // 1 … 8
+  return {(exponent - 2) * 8 + eighths - 1, ((std::size_t{1} << exponent) + eighths * step) * kUnit};
+}
+
+struct Slab {
+  DevicePtr base = 0;
+  std::size_t used = 0;  // bytes cut off so far
+  std::size_t live = 0;  // blocks that tensors hold
+};
+
+struct Block {
+  Arena* arena = nullptr;
+  DevicePtr base = 0;
+  std::size_t bytes = 0;
+  std::size_t class_index = 0;
+  Slab* slab = nullptr;  // null: from the driver
+};
+
+}  // namespace
+
+class Arena {
+ public:
+  Arena(int device, std::uint64_t key) : device_(device), key_(key) {}
+
+  int device() const noexcept { return device_; }
+  std::uint64_t key() const noexcept { return key_; }
+
+  // Null when the driver has no memory left.
+  Block* take(std::size_t nbytes);
+  void put(Block* block) noexcept;
+  void release_unused() noexcept;
+  MemoryUse use() const {
+    const std::lock_guard lock(mutex_);
+    return {in_use_, reserved_};
+  }
+  // The graph is gone: nobody replays into the blocks any more. Called where no CUDA function may be.
+  void retire() noexcept { retired_.store(true, std::memory_order_release); }
+  bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+  bool idle() const {
+    const std::lock_guard lock(mutex_);
+    return in_use_ == 0;
+  }
+
+ private:
+  int device_;
+  std::uint64_t key_;
+  mutable std::mutex mutex_;
+  std::array<std::vector<Block*>, kNumClasses> free_{};
+  std::deque<Slab> slabs_;
+  std::deque<Block> blocks_;        // stable addresses
+  std::vector<Block*> blank_;       // entries of blocks_ without memory
+  std::size_t in_use_ = 0, reserved_ = 0;
+  std::atomic<bool> retired_{false};
+
+  Block* blank() {
+    if (blank_.empty()) return &blocks_.emplace_back();
+    Block* const block = blank_.back();
+    blank_.pop_back();
+    return block;
+  }
+};
+
+Block* Arena::take(std::size_t nbytes) {
+  const SizeClass wanted = size_class(nbytes);
+  if (wanted.index >= kNumClasses) return nullptr;
+  const std::lock_guard lock(mutex_);
+  auto& list = free_[wanted.index];
+  Block* block = nullptr;
+  if (!list.empty()) {
+    block = list.back();
+    list.pop_back();
+  } else if (wanted.bytes <= kSmallLimit) {
+    if (slabs_.empty() || slabs_.back().used + wanted.bytes > kSlabBytes) {
+      DevicePtr base = 0;
+      if (driver().mem_alloc(&base, kSlabBytes) != kSuccess) return nullptr;
+      slabs_.push_back({base, 0, 0});
+      reserved_ += kSlabBytes;
+    }
+    Slab& slab = slabs_.back();
+    block = blank();
+    *block = {this, slab.base + slab.used, wanted.bytes, wanted.index, &slab};
+    slab.used += wanted.bytes;
+  } else {
+    DevicePtr base = 0;
+    if (driver().mem_alloc(&base, wanted.bytes) != kSuccess) return nullptr;
+    block = blank();
+    *block = {this, base, wanted.bytes, wanted.index, nullptr};
+    reserved_ += wanted.bytes;
+  }
+  if (block->slab != nullptr) ++block->slab->live;
+  in_use_ += block->bytes;
+  return block;
+}
+
+void Arena::put(Block* block) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (block->slab != nullptr) --block->slab->live;
+  in_use_ -= block->bytes;
+  free_[block->class_index].push_back(block);
+}
+
+void Arena::release_unused() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& list : free_) {
+    std::erase_if(list, [&](Block* block) {
+      if (block->slab != nullptr && block->slab->live != 0) return false;
+      if (block->slab == nullptr) {
+        (void)driver().mem_free(block->base);
+        reserved_ -= block->bytes;
+      }
+      blank_.push_back(block);
+      return true;
+    });
+  }
+  for (Slab& slab : slabs_) {
+    if (slab.live != 0 || slab.base == 0) continue;
+    (void)driver().mem_free(slab.base);
+    reserved_ -= kSlabBytes;
+    slab = {0, kSlabBytes, 0};  // full: nothing more is cut from it
+  }
+  while (!slabs_.empty() && slabs_.back().base == 0) slabs_.pop_back();
+}
+
+namespace {
+
+// The arenas of one device.
+class DevicePool {
+ public:
+  explicit DevicePool(int device) : device_(device) {}
+
+  Arena& of_stream(Stream stream) {
+    // A stream's number is never used twice, its handle is.
+    unsigned long long id = 0;
+    check_driver(driver().stream_id(stream, &id), "asking for a stream's id");
+    return find(id * 2);
+  }
+
+  Arena& of_capture(Stream stream) {
+    int status = 0;
+    std::uint64_t id = 0;
+    Graph graph = nullptr;
+    const GraphNode* dependencies = nullptr;
+    std::size_t count = 0;
+    check_driver(driver().capture_info(stream, &status, &id, &graph, &dependencies, &count), "asking for a capture");
+    const std::uint64_t key = id * 2 + 1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto it = arenas_.find(key); it != arenas_.end()) return *it->second;
+    }
+    auto arena = std::make_shared<Arena>(device_, key);
+    // The graph keeps the arena's blocks from other use as long as it or an executable made from it lives.
+    auto keep = std::make_unique<std::shared_ptr<Arena>>(arena);
+    UserObject object = nullptr;
+    check_driver(driver().user_object_create(
+                     &object, keep.get(),
+                     [](void* data) {
+                       const std::unique_ptr<std::shared_ptr<Arena>> held(static_cast<std::shared_ptr<Arena>*>(data));
+                       (*held)->retire();
+                     },
+                     1, kUserObjectNoDestructorSync),
+                 "making a user object");
+    (void)keep.release();
+    check_driver(driver().graph_retain_user_object(graph, object, 1, kGraphUserObjectMove),
+                 "giving a graph its memory");
+    const std::lock_guard lock(mutex_);
+    arenas_.emplace(key, arena);
+    return *arena;
+  }
+
+  std::shared_ptr<Arena> make_private() {
+    static std::atomic<std::uint64_t> serial{0};
+    // Far above any stream's number.
+    auto arena = std::make_shared<Arena>(device_, (std::uint64_t{1} << 63) + serial.fetch_add(1));
+    const std::lock_guard lock(mutex_);
+    arenas_.emplace(arena->key(), arena);
+    return arena;
+  }
+
+  MemoryUse use() {
+    MemoryUse total;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, arena] : arenas_) {
+      const MemoryUse use = arena->use();
+      total.in_use += use.in_use;
+      total.reserved += use.reserved;
+    }
+    return total;
+  }
+
+  void release_unused() {
+    const DeviceGuard guard(device_);
+    (void)driver().context_synchronize();
+    const std::lock_guard lock(mutex_);
+    for (auto it = arenas_.begin(); it != arenas_.end();) {
+      // A graph's arena keeps everything until the graph is gone.
+      const bool of_graph = (it->first & 1) != 0 || it->first >> 63 != 0;
+      const bool alive = of_graph && !it->second->retired() && it->second.use_count() > 1;
+      if (!alive) it->second->release_unused();
+      if (of_graph && !alive && it->second->idle()) {
+        it = arenas_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+ private:
+  int device_;
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Arena>> arenas_;
+
+  Arena& find(std::uint64_t key) {
+    const std::lock_guard lock(mutex_);
+    auto& arena = arenas_[key];
+    if (!arena) arena = std::make_shared<Arena>(device_, key);
+    return *arena;
+  }
+};
+
+DevicePool& pool(int device) {
+  static std::mutex mutex;
+  static auto& pools = *new std::deque<std::unique_ptr<DevicePool>>;  // blocks may be freed by static destructors
+  const auto index = static_cast<std::size_t>(device);
+  const std::lock_guard lock(mutex);
+  while (pools.size() <= index) pools.push_back(std::make_unique<DevicePool>(static_cast<int>(pools.size())));
+  return *pools[index];
+}
+
+// What a thread used last, so that a run of allocations looks nothing up.
+struct Recent {
+  Arena* forced = nullptr;  // by an ArenaScope
+  int forced_device = -1;
+};
+thread_local Recent recent;
+
+std::string gib(std::size_t bytes) {
+  char text[64];
+  if (bytes < std::size_t{1} << 20) {
+    std::snprintf(text, sizeof text, "%zu bytes", bytes);
+  } else if (bytes < std::size_t{1} << 30) {
+    std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  } else {
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  }
+  return text;
+}
+
+[[noreturn]] void out_of_memory(std::size_t nbytes, int device) {
+  std::size_t free_bytes = 0, total = 0;
+  (void)driver().mem_info(&free_bytes, &total);
+  const MemoryUse use = memory_use(device);
+  throw_error(ErrorKind::kOutOfMemory, "out of memory on cuda:", device, ": asked for ", gib(nbytes), ", free are ",
+              gib(free_bytes), " of ", gib(total), "; untorch's tensors hold ", gib(use.in_use), ", ",
+              gib(use.reserved - std::min(use.in_use, use.reserved)), " are kept for reuse");
+}
+
+StorageRef wrap_block(Block* block, std::size_t nbytes, int device) {
+  return StorageRef(new Storage(
+      reinterpret_cast<void*>(block->base), nbytes, {DeviceType::kCUDA, device},
+      [](void*, void* context) noexcept {
+        auto* const held = static_cast<Block*>(context);
+        held->arena->put(held);
+      },
+      block));
+}
+
+}  // namespace
+
+Arena& arena_for(int device, Stream stream) {
+  return is_capturing(stream) ? pool(device).of_capture(stream) : pool(device).of_stream(stream);
+}
+
+std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+
+StorageRef allocate(std::size_t nbytes, int device, Arena& arena) {
+  const DeviceGuard guard(device);
+  Block* block = arena.take(nbytes);
+  if (block == nullptr) {
+    // While a capture is on, waiting for the device would break it.
+    if (recent.forced == nullptr && !is_capturing(current_stream(device))) {
+      pool(device).release_unused();
+      block = arena.take(nbytes);
+    }
+    if (block == nullptr) out_of_memory(nbytes, device);
+  }
+  return wrap_block(block, nbytes, device);
+}
+
+StorageRef allocate(std::size_t nbytes, int device) {
+  if (recent.forced != nullptr && recent.forced_device == device) return allocate(nbytes, device, *recent.forced);
+  return allocate(nbytes, device, arena_for(device, current_stream(device)));
+}
+
+ArenaScope::ArenaScope(int device, Arena& arena)
+    : device_(device), before_(recent.forced), device_before_(recent.forced_device) {
+  recent = {&arena, device_};
+}
+ArenaScope::~ArenaScope() { recent = {before_, device_before_}; }
+
+MemoryUse memory_use(int device) { return pool(device).use(); }
+void release_unused(int device) { pool(device).release_unused(); }
+
+StorageRef allocate_unpooled(std::size_t nbytes, int device) {
+  const DeviceGuard guard(device);
+  DevicePtr base = 0;
+  const std::size_t size = std::max<std::size_t>(nbytes, 1);
+  if (driver().mem_alloc(&base, size) != kSuccess) {
+    pool(device).release_unused();
+    if (driver().mem_alloc(&base, size) != kSuccess) out_of_memory(nbytes, device);
+  }
+  return StorageRef(new Storage(
+      reinterpret_cast<void*>(base), nbytes, {DeviceType::kCUDA, device},
+      [](void* data, void* context) noexcept {
+        const DeviceGuard on(static_cast<int>(reinterpret_cast<std::intptr_t>(context)));
+        (void)driver().mem_free(reinterpret_cast<DevicePtr>(data));
+      },
+      reinterpret_cast<void*>(static_cast<std::intptr_t>(device))));
+}
+
+namespace {
+
+// Pinned blocks and the event after their last use.
+struct PinnedBlock {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  int device = 0;
+  Event done = nullptr;
+};
+
+class PinnedPool {
+ public:
+  PinnedBlock* take(std::size_t nbytes, int device) {
+    const std::size_t bytes = size_class(std::max<std::size_t>(nbytes, 1)).bytes;
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto it = free_.begin(); it != free_.end(); ++it) {
+        PinnedBlock* const block = *it;
+        if (block->bytes != bytes || block->device != device) continue;
+        if (driver().event_query(block->done) != kSuccess) continue;
+        free_.erase(it);
+        return block;
+      }
+    }
+    auto block = std::make_unique<PinnedBlock>();
+    block->bytes = bytes;
+    block->device = device;
+    if (driver().mem_host_alloc(&block->data, bytes, kHostAllocPortable) != kSuccess) return nullptr;
+    if (driver().event_create(&block->done, kEventDisableTiming) != kSuccess) {
+      (void)driver().mem_host_free(block->data);
+      return nullptr;
+    }
+    return block.release();
+  }
+  void put(PinnedBlock* block) noexcept {
+    const DeviceGuard guard(block->device);
+    // Work that was given to this thread's stream may still read it.
+    const Stream stream = current_stream(block->device);
+    if (!is_capturing(stream)) (void)driver().event_record(block->done, stream);
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+  }
+  static PinnedPool& instance() {
+    static auto& made = *new PinnedPool;
+    return made;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PinnedBlock*> free_;
+};
+
+}  // namespace
+
+StorageRef allocate_pinned(std::size_t nbytes, int device) {
+  const DeviceGuard guard(device);
+  PinnedBlock* const block = PinnedPool::instance().take(nbytes, device);
+  if (block == nullptr) {
+    throw_error(ErrorKind::kOutOfMemory, "out of pinned host memory: could not pin ", gib(nbytes));
+  }
+  return StorageRef(new Storage(
+      block->data, nbytes, Device{},
+      [](void*, void* context) noexcept { PinnedPool::instance().put(static_cast<PinnedBlock*>(context)); }, block));
+}
+
+}  // namespace untorch::cuda
