@@ -98,6 +98,40 @@ UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 UNTORCH_API untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                               untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 
+/* Methods compiled for CUDA. Work is enqueued on the caller's stream (untorch/caller_stream.h) when the thread has set
+ * one, else on a stream of the thread's own; the call returns when everything is enqueued. Inputs may lie in the CPU's
+ * memory: they are copied, in the stream's order. Outputs lie on the device. */
+
+/* The stream that a call made now by this thread would use on the device. */
+UNTORCH_API untorch_status untorch_call_stream(int32_t device_index, void** stream);
+/* Makes what is enqueued on `consumer` from now on wait for what `producer` holds so far. */
+UNTORCH_API untorch_status untorch_stream_wait(int32_t device_index, void* consumer, void* producer);
+/* Waits until everything on the stream is done. */
+UNTORCH_API untorch_status untorch_stream_synchronize(int32_t device_index, void* stream);
+/* A copy of the tensor in the CPU's memory; waits for the call stream of its device. A new handle. */
+UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tensor** out);
+/* The device that the method runs on: PyTorch's DeviceType code and the index (-1 for the CPU). */
+UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
+
+/* What the GPUs of this machine are, as JSON text (a list of objects: name, compute capability, memory, …), or why there
+ * are none (an object with "error"); valid until the thread's next call of it. Never fails. */
+UNTORCH_API const char* untorch_cuda_devices(void);
+/* What a program's memory is, as JSON text; valid until the thread's next call of it. */
+UNTORCH_API untorch_status untorch_program_memory(untorch_program* program, const char** json);
+/* Gives memory that is kept for reuse back to the driver. */
+UNTORCH_API untorch_status untorch_cuda_release_memory(int32_t device_index);
+
+/* A CUDA graph of one call: captured for the shapes of `inputs`, replayed by untorch_graph_run on the call stream.
+ * An input of a later run may lie anywhere on the device (the graph is pointed at it, nothing is copied, if it is
+ * 16-byte aligned; otherwise, and from the CPU, it is copied into the graph's own memory). Outputs are the graph's
+ * memory: the next run writes into them. */
+typedef struct untorch_graph untorch_graph;
+UNTORCH_API untorch_status untorch_graph_capture(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
+                                                 untorch_graph** out);
+UNTORCH_API untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
+                                             untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
+UNTORCH_API void untorch_graph_free(untorch_graph* graph);
+
 /* The view's sizes and strides are valid while the handle is. */
 UNTORCH_API void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out);
 /* 1 when the memory may be written: an output of its own, or a buffer, not a weight mapped from the file. */
