@@ -16,6 +16,10 @@ if(NOT UNTORCH_CUDA STREQUAL "OFF")
   endif()
 endif()
 
+if(POLICY CMP0116)
+  cmake_policy(SET CMP0116 NEW)  # dependency files of custom commands are read as they are
+endif()
+
 # Compiles .cu files and adds the objects to a target.
 function(untorch_add_cuda_sources target)
   set(codes)

@@ -70,6 +70,16 @@ class Arena {
   // The graph is gone: nobody replays into the blocks any more. Called where no CUDA function may be.
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+  // From now on remembers what is handed out, in order: two captures of one call can then be compared.
+  void start_log() {
+    const std::lock_guard lock(mutex_);
+    logging_ = true;
+    log_.clear();
+  }
+  std::vector<AllocationRecord> log() const {
+    const std::lock_guard lock(mutex_);
+    return log_;
+  }
   bool idle() const {
     const std::lock_guard lock(mutex_);
     return in_use_ == 0;
@@ -85,6 +95,8 @@ class Arena {
   std::vector<Block*> blank_;       // entries of blocks_ without memory
   std::size_t in_use_ = 0, reserved_ = 0;
   std::atomic<bool> retired_{false};
+  bool logging_ = false;
+  std::vector<AllocationRecord> log_;
 
   Block* blank() {
     if (blank_.empty()) return &blocks_.emplace_back();
@@ -123,6 +135,7 @@ Block* Arena::take(std::size_t nbytes) {
   }
   if (block->slab != nullptr) ++block->slab->live;
   in_use_ += block->bytes;
+  if (logging_) log_.push_back({block->base, block->bytes});
   return block;
 }
 
@@ -305,13 +318,15 @@ Arena& arena_for(int device, Stream stream) {
 }
 
 std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+void start_log(Arena& arena) { arena.start_log(); }
+std::vector<AllocationRecord> allocation_log(const Arena& arena) { return arena.log(); }
 
 StorageRef allocate(std::size_t nbytes, int device, Arena& arena) {
   const DeviceGuard guard(device);
   Block* block = arena.take(nbytes);
   if (block == nullptr) {
     // While a capture is on, waiting for the device would break it.
-    if (recent.forced == nullptr && !is_capturing(current_stream(device))) {
+    if (!is_capturing(current_stream(device))) {
       pool(device).release_unused();
       block = arena.take(nbytes);
     }

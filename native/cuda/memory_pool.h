@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "tensor/tensor.h"
@@ -22,6 +23,13 @@ class Arena;
 Arena& arena_for(int device, Stream stream);
 // A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
 std::shared_ptr<Arena> make_private_arena(int device);
+// What an arena handed out since start_log, in order.
+struct AllocationRecord {
+  DevicePtr base;
+  std::size_t bytes;
+};
+void start_log(Arena& arena);
+std::vector<AllocationRecord> allocation_log(const Arena& arena);
 
 // Device memory from the arena, 512-byte aligned, uninitialised. Throws kOutOfMemory that names what was asked for and
 // what is free.

@@ -2,8 +2,10 @@
 // opened. The signatures and numbers are those of NVIDIA's runtime (CUDA 12 and 13); error codes of the runtime and
 // the driver agree for every code that is returned here.
 //
-// Two kinds of callers: model libraries (exported names), and the host code that nvcc makes for our own kernels and
-// CUB (hidden names; kernel_registry.cpp has those that register and launch kernels).
+// Two kinds of callers: the host code that nvcc makes for our own kernels and CUB (kernel_registry.cpp has what
+// registers and launches kernels), and model libraries. The latter come in through exported names of their own,
+// utdaMalloc for cudaMalloc: the loader renames what a model library asks for (model/library.cpp), so that it gets these
+// functions also where NVIDIA's runtime is in the process, and nothing else in the process gets them.
 #include <cstring>
 
 #include "cuda/device.h"
@@ -42,7 +44,7 @@ Result called(const char* what, Body&& body) noexcept {
 
 }  // namespace
 
-#define UNTORCH_RUNTIME extern "C" UNTORCH_EXPORT Result
+#define UNTORCH_RUNTIME extern "C" Result
 
 UNTORCH_RUNTIME cudaGetDevice(int* device) {
   return called("cudaGetDevice", [&](const Driver&) {
@@ -208,14 +210,14 @@ UNTORCH_RUNTIME cudaGetLastError() {
 }
 UNTORCH_RUNTIME cudaPeekAtLastError() { return last_code; }
 
-extern "C" UNTORCH_EXPORT const char* cudaGetErrorString(Result code) {
+extern "C" const char* cudaGetErrorString(Result code) {
   const Driver* const api = try_driver(nullptr);
   const char* text = nullptr;
   if (code == kSuccess) return "no error";
   if (api == nullptr || api->error_string(code, &text) != kSuccess || text == nullptr) return "unknown CUDA error";
   return text;
 }
-extern "C" UNTORCH_EXPORT const char* cudaGetErrorName(Result code) {
+extern "C" const char* cudaGetErrorName(Result code) {
   const Driver* const api = try_driver(nullptr);
   const char* text = nullptr;
   if (api == nullptr || api->error_name(code, &text) != kSuccess || text == nullptr) return "cudaErrorUnknown";
@@ -225,3 +227,31 @@ extern "C" UNTORCH_EXPORT const char* cudaGetErrorName(Result code) {
 namespace untorch::cuda {
 Result note_runtime_error(Result code) noexcept { return note(code); }
 }  // namespace untorch::cuda
+
+#define UNTORCH_FOR_MODELS(name) \
+  extern "C" UNTORCH_EXPORT decltype(cuda##name) utda##name __attribute__((alias("cuda" #name)));
+
+UNTORCH_FOR_MODELS(DeviceGetAttribute)
+UNTORCH_FOR_MODELS(DeviceSynchronize)
+UNTORCH_FOR_MODELS(EventCreate)
+UNTORCH_FOR_MODELS(EventCreateWithFlags)
+UNTORCH_FOR_MODELS(EventDestroy)
+UNTORCH_FOR_MODELS(EventQuery)
+UNTORCH_FOR_MODELS(EventRecord)
+UNTORCH_FOR_MODELS(EventSynchronize)
+UNTORCH_FOR_MODELS(Free)
+UNTORCH_FOR_MODELS(GetDevice)
+UNTORCH_FOR_MODELS(GetDeviceCount)
+UNTORCH_FOR_MODELS(GetErrorName)
+UNTORCH_FOR_MODELS(GetErrorString)
+UNTORCH_FOR_MODELS(GetLastError)
+UNTORCH_FOR_MODELS(Malloc)
+UNTORCH_FOR_MODELS(Memcpy)
+UNTORCH_FOR_MODELS(MemcpyAsync)
+UNTORCH_FOR_MODELS(MemsetAsync)
+UNTORCH_FOR_MODELS(PeekAtLastError)
+UNTORCH_FOR_MODELS(PointerGetAttributes)
+UNTORCH_FOR_MODELS(SetDevice)
+UNTORCH_FOR_MODELS(StreamCreateWithFlags)
+UNTORCH_FOR_MODELS(StreamDestroy)
+UNTORCH_FOR_MODELS(StreamSynchronize)

@@ -151,7 +151,10 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   const int error = errno;
   ::close(fd);
   if (data == MAP_FAILED) throw_error(ErrorKind::kInvalidFile, "cannot map ", path, ": ", std::strerror(error));
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, static_cast<const std::byte*>(data), size));
+  std::string identity = std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino) + ":" + std::to_string(size) +
+                         ":" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
+  return std::shared_ptr<const MappedFile>(
+      new MappedFile(path, std::move(identity), static_cast<const std::byte*>(data), size));
 }
 
 MappedFile::~MappedFile() { munmap(const_cast<std::byte*>(data_), size_); }

@@ -20,11 +20,13 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   const std::string& path() const noexcept { return path_; }
+  // Device, inode and time of change: the same text for the same contents.
+  const std::string& identity() const noexcept { return identity_; }
 
  private:
-  MappedFile(std::string path, const std::byte* data, std::size_t size)
-      : path_(std::move(path)), data_(data), size_(size) {}
-  std::string path_;
+  MappedFile(std::string path, std::string identity, const std::byte* data, std::size_t size)
+      : path_(std::move(path)), identity_(std::move(identity)), data_(data), size_(size) {}
+  std::string path_, identity_;
   const std::byte* data_;
   std::size_t size_;
 };

@@ -4,8 +4,14 @@
 #include <array>
 #include <new>
 
+#include "cuda/device.h"
+#include "cuda/kernel_registry.h"
+#include "cuda/memory_pool.h"
+#include "cuda/stream.h"
+#include "cuda/transfer.h"
 #include "kernels/cpu/isa.h"
 #include "model/cpu_features.h"
+#include "model/cuda_graph.h"
 #include "model/program.h"
 #include "untorch/untorch.h"
 
@@ -24,6 +30,9 @@ struct untorch_program {
 };
 struct untorch_method {
   untorch::Method* method;
+};
+struct untorch_graph {
+  untorch::CudaGraph graph;
 };
 
 namespace {
@@ -59,6 +68,37 @@ untorch::TensorView to_view(const untorch_view& view) {
           {view.sizes, ndim},
           {view.strides, ndim},
           view.read_only != 0};
+}
+
+// Views in, tensors out: small calls allocate nothing for either list.
+template <class Body>
+void with_tensors(const untorch_view* inputs, size_t num_inputs, untorch_tensor** outputs, size_t num_outputs,
+                  Body&& body) {
+  constexpr std::size_t kFew = 8;
+  std::array<untorch::TensorView, kFew> few_views;
+  std::array<untorch::TensorPtr, kFew> few_outputs;
+  std::vector<untorch::TensorView> many_views;
+  std::vector<untorch::TensorPtr> many_outputs;
+  std::span<untorch::TensorView> views(few_views.data(), std::min(num_inputs, kFew));
+  std::span<untorch::TensorPtr> results(few_outputs.data(), std::min(num_outputs, kFew));
+  if (num_inputs > kFew) views = many_views = std::vector<untorch::TensorView>(num_inputs);
+  if (num_outputs > kFew) {
+    many_outputs.resize(num_outputs);
+    results = many_outputs;
+  }
+  for (std::size_t i = 0; i < num_inputs; ++i) views[i] = to_view(inputs[i]);
+  body(views, results);
+  for (std::size_t i = 0; i < num_outputs; ++i) outputs[i] = wrap(results[i].release());
+}
+
+// A JSON string.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
 }
 
 }  // namespace
@@ -162,23 +202,124 @@ void untorch_set_error(untorch_status status, const char* message) {
 untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                   untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
   return guarded([&] {
-    constexpr std::size_t kFew = 8;
-    std::array<untorch::TensorView, kFew> few_views;
-    std::array<untorch::TensorPtr, kFew> few_outputs;
-    std::vector<untorch::TensorView> many_views;
-    std::vector<untorch::TensorPtr> many_outputs;
-    std::span<untorch::TensorView> views(few_views.data(), std::min(num_inputs, kFew));
-    std::span<untorch::TensorPtr> results(few_outputs.data(), std::min(num_outputs, kFew));
-    if (num_inputs > kFew) views = many_views = std::vector<untorch::TensorView>(num_inputs);
-    if (num_outputs > kFew) {
-      many_outputs.resize(num_outputs);
-      results = many_outputs;
-    }
-    for (std::size_t i = 0; i < num_inputs; ++i) views[i] = to_view(inputs[i]);
-    method->method->run(views, results, {aliases, num_outputs});
-    for (std::size_t i = 0; i < num_outputs; ++i) outputs[i] = wrap(results[i].release());
+    with_tensors(inputs, num_inputs, outputs, num_outputs, [&](auto views, auto results) {
+      method->method->run(views, results, {aliases, num_outputs});
+    });
   });
 }
+
+untorch_status untorch_call_stream(int32_t device_index, void** stream) {
+  return guarded([&] { *stream = untorch::cuda::call_stream(device_index); });
+}
+
+untorch_status untorch_stream_wait(int32_t device_index, void* consumer, void* producer) {
+  return guarded([&] {
+    const untorch::cuda::DeviceGuard guard(device_index);
+    untorch::cuda::order_after(static_cast<untorch::cuda::Stream>(consumer),
+                               static_cast<untorch::cuda::Stream>(producer));
+  });
+}
+
+untorch_status untorch_stream_synchronize(int32_t device_index, void* stream) {
+  return guarded([&] {
+    const untorch::cuda::DeviceGuard guard(device_index);
+    untorch::cuda::check_driver(
+        untorch::cuda::driver().stream_synchronize(static_cast<untorch::cuda::Stream>(stream)), "synchronising a stream");
+  });
+}
+
+untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tensor** out) {
+  return guarded([&] {
+    const untorch::Tensor& t = *unwrap(tensor);
+    check(t.defined(), "untorch_tensor_to_host: the tensor is undefined");
+    untorch::TensorPtr copy = t.device().type == untorch::DeviceType::kCUDA ? untorch::cuda::to_host(t)
+                                                                          : std::make_unique<untorch::Tensor>(t);
+    *out = wrap(copy.release());
+  });
+}
+
+untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index) {
+  return guarded([&] {
+    const untorch::Device device = method->method->device();
+    *device_type = static_cast<int32_t>(device.type);
+    *device_index = device.index;
+  });
+}
+
+const char* untorch_cuda_devices(void) {
+  thread_local std::string text;
+  std::string reason;
+  try {
+    if (untorch::cuda::try_driver(&reason) == nullptr) {
+      text = "{\"error\": " + quoted(reason) + "}";
+      return text.c_str();
+    }
+    std::string list;
+    for (int i = 0; i < untorch::cuda::device_count(); ++i) {
+      const untorch::cuda::DeviceProperties& p = untorch::cuda::device_properties(i);
+      list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) + ", \"name\": " + quoted(p.name) +
+              ", \"architecture\": " + quoted(p.architecture()) +
+              ", \"multiprocessors\": " + std::to_string(p.multiprocessors) +
+              ", \"total_memory\": " + std::to_string(p.total_memory) +
+              ", \"l2_bytes\": " + std::to_string(p.l2_bytes) + "}";
+    }
+    int version = 0;
+    (void)untorch::cuda::driver().driver_version(&version);
+    text = "{\"driver\": " + std::to_string(version) +
+           ", \"kernels\": " + (untorch::cuda::has_kernels() ? "true" : "false") + ", \"devices\": [" + list + "]}";
+  } catch (const std::exception& e) {
+    text = "{\"error\": " + quoted(e.what()) + "}";
+  }
+  return text.c_str();
+}
+
+untorch_status untorch_program_memory(untorch_program* program, const char** json) {
+  return guarded([&] {
+    thread_local std::string text;
+    const untorch::Manifest& manifest = program->program->manifest();
+    std::uint64_t weights = 0;
+    for (const untorch::WeightSpec& weight : manifest.weights) weights += weight.nbytes;
+    int device = -1;
+    for (const auto& method : program->program->methods()) device = std::max(device, method->device().index);
+    text = "{\"mapped\": " + std::to_string(program->program->archive().file()->bytes().size()) +
+           ", \"weights\": " + std::to_string(weights);
+    if (device >= 0) {
+      const untorch::cuda::MemoryUse use = untorch::cuda::memory_use(device);
+      std::size_t free_bytes = 0, total = 0;
+      const untorch::cuda::DeviceGuard guard(device);
+      untorch::cuda::check_driver(untorch::cuda::driver().mem_info(&free_bytes, &total), "asking for the free memory");
+      text += ", \"device\": \"cuda:" + std::to_string(device) + "\", \"tensors\": " + std::to_string(use.in_use) +
+              ", \"reserved\": " + std::to_string(use.reserved) + ", \"free\": " + std::to_string(free_bytes) +
+              ", \"total\": " + std::to_string(total);
+    }
+    text += "}";
+    *json = text.c_str();
+  });
+}
+
+untorch_status untorch_cuda_release_memory(int32_t device_index) {
+  return guarded([&] { untorch::cuda::release_unused(device_index); });
+}
+
+untorch_status untorch_graph_capture(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
+                                     untorch_graph** out) {
+  return guarded([&] {
+    check(out != nullptr, "untorch_graph_capture: out is null");
+    std::vector<untorch::TensorView> views;
+    for (std::size_t i = 0; i < num_inputs; ++i) views.push_back(to_view(inputs[i]));
+    *out = new untorch_graph{{*method->method, views}};
+  });
+}
+
+untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
+                                 untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
+  return guarded([&] {
+    with_tensors(inputs, num_inputs, outputs, num_outputs,
+                 [&](auto views, auto results) { graph->graph.run(views, results, {aliases, num_outputs}); });
+  });
+}
+
+void untorch_graph_free(untorch_graph* graph) { delete graph; }
 
 void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out) {
   const untorch::Tensor& t = *unwrap(tensor);

@@ -2,9 +2,12 @@
 // are given once, inputs that a failed call left behind are freed.
 #include "model/container.h"
 
+#include <algorithm>
 #include <array>
 #include <unordered_map>
 
+#include "cuda/device.h"
+#include "model/device_weights.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
@@ -25,13 +28,24 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
 
 }  // namespace
 
-Container::Container(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, std::size_t num_runners)
-    : method_(spec.name) {
+Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
+                     const MethodSpec& spec, Device device, std::size_t num_runners)
+    : method_(spec.name), device_(device) {
+  const Archive& archive = *shared_archive;
   const std::string name = archive.file()->path() + ": " + spec.library;
+  const bool on_cuda = device.type == DeviceType::kCUDA;
+  std::unique_ptr<cuda::DeviceGuard> guard;
+  if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device.index);
   library_ = std::make_unique<ModelLibrary>(archive.read_checked(spec.library), name, !spec.has_specs);
   const ModelApi& api = library_->api();
+  if (on_cuda && api.run_single_threaded == nullptr) {
+    throw_error(ErrorKind::kUnsupported, name, " has no AOTInductorModelContainerRunSingleThreaded; it is too old");
+  }
+  if (!spec.cubins.empty()) cubins_ = std::make_unique<CubinFolder>(shared_archive, spec);
   clear_last_error();
-  check_code(api.create(&handle_, num_runners, "cpu", ""), "creating the model");
+  check_code(api.create(&handle_, on_cuda ? 1 : num_runners, device_name(device).c_str(),
+                        cubins_ ? cubins_->folder().c_str() : ""),
+             "creating the model");
   try {
     check_code(api.num_inputs(handle_, &num_inputs_), "asking for the number of inputs");
     check_code(api.num_outputs(handle_, &num_outputs_), "asking for the number of outputs");
@@ -44,6 +58,10 @@ Container::Container(const Archive& archive, const Manifest& manifest, const Met
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
     bind_weights(archive, manifest, spec);
+    if (on_cuda && api.fold_constants != nullptr) {
+      // Now, because it waits for the GPU, which a call never does.
+      check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
+    }
   } catch (...) {
     destroy();
     throw;
@@ -59,6 +77,30 @@ void Container::destroy() noexcept {
   }
   for (Tensor* handle : extra_handles_) delete handle;
   extra_handles_.clear();
+  if (last_run_ != nullptr) (void)cuda::driver().event_destroy(last_run_);
+  last_run_ = nullptr;
+}
+
+TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,
+                                 const std::vector<StorageRef>& shared) const {
+  const auto tensor = [&](StorageRef storage) {
+    return std::make_unique<Tensor>(std::move(storage), constant.storage_offset, constant.dtype, constant.shape,
+                                    constant.strides);
+  };
+  if (device_.type == DeviceType::kCUDA && !constant.on_cpu) {
+    return tensor(constant.mutated ? private_device_weight(archive, manifest, constant.weight, device_.index)
+                                   : shared[constant.weight]);
+  }
+  const WeightSpec& weight = manifest.weights[constant.weight];
+  const auto bytes = archive.read(weight.file).first(weight.nbytes);
+  TensorPtr mapped = tensor(mapped_storage(archive.file(), bytes));
+  const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
+  const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped->raw()) % alignment != 0;
+  if (!constant.mutated && !misaligned) return mapped;
+  // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
+  StorageRef copy = StorageRef::allocate(bytes.size());
+  std::memcpy(copy->data(), bytes.data(), bytes.size());
+  return tensor(std::move(copy));
 }
 
 void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec) {
@@ -94,6 +136,20 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   std::unordered_map<std::string, const ConstantSpec*> by_name;
   for (const ConstantSpec& constant : spec.constants) by_name.emplace(constant.name, &constant);
 
+  // Everything that goes to the device, in one go.
+  std::vector<StorageRef> shared;
+  if (device_.type == DeviceType::kCUDA) {
+    std::vector<std::size_t> wanted;
+    for (const ConstantSpec& constant : spec.constants) {
+      if (!constant.on_cpu && !constant.mutated) wanted.push_back(constant.weight);
+    }
+    std::sort(wanted.begin(), wanted.end());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    std::vector<StorageRef> sent = device_weights(archive, manifest, wanted, device_.index);
+    shared.resize(manifest.weights.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i) shared[wanted[i]] = std::move(sent[i]);
+  }
+
   std::vector<ModelApi::ConstantEntry> pairs;
   std::unordered_map<std::string, AtenTensorHandle> map;
   for (std::size_t i = 0; i < count; ++i) {
@@ -112,27 +168,13 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
                   "', which the manifest does not have");
     }
     const ConstantSpec& constant = *it->second;
-    const WeightSpec& weight = manifest.weights[constant.weight];
     // The container's data_size says nothing about one weight: it is the whole storage's size, rounded up to 64. That
     // the manifest's shape and strides fit into the stored bytes was checked when it was read.
     if (static_cast<DType>(dtype) != constant.dtype) {
       throw_error(ErrorKind::kInvalidFile, path, ": method '", method_, "' expects the weight '", name, "' to be ",
                   dtype_name(static_cast<DType>(dtype)), ", the manifest has ", dtype_name(constant.dtype));
     }
-    const auto bytes = archive.read(weight.file).first(weight.nbytes);
-    Tensor mapped(mapped_storage(archive.file(), bytes), constant.storage_offset, constant.dtype, constant.shape,
-                  constant.strides);
-    const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
-    const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped.raw()) % alignment != 0;
-    if (constant.mutated || misaligned) {
-      // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
-      StorageRef copy = StorageRef::allocate(bytes.size());
-      std::memcpy(copy->data(), bytes.data(), bytes.size());
-      constants_.push_back(std::make_unique<Tensor>(std::move(copy), constant.storage_offset, constant.dtype,
-                                                    constant.shape, constant.strides));
-    } else {
-      constants_.push_back(std::make_unique<Tensor>(std::move(mapped)));
-    }
+    constants_.push_back(bind_weight(archive, manifest, constant, shared));
     serial_ = serial_ || constant.mutated;
     const AtenTensorHandle handle = shims::wrap(constants_.back().get());
     pairs.push_back({it->first.c_str(), handle});
@@ -150,7 +192,38 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   }
 }
 
-void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy) {
+void Container::wait_for_last_run(cuda::Stream stream) {
+  // A capture takes no events from outside; who replays the graph orders it (SerialScope).
+  if (has_run_ && !cuda::is_capturing(stream)) {
+    cuda::check_driver(cuda::driver().stream_wait_event(stream, last_run_, 0), "waiting for the last run");
+  }
+}
+
+void Container::note_run(cuda::Stream stream) {
+  if (cuda::is_capturing(stream)) return;
+  const cuda::Driver& api = cuda::driver();
+  if (last_run_ == nullptr) cuda::check_driver(api.event_create(&last_run_, cuda::kEventDisableTiming), "running");
+  cuda::check_driver(api.event_record(last_run_, stream), "running");
+  has_run_ = true;
+}
+
+Container::SerialScope::SerialScope(Container& container, cuda::Stream stream)
+    : container_(container), stream_(stream), lock_(container.serial_mutex_, std::defer_lock) {
+  if (!container_.serial_) return;
+  lock_.lock();
+  container_.wait_for_last_run(stream_);
+}
+
+Container::SerialScope::~SerialScope() {
+  if (!container_.serial_) return;
+  try {
+    container_.note_run(stream_);
+  } catch (...) {  // the stream is gone: there is nothing to wait for
+  }
+}
+
+void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
+                    cuda::Stream stream) {
   constexpr std::size_t kFew = 8;
   std::array<AtenTensorHandle, 2 * kFew> few{};
   std::vector<AtenTensorHandle> many;
@@ -164,10 +237,17 @@ void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, P
 
   std::int32_t code = 0;
   {
+    const bool on_cuda = device_.type == DeviceType::kCUDA;
     std::unique_lock<std::mutex> lock(serial_mutex_, std::defer_lock);
-    if (serial_) lock.lock();
+    if (serial_ || on_cuda) lock.lock();
     clear_last_error();
-    code = library_->api().run(handle_, in, inputs.size(), out, outputs.size(), nullptr, proxy);
+    if (on_cuda) {
+      if (serial_) wait_for_last_run(stream);
+      code = library_->api().run_single_threaded(handle_, in, inputs.size(), out, outputs.size(), stream, proxy);
+      if (serial_) note_run(stream);
+    } else {
+      code = library_->api().run(handle_, in, inputs.size(), out, outputs.size(), nullptr, proxy);
+    }
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].reset(shims::unwrap(out[i]));
   if (code != 0) {

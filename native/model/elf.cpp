@@ -161,10 +161,16 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
     const auto symbol = image.at<Elf64_Sym>(symbols + i * sizeof(Elf64_Sym));
     if (symbol.st_shndx != SHN_UNDEF || symbol.st_name == 0) continue;
     undefined_.push_back(
-        {image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK});
+        {image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK,
+         strings + symbol.st_name});
     total += undefined_.back().name.size();
     if (total > 4 * image.size()) image.damaged("its symbols' names overlap");
   }
+}
+
+void ElfLibrary::rename(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name) {
+  check(name.size() == symbol.name.size(), "cannot rename ", symbol.name, " to ", name);
+  std::memcpy(copy.data() + symbol.file_offset, name.data(), name.size());
 }
 
 void ElfLibrary::clear_executable_stack(std::span<std::byte> copy) const {

@@ -41,11 +41,21 @@ bool is_ours_to_serve(const std::string& symbol) {
   return false;
 }
 
+// The CUDA runtime's functions and the one driver function that reads a file are ours, under names of their own: NVIDIA's
+// may be in the process too, and would be found first. Empty for every other symbol.
+std::string own_name(const std::string& symbol) {
+  if (symbol.rfind("cuda", 0) == 0) return "ut" + symbol.substr(2);
+  if (symbol == "cuModuleLoad") return "utModuleLoad";
+  return {};
+}
+
 void check_symbols(const ElfLibrary& elf, const std::string& name) {
   std::string missing;
   std::size_t count = 0;
   for (const ElfSymbol& symbol : elf.undefined()) {
-    if (symbol.weak || !is_ours_to_serve(symbol.name) || exports_symbol(symbol.name.c_str())) continue;
+    const std::string own = own_name(symbol.name);
+    if (symbol.weak || (own.empty() && !is_ours_to_serve(symbol.name))) continue;
+    if (exports_symbol(own.empty() ? symbol.name.c_str() : own.c_str())) continue;
     missing += (count++ == 0 ? "" : ", ") + symbol.name;
   }
   if (count != 0) {
@@ -80,11 +90,17 @@ int copy_to_memory(std::span<const std::byte> bytes, const ElfLibrary& elf, cons
     if (n <= 0) fail("cannot fill a memory file");
     done += static_cast<std::size_t>(n);
   }
-  if (elf.needs_libtorch() || elf.executable_stack() != 0) {
+  const bool renames = std::any_of(elf.undefined().begin(), elf.undefined().end(),
+                                   [](const ElfSymbol& symbol) { return !own_name(symbol.name).empty(); });
+  if (renames || elf.needs_libtorch() || elf.executable_stack() != 0) {
     void* copy = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (copy == MAP_FAILED) fail("cannot map a memory file");
     try {
       elf.clear_executable_stack({static_cast<std::byte*>(copy), bytes.size()});
+      for (const ElfSymbol& symbol : elf.undefined()) {
+        const std::string own = own_name(symbol.name);
+        if (!own.empty()) ElfLibrary::rename({static_cast<std::byte*>(copy), bytes.size()}, symbol, own);
+      }
       if (elf.needs_libtorch()) elf.rebind_libtorch({static_cast<std::byte*>(copy), bytes.size()}, kSoname);
     } catch (...) {
       munmap(copy, bytes.size());
@@ -141,6 +157,7 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
   find(prefix + "CreateWithDevice", api_.create);
   find(prefix + "Delete", api_.destroy);
   find(prefix + "Run", api_.run);
+  find(prefix + "RunSingleThreaded", api_.run_single_threaded);
   find(prefix + "GetNumInputs", api_.num_inputs);
   find(prefix + "GetNumOutputs", api_.num_outputs);
   find(prefix + "GetNumConstants", api_.num_constants);

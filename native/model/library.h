@@ -22,6 +22,10 @@ struct ModelApi {
   std::int32_t (*destroy)(Handle container) = nullptr;
   std::int32_t (*run)(Handle container, AtenTensorHandle* inputs, std::size_t num_inputs, AtenTensorHandle* outputs,
                       std::size_t num_outputs, void* stream, void* proxy_executor) = nullptr;
+  // The same without looking at earlier runs: it never waits for the GPU, and may be captured.
+  std::int32_t (*run_single_threaded)(Handle container, AtenTensorHandle* inputs, std::size_t num_inputs,
+                                      AtenTensorHandle* outputs, std::size_t num_outputs, void* stream,
+                                      void* proxy_executor) = nullptr;
   std::int32_t (*num_inputs)(Handle container, std::size_t* n) = nullptr;
   std::int32_t (*num_outputs)(Handle container, std::size_t* n) = nullptr;
   std::int32_t (*num_constants)(Handle container, std::size_t* n) = nullptr;

@@ -153,6 +153,7 @@ class Reader {
     if (const json::Value* contiguous = value.find("contiguous", what))
       spec.contiguous = contiguous->as_bool(what + " contiguous");
     if (const json::Value* mutated = value.find("mutated", what)) spec.mutated = mutated->as_bool(what + " mutated");
+    spec.on_cpu = is_on_cpu(value, what);
     const json::Value* strides = value.find("strides", what);
     if (strides != nullptr && !strides->is_null() && !spec.contiguous) {
       const json::Array& items = strides->as_array(what + " strides");
@@ -168,6 +169,11 @@ class Reader {
     return spec;
   }
 
+  static bool is_on_cpu(const json::Value& value, const std::string& what) {
+    const json::Value* device = value.find("device", what);
+    return device != nullptr && !device->is_null() && device->as_string(what + " device") == "cpu";
+  }
+
   ConstantSpec read_constant(const json::Value& value, const std::vector<WeightSpec>& weights,
                              const std::string& what) const {
     ConstantSpec constant;
@@ -179,6 +185,7 @@ class Reader {
     constant.storage_offset =
         static_cast<std::int64_t>(natural(value.at("storage_offset", what), what + " storage_offset"));
     constant.weight = natural(value.at("weight", what), what + " weight");
+    constant.on_cpu = is_on_cpu(value, what);
     if (const json::Value* mutated = value.find("mutated", what))
       constant.mutated = mutated->as_bool(what + " mutated");
     if (constant.weight >= weights.size()) {
@@ -216,6 +223,9 @@ class Reader {
       for (const json::Value& feature : cpu->at("features", what).as_array(what + " cpu features")) {
         method.cpu_features.push_back(feature.as_string(what + " cpu features"));
       }
+    }
+    if (const json::Value* gpu = value.find("gpu_architecture", what); gpu != nullptr && !gpu->is_null()) {
+      method.gpu_architecture = gpu->as_string(what + " gpu_architecture");
     }
     for (const json::Value& input : value.at("inputs", what).as_array(what + " inputs")) {
       if (input.find("constant", what) != nullptr) continue;  // a leaf that is no tensor; the container never sees it
@@ -262,6 +272,8 @@ Manifest read_stock(const Archive& archive) {
     if (ends_with(file, ".so")) {
       // Triton on the CPU packs several libraries; the wrapper is the model.
       if (method.library.empty() || ends_with(file, ".wrapper.so")) method.library = name;
+    } else if (ends_with(file, ".cubin") || ends_with(file, ".fatbin")) {
+      method.cubins.push_back(name);
     } else if (ends_with(file, "_weights.blob")) {
       method.weights_blob = name;
     } else if (ends_with(file, "weights_config.json")) {
@@ -276,6 +288,10 @@ Manifest read_stock(const Archive& archive) {
       if (const json::Value* device = metadata.find("AOTI_DEVICE_KEY", what)) method.device = device->as_string(what);
       if (const json::Value* machine = metadata.find("AOTI_MACHINE", what))
         method.architecture = machine->as_string(what);
+      if (const json::Value* capability = metadata.find("AOTI_COMPUTE_CAPABILITY", what);
+          capability != nullptr && method.device.rfind("cuda", 0) == 0) {
+        method.gpu_architecture = "sm_" + capability->as_string(what);
+      }
       if (const json::Value* isa = metadata.find("AOTI_CPU_ISA", what)) {
         method.cpu_features = features_of_stock_isa(isa->as_string(what));
       }

@@ -31,6 +31,7 @@ struct TensorSpec {
   std::vector<DimSpec> shape;
   bool contiguous = false;                           // row-major strides are expected
   bool mutated = false;                              // the model writes into it
+  bool on_cpu = false;                               // of a method for another device: must be on the CPU
   std::optional<std::vector<std::int64_t>> strides;  // expected when not contiguous and all are numbers
 };
 
@@ -42,6 +43,7 @@ struct ConstantSpec {
   std::int64_t storage_offset = 0;
   std::size_t weight = 0;  // index into Manifest::weights
   bool mutated = false;
+  bool on_cpu = false;  // of a method for another device
 };
 
 struct WeightSpec {
@@ -58,6 +60,8 @@ struct MethodSpec {
   std::string cpu_target;
   std::string architecture;
   std::vector<std::string> cpu_features;
+  std::string gpu_architecture;              // "sm_90"; empty: not known
+  std::vector<std::string> cubins;           // archive entries of a stock package with its kernels beside the library
   bool has_specs = false;  // inputs, outputs and constants below are known (false: a stock package)
   std::vector<std::string> symbols;
   std::vector<TensorSpec> inputs;

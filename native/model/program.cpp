@@ -5,7 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
+#include "cuda/device.h"
+#include "cuda/kernel_registry.h"
+#include "cuda/memory_pool.h"
+#include "cuda/transfer.h"
 #include "model/cpu_features.h"
 
 namespace untorch {
@@ -19,7 +24,45 @@ std::string join(const std::vector<std::string>& parts) {
   return out;
 }
 
-void check_machine(const std::string& path, const MethodSpec& spec, const std::string& device) {
+// The GPU that a method runs on: what the caller asked for, or the current one. Refuses one that the kernels were not
+// compiled for.
+Device resolve_cuda(const std::string& path, const MethodSpec& spec, const std::string& device) {
+  const std::string& text = device.empty() ? spec.device : device;
+  int index = -1;
+  if (const std::size_t colon = text.find(':'); colon != std::string::npos) {
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, index);
+    if (error != std::errc() || stop != end || index < 0) {
+      throw_error(ErrorKind::kInvalidArgument, "unknown device '", text, "', expected \"cpu\" or \"cuda[:index]\"");
+    }
+    // A file made on a build machine's second GPU is not bound to a second GPU here.
+    if (device.empty()) index = -1;
+  }
+  if (std::string reason; cuda::try_driver(&reason) == nullptr) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device, ", and ",
+                reason);
+  }
+  if (!cuda::has_kernels()) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
+                "; this build of untorch has no CUDA kernels: build it where nvcc is, or install a wheel that has them");
+  }
+  if (index < 0) index = cuda::current_device();
+  const cuda::DeviceProperties& properties = cuda::device_properties(index);
+  if (!spec.gpu_architecture.empty()) {
+    // A cubin runs within its major version, from its minor version on.
+    int number = 0;
+    const std::string digits = spec.gpu_architecture.rfind("sm_", 0) == 0 ? spec.gpu_architecture.substr(3) : "";
+    (void)std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (number / 10 != properties.major || number % 10 > properties.minor) {
+      throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.gpu_architecture,
+                  ", cuda:", index, " (", properties.name, ") is ", properties.architecture(),
+                  ": export it for that architecture");
+    }
+  }
+  return {DeviceType::kCUDA, index};
+}
+
+Device check_machine(const std::string& path, const MethodSpec& spec, const std::string& device) {
   const std::string base = spec.device.substr(0, spec.device.find(':'));
   const std::string wanted = device.substr(0, device.find(':'));
   if (!wanted.empty() && wanted != "cpu" && wanted != "cuda") {
@@ -29,9 +72,9 @@ void check_machine(const std::string& path, const MethodSpec& spec, const std::s
     throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base,
                 " and cannot run on ", device, ": export it for that device");
   }
-  if (base != "cpu") {
+  if (base != "cpu" && base != "cuda") {
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
-                "; this build of untorch serves the CPU only");
+                "; untorch serves cpu and cuda");
   }
   if (!spec.architecture.empty() && spec.architecture != cpu_architecture()) {
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.architecture,
@@ -43,6 +86,7 @@ void check_machine(const std::string& path, const MethodSpec& spec, const std::s
                 ", which this one lacks", spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
                 ": export it with cpu=\"x86-64-v3\" or for this machine");
   }
+  return base == "cuda" ? resolve_cuda(path, spec, device) : Device{};
 }
 
 // Complex numbers are pairs.
@@ -118,13 +162,13 @@ std::string describe(const TensorSpec& spec) {
 }  // namespace
 
 Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-               const LoadOptions& options)
-    : archive_(std::move(archive)), manifest_(std::move(manifest)), spec_(spec), options_(options) {}
+               const LoadOptions& options, Device device)
+    : archive_(std::move(archive)), manifest_(std::move(manifest)), spec_(spec), options_(options), device_(device) {}
 
 std::shared_ptr<Container> Method::container() {
   const std::lock_guard lock(mutex_);
   if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the program is closed");
-  if (!container_) container_ = std::make_shared<Container>(*archive_, *manifest_, spec_, options_.num_runners);
+  if (!container_) container_ = std::make_shared<Container>(archive_, *manifest_, spec_, device_, options_.num_runners);
   return container_;
 }
 
@@ -138,8 +182,12 @@ void Method::close() noexcept {
   container_.reset();
 }
 
-void Method::check_inputs(std::span<const TensorView> inputs) const {
+void Method::check_inputs(std::span<const TensorView> inputs, const Container& container) const {
   const std::string& method = spec_.name;
+  if (inputs.size() != container.num_inputs()) {
+    throw_error(ErrorKind::kInvalidArgument, "method '", method, "': expected ", container.num_inputs(),
+                " tensors, got ", inputs.size());
+  }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const TensorView& input = inputs[i];
     const std::string number = spec_.has_specs ? "" : std::to_string(i);
@@ -159,9 +207,11 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': its memory is ",
                   input.data == nullptr ? "null" : "not aligned to its dtype: pass a copy");
     }
-    if (input.device.type != DeviceType::kCPU) {
+    // A CUDA method takes CPU memory too: it is copied.
+    if (input.device.type != DeviceType::kCPU &&
+        (input_on_cpu(i) || input.device.type != device_.type || input.device.index != device_.index)) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ",
-                  device_name(input.device), ", expected cpu");
+                  device_name(input.device), ", expected ", input_on_cpu(i) ? "cpu" : device_name(device_));
     }
     if (std::any_of(input.strides.begin(), input.strides.end(), [](std::int64_t s) { return s < 0; })) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative strides ",
@@ -232,15 +282,29 @@ void Method::check_inputs(std::span<const TensorView> inputs) const {
   }
 }
 
+TensorPtr borrow_view(const TensorView& view) {
+  const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
+  return std::make_unique<Tensor>(StorageRef::borrow(view.data, extent * element_size(view.dtype), view.device), 0,
+                                  view.dtype, view.sizes, view.strides);
+}
+
+TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container) {
+  const Storage* storage = tensor->storage().get();
+  using Keep = std::shared_ptr<Container>;
+  auto keep = std::make_unique<Keep>(std::move(container));
+  StorageRef kept(new Storage(
+      storage->data(), storage->nbytes(), storage->device(),
+      [](void*, void* context) noexcept { delete static_cast<Keep*>(context); }, keep.get(), true));
+  (void)keep.release();
+  return std::make_unique<Tensor>(std::move(kept), tensor->storage_offset(), tensor->dtype(), tensor->sizes(),
+                                  tensor->strides());
+}
+
 void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
   const std::shared_ptr<Container> container = this->container();
-  if (inputs.size() != container->num_inputs()) {
-    throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "': expected ", container->num_inputs(),
-                " tensors, got ", inputs.size());
-  }
+  check_inputs(inputs, *container);
   check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name,
         "': expected room for ", container->num_outputs(), " outputs");
-  check_inputs(inputs);
 
   constexpr std::size_t kFew = 8;
   std::array<TensorPtr, kFew> few;
@@ -255,23 +319,10 @@ void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> output
     tensors = many;
     storages = many_storages;
   }
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorView& view = inputs[i];
-    const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
-    storages[i] = StorageRef::borrow(view.data, extent * element_size(view.dtype));
-    tensors[i] = std::make_unique<Tensor>(storages[i], 0, view.dtype, view.sizes, view.strides);
-  }
-
-  if (options_.num_threads > 0) {
-    // OpenMP's setting belongs to the calling thread; it gets back what it had.
-    struct Threads {
-      int before = omp_get_max_threads();
-      explicit Threads(int n) { omp_set_num_threads(n); }
-      ~Threads() { omp_set_num_threads(before); }
-    } threads(options_.num_threads);
-    container->run(tensors, outputs, &proxy_);
+  if (device_.type == DeviceType::kCUDA) {
+    run_cuda(*container, inputs, tensors, storages, outputs);
   } else {
-    container->run(tensors, outputs, &proxy_);
+    run_cpu(*container, inputs, tensors, storages, outputs);
   }
 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -282,20 +333,52 @@ void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> output
     }
     const Storage* storage = outputs[i]->storage().get();
     for (std::size_t j = 0; j < storages.size() && aliases[i] < 0; ++j) {
-      if (storages[j].get() == storage) aliases[i] = static_cast<std::int32_t>(j);
+      if (storages[j].get() == storage && storage->borrowed()) aliases[i] = static_cast<std::int32_t>(j);
     }
-    if (aliases[i] < 0 && storage->borrowed()) {
-      // A view of a weight inside the model library: it lives as long as the container does.
-      using Keep = std::shared_ptr<Container>;
-      auto keep = std::make_unique<Keep>(container);
-      StorageRef kept(new Storage(
-          storage->data(), storage->nbytes(), storage->device(),
-          [](void*, void* context) noexcept { delete static_cast<Keep*>(context); }, keep.get(), true));
-      (void)keep.release();
-      outputs[i] = std::make_unique<Tensor>(std::move(kept), outputs[i]->storage_offset(), outputs[i]->dtype(),
-                                            outputs[i]->sizes(), outputs[i]->strides());
-    }
+    // A view of a weight inside the model library lives as long as the container does.
+    if (aliases[i] < 0 && storage->borrowed()) outputs[i] = keep_container(std::move(outputs[i]), container);
   }
+}
+
+void Method::run_cpu(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
+                     std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    tensors[i] = borrow_view(inputs[i]);
+    storages[i] = tensors[i]->storage();
+  }
+  if (options_.num_threads > 0) {
+    // OpenMP's setting belongs to the calling thread; it gets back what it had.
+    struct Threads {
+      int before = omp_get_max_threads();
+      explicit Threads(int n) { omp_set_num_threads(n); }
+      ~Threads() { omp_set_num_threads(before); }
+    } threads(options_.num_threads);
+    container.run(tensors, outputs, &proxy_);
+  } else {
+    container.run(tensors, outputs, &proxy_);
+  }
+}
+
+void Method::run_cuda(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
+                      std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
+  const cuda::DeviceGuard guard(device_.index);
+  const cuda::Stream stream = cuda::call_stream(device_.index);
+  const cuda::StreamScope scope(device_.index, stream);
+  const cuda::ArenaScope arena(device_.index, cuda::arena_for(device_.index, stream));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    tensors[i] = borrow_view(inputs[i]);
+    if (inputs[i].device.type == DeviceType::kCPU && !input_on_cpu(i)) {
+      if (cuda::is_capturing(stream)) {
+        throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "', input ", i,
+                    ": is in the CPU's memory, and the stream is being captured into a graph, which would read that "
+                    "memory again at every replay: pass an array on ",
+                    device_name(device_));
+      }
+      tensors[i] = cuda::to_device(*tensors[i], device_.index);
+    }
+    storages[i] = tensors[i]->storage();
+  }
+  container.run(tensors, outputs, &proxy_, stream);
 }
 
 Program::Program(const std::string& path, const LoadOptions& options) {
@@ -307,8 +390,8 @@ Program::Program(const std::string& path, const LoadOptions& options) {
   archive_ = std::make_shared<const Archive>(MappedFile::open(path));
   manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
   for (const MethodSpec& spec : manifest_->methods) {
-    check_machine(path, spec, options.device);
-    methods_.push_back(std::make_unique<Method>(archive_, manifest_, spec, options));
+    const Device device = check_machine(path, spec, options.device);
+    methods_.push_back(std::make_unique<Method>(archive_, manifest_, spec, options, device));
   }
 }
 

@@ -30,9 +30,10 @@ struct TensorView {
 class Method {
  public:
   Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-         const LoadOptions& options);
+         const LoadOptions& options, Device device);
 
   const MethodSpec& spec() const noexcept { return spec_; }
+  Device device() const noexcept { return device_; }
   // Opened on first use, then kept; throws kClosed after close().
   std::shared_ptr<Container> container();
   // JSON text that describes the operators without a C shim; empty when there are none.
@@ -42,21 +43,40 @@ class Method {
 
   // Checks the inputs against the method's specification, runs, and gives the outputs in `outputs` (one slot for each;
   // null where the model has None). aliases[i] is the input whose memory output i is, or -1. Thread-safe.
+  // On CUDA it returns when everything is enqueued on the call stream (cuda/stream.h); inputs in the CPU's memory are
+  // copied to the device in the stream's order.
   void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
   void close() noexcept;
 
+  // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
+  void check_inputs(std::span<const TensorView> inputs, const Container& container) const;
+  ProxyExecutor& proxy() noexcept { return proxy_; }
+  // True when input i of a CUDA method is to be on the CPU.
+  bool input_on_cpu(std::size_t i) const noexcept {
+    return device_.type == DeviceType::kCPU || (spec_.has_specs && spec_.inputs[i].on_cpu);
+  }
+
  private:
-  void check_inputs(std::span<const TensorView> inputs) const;
+  void run_cpu(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
+               std::span<StorageRef> storages, std::span<TensorPtr> outputs);
+  void run_cuda(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
+                std::span<StorageRef> storages, std::span<TensorPtr> outputs);
 
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
   const MethodSpec& spec_;  // in manifest_
   const LoadOptions options_;
+  const Device device_;
   ProxyExecutor proxy_;
   std::mutex mutex_;
   std::shared_ptr<Container> container_;
   std::atomic<bool> closed_{false};
 };
+
+// The view as a tensor that borrows the caller's memory.
+TensorPtr borrow_view(const TensorView& view);
+// A view that the loader made itself, of an output that looks at memory of the model library: keeps the container.
+TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container);
 
 class Program {
  public:

@@ -1,0 +1,314 @@
+// The call is captured twice, with different memory for the inputs and for everything in between. Words that differ in
+// the kernels' parameters are then addresses of inputs, which a replay may be pointed away from, or of memory that the
+// graph owns. If one is neither, an input's address is hidden somewhere, and every input is copied into place instead.
+#include "model/cuda_graph.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/device.h"
+#include "cuda/transfer.h"
+#include "tensor/copy.h"
+#include "tensor/device.h"
+
+namespace untorch {
+namespace {
+
+constexpr int kKernelNode = 0, kMemcpyNode = 1;
+constexpr std::size_t kAlignment = 16;  // what kernels compiled for the static memory may rely on
+
+// A stream for one capture.
+class CaptureStream {
+ public:
+  CaptureStream() {
+    cuda::check_driver(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking), "creating a stream");
+  }
+  ~CaptureStream() { (void)cuda::driver().stream_destroy(stream_); }
+  CaptureStream(const CaptureStream&) = delete;
+  CaptureStream& operator=(const CaptureStream&) = delete;
+  cuda::Stream get() const noexcept { return stream_; }
+
+ private:
+  cuda::Stream stream_ = nullptr;
+};
+
+cuda::DevicePtr address(const Tensor& t) { return reinterpret_cast<cuda::DevicePtr>(t.raw()); }
+
+std::size_t reach(const Tensor& t) {
+  return static_cast<std::size_t>(storage_extent(t.sizes(), t.strides())) * element_size(t.dtype());
+}
+
+bool is_on_device(const Tensor& t) { return t.device().type == DeviceType::kCUDA; }
+
+}  // namespace
+
+CudaGraph::CudaGraph(Method& method, std::span<const TensorView> inputs)
+    : method_(method), container_(method.container()), device_(method.device().index) {
+  if (method.device().type != DeviceType::kCUDA) {
+    throw_error(ErrorKind::kUnsupported, "method '", method.spec().name,
+                "' runs on the CPU: CUDA graphs are for methods compiled for CUDA");
+  }
+  method.check_inputs(inputs, *container_);
+  const cuda::DeviceGuard guard(device_);
+  try {
+    captured_ = capture(inputs);
+    log_ = cuda::allocation_log(*captured_.arena);
+    Captured other = capture(inputs);
+    other_log_ = cuda::allocation_log(*other.arena);
+    find_inputs(other);
+    other.outputs.clear();
+    (void)cuda::driver().graph_destroy(other.graph);
+    cuda::check_driver(cuda::driver().graph_instantiate(&exec_, captured_.graph, 0), "instantiating the graph");
+  } catch (...) {
+    release();
+    throw;
+  }
+  for (const TensorPtr& input : captured_.inputs) bound_.push_back(is_on_device(*input) ? address(*input) : 0);
+}
+
+CudaGraph::~CudaGraph() { release(); }
+
+void CudaGraph::release() noexcept {
+  if (exec_ != nullptr) (void)cuda::driver().graph_exec_destroy(exec_);
+  if (captured_.graph != nullptr) (void)cuda::driver().graph_destroy(captured_.graph);
+  exec_ = nullptr;
+  captured_.graph = nullptr;
+}
+
+std::size_t CudaGraph::num_bindable() const noexcept {
+  return static_cast<std::size_t>(std::count(bindable_.begin(), bindable_.end(), true));
+}
+
+CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
+  const cuda::Driver& api = cuda::driver();
+  Captured made;
+  made.arena = cuda::make_private_arena(device_);
+  const CaptureStream stream;
+  const cuda::StreamScope stream_scope(device_, stream.get());
+  const cuda::ArenaScope arena_scope(device_, *made.arena);
+  const Device device{DeviceType::kCUDA, device_};
+  std::vector<TensorPtr> arguments;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& view = inputs[i];
+    if (method_.input_on_cpu(i)) {
+      // Read while the call is captured, so its value becomes part of the graph.
+      const TensorPtr given = borrow_view(view);
+      TensorPtr kept = Tensor::empty_strided(view.sizes, view.strides, view.dtype);
+      copy_cpu(*kept, *given);
+      made.inputs.push_back(std::move(kept));
+    } else {
+      // The caller's strides: the model was compiled for them, and a replay may read the caller's memory.
+      made.inputs.push_back(Tensor::empty_strided(view.sizes, view.strides, view.dtype, device));
+    }
+    arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
+  }
+  cuda::start_log(*made.arena);
+  made.outputs.resize(container_->num_outputs());
+  cuda::check_driver(api.capture_begin(stream.get(), cuda::kCaptureModeRelaxed), "beginning a capture");
+  try {
+    container_->run(arguments, made.outputs, &method_.proxy(), stream.get());
+  } catch (...) {
+    cuda::Graph broken = nullptr;
+    if (api.capture_end(stream.get(), &broken) == cuda::kSuccess && broken != nullptr) (void)api.graph_destroy(broken);
+    throw;
+  }
+  const cuda::Result code = api.capture_end(stream.get(), &made.graph);
+  if (code != cuda::kSuccess) {
+    throw_error(ErrorKind::kUnsupported, "method '", method_.spec().name,
+                "' cannot be captured into a graph: ", cuda::error_text(code),
+                " (it waits for a result in between, or uses another stream)");
+  }
+  return made;
+}
+
+std::vector<CudaGraph::Node> CudaGraph::kernel_nodes(cuda::Graph graph) {
+  const cuda::Driver& api = cuda::driver();
+  std::size_t count = 0;
+  cuda::check_driver(api.graph_nodes(graph, nullptr, &count), "reading the graph");
+  std::vector<cuda::GraphNode> handles(count);
+  if (count != 0) cuda::check_driver(api.graph_nodes(graph, handles.data(), &count), "reading the graph");
+  std::vector<Node> nodes;
+  for (const cuda::GraphNode handle : handles) {
+    int type = -1;
+    cuda::check_driver(api.graph_node_type(handle, &type), "reading the graph");
+    Node node{handle, {}, {}, {}};
+    if (type == kMemcpyNode) {
+      // Its description stands in for parameters; there is one value.
+      cuda::Memcpy3D copy{};
+      cuda::check_driver(api.graph_memcpy_params(handle, &copy), "reading the graph");
+      node.values.emplace_back(sizeof copy);
+      std::memcpy(node.values.back().data(), &copy, sizeof copy);
+      nodes.push_back(std::move(node));
+      continue;
+    }
+    if (type != kKernelNode) continue;  // memsets write to the graph's own memory; other kinds take no address
+    cuda::check_driver(api.graph_kernel_params(handle, &node.params), "reading the graph");
+    cuda::Function function = node.params.function;
+    if (function == nullptr) cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
+    std::size_t offset = 0, bytes = 0;
+    for (std::size_t i = 0; api.function_param_info(function, i, &offset, &bytes) == cuda::kSuccess; ++i) {
+      const auto* value = static_cast<const std::byte*>(node.params.kernel_params[i]);
+      node.values.emplace_back(value, value + bytes);
+    }
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const {
+  for (std::size_t i = 0; i < captured_.inputs.size(); ++i) {
+    if (!is_on_device(*captured_.inputs[i])) continue;
+    const cuda::DevicePtr start = address(*captured_.inputs[i]);
+    if (mine < start || mine > start + reach(*captured_.inputs[i])) continue;
+    if (theirs != address(*other.inputs[i]) + (mine - start)) continue;
+    patch.input = i;
+    patch.distance = mine - start;
+    return true;
+  }
+  patch.input = captured_.inputs.size();
+  for (std::size_t i = 0; i < log_.size(); ++i) {
+    if (mine >= log_[i].base && mine <= log_[i].base + log_[i].bytes &&
+        theirs == other_log_[i].base + (mine - log_[i].base)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool CudaGraph::compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other) {
+  if (mine.values.size() != theirs.values.size()) return false;
+  for (std::size_t p = 0; p < mine.values.size(); ++p) {
+    const auto &a = mine.values[p], &b = theirs.values[p];
+    if (a.size() != b.size()) return false;
+    for (std::size_t byte = 0; byte < a.size(); byte += 8) {
+      const std::size_t width = std::min<std::size_t>(8, a.size() - byte);
+      if (std::memcmp(a.data() + byte, b.data() + byte, width) == 0) continue;
+      if (width < 8) return false;
+      cuda::DevicePtr first = 0, second = 0;
+      std::memcpy(&first, a.data() + byte, 8);
+      std::memcpy(&second, b.data() + byte, 8);
+      Patch patch{index, p, byte, 0, 0};
+      if (!explained(first, second, other, patch)) return false;
+      if (patch.input < captured_.inputs.size()) patches_.push_back(patch);
+    }
+  }
+  return true;
+}
+
+void CudaGraph::find_inputs(const Captured& other) {
+  nodes_ = kernel_nodes(captured_.graph);
+  const std::vector<Node> theirs = kernel_nodes(other.graph);
+  bool clear = nodes_.size() == theirs.size() && log_.size() == other_log_.size();
+  for (std::size_t i = 0; clear && i < nodes_.size(); ++i) clear = compare(i, nodes_[i], theirs[i], other);
+  if (!clear) patches_.clear();
+  bindable_.assign(captured_.inputs.size(), false);
+  for (std::size_t i = 0; i < bindable_.size(); ++i) bindable_[i] = clear && is_on_device(*captured_.inputs[i]);
+  // Only the nodes that read an input are kept, with pointers to their values.
+  for (Node& node : nodes_) {
+    for (auto& value : node.values) node.pointers.push_back(value.data());
+  }
+}
+
+void CudaGraph::check_signature(std::span<const TensorView> inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& captured = *captured_.inputs[i];
+    const TensorView& view = inputs[i];
+    const std::string name = method_.spec().has_specs ? method_.spec().inputs[i].name : std::to_string(i);
+    const bool same_sizes = std::equal(view.sizes.begin(), view.sizes.end(), captured.sizes().begin(),
+                                       captured.sizes().end());
+    if (view.dtype != captured.dtype() || !same_sizes) {
+      throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
+                  "': it was captured for ", dtype_name(captured.dtype()), to_string(captured.sizes()), ", got ",
+                  dtype_name(view.dtype), to_string(view.sizes), ": capture another graph for that");
+    }
+    if (is_on_device(captured)) continue;
+    const TensorPtr given = borrow_view(view);
+    const TensorPtr dense = Tensor::empty_strided(captured.sizes(), captured.strides(), captured.dtype());
+    copy_cpu(*dense, *given);
+    if (std::memcmp(dense->raw(), captured.raw(), reach(captured)) != 0) {
+      throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
+                  "': it lies on the CPU and its value became part of the graph: capture another graph for another "
+                  "value");
+    }
+  }
+}
+
+void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
+  if (bound_[input] == start) return;
+  const cuda::Driver& api = cuda::driver();
+  for (std::size_t i = 0; i < patches_.size(); ++i) {
+    if (patches_[i].input != input) continue;
+    Node& node = nodes_[patches_[i].node];
+    // All places of one node, then one update.
+    std::size_t last = i;
+    for (std::size_t j = i; j < patches_.size() && patches_[j].node == patches_[i].node; ++j) {
+      if (patches_[j].input != input) continue;
+      const cuda::DevicePtr value = start + patches_[j].distance;
+      std::memcpy(node.values[patches_[j].parameter].data() + patches_[j].byte, &value, sizeof value);
+      last = j;
+    }
+    if (node.params.kernel_params != nullptr) {
+      cuda::KernelNodeParams params = node.params;
+      params.kernel_params = node.pointers.data();
+      cuda::check_driver(api.graph_exec_kernel_set_params(exec_, node.handle, &params), "pointing the graph at an input");
+    } else {
+      cuda::Memcpy3D copy{};
+      std::memcpy(&copy, node.values[0].data(), sizeof copy);
+      cuda::check_driver(api.graph_exec_memcpy_set_params(exec_, node.handle, &copy, cuda::primary_context(device_)),
+                         "pointing the graph at an input");
+    }
+    i = last;
+  }
+  bound_[input] = start;
+}
+
+void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs,
+                    std::span<std::int32_t> aliases) {
+  method_.check_inputs(inputs, *container_);
+  check_signature(inputs);
+  check(outputs.size() == captured_.outputs.size() && aliases.size() == outputs.size(), "graph of method '",
+        method_.spec().name, "': expected room for ", captured_.outputs.size(), " outputs");
+  const cuda::DeviceGuard guard(device_);
+  const cuda::Stream stream = cuda::call_stream(device_);
+  const cuda::StreamScope scope(device_, stream);
+  const std::lock_guard lock(mutex_);
+  std::vector<bool> in_place(inputs.size(), false);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& own = *captured_.inputs[i];
+    if (!is_on_device(own)) continue;
+    const TensorView& view = inputs[i];
+    const bool same_strides = std::equal(view.strides.begin(), view.strides.end(), own.strides().begin(),
+                                         own.strides().end());
+    const auto given = reinterpret_cast<cuda::DevicePtr>(view.data);
+    in_place[i] = bindable_[i] && view.device.type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
+    bind(i, in_place[i] ? given : address(own));
+    if (in_place[i]) continue;
+    const TensorPtr source = borrow_view(view);
+    if (view.device.type == DeviceType::kCPU) {
+      cuda::to_device(own, *source);
+    } else {
+      copy(own, *source);
+    }
+  }
+  {
+    const Container::SerialScope serial(*container_, stream);
+    cuda::check_driver(cuda::driver().graph_launch(exec_, stream), "launching the graph");
+  }
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    aliases[o] = -1;
+    if (!captured_.outputs[o]) continue;
+    const Tensor& output = *captured_.outputs[o];
+    if (!output.defined()) continue;
+    outputs[o] = std::make_unique<Tensor>(output);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (output.storage().get() != captured_.inputs[i]->storage().get() || !in_place[i]) continue;
+      const TensorPtr source = borrow_view(inputs[i]);
+      outputs[o] = std::make_unique<Tensor>(source->storage(), output.storage_offset(), output.dtype(), output.sizes(),
+                                            output.strides());
+      aliases[o] = static_cast<std::int32_t>(i);
+    }
+    if (aliases[o] < 0 && output.storage()->borrowed()) outputs[o] = keep_container(std::move(outputs[o]), container_);
+  }
+}
+
+}  // namespace untorch

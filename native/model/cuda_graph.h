@@ -1,0 +1,73 @@
+// One call of a CUDA method as a CUDA graph, replayed for the price of one launch.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cuda/memory_pool.h"
+#include "model/program.h"
+
+namespace untorch {
+
+class CudaGraph {
+ public:
+  // Captures the call on `inputs` (their values do not matter, nothing runs). Throws what the call throws, and kUnsupported
+  // for a model that has to look at results in between.
+  CudaGraph(Method& method, std::span<const TensorView> inputs);
+  ~CudaGraph();
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  // Replays on the call stream. Outputs are new handles on the graph's own memory, which the next replay overwrites;
+  // aliases[i]: the input whose memory output i is, or -1.
+  void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
+  std::size_t num_outputs() const noexcept { return captured_.outputs.size(); }
+  // Inputs that a replay reads where they lie, without a copy.
+  std::size_t num_bindable() const noexcept;
+
+ private:
+  // What one capture made.
+  struct Captured {
+    std::shared_ptr<cuda::Arena> arena;
+    std::vector<TensorPtr> inputs;   // static memory, or a copy on the CPU of an input that belongs there
+    std::vector<TensorPtr> outputs;  // null for None
+    cuda::Graph graph = nullptr;
+  };
+  // A kernel or copy that reads an input: where in its parameters the address lies.
+  struct Patch {
+    std::size_t node, parameter, byte;
+    std::size_t input;
+    std::size_t distance;  // from the input's start
+  };
+  struct Node {
+    cuda::GraphNode handle;
+    cuda::KernelNodeParams params;
+    std::vector<std::vector<std::byte>> values;  // one for each parameter
+    std::vector<void*> pointers;
+  };
+
+  Captured capture(std::span<const TensorView> inputs);
+  void find_inputs(const Captured& other);
+  static std::vector<Node> kernel_nodes(cuda::Graph graph);
+  bool compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other);
+  bool explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const;
+  void check_signature(std::span<const TensorView> inputs) const;
+  void bind(std::size_t input, cuda::DevicePtr address);
+  void release() noexcept;
+
+  Method& method_;
+  std::shared_ptr<Container> container_;
+  int device_;
+  Captured captured_;
+  std::vector<cuda::AllocationRecord> log_, other_log_;
+  std::vector<Node> nodes_;
+  std::vector<Patch> patches_;
+  std::vector<bool> bindable_;
+  std::vector<cuda::DevicePtr> bound_;  // where the executable reads each input now
+  cuda::GraphExec exec_ = nullptr;
+  std::mutex mutex_;
+};
+
+}  // namespace untorch

@@ -1,0 +1,80 @@
+// The shared storage's owner is a table entry; the storages given out count on it.
+#include "model/device_weights.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "cuda/memory_pool.h"
+#include "cuda/upload.h"
+
+namespace untorch {
+namespace {
+
+using Key = std::tuple<std::string, std::size_t, int>;  // file, weight, device
+
+struct Table {
+  std::mutex mutex;  // held while weights travel: a second program that wants them waits for them
+  std::map<Key, std::weak_ptr<StorageRef>> weights;
+};
+Table& table() {
+  static auto& made = *new Table;
+  return made;
+}
+
+// A storage over shared memory that keeps the owner alive.
+StorageRef share(const std::shared_ptr<StorageRef>& owner) {
+  using Keep = std::shared_ptr<StorageRef>;
+  auto keep = std::make_unique<Keep>(owner);
+  Storage* const shared = owner->get();
+  StorageRef storage(new Storage(
+      shared->data(), shared->nbytes(), shared->device(),
+      [](void*, void* context) noexcept { delete static_cast<Keep*>(context); }, keep.get(), true));
+  (void)keep.release();
+  return storage;
+}
+
+std::span<const std::byte> bytes_of(const Archive& archive, const WeightSpec& weight) {
+  return archive.read(weight.file).first(weight.nbytes);
+}
+
+}  // namespace
+
+std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& manifest,
+                                       std::span<const std::size_t> indices, int device) {
+  Table& all = table();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.weights, [](const auto& item) { return item.second.expired(); });
+  std::vector<StorageRef> out;
+  std::vector<cuda::UploadPart> parts;
+  std::vector<std::pair<Key, std::shared_ptr<StorageRef>>> made;
+  for (const std::size_t index : indices) {
+    Key key{archive.file()->identity(), index, device};
+    std::shared_ptr<StorageRef> owner = all.weights[key].lock();
+    if (!owner) {
+      const auto bytes = bytes_of(archive, manifest.weights[index]);
+      owner = std::make_shared<StorageRef>(cuda::allocate_unpooled(bytes.size(), device));
+      parts.push_back({reinterpret_cast<cuda::DevicePtr>((*owner)->data()), bytes.data(), bytes.size()});
+      all.weights[key] = owner;
+      made.emplace_back(std::move(key), owner);
+    }
+    out.push_back(share(owner));
+  }
+  try {
+    cuda::upload(parts, device);
+  } catch (...) {
+    for (const auto& [key, owner] : made) all.weights.erase(key);
+    throw;
+  }
+  return out;
+}
+
+StorageRef private_device_weight(const Archive& archive, const Manifest& manifest, std::size_t index, int device) {
+  const auto bytes = bytes_of(archive, manifest.weights[index]);
+  StorageRef storage = cuda::allocate_unpooled(bytes.size(), device);
+  cuda::upload(reinterpret_cast<cuda::DevicePtr>(storage->data()), bytes.data(), bytes.size(), device);
+  return storage;
+}
+
+}  // namespace untorch
