@@ -98,7 +98,8 @@ CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
       made.inputs.push_back(std::move(kept));
     } else {
       // The caller's strides: the model was compiled for them, and a replay may read the caller's memory.
-      made.inputs.push_back(Tensor::empty_strided(view.sizes, view.strides, view.dtype, device));
+      const TensorPtr given = borrow_view(view, method_.input_spec(i));
+      made.inputs.push_back(Tensor::empty_strided(view.sizes, given->strides(), view.dtype, device));
     }
     arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
   }
@@ -277,13 +278,12 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
     const Tensor& own = *captured_.inputs[i];
     if (!is_on_device(own)) continue;
     const TensorView& view = inputs[i];
-    const bool same_strides = std::equal(view.strides.begin(), view.strides.end(), own.strides().begin(),
-                                         own.strides().end());
+    const TensorPtr source = borrow_view(view, method_.input_spec(i));
+    const bool same_strides = source->strides() == own.strides();
     const auto given = reinterpret_cast<cuda::DevicePtr>(view.data);
     in_place[i] = bindable_[i] && view.device.type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
     bind(i, in_place[i] ? given : address(own));
     if (in_place[i]) continue;
-    const TensorPtr source = borrow_view(view);
     if (view.device.type == DeviceType::kCPU) {
       cuda::to_device(own, *source);
     } else {

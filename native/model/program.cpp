@@ -282,10 +282,18 @@ void Method::check_inputs(std::span<const TensorView> inputs, const Container& c
   }
 }
 
-TensorPtr borrow_view(const TensorView& view) {
+TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec) {
   const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
-  return std::make_unique<Tensor>(StorageRef::borrow(view.data, extent * element_size(view.dtype), view.device), 0,
-                                  view.dtype, view.sizes, view.strides);
+  auto tensor = std::make_unique<Tensor>(StorageRef::borrow(view.data, extent * element_size(view.dtype), view.device),
+                                         0, view.dtype, view.sizes, view.strides);
+  if (spec == nullptr || (!spec->contiguous && !spec->strides)) return tensor;
+  Dims& strides = tensor->mutable_strides();
+  std::int64_t running = 1;
+  for (std::size_t d = view.sizes.size(); d-- > 0;) {
+    if (view.sizes[d] == 1) strides[d] = spec->contiguous ? running : (*spec->strides)[d];
+    running *= view.sizes[d];
+  }
+  return tensor;
 }
 
 TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container) {
@@ -343,7 +351,7 @@ void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> output
 void Method::run_cpu(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
                      std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    tensors[i] = borrow_view(inputs[i]);
+    tensors[i] = borrow_view(inputs[i], input_spec(i));
     storages[i] = tensors[i]->storage();
   }
   if (options_.num_threads > 0) {
@@ -366,7 +374,7 @@ void Method::run_cuda(Container& container, std::span<const TensorView> inputs, 
   const cuda::StreamScope scope(device_.index, stream);
   const cuda::ArenaScope arena(device_.index, cuda::arena_for(device_.index, stream));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    tensors[i] = borrow_view(inputs[i]);
+    tensors[i] = borrow_view(inputs[i], input_spec(i));
     if (inputs[i].device.type == DeviceType::kCPU && !input_on_cpu(i)) {
       if (cuda::is_capturing(stream)) {
         throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "', input ", i,

@@ -51,6 +51,7 @@ class Method {
   // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
   void check_inputs(std::span<const TensorView> inputs, const Container& container) const;
   ProxyExecutor& proxy() noexcept { return proxy_; }
+  const TensorSpec* input_spec(std::size_t i) const noexcept { return spec_.has_specs ? &spec_.inputs[i] : nullptr; }
   // True when input i of a CUDA method is to be on the CPU.
   bool input_on_cpu(std::size_t i) const noexcept {
     return device_.type == DeviceType::kCPU || (spec_.has_specs && spec_.inputs[i].on_cpu);
@@ -73,8 +74,9 @@ class Method {
   std::atomic<bool> closed_{false};
 };
 
-// The view as a tensor that borrows the caller's memory.
-TensorPtr borrow_view(const TensorView& view);
+// The view as a tensor that borrows the caller's memory. Dimensions of size 1 get the strides that `spec` (may be null)
+// expects: any would do, but generated code may compare them.
+TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec = nullptr);
 // A view that the loader made itself, of an output that looks at memory of the model library: keeps the container.
 TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container);
 

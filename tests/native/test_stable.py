@@ -115,16 +115,37 @@ def test_a_bad_device_index(text: str) -> None:
         raise_on(lib.torch_parse_device_string(b"gpu", ctypes.byref(out), ctypes.byref(out)))
 
 
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_driver(), reason="this machine has a GPU driver")
 @pytest.mark.parametrize(
-    ("name", "args"),
-    [("create_device_guard", (0, None)), ("device_guard_set_index", (None, 0)), ("get_current_stream", (0, None)),
-     ("stream_id", (None, None)), ("get_current_device_index", (None,))],
+    ("name", "prefix"),
+    [("create_device_guard", "aoti_torch_"), ("create_cuda_guard", "aoti_torch_"), ("get_current_stream", "aoti_torch_"),
+     ("get_current_cuda_stream", "aoti_torch_"), ("cuda_stream_synchronize", "torch_")],
 )  # fmt: skip
-def test_there_is_no_accelerator(name: str, args: tuple[Any, ...]) -> None:
-    with pytest.raises(ShimError, match=f"{name}: there is no accelerator: this build of untorch serves the CPU only"):
-        raise_on(getattr(lib, f"aoti_torch_{name}")(*args))
+def test_without_a_driver_the_reason_is_given(name: str, prefix: str) -> None:
+    out = ctypes.c_void_p()
+    args = (None, 0) if name == "cuda_stream_synchronize" else (0, ctypes.byref(out))
+    text = f"{name}: CUDA is not available: no NVIDIA driver was found .libcuda.so.1 cannot be opened.: install NVIDIA's"
+    with pytest.raises(ShimError, match=text):
+        raise_on(getattr(lib, f"{prefix}{name}")(*args))
     assert lib.aoti_torch_delete_device_guard(None) == 0
     assert lib.aoti_torch_delete_stream(None) == 0
+    assert lib.aoti_torch_delete_cuda_guard(None) == 0
+    assert lib.aoti_torch_delete_cuda_stream_guard(None) == 0
+
+
+@pytest.mark.parametrize("name", ["stream_id", "get_current_device_index", "get_current_stream"])
+def test_null_arguments_of_streams(name: str) -> None:
+    args = {"stream_id": (None, None), "get_current_stream": (0, None)}.get(name, (None,))
+    with pytest.raises(ShimError, match=f"{name}: .* is null"):
+        raise_on(getattr(lib, f"aoti_torch_{name}")(*args))
 
 
 @pytest.mark.parametrize(
