@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 
 namespace untorch {
 namespace {
