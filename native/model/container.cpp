@@ -58,7 +58,7 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
     bind_weights(archive, manifest, spec);
-    if (on_cuda && api.fold_constants != nullptr) {
+    if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
       check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
     }
@@ -79,6 +79,19 @@ void Container::destroy() noexcept {
   extra_handles_.clear();
   if (last_run_ != nullptr) (void)cuda::driver().event_destroy(last_run_);
   last_run_ = nullptr;
+}
+
+bool Container::has_folded_constants() const {
+  const ModelApi& api = library_->api();
+  if (api.num_constants == nullptr || api.constant_from_folded == nullptr) return false;
+  std::size_t count = 0;
+  check_code(api.num_constants(handle_, &count), "asking for the number of weights");
+  for (std::size_t i = 0; i < count; ++i) {
+    bool folded = false;
+    check_code(api.constant_from_folded(handle_, i, &folded), "asking for a weight");
+    if (folded) return true;
+  }
+  return false;
 }
 
 TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,

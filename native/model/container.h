@@ -56,6 +56,7 @@ class Container {
   void bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec);
   TensorPtr bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,
                         const std::vector<StorageRef>& shared) const;
+  bool has_folded_constants() const;
   void wait_for_last_run(cuda::Stream stream);
   void note_run(cuda::Stream stream);
   [[noreturn]] void fail(const std::string& what) const;

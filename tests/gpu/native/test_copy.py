@@ -19,7 +19,7 @@ DTYPES = [
 
 def tensor(shape: list[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, generator=generator) * 20
+    x = torch.randn(shape, generator=generator) * 20
     if dtype == torch.uint8:
         x = x.abs()
     return x.to(dtype)
@@ -40,9 +40,9 @@ def test_copy_any_strides_and_dtypes(data: st.DataObject) -> None:
         axis = draw(st.integers(0, len(shape) - 1))
         src = src.narrow(axis, 0, 1)
     if shape and draw(st.booleans()):
-        dst = torch.zeros(*[n + 1 for n in shape], dtype=dst_dtype)[tuple(slice(1, None) for _ in shape)]
+        dst = torch.zeros([n + 1 for n in shape], dtype=dst_dtype)[tuple(slice(1, None) for _ in shape)]
     else:
-        dst = torch.zeros(*shape, dtype=dst_dtype)
+        dst = torch.zeros(shape, dtype=dst_dtype)
     where = draw(st.sampled_from([("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")]))
     want = dst.clone().copy_(src)
     # .to() would make a dense copy: keep the strides on the device too.
