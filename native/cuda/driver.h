@@ -103,6 +103,7 @@ enum : int {
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr unsigned kHostAllocDeviceMap = 2;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureActive = 1;
 inline constexpr unsigned kUserObjectNoDestructorSync = 1;

@@ -44,11 +44,19 @@ void fill_blocks(T* out, std::int64_t n, bool whole_blocks, Draw&& draw) noexcep
 void Generator::manual_seed(std::uint64_t seed) noexcept {
   seed_ = seed;
   cached_normal_.reset();
+  philox_.clear();
   state_[0] = static_cast<std::uint32_t>(seed);
   for (std::size_t i = 1; i < kSize; ++i) {
     state_[i] = 1812433253u * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<std::uint32_t>(i);
   }
   next_ = kSize;
+}
+
+std::uint64_t Generator::reserve_philox(std::size_t device, std::uint64_t count) {
+  if (philox_.size() <= device) philox_.resize(device + 1, 0);
+  const std::uint64_t first = philox_[device];
+  philox_[device] += count;
+  return first;
 }
 
 void Generator::refill() noexcept {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace untorch::kernels {
 
@@ -17,6 +18,8 @@ class Generator {
   void manual_seed(std::uint64_t seed) noexcept;
   std::uint64_t initial_seed() const noexcept { return seed_; }
   std::mutex& mutex() noexcept { return mutex_; }
+  // `count` positions of GPU `device`'s sequence under this seed; the first of them. They start over with the seed.
+  std::uint64_t reserve_philox(std::size_t device, std::uint64_t count);
 
   std::uint32_t random() noexcept;
   std::uint64_t random64() noexcept {  // the first draw is the high half
@@ -52,6 +55,7 @@ class Generator {
   std::array<std::uint32_t, 624> state_{};
   std::size_t next_ = 0;
   std::optional<double> cached_normal_;
+  std::vector<std::uint64_t> philox_;  // positions used, by GPU
 };
 
 // The process's generator; its first seed comes from the operating system.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tensor/device.h"
+
 namespace untorch::shims {
 namespace {
 
@@ -177,21 +179,23 @@ Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64
 }
 
 TensorPtr empty_like(const Tensor& t, DType dtype) {
-  if (t.numel() != 0 && is_dense(t.sizes(), t.strides())) return Tensor::empty_strided(t.sizes(), t.strides(), dtype);
+  if (t.numel() != 0 && is_dense(t.sizes(), t.strides())) {
+    return Tensor::empty_strided(t.sizes(), t.strides(), dtype, t.device());
+  }
   const std::vector<std::int64_t> strides(t.strides().begin(), t.strides().end());
-  return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype);
+  return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype, t.device());
 }
 
 TensorPtr clone_like(const Tensor& t) {
   TensorPtr out = empty_like(t, t.dtype());
-  copy_cpu(*out, t);
+  copy(*out, t);
   return out;
 }
 
 TensorPtr empty_like_format(const Tensor& t, DType dtype, const std::int32_t* memory_format, const char* op) {
   const std::int32_t format = memory_format == nullptr ? 1 : *memory_format;
   if (format == 1) return empty_like(t, dtype);
-  if (format == 0) return Tensor::empty(t.sizes(), dtype);
+  if (format == 0) return Tensor::empty(t.sizes(), dtype, t.device());
   check(format == 2 || format == 3, op, ": unknown memory format code ", format);
   const std::int64_t ndim = format == 2 ? 4 : 5;
   check(t.dim() == ndim, op, ": memory format channels_last", format == 2 ? "" : "_3d", " needs a ", ndim,
@@ -205,7 +209,7 @@ TensorPtr empty_like_format(const Tensor& t, DType dtype, const std::int32_t* me
     running *= std::max<std::int64_t>(t.sizes()[d], 1);
   }
   strides[0] = running;
-  return Tensor::empty_strided(t.sizes(), strides, dtype);
+  return Tensor::empty_strided(t.sizes(), strides, dtype, t.device());
 }
 
 void check_factory(const std::int32_t* layout, const std::int32_t* device, const char* op) {
@@ -240,7 +244,7 @@ TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const cha
   return Tensor::empty_strided(
       shape,
       elementwise_strides(shape, {broadcast_strides(a, shape, op, "self"), broadcast_strides(b, shape, op, "other")}),
-      dtype);
+      dtype, a.device());
 }
 
 TensorPtr scalar_tensor(double value, DType dtype) {

@@ -1,4 +1,5 @@
-// What element-wise and lane-wise CPU operators share: type promotion, broadcasting, output layout, loops.
+// What element-wise and lane-wise operators share: type promotion, broadcasting, output layout (new tensors are on
+// their operand's device), and the CPU's loops.
 #pragma once
 
 #include <array>

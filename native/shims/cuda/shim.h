@@ -15,6 +15,7 @@
 #include <initializer_list>
 
 #include "cuda/device.h"
+#include "cuda/device_error.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "kernels/cuda/scalar.h"
@@ -55,7 +56,9 @@ class OnDevice {
       : op_(op),
         index_(device.index < 0 ? cuda::current_device() : device.index),
         guard_(index_),
-        stream_(cuda::current_stream(index_)) {}
+        stream_(cuda::current_stream(index_)) {
+    cuda::DeviceErrors::check(index_);  // what a kernel before this one reported
+  }
 
   Device device() const noexcept { return {DeviceType::kCUDA, index_}; }
   int index() const noexcept { return index_; }
