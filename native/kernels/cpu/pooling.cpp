@@ -105,14 +105,6 @@ PoolWindows adaptive_windows(std::int64_t input, std::int64_t output) {
   return windows;
 }
 
-std::int64_t pooled_size(std::int64_t input, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
-                         std::int64_t dilation, bool ceil_mode) {
-  const std::int64_t room = input + 2 * padding - dilation * (kernel - 1) - 1 + (ceil_mode ? stride - 1 : 0);
-  std::int64_t size = (room >= 0 ? room / stride : -((-room + stride - 1) / stride)) + 1;
-  if (ceil_mode && (size - 1) * stride >= input + padding) --size;
-  return size;
-}
-
 template <class T>
 void avg_pool(const PoolShape& s, Divisor divisor, std::int64_t fixed, const T* input, T* output) {
   using Sum = sum_t<T>;

@@ -17,9 +17,6 @@ struct PoolWindows {
 PoolWindows sliding_windows(std::int64_t input, std::int64_t output, std::int64_t kernel, std::int64_t stride,
                             std::int64_t padding, std::int64_t dilation);
 PoolWindows adaptive_windows(std::int64_t input, std::int64_t output);
-// Output size of a sliding window; with ceil_mode the last window may start inside the input only.
-std::int64_t pooled_size(std::int64_t input, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
-                         std::int64_t dilation, bool ceil_mode);
 
 // Addresses are data + n*batch_stride + c*channel_stride + the spatial strides; in elements.
 struct PoolLayout {

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/items.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

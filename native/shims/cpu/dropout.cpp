@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/items.h"
 #include "shims/cpu/convolution.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

@@ -1,7 +1,8 @@
 // Average and maximum pooling, sliding and adaptive, in two and three dimensions.
 #include "kernels/cpu/pooling.h"
 
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
+#include "shims/pooling.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -16,90 +17,29 @@ struct Pool {
   bool channels_last = false;
 };
 
-// The input's part of a pooling problem over `n` spatial dimensions; [c, …] and [n, c, …] are taken.
-Pool start(const char* op, const Tensor& input, std::int64_t n) {
-  const std::int64_t ndim = input.dim();
-  check(ndim == n + 1 || ndim == n + 2, op, ": argument 'self' must be ", n + 1, "-D or ", n + 2, "-D, got shape ",
-        to_string(input.sizes()));
-  for (std::int64_t d = ndim - n - 1; d < ndim; ++d) {
-    check(input.size(d) > 0, op, ": argument 'self' must not be empty but for the batch, got shape ",
-          to_string(input.sizes()));
-  }
+// The windows and the layouts of a problem.
+Pool laid_out(const PoolProblem& problem) {
   Pool pool;
-  const bool batched = ndim == n + 2;
-  pool.shape.batch = batched ? input.size(0) : 1;
-  pool.shape.channels = input.size(-n - 1);
-  pool.shape.in.batch_stride = batched ? input.stride(0) : 0;
-  pool.shape.in.channel_stride = input.stride(-n - 1);
-  for (std::int64_t d = 0; d < 3; ++d) {
-    const auto i = static_cast<std::size_t>(d);
-    const bool missing = d < 3 - n;
-    pool.shape.input[i] = missing ? 1 : input.size(d - 3);
-    pool.shape.in.stride[i] = missing ? 0 : input.stride(d - 3);
-  }
-  pool.sizes = input.sizes();
-  pool.channels_last = suggests_channels_last(input) && ndim == n + 2;
-  return pool;
-}
-
-// Fills in the output's layout once the windows stand.
-void finish(Pool& pool, std::int64_t n, bool keep_channels_last) {
-  pool.channels_last = pool.channels_last && keep_channels_last;
-  const std::size_t lead = pool.sizes.size() - static_cast<std::size_t>(n);
-  for (std::size_t d = 0; d < static_cast<std::size_t>(n); ++d) {
-    pool.sizes[lead + d] = pool.shape.output[3 - static_cast<std::size_t>(n) + d];
+  PoolShape& shape = pool.shape;
+  pool.sizes = problem.sizes;
+  pool.channels_last = problem.channels_last;
+  shape.batch = problem.batch;
+  shape.channels = problem.channels;
+  shape.input = problem.input;
+  shape.output = problem.output;
+  shape.in = {problem.batch_stride, problem.channel_stride, problem.input_stride};
+  for (std::size_t d = 0; d < 3; ++d) {
+    shape.windows[d] = problem.adaptive
+                           ? kernels::adaptive_windows(problem.input[d], problem.output[d])
+                           : kernels::sliding_windows(problem.input[d], problem.output[d], problem.kernel[d],
+                                                      problem.stride[d], problem.padding[d], problem.dilation[d]);
   }
   const Dims strides = pool.channels_last ? channels_last_strides(pool.sizes) : contiguous_strides(pool.sizes);
-  const bool batched = lead == 2;
-  pool.shape.out.batch_stride = batched ? strides[0] : 0;
-  pool.shape.out.channel_stride = strides[lead - 1];
-  for (std::size_t d = 0; d < 3; ++d) {
-    const std::size_t missing = 3 - static_cast<std::size_t>(n);
-    pool.shape.out.stride[d] = d < missing ? 0 : strides[lead + d - missing];
-  }
-  pool.shape.channels_innermost = pool.channels_last && pool.shape.in.channel_stride == 1 && pool.shape.channels > 1;
-}
-
-Pool sliding(const char* op, const Tensor& input, std::int64_t n, DimSpan kernel, DimSpan stride, DimSpan padding,
-             DimSpan dilation, bool ceil_mode, bool keep_channels_last) {
-  Pool pool = start(op, input, n);
-  const auto k = expand_list(kernel, n, op, "kernel_size");
-  const auto s = stride.empty() ? k : expand_list(stride, n, op, "stride");
-  const auto p = expand_list(padding, n, op, "padding");
-  const auto d = expand_list(dilation, n, op, "dilation");
-  pool.shape.windows.fill(kernels::sliding_windows(1, 1, 1, 1, 0, 1));
-  pool.shape.output = {1, 1, 1};
-  for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
-    const std::size_t at = 3 - static_cast<std::size_t>(n) + i;
-    check(k[i] > 0, op, ": argument 'kernel_size' must be positive, got ", to_string(kernel));
-    check(s[i] > 0, op, ": argument 'stride' must be positive, got ", to_string(stride));
-    check(d[i] > 0, op, ": argument 'dilation' must be positive, got ", to_string(dilation));
-    check(p[i] >= 0 && p[i] <= ((k[i] - 1) * d[i] + 1) / 2, op,
-          ": argument 'padding' must be between 0 and half the kernel, got ", to_string(padding), " with kernel ",
-          to_string(kernel));
-    const std::int64_t size = kernels::pooled_size(pool.shape.input[at], k[i], s[i], p[i], d[i], ceil_mode);
-    check(size > 0, op, ": the output is empty for input ", to_string(input.sizes()), " and kernel ",
-          to_string(kernel));
-    pool.shape.output[at] = size;
-    pool.shape.windows[at] = kernels::sliding_windows(pool.shape.input[at], size, k[i], s[i], p[i], d[i]);
-  }
-  finish(pool, n, keep_channels_last);
-  return pool;
-}
-
-Pool adaptive(const char* op, const Tensor& input, std::int64_t n, DimSpan output, bool keep_channels_last) {
-  Pool pool = start(op, input, n);
-  check(static_cast<std::int64_t>(output.size()) == n, op, ": argument 'output_size' must have ", n, " values, got ",
-        to_string(output));
-  pool.shape.windows.fill(kernels::adaptive_windows(1, 1));
-  pool.shape.output = {1, 1, 1};
-  for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
-    const std::size_t at = 3 - static_cast<std::size_t>(n) + i;
-    check(output[i] >= 0, op, ": argument 'output_size' must not be negative, got ", to_string(output));
-    pool.shape.output[at] = output[i];
-    pool.shape.windows[at] = kernels::adaptive_windows(pool.shape.input[at], output[i]);
-  }
-  finish(pool, n, keep_channels_last);
+  const std::size_t lead = strides.size() - problem.spatial, missing = 3 - problem.spatial;
+  shape.out.batch_stride = lead == 2 ? strides[0] : 0;
+  shape.out.channel_stride = strides[lead - 1];
+  for (std::size_t d = 0; d < 3; ++d) shape.out.stride[d] = d < missing ? 0 : strides[lead + d - missing];
+  shape.channels_innermost = pool.channels_last && shape.in.channel_stride == 1 && shape.channels > 1;
   return pool;
 }
 
@@ -151,7 +91,7 @@ AOTITorchError avg_pool_shim(const char* op, std::int64_t n, AtenTensorHandle se
     const Tensor& input = cpu_input(self, op, "self");
     check(divisor_override == nullptr || *divisor_override != 0, op, ": argument 'divisor_override' must not be 0");
     // Three-dimensional averages are row-major whatever comes in, as in PyTorch.
-    const Pool pool = sliding(op, input, n, kernel, stride, padding, DimSpan{kOne}, ceil_mode, n == 2);
+    const Pool pool = laid_out(sliding_pool(op, input, n, kernel, stride, padding, DimSpan{kOne}, ceil_mode, n == 2));
     const Divisor divisor = divisor_override != nullptr ? Divisor::kFixed
                             : count_include_pad         ? Divisor::kCovered
                                                         : Divisor::kWindow;
@@ -163,7 +103,7 @@ AOTITorchError adaptive_avg_shim(const char* op, std::int64_t n, AtenTensorHandl
                                  AtenTensorHandle* ret0) {
   return guarded(op, [&] {
     const Tensor& input = cpu_input(self, op, "self");
-    give(ret0, average(op, input, adaptive(op, input, n, output, n == 2), Divisor::kWindow, 0), op);
+    give(ret0, average(op, input, laid_out(adaptive_pool(op, input, n, output, n == 2)), Divisor::kWindow, 0), op);
   });
 }
 
@@ -171,7 +111,7 @@ AOTITorchError adaptive_max_shim(const char* op, std::int64_t n, AtenTensorHandl
                                  AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
   return guarded(op, [&] {
     const Tensor& input = cpu_input(self, op, "self");
-    maximum(op, input, adaptive(op, input, n, output, n == 2), ret0, ret1);
+    maximum(op, input, laid_out(adaptive_pool(op, input, n, output, n == 2)), ret0, ret1);
   });
 }
 
@@ -180,7 +120,8 @@ AOTITorchError max_pool_shim(const char* op, std::int64_t n, AtenTensorHandle se
                              AtenTensorHandle* ret1) {
   return guarded(op, [&] {
     const Tensor& input = cpu_input(self, op, "self");
-    maximum(op, input, sliding(op, input, n, kernel, stride, padding, dilation, ceil_mode, true), ret0, ret1);
+    maximum(op, input, laid_out(sliding_pool(op, input, n, kernel, stride, padding, dilation, ceil_mode, true)), ret0,
+            ret1);
   });
 }
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "kernels/cpu/items.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

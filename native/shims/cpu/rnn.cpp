@@ -6,7 +6,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/items.h"
 #include "kernels/cpu/rnn.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

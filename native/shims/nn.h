@@ -12,7 +12,7 @@ namespace untorch::shims {
 // channel to the batch, and ambiguous ones (no channel, one pixel) count as row-major.
 bool suggests_channels_last(const Tensor& tensor);
 // A new tensor whose 4-D or 5-D sizes [N, C, ...] are laid out with the channel innermost, or row-major.
-TensorPtr empty_format(DimSpan sizes, DType dtype, bool channels_last);
+TensorPtr empty_format(DimSpan sizes, DType dtype, bool channels_last, Device device = {});
 Dims channels_last_strides(DimSpan sizes);
 // A copy with the channel innermost; another handle on src when it is so already.
 TensorPtr channels_last_contiguous(const Tensor& src);

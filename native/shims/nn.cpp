@@ -1,7 +1,9 @@
 // The channels-last memory format and argument lists of the neural-network shims.
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 #include <algorithm>
+
+#include "tensor/device.h"
 
 namespace untorch::shims {
 
@@ -37,9 +39,9 @@ Dims channels_last_strides(DimSpan sizes) {
   return strides;
 }
 
-TensorPtr empty_format(DimSpan sizes, DType dtype, bool channels_last) {
-  if (!channels_last) return Tensor::empty(sizes, dtype);
-  return Tensor::empty_strided(sizes, channels_last_strides(sizes), dtype);
+TensorPtr empty_format(DimSpan sizes, DType dtype, bool channels_last, Device device) {
+  if (!channels_last) return Tensor::empty(sizes, dtype, device);
+  return Tensor::empty_strided(sizes, channels_last_strides(sizes), dtype, device);
 }
 
 TensorPtr channels_last_contiguous(const Tensor& src) {
@@ -49,8 +51,8 @@ TensorPtr channels_last_contiguous(const Tensor& src) {
     same = same && (src.sizes()[d] == 1 || src.strides()[d] == strides[d]);
   }
   if (same) return src.view(src.sizes(), strides, src.storage_offset());
-  TensorPtr out = Tensor::empty_strided(src.sizes(), strides, src.dtype());
-  copy_cpu(*out, src);
+  TensorPtr out = Tensor::empty_strided(src.sizes(), strides, src.dtype(), src.device());
+  copy(*out, src);
   return out;
 }
 
