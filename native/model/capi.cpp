@@ -4,6 +4,7 @@
 #include <array>
 #include <new>
 
+#include "cuda/library_search.h"
 #include "kernels/cpu/isa.h"
 #include "model/cpu_features.h"
 #include "model/program.h"
@@ -228,5 +229,25 @@ const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture();
 const char* untorch_cpu_level(void) { return untorch::kernels::isa_name(untorch::kernels::cpu_isa()); }
 
 int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
+
+untorch_status untorch_add_library_path(const char* folder) {
+  return guarded([&] {
+    check(folder != nullptr && folder[0] == '/', "untorch_add_library_path: folder must be an absolute path");
+    untorch::cuda::add_search_path(folder);
+  });
+}
+
+const char* untorch_gpu_libraries(void) {
+  thread_local std::string text;
+  try {
+    text.clear();
+    for (const auto& library : untorch::cuda::opened_libraries()) {
+      text += library.title + "\t" + library.name + "\t" + library.path + "\t" + library.found + "\n";
+    }
+  } catch (const std::bad_alloc&) {
+    return "";
+  }
+  return text.c_str();
+}
 
 }  // extern "C"

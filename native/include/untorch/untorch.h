@@ -120,6 +120,13 @@ UNTORCH_API const char* untorch_cpu_level(void);
 /* 1 when the library exports a function of that name: a C shim or a vector function. */
 UNTORCH_API int32_t untorch_has_symbol(const char* name);
 
+/* Adds a folder (an absolute path) in which NVIDIA's libraries are looked for first. They are opened when a model first
+ * needs them, so call it before the first run. */
+UNTORCH_API untorch_status untorch_add_library_path(const char* folder);
+/* NVIDIA's libraries that were opened so far, a line each: "title<TAB>soname<TAB>file<TAB>where it was found". Valid
+ * until the thread's next call. */
+UNTORCH_API const char* untorch_gpu_libraries(void);
+
 #ifdef __cplusplus
 }
 #endif
