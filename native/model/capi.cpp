@@ -4,6 +4,7 @@
 #include <array>
 #include <new>
 
+#include "cuda/blas.h"
 #include "cuda/library_search.h"
 #include "kernels/cpu/isa.h"
 #include "model/cpu_features.h"
@@ -236,6 +237,8 @@ untorch_status untorch_add_library_path(const char* folder) {
     untorch::cuda::add_search_path(folder);
   });
 }
+
+void untorch_allow_tf32(int32_t allowed) { untorch::cuda::allow_tf32(allowed != 0); }
 
 const char* untorch_gpu_libraries(void) {
   thread_local std::string text;

@@ -1,0 +1,526 @@
+// cuBLASLt: our own declarations of the few functions that are used, a handle a device, and a table of what was once
+// prepared (descriptors and algorithm), so that a product of known sizes costs a lookup and the launch.
+#include "cuda/blas.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/library_search.h"
+#include "cuda/memory_pool.h"
+#include "cuda/stream.h"
+
+namespace untorch::cuda {
+namespace {
+
+using Status = int;  // cublasStatus_t
+using Handle = struct LtContext*;
+using Descriptor = struct LtMatmulDescriptor*;
+using Layout = struct LtMatrixLayout*;
+using Preference = struct LtPreference*;
+
+struct Algorithm {
+  std::uint64_t data[8];
+};
+struct HeuristicResult {
+  Algorithm algorithm;
+  std::size_t workspace_bytes;
+  Status state;
+  float waves;
+  int reserved[4];
+};
+static_assert(sizeof(HeuristicResult) == 96);
+
+enum : Status { kOk = 0, kNotInitialized = 1, kNotSupported = 15 };
+// cudaDataType_t, cublasComputeType_t
+enum : int { kReal32 = 0, kReal64 = 1, kReal16 = 2, kInt8 = 3, kInt32 = 10, kBfloat16 = 14, kE4m3 = 28, kE5m2 = 29 };
+enum : int { kCompute32 = 68, kCompute64 = 70, kComputeInt32 = 72, kComputeTf32 = 77 };
+// cublasLtMatmulDescAttributes_t
+enum : int {
+  kDescTransposeA = 3,
+  kDescTransposeB = 4,
+  kDescEpilogue = 7,
+  kDescBias = 8,
+  kDescScaleA = 17,
+  kDescScaleB = 18,
+  kDescScaleD = 20,
+  kDescFastAccumulation = 25,
+  kDescBiasType = 26,
+  kDescScaleModeA = 31,
+  kDescScaleModeB = 32,
+};
+constexpr std::int32_t kScaleOuterVector = 3;
+// cublasLtMatrixLayoutAttribute_t
+enum : int { kLayoutBatch = 5, kLayoutBatchStride = 6 };
+// cublasLtMatmulPreferenceAttributes_t
+enum : int {
+  kPreferWorkspace = 1,
+  kPreferReductions = 3,
+  kPreferAlignmentA = 5,
+  kPreferAlignmentB = 6,
+  kPreferAlignmentC = 7,
+  kPreferAlignmentD = 8,
+};
+// Split products are summed in the compute type: rounding each part to a half type would lose digits.
+constexpr std::uint32_t kReductionsInComputeType = 1 | 2;
+
+#define UNTORCH_CUBLASLT(X)                                                                                           \
+  X(create, cublasLtCreate, (Handle * handle))                                                                        \
+  X(descriptor_create, cublasLtMatmulDescCreate, (Descriptor * descriptor, int compute, int scale))                   \
+  X(descriptor_destroy, cublasLtMatmulDescDestroy, (Descriptor descriptor))                                           \
+  X(descriptor_set, cublasLtMatmulDescSetAttribute,                                                                   \
+    (Descriptor descriptor, int attribute, const void* value, std::size_t bytes))                                     \
+  X(layout_create, cublasLtMatrixLayoutCreate,                                                                        \
+    (Layout * layout, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld))                             \
+  X(layout_destroy, cublasLtMatrixLayoutDestroy, (Layout layout))                                                     \
+  X(layout_set, cublasLtMatrixLayoutSetAttribute,                                                                     \
+    (Layout layout, int attribute, const void* value, std::size_t bytes))                                             \
+  X(preference_create, cublasLtMatmulPreferenceCreate, (Preference * preference))                                     \
+  X(preference_destroy, cublasLtMatmulPreferenceDestroy, (Preference preference))                                     \
+  X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                                             \
+    (Preference preference, int attribute, const void* value, std::size_t bytes))                                     \
+  X(heuristic, cublasLtMatmulAlgoGetHeuristic,                                                                        \
+    (Handle handle, Descriptor descriptor, Layout a, Layout b, Layout c, Layout d, Preference preference, int wanted, \
+     HeuristicResult* results, int* count))                                                                           \
+  X(matmul, cublasLtMatmul,                                                                                           \
+    (Handle handle, Descriptor descriptor, const void* alpha, const void* a, Layout a_layout, const void* b,          \
+     Layout b_layout, const void* beta, const void* c, Layout c_layout, void* d, Layout d_layout,                     \
+     const Algorithm* algorithm, void* workspace, std::size_t workspace_bytes, Stream stream))
+
+struct Functions {
+#define UNTORCH_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
+  UNTORCH_CUBLASLT(UNTORCH_MEMBER)
+#undef UNTORCH_MEMBER
+  const char* (*status_text)(Status) = nullptr;
+  std::string version;
+  std::string reason;  // why there is none; empty when it is there
+};
+
+void open_into(Functions& out) {
+  void* const library = open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, out.reason);
+  if (library == nullptr) return;
+  std::size_t (*version)() = nullptr;
+#define UNTORCH_RESOLVE(member, symbol)                                                  \
+  out.member = reinterpret_cast<decltype(out.member)>(dlsym(library, #symbol));          \
+  if (out.member == nullptr) {                                                           \
+    out.reason = "the cuBLASLt that was found has no " #symbol ": update nvidia-cublas"; \
+    return;                                                                              \
+  }
+#define UNTORCH_RESOLVE_STATUS(member, symbol, arguments) UNTORCH_RESOLVE(member, symbol)
+  UNTORCH_CUBLASLT(UNTORCH_RESOLVE_STATUS)
+  UNTORCH_RESOLVE(status_text, cublasLtGetStatusString)
+#undef UNTORCH_RESOLVE_STATUS
+#undef UNTORCH_RESOLVE
+  version = reinterpret_cast<decltype(version)>(dlsym(library, "cublasLtGetVersion"));
+  const std::size_t number = version != nullptr ? version() : 0;
+  // 130101, and 120904 in CUDA 12.
+  out.version =
+      std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
+}
+
+const Functions& opened() {
+  // Never freed: products may be asked for while the process ends.
+  static const Functions& made = *[] {
+    auto* library = new Functions;
+    open_into(*library);
+    return library;
+  }();
+  return made;
+}
+
+const Functions& blas() {
+  const Functions& library = opened();
+  if (!library.reason.empty()) [[unlikely]]
+    throw_error(ErrorKind::kUnsupported, "matrix products of this size need cuBLAS: ", library.reason);
+  return library;
+}
+
+[[noreturn]] void throw_status(const char* op, const char* what, Status status) {
+  const char* const text = opened().status_text != nullptr ? opened().status_text(status) : nullptr;
+  throw_error(status == 3 ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, op, ": cuBLAS failed at ", what, ": ",
+              text != nullptr ? text : "unknown status", " (", status, ")");
+}
+
+// Opening the library and its first launches load code, which a capture in the strict mode would refuse.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
+  ~RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = kCaptureModeRelaxed;
+};
+
+constexpr int kMaxDevices = 64;
+
+// One handle a device, shared by every thread: cublasLtMatmul takes the stream, and the handle holds no state of a
+// call.
+Handle handle_for(const Functions& library, int device) {
+  struct Slot {
+    std::mutex mutex;
+    std::atomic<Handle> handle{nullptr};
+  };
+  static auto& slots = *new std::array<Slot, kMaxDevices>;
+  check(device >= 0 && device < kMaxDevices, "cuda:", device, " is beyond the ", kMaxDevices, " devices there may be");
+  Slot& slot = slots[static_cast<std::size_t>(device)];
+  Handle handle = slot.handle.load(std::memory_order_acquire);
+  if (handle != nullptr) [[likely]]
+    return handle;
+  const std::lock_guard lock(slot.mutex);
+  handle = slot.handle.load(std::memory_order_relaxed);
+  if (handle == nullptr) {
+    const RelaxedCapture relaxed;
+    if (const Status status = library.create(&handle); status != kOk) {
+      throw_error(ErrorKind::kUnsupported, "cuBLASLt ", library.version, " cannot be started on ",
+                  device_properties(device).name, ": ", library.status_text(status),
+                  status == kNotInitialized ? "; is NVIDIA's driver new enough for it?" : "");
+    }
+    slot.handle.store(handle, std::memory_order_release);
+  }
+  return handle;
+}
+
+int type_code(const char* op, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return kReal32;
+    case DType::kFloat64:
+      return kReal64;
+    case DType::kFloat16:
+      return kReal16;
+    case DType::kBFloat16:
+      return kBfloat16;
+    case DType::kInt8:
+      return kInt8;
+    case DType::kInt32:
+      return kInt32;
+    case DType::kFloat8E4M3FN:
+      return kE4m3;
+    case DType::kFloat8E5M2:
+      return kE5m2;
+    default:
+      throw_error(ErrorKind::kInternal, op, ": cuBLAS has no type for ", dtype_name(dtype));
+  }
+}
+
+// The largest power of two, up to 256, that the address is a multiple of.
+std::uint32_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  return address == 0 ? 256 : std::uint32_t{1} << std::min(std::countr_zero(address), 8);
+}
+
+// Everything that the descriptors and the choice of an algorithm depend on; words only, so that it has no padding.
+struct Key {
+  std::int64_t batch, m, n, k, lda, ldb, ldc, ldd, a_batch, b_batch, c_batch, d_batch;
+  std::int32_t device, a_type, b_type, d_type, bias_type, compute;
+  std::uint32_t flags, alignments;  // alignments: the exponents, 4 bits each
+  bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+};
+static_assert(sizeof(Key) == 12 * 8 + 8 * 4);
+
+enum : std::uint32_t {
+  kTransposeA = 1,
+  kTransposeB = 2,
+  kHasBias = 4,
+  kRelu = 8,
+  kGelu = 16,
+  kHasScaleA = 32,
+  kHasScaleB = 64,
+  kHasScaleD = 128,
+  kRowwise = 256,
+  kFastAccumulation = 512,
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const noexcept {
+    std::uint64_t words[sizeof(Key) / 8], hash = 0x9e3779b97f4a7c15u;
+    std::memcpy(words, &key, sizeof key);
+    for (const std::uint64_t word : words) {
+      hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+// A product as it was prepared. Layouts and algorithm are only read; a descriptor carries the pointers of a call (bias,
+// factors), so each call in flight takes one of its own.
+struct Plan {
+  bool supported = false;
+  int compute = 0, scale = 0;
+  Layout a = nullptr, b = nullptr, c = nullptr, d = nullptr;
+  Algorithm algorithm{};
+  std::size_t workspace_bytes = 0;
+  Descriptor shared = nullptr;  // when there are no pointers
+  std::mutex mutex;
+  std::vector<Descriptor> idle;
+};
+
+bool has_pointers(const Key& key) { return (key.flags & (kHasBias | kHasScaleA | kHasScaleB | kHasScaleD)) != 0; }
+
+void set_pointers(const char* op, const Functions& library, Descriptor descriptor, const BlasProduct& p) {
+  Status status = kOk;
+  const auto set = [&](int attribute, const void* pointer) {
+    if (pointer != nullptr && status == kOk) {
+      status = library.descriptor_set(descriptor, attribute, &pointer, sizeof pointer);
+    }
+  };
+  set(kDescBias, p.bias);
+  // cuBLAS's first operand is our second: it computes the transpose of the product.
+  set(kDescScaleA, p.scale_b);
+  set(kDescScaleB, p.scale_a);
+  set(kDescScaleD, p.scale_d);
+  if (status != kOk) throw_status(op, "setting a pointer", status);
+}
+
+Descriptor make_descriptor(const char* op, const Functions& library, const Key& key, int compute, int scale) {
+  Descriptor descriptor = nullptr;
+  Status status = library.descriptor_create(&descriptor, compute, scale);
+  if (status != kOk) throw_status(op, "creating a descriptor", status);
+  const auto set = [&](int attribute, std::int32_t value) {
+    if (status == kOk) status = library.descriptor_set(descriptor, attribute, &value, sizeof value);
+  };
+  set(kDescTransposeA, (key.flags & kTransposeB) != 0 ? 1 : 0);
+  set(kDescTransposeB, (key.flags & kTransposeA) != 0 ? 1 : 0);
+  const std::int32_t epilogue =
+      ((key.flags & kHasBias) != 0 ? 4 : 0) | ((key.flags & kRelu) != 0 ? 2 : 0) | ((key.flags & kGelu) != 0 ? 32 : 0);
+  set(kDescEpilogue, epilogue == 0 ? 1 : epilogue);
+  if ((key.flags & kHasBias) != 0) set(kDescBiasType, key.bias_type);
+  if ((key.flags & kRowwise) != 0) {
+    set(kDescScaleModeA, kScaleOuterVector);
+    set(kDescScaleModeB, kScaleOuterVector);
+  }
+  if ((key.flags & kFastAccumulation) != 0 && status == kOk) {
+    const std::int8_t fast = 1;
+    status = library.descriptor_set(descriptor, kDescFastAccumulation, &fast, sizeof fast);
+  }
+  if (status != kOk) {
+    (void)library.descriptor_destroy(descriptor);
+    // Row-wise factors are newer than the rest.
+    if ((key.flags & kRowwise) != 0) return nullptr;
+    throw_status(op, "setting up a descriptor", status);
+  }
+  return descriptor;
+}
+
+Layout make_layout(const char* op, const Functions& library, int type, std::int64_t rows, std::int64_t cols,
+                   std::int64_t ld, std::int64_t batch, std::int64_t batch_stride) {
+  Layout layout = nullptr;
+  Status status =
+      library.layout_create(&layout, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols), ld);
+  if (status == kOk && batch > 1) {
+    const auto count = static_cast<std::int32_t>(batch);
+    status = library.layout_set(layout, kLayoutBatch, &count, sizeof count);
+    if (status == kOk) status = library.layout_set(layout, kLayoutBatchStride, &batch_stride, sizeof batch_stride);
+  }
+  if (status != kOk) throw_status(op, "describing an operand", status);
+  return layout;
+}
+
+std::size_t workspace_limit(int device) { return (device_properties(device).major >= 9 ? 32u : 8u) << 20; }
+
+std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle handle, const Key& key,
+                              const BlasProduct& p) {
+  auto plan = std::make_unique<Plan>();
+  plan->compute = key.compute;
+  plan->scale = key.compute == kCompute64 ? kReal64 : key.compute == kComputeInt32 ? kInt32 : kReal32;
+  Descriptor descriptor = make_descriptor(op, library, key, plan->compute, plan->scale);
+  if (descriptor == nullptr) return plan;
+  if (has_pointers(key)) {
+    set_pointers(op, library, descriptor, p);  // the choice depends on the bias's alignment
+    plan->idle.push_back(descriptor);
+  } else {
+    plan->shared = descriptor;
+  }
+  const bool ta = p.a.transposed, tb = p.b.transposed;
+  // A row-major matrix is the column-major one of its transpose.
+  plan->a = make_layout(op, library, key.b_type, tb ? p.k : p.n, tb ? p.n : p.k, p.b.ld, p.batch, p.b.batch_stride);
+  plan->b = make_layout(op, library, key.a_type, ta ? p.m : p.k, ta ? p.k : p.m, p.a.ld, p.batch, p.a.batch_stride);
+  // A float8 result has bfloat16 for what is added to it.
+  const bool narrow = key.d_type == kE4m3 || key.d_type == kE5m2;
+  plan->c = make_layout(op, library, narrow ? kBfloat16 : key.d_type, p.n, p.m, key.ldc, p.batch, key.c_batch);
+  plan->d = make_layout(op, library, key.d_type, p.n, p.m, p.ldd, p.batch, p.d_batch_stride);
+
+  Preference preference = nullptr;
+  Status status = library.preference_create(&preference);
+  const auto set = [&](int attribute, auto value) {
+    if (status == kOk) status = library.preference_set(preference, attribute, &value, sizeof value);
+  };
+  set(kPreferWorkspace, static_cast<std::uint64_t>(workspace_limit(key.device)));
+  set(kPreferReductions, kReductionsInComputeType);
+  set(kPreferAlignmentA, alignment_of(p.b.data));
+  set(kPreferAlignmentB, alignment_of(p.a.data));
+  set(kPreferAlignmentC, alignment_of(p.c != nullptr ? p.c : p.d));
+  set(kPreferAlignmentD, alignment_of(p.d));
+  if (status != kOk) throw_status(op, "describing what is wanted", status);
+  HeuristicResult result{};
+  int count = 0;
+  status = library.heuristic(handle, descriptor, plan->a, plan->b, plan->c, plan->d, preference, 1, &result, &count);
+  (void)library.preference_destroy(preference);
+  if (status == kOk && count > 0 && result.state == kOk) {
+    plan->supported = true;
+    plan->algorithm = result.algorithm;
+    plan->workspace_bytes = result.workspace_bytes;
+  } else if (status != kOk && status != kNotSupported && status != 7) {  // 7: a combination that it does not know
+    throw_status(op, "choosing an algorithm", status);
+  }
+  return plan;
+}
+
+// Plans are kept for good: there are as many as a process has different products.
+struct Plans {
+  std::shared_mutex mutex;
+  std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> table;
+};
+Plans& plans() {
+  static Plans& made = *new Plans;
+  return made;
+}
+
+Plan& plan_for(const char* op, const Functions& library, Handle handle, const Key& key, const BlasProduct& p) {
+  Plans& known = plans();
+  {
+    const std::shared_lock lock(known.mutex);
+    if (const auto it = known.table.find(key); it != known.table.end()) return *it->second;
+  }
+  const RelaxedCapture relaxed;
+  std::unique_ptr<Plan> made = prepare(op, library, handle, key, p);
+  const std::unique_lock lock(known.mutex);
+  // Of two threads that prepared the same, the first one's stays.
+  return *known.table.try_emplace(key, std::move(made)).first->second;
+}
+
+Key key_of(const char* op, const BlasProduct& p, int device) {
+  Key key{};
+  key.batch = p.batch, key.m = p.m, key.n = p.n, key.k = p.k;
+  key.lda = p.a.ld, key.ldb = p.b.ld, key.ldd = p.ldd;
+  key.a_batch = p.a.batch_stride, key.b_batch = p.b.batch_stride, key.d_batch = p.d_batch_stride;
+  key.ldc = p.c != nullptr ? p.ldc : p.ldd;
+  key.c_batch = p.c != nullptr ? p.c_batch_stride : p.d_batch_stride;
+  key.device = device;
+  key.a_type = type_code(op, p.a.dtype), key.b_type = type_code(op, p.b.dtype), key.d_type = type_code(op, p.d_dtype);
+  key.bias_type = p.bias != nullptr ? type_code(op, p.bias_dtype) : 0;
+  key.compute = p.a.dtype == DType::kFloat64                     ? kCompute64
+                : p.a.dtype == DType::kInt8                      ? kComputeInt32
+                : p.a.dtype == DType::kFloat32 && tf32_allowed() ? kComputeTf32
+                                                                 : kCompute32;
+  const auto flag = [&](bool on, std::uint32_t bit) { key.flags |= on ? bit : 0; };
+  flag(p.a.transposed, kTransposeA), flag(p.b.transposed, kTransposeB);
+  flag(p.bias != nullptr, kHasBias);
+  flag(p.activation == BlasActivation::kRelu, kRelu), flag(p.activation == BlasActivation::kGelu, kGelu);
+  flag(p.scale_a != nullptr, kHasScaleA), flag(p.scale_b != nullptr, kHasScaleB);
+  flag(p.scale_d != nullptr, kHasScaleD), flag(p.rowwise_scales, kRowwise);
+  flag(p.fast_accumulation, kFastAccumulation);
+  int shift = 0;
+  for (const void* const pointer : {p.a.data, p.b.data, p.c != nullptr ? p.c : p.d, static_cast<const void*>(p.d),
+                                    p.bias, static_cast<const void*>(p.scale_a), static_cast<const void*>(p.scale_b)}) {
+    key.alignments |= static_cast<std::uint32_t>(std::countr_zero(alignment_of(pointer))) << shift;
+    shift += 4;
+  }
+  return key;
+}
+
+// alpha and beta in the type that the product is scaled in.
+struct Factor {
+  Factor(double value, int compute) {
+    if (compute == kCompute64) {
+      std::memcpy(bytes, &value, 8);
+    } else if (compute == kComputeInt32) {
+      const auto whole = static_cast<std::int32_t>(value);
+      std::memcpy(bytes, &whole, 4);
+    } else {
+      const auto single = static_cast<float>(value);
+      std::memcpy(bytes, &single, 4);
+    }
+  }
+  alignas(8) unsigned char bytes[8] = {};
+};
+
+// Puts the descriptor back when the call has been enqueued: the library reads it during the call only.
+class BorrowedDescriptor {
+ public:
+  BorrowedDescriptor(const char* op, const Functions& library, const Key& key, Plan& plan, const BlasProduct& p)
+      : plan_(plan) {
+    if (plan.shared != nullptr) return;
+    {
+      const std::lock_guard lock(plan.mutex);
+      if (!plan.idle.empty()) {
+        own_ = plan.idle.back();
+        plan.idle.pop_back();
+      }
+    }
+    if (own_ == nullptr) own_ = make_descriptor(op, library, key, plan.compute, plan.scale);
+    set_pointers(op, library, own_, p);
+  }
+  ~BorrowedDescriptor() {
+    if (own_ == nullptr) return;
+    const std::lock_guard lock(plan_.mutex);
+    plan_.idle.push_back(own_);
+  }
+  BorrowedDescriptor(const BorrowedDescriptor&) = delete;
+  BorrowedDescriptor& operator=(const BorrowedDescriptor&) = delete;
+  Descriptor get() const { return own_ != nullptr ? own_ : plan_.shared; }
+
+ private:
+  Plan& plan_;
+  Descriptor own_ = nullptr;
+};
+
+std::atomic<bool>& tf32_flag() noexcept {
+  static std::atomic<bool> flag{[] {
+    const char* const text = std::getenv("UNTORCH_ALLOW_TF32");
+    return text != nullptr && std::strcmp(text, "1") == 0;
+  }()};
+  return flag;
+}
+
+}  // namespace
+
+bool tf32_allowed() noexcept { return tf32_flag().load(std::memory_order_relaxed); }
+void allow_tf32(bool allowed) noexcept { tf32_flag().store(allowed, std::memory_order_relaxed); }
+
+const char* try_blas(std::string* reason) noexcept {
+  const Functions& library = opened();
+  if (library.reason.empty()) return library.version.c_str();
+  if (reason != nullptr) *reason = library.reason;
+  return nullptr;
+}
+
+bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stream) {
+  const Functions& library = blas();
+  const Handle handle = handle_for(library, device);
+  const Key key = key_of(op, p, device);
+  Plan& plan = plan_for(op, library, handle, key, p);
+  if (!plan.supported) return false;
+  const BorrowedDescriptor descriptor(op, library, key, plan, p);
+  const StorageRef workspace = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
+  const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
+  const auto enqueue = [&] {
+    return library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b, beta.bytes,
+                          p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
+                          workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
+  };
+  Status status = kOk;
+  if (is_capturing(stream)) {
+    const RelaxedCapture relaxed;  // the algorithm's code may not be loaded yet
+    status = enqueue();
+  } else {
+    status = enqueue();
+  }
+  if (status != kOk) throw_status(op, "the product", status);
+  return true;
+}
+
+}  // namespace untorch::cuda

@@ -1,0 +1,56 @@
+// Matrix products by cuBLASLt, opened when the first of them needs it (native/cuda/library_search.h).
+//
+// Everything here is row-major, as tensors are; cuBLAS's column-major view of it stays inside blas.cpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/driver.h"
+#include "tensor/dtype.h"
+
+namespace untorch::cuda {
+
+// An operand as a matrix whose rows lie `ld` elements apart; `transposed`: that is so of its transpose.
+struct BlasOperand {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  bool transposed = false;
+  std::int64_t ld = 0;
+  std::int64_t batch_stride = 0;  // elements
+};
+
+enum class BlasActivation : std::uint8_t { kNone, kRelu, kGelu };  // kGelu: the tanh form
+
+// d = activation(alpha · a[m, k] · b[k, n] + beta · c + bias[n]), `batch` times.
+struct BlasProduct {
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;
+  BlasOperand a, b;
+  const void* c = nullptr;  // of d's dtype; not read when beta is 0
+  std::int64_t ldc = 0, c_batch_stride = 0;
+  void* d = nullptr;
+  DType d_dtype = DType::kFloat32;
+  std::int64_t ldd = 0, d_batch_stride = 0;
+  double alpha = 1.0, beta = 0.0;
+  const void* bias = nullptr;  // a dense vector, or null
+  DType bias_dtype = DType::kFloat32;
+  BlasActivation activation = BlasActivation::kNone;
+  // Factors of float8 operands and the factor of a float8 result, on the device; null: 1.
+  const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
+  bool rowwise_scales = false;  // scale_a has m factors and scale_b has n, instead of one each
+  bool fast_accumulation = false;
+};
+
+// Enqueues the product on the stream; the device must be current. False when the library has no algorithm for these
+// types, sizes and alignments. Throws kUnsupported when cuBLASLt is not installed or cannot be started here.
+// float32 is computed in float32 (in TF32 when that is allowed), the half types and float8 accumulate in float32.
+bool blas_multiply(const char* op, const BlasProduct& product, int device, Stream stream);
+
+// Opens cuBLASLt and says which version it is ("13.1.0"); null when it is not there, and why in `reason`.
+const char* try_blas(std::string* reason) noexcept;
+
+// Whether float32 products may be computed in TF32: UNTORCH_ALLOW_TF32=1 in the environment, or what was set last.
+bool tf32_allowed() noexcept;
+void allow_tf32(bool allowed) noexcept;
+
+}  // namespace untorch::cuda
