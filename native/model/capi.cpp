@@ -4,8 +4,10 @@
 #include <array>
 #include <new>
 
+#include "cuda/blas.h"
 #include "cuda/device.h"
 #include "cuda/kernel_registry.h"
+#include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "cuda/transfer.h"
@@ -369,5 +371,27 @@ const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture();
 const char* untorch_cpu_level(void) { return untorch::kernels::isa_name(untorch::kernels::cpu_isa()); }
 
 int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
+
+untorch_status untorch_add_library_path(const char* folder) {
+  return guarded([&] {
+    check(folder != nullptr && folder[0] == '/', "untorch_add_library_path: folder must be an absolute path");
+    untorch::cuda::add_search_path(folder);
+  });
+}
+
+void untorch_allow_tf32(int32_t allowed) { untorch::cuda::allow_tf32(allowed != 0); }
+
+const char* untorch_gpu_libraries(void) {
+  thread_local std::string text;
+  try {
+    text.clear();
+    for (const auto& library : untorch::cuda::opened_libraries()) {
+      text += library.title + "\t" + library.name + "\t" + library.path + "\t" + library.found + "\n";
+    }
+  } catch (const std::bad_alloc&) {
+    return "";
+  }
+  return text.c_str();
+}
 
 }  // extern "C"

@@ -154,6 +154,16 @@ UNTORCH_API const char* untorch_cpu_level(void);
 /* 1 when the library exports a function of that name: a C shim or a vector function. */
 UNTORCH_API int32_t untorch_has_symbol(const char* name);
 
+/* Adds a folder (an absolute path) in which NVIDIA's libraries are looked for first. They are opened when a model first
+ * needs them, so call it before the first run. */
+UNTORCH_API untorch_status untorch_add_library_path(const char* folder);
+/* Not 0: float32 matrix products on a GPU may be computed in TF32 (10 bits of mantissa), for the whole process from now
+ * on. Without this call UNTORCH_ALLOW_TF32=1 in the environment says so; otherwise they are computed in float32. */
+UNTORCH_API void untorch_allow_tf32(int32_t allowed);
+/* NVIDIA's libraries that were opened so far, a line each: "title<TAB>soname<TAB>file<TAB>where it was found". Valid
+ * until the thread's next call. */
+UNTORCH_API const char* untorch_gpu_libraries(void);
+
 #ifdef __cplusplus
 }
 #endif
