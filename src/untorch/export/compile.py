@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from untorch.export.coverage import find_missing, needed_symbols, raise_if_missing
+from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
 from untorch.export.mutations import Mutations, find_mutations
@@ -65,34 +66,44 @@ class CompiledMethod:
     operators: list[str]
     features: list[str]
     passes: list[PassReport] = field(default_factory=list)
+    device: str = "cpu"
+    gpu_architecture: str | None = None
 
 
 def compile_method(
-    method: MethodInput, target: CpuTarget, options: ExportOptions, folder: Path, progress: Progress
+    method: MethodInput,
+    target: CpuTarget,
+    options: ExportOptions,
+    folder: Path,
+    progress: Progress,
+    gpu: CudaTarget | None = None,
 ) -> CompiledMethod:
-    """Exports and compiles one method with its files below ``folder``.
+    """Exports and compiles one method with its files below ``folder``; for ``gpu``, if there is one, on which it lies.
 
     Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
     """
-    with torch.no_grad(), compile_patches(target):
+    device = "cpu" if gpu is None else "cuda"
+    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None):
         with progress.step(f"{method.name}: torch.export"):
             program = _export(method, options)
         model = method.model if isinstance(method.model, torch.nn.Module) else None
         module = program.module()
         assert isinstance(module, fx.GraphModule)
         mutations = find_mutations(module.graph)
-        inputs, outputs = describe_inputs(program, model, mutations), describe_outputs(program)
+        inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
         with progress.step(f"{method.name}: passes"):
-            passes = run_passes(module, options)
+            passes = run_passes(module, options, device)
         nodes = {node.name: node for node in module.graph.nodes}
         with progress.step(f"{method.name}: AOTInductor"):
-            produced = _run_inductor(method.name, program, module, target, options, folder)
+            produced = _run_inductor(method.name, program, module, target, options, folder, gpu)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
             features = compiler_features(target, get_cpp_compiler())
     paths = {Path(file).name: Path(file) for file in produced if isinstance(file, str) and file}
     library = _one(paths, ".so", method.name)
     wrapper = _one(paths, ".wrapper.cpp", method.name)
+    _check_device(method.name, paths.get(library.removesuffix(".so") + "_metadata.json"), device)
     nodes_name = library.removesuffix(".so") + ".json"
     extern_nodes = paths[nodes_name].read_text() if nodes_name in paths else None
     if extern_nodes is not None and not json.loads(extern_nodes).get("nodes"):
@@ -126,6 +137,8 @@ def compile_method(
         operators=operators,
         features=features,
         passes=passes,
+        device=device,
+        gpu_architecture=None if gpu is None else gpu.architecture,
     )
 
 
@@ -172,7 +185,19 @@ def _export(method: MethodInput, options: ExportOptions) -> torch.export.Exporte
         raise CompileError(f"method {method.name!r}: torch.export failed: {error}") from error
 
 
-def _inductor_options(target: CpuTarget, options: ExportOptions, folder: Path) -> dict[str, Any]:
+def _check_device(name: str, metadata: Path | None, device: str) -> None:
+    """Inductor takes the device from the graph: one that touches no GPU becomes a model for the CPU."""
+    compiled = json.loads(metadata.read_text()).get("AOTI_DEVICE_KEY") if metadata is not None else None
+    if compiled not in (None, device):
+        raise CompileError(
+            f"method {name!r}: device {device!r} was asked for, and AOTInductor compiled it for {compiled!r}: the "
+            f"model has no tensor on {device}"
+        )
+
+
+def _inductor_options(
+    target: CpuTarget, options: ExportOptions, folder: Path, gpu: CudaTarget | None = None
+) -> dict[str, Any]:
     values: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
@@ -192,6 +217,10 @@ def _inductor_options(target: CpuTarget, options: ExportOptions, folder: Path) -
         "compile_threads": 1,
         "freezing": False,
     }
+    if gpu is not None:
+        # One file: the kernels lie in the library. They are compiled by torch's own pool of processes.
+        values["aot_inductor.embed_kernel_binary"] = True
+        del values["compile_threads"]
     if target.vector_bits is not None:
         values["cpp.simdlen"] = target.vector_bits or 1
     if target.march is not None and has_cpp_march():
@@ -220,17 +249,20 @@ def _run_inductor(
     target: CpuTarget,
     options: ExportOptions,
     folder: Path,
+    gpu: CudaTarget | None,
 ) -> list[Any]:
     links, output = folder / "lib", folder / "out"
     links.mkdir()
     output.mkdir()
     (links / "libuntorch.so").symlink_to(find_runtime_library())
+    if gpu is not None:
+        (links / "libcuda.so").symlink_to(driver_library())
     assert program.example_inputs is not None
     args, kwargs = program.example_inputs
     with _environment("LIBRARY_PATH", str(links)):
         try:
             result = torch._inductor.aot_compile(
-                module, tuple(args), dict(kwargs), options=_inductor_options(target, options, output)
+                module, tuple(args), dict(kwargs), options=_inductor_options(target, options, output, gpu)
             )
         except UntorchError:
             raise

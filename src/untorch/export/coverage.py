@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from untorch.archive import ArchiveReader
 from untorch.export.errors import UnsupportedOperatorsError
@@ -33,6 +34,7 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
+_DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
 _LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "<")
 # A declaration may give a function another symbol; calls use the function's name.
 _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
@@ -57,12 +59,16 @@ class MissingOperator:
 def needed_symbols(library: ElfFile) -> list[str]:
     """The functions that a model library takes from the runtime: undefined, not weak, and of no system library.
 
-    System libraries version their symbols, and libuntorch.so and libtorch do not.
+    System libraries version their symbols, and libuntorch.so and libtorch do not. NVIDIA's driver does not either: its
+    functions are known by their prefix. Those of the CUDA runtime are the runtime's to give.
     """
+    driver = "libcuda.so.1" in library.needed
     return sorted(
         symbol.name
         for symbol in library.undefined()
-        if not symbol.weak and symbol.version_file in (None, "libuntorch.so")
+        if not symbol.weak
+        and symbol.version_file in (None, "libuntorch.so")
+        and not (driver and _DRIVER_FUNCTION.fullmatch(symbol.name))
     )
 
 
@@ -181,7 +187,7 @@ def predict_missing(program: torch.export.ExportedProgram) -> list[MissingOperat
             continue
         name, overload = target._schema.name.split("::")[-1], target._overloadname
         suffix = "" if overload == "default" else f"_{overload}"
-        shim = f"aoti_torch_cpu_{name}{suffix}"
+        shim = f"aoti_torch_{_device_type(node)}_{name}{suffix}"
         if target.namespace == "aten" and f"aten.{name}.{overload}".removesuffix(".default") in {
             key.removesuffix(".default") for key in inductor_fallback_ops
         }:
@@ -193,6 +199,12 @@ def predict_missing(program: torch.export.ExportedProgram) -> list[MissingOperat
             line = source_line(node)
             found.setdefault(key, []).extend([line] if line else [])
     return [MissingOperator(kind, name, tuple(dict.fromkeys(lines))) for (kind, name), lines in found.items()]
+
+
+def _device_type(node: fx.Node) -> str:
+    values = pytree.tree_leaves([node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]])
+    types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    return "cuda" if "cuda" in types else "cpu"
 
 
 def _parse_extern_nodes(text: str | None) -> list[dict[str, Any]]:

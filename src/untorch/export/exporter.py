@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder
+from untorch.export.cuda import Mover, resolve_device
 from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
@@ -20,7 +21,7 @@ from untorch.export.progress import Progress
 from untorch.export.targets import CpuTarget, resolve_cpu
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExportReport", "MethodReport", "export"]
 
@@ -71,7 +72,8 @@ def export(
         path: The file to write. A file that is there is replaced at the end, and only if everything worked.
         kwargs: Example keyword inputs.
         dynamic_shapes: As for ``torch.export.export``.
-        device: "cpu".
+        device: "cpu", or "cuda" ("cuda:1"): compiled on that GPU, for its architecture. The model and its example
+            inputs are copied there; a model that has parameters on a GPU already is taken as it is, with its inputs.
         options: See ExportOptions; its fields can also be given by name.
         option_fields: Fields of ExportOptions that replace those in ``options``.
 
@@ -79,13 +81,13 @@ def export(
         OptionError: An option has an unknown name, a wrong type or value.
         InvalidArgumentError: The arguments do not fit together.
         CompileError: torch.export or AOTInductor failed.
+        UnsupportedError: The device is unknown, or this machine cannot compile for it.
         UnsupportedOperatorsError: The runtime lacks operators; all are listed.
         VerificationError: verify=True, and the file does not give eager's results.
     """
     resolved = resolve_options(options, option_fields)
     methods, target_path = _methods(model, args, path, kwargs, dynamic_shapes)
-    if device != "cpu":
-        raise UnsupportedError(f"export: device: expected 'cpu', got {device!r}: this version compiles for CPUs only")
+    gpu = resolve_device(device)
     target = resolve_cpu(resolved.cpu)
     find_runtime_library()
     progress = Progress(resolved.progress)
@@ -94,12 +96,16 @@ def export(
     with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
         compiled: list[CompiledMethod] = []
         entries: dict[str, Any] = {}
+        mover = Mover(gpu.device) if gpu is not None else None
         for method in methods:
             place = folder / method.name
             place.mkdir()
-            result = compile_method(method, target, resolved, place, progress)
+            if mover is not None:
+                with progress.step(f"{method.name}: move"):
+                    method = _move(method, mover)
+            result = compile_method(method, target, resolved, place, progress, gpu)
             compiled.append(result)
-            constants = store.add_method(result.constants, result.tensors, result.mutations.attributes)
+            constants = store.add_method(result.constants, result.tensors, result.mutations.attributes, result.device)
             entries[method.name] = _method_entry(result, constants, target, resolved)
         with progress.step("write"):
             _write(writer, compiled, store, entries)
@@ -186,14 +192,25 @@ def _checked(method: MethodInput) -> MethodInput:
     return method
 
 
+def _move(method: MethodInput, mover: Mover) -> MethodInput:
+    if isinstance(method.model, torch.export.ExportedProgram):
+        return replace(method, model=mover.program(method.name, method.model))
+    model = mover.module(method.name, method.model)
+    if model is method.model:
+        return method
+    return replace(method, model=model, args=mover.tree(method.args), kwargs=mover.tree(method.kwargs))
+
+
 def _method_entry(
     method: CompiledMethod, constants: list[dict[str, Any]], target: CpuTarget, options: ExportOptions
 ) -> dict[str, Any]:
     folder = f"data/aotinductor/{method.name}"
+    gpu = {} if method.gpu_architecture is None else {"gpu_architecture": method.gpu_architecture}
     return {
         "library": f"{folder}/{method.library}",
         "extern_nodes": f"{folder}/{method.extern_nodes}" if method.extern_nodes else None,
-        "device": "cpu",
+        "device": method.device,
+        **gpu,
         "cpu": {"target": target.name, "architecture": target.architecture, "features": method.features},
         "inputs": method.inputs,
         "outputs": method.outputs,

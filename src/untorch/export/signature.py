@@ -36,9 +36,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def describe_inputs(
-    program: torch.export.ExportedProgram, model: torch.nn.Module | None, mutations: Mutations
+    program: torch.export.ExportedProgram, model: torch.nn.Module | None, mutations: Mutations, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """One entry a flat input, tensors and constants, in the order of the call."""
+    """One entry a flat input, tensors and constants, in the order of the call. ``device`` is the method's."""
     args, kwargs = program.example_inputs or ((), {})
     paths = [path for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
     examples = pytree.tree_leaves((tuple(args), dict(kwargs)))
@@ -57,7 +57,7 @@ def describe_inputs(
                 f"constant (without a dynamic_shapes entry)"
             )
         value = placeholders[argument.name].meta["val"]
-        entry = _describe_tensor(name, value, program.range_constraints)
+        entry = _describe_tensor(name, value, program.range_constraints, device)
         strides = [s if isinstance(s, int) else _static(s) for s in value.stride()]
         example = examples[i] if i < len(examples) else None
         entry["contiguous"] = bool(example.is_contiguous()) if isinstance(example, torch.Tensor) else True
@@ -68,8 +68,8 @@ def describe_inputs(
     return entries
 
 
-def describe_outputs(program: torch.export.ExportedProgram) -> list[dict[str, Any] | None]:
-    """One entry a flat output, None for outputs that are None."""
+def describe_outputs(program: torch.export.ExportedProgram, device: str = "cpu") -> list[dict[str, Any] | None]:
+    """One entry a flat output, None for outputs that are None. ``device`` is the method's."""
     specs = [s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     out_spec = program.call_spec.out_spec
     tree = pytree.tree_unflatten(list(range(len(specs))), out_spec) if out_spec is not None else None
@@ -82,7 +82,7 @@ def describe_outputs(program: torch.export.ExportedProgram) -> list[dict[str, An
         name = _output_name(paths.get(i, ()), i)
         argument = spec.arg
         if isinstance(argument, TensorArgument):
-            entries.append(_describe_tensor(name, values[argument.name], program.range_constraints))
+            entries.append(_describe_tensor(name, values[argument.name], program.range_constraints, device))
         elif isinstance(argument, ConstantArgument) and argument.value is None:
             entries.append(None)
         elif isinstance(argument, SymIntArgument):
@@ -128,10 +128,13 @@ def to_rpn(expression: sympy.Expr) -> list[int | str] | None:
     return result
 
 
-def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any]) -> dict[str, Any]:
+def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any], device: str) -> dict[str, Any]:
     if value.layout != torch.strided:
         raise UnsupportedError(f"{name}: expected a strided tensor, got the layout {value.layout}")
-    return {"name": name, "dtype": dtype_name(value.dtype), "shape": [_dimension(s, ranges) for s in value.shape]}
+    entry = {"name": name, "dtype": dtype_name(value.dtype), "shape": [_dimension(s, ranges) for s in value.shape]}
+    if value.device.type != device:
+        entry["device"] = value.device.type
+    return entry
 
 
 def _static(value: Any) -> int | None:

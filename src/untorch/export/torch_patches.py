@@ -6,6 +6,7 @@
 | march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
 | changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. | test_changing_scalars.py::test_torch_still_folds_them |
 | small_loops | 2.11–2.15 | With `cpp.dynamic_threads` Inductor opens a parallel region for every loop, however small; starting threads costs more than a few thousand elements do. Loops whose size is known and small stay on one thread. | test_small_loops.py::test_torch_still_parallelises_small_loops |
+| cuda_home | 2.11–2.15 | torch takes the folder above the first `nvcc` on the PATH for the toolkit, also where that is a link or a script, and then finds no headers. | test_cuda.py::test_torch_still_takes_the_folder_above_nvcc |
 | treespec_warning | 2.13 | Copying a program's tree specs warns about a class that torch itself uses. | test_compile.py::test_copying_a_program_still_warns |
 """  # noqa: E501
 
@@ -18,18 +19,21 @@ from typing import Any
 
 import torch
 
+from untorch.export.cuda import cuda_home
 from untorch.export.targets import CpuTarget
 
-__all__ = ["compile_patches"]
+__all__ = ["compile_patches", "has_cpp_march", "torch_version", "treespec_warning"]
 
 
 @contextlib.contextmanager
-def compile_patches(target: CpuTarget) -> Iterator[None]:
-    """All patches, for one compile for ``target``."""
+def compile_patches(target: CpuTarget, cuda: bool = False) -> Iterator[None]:
+    """All patches, for one compile for ``target``, and for CUDA if so."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_treespec_warning())
+        stack.enter_context(treespec_warning())
         stack.enter_context(_changing_scalars())
         stack.enter_context(_small_loops())
+        if cuda:
+            stack.enter_context(_cuda_home())
         if target.vector_bits is not None:
             stack.enter_context(_vector_isa(target.vector_bits))
         if target.march is not None and not has_cpp_march():
@@ -129,7 +133,16 @@ def _small_loops() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _treespec_warning() -> Iterator[None]:
+def _cuda_home() -> Iterator[None]:
+    from torch.utils import cpp_extension
+
+    with _replaced(cpp_extension, "CUDA_HOME", str(cuda_home())):
+        yield
+
+
+@contextlib.contextmanager
+def treespec_warning() -> Iterator[None]:
+    """For copying a program."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)
         yield

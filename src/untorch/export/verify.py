@@ -84,7 +84,11 @@ def verify_file(
         forms = [(dtype_name(t.dtype), list(t.shape), list(t.stride())) for t in inputs]
         (folder / "inputs.json").write_text(json.dumps(forms))
         copied_args, copied_kwargs = pytree.tree_map_only(torch.Tensor, _copy, (args, kwargs))
-        expected = pytree.tree_leaves(program.module()(*copied_args, **copied_kwargs), is_leaf=lambda x: x is None)
+        result = program.module()(*copied_args, **copied_kwargs)
+        expected = [
+            leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in pytree.tree_leaves(result, is_leaf=lambda x: x is None)
+        ]
         _run(folder, path, method)
         dtypes = json.loads((folder / "outputs.json").read_text())
         results = [

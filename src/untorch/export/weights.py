@@ -74,11 +74,16 @@ class WeightStore:
         return sum(entry["nbytes"] for entry in self.entries)
 
     def add_method(
-        self, constants: list[Constant], tensors: dict[str, torch.Tensor], mutated: frozenset[str]
+        self,
+        constants: list[Constant],
+        tensors: dict[str, torch.Tensor],
+        mutated: frozenset[str],
+        device: str = "cpu",
     ) -> list[dict[str, Any]]:
         """Stores a method's constants and returns their manifest entries.
 
         ``tensors`` is by FQN; ``mutated`` are the FQNs that the method writes, whose storages count as written too.
+        ``device`` is the method's: a constant that lies elsewhere says so.
         """
         used: dict[int, int] = {}
         written: set[int] = set()
@@ -102,6 +107,7 @@ class WeightStore:
             key = (pointer, start, length)
             if key not in stored or pointer == 0:
                 stored[key] = self._add(storage, start, length, dtype_name(tensor.dtype))
+            elsewhere = {} if tensor.device.type == device else {"device": tensor.device.type}
             entries.append(
                 {
                     "name": constant.name,
@@ -112,6 +118,7 @@ class WeightStore:
                     "storage_offset": offset,
                     "weight": stored[key],
                     "mutated": constant.fqn in mutated or pointer in written,
+                    **elsewhere,
                 }
             )
         return entries

@@ -157,7 +157,7 @@ Linear = nn.Linear(16, 16)
         (({"a": {"modle": 1}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': unknown keys 'modle'; known are args"),
         (({"a": {"args": ()}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': the key 'model' is missing"),
         (({"a": (Linear, ())}, "m.pt2"), {"kwargs": {}}, InvalidArgumentError, "belong into its entries"),
-        ((Linear, (torch.ones(16),), "m.pt2"), {"device": "cuda"}, UnsupportedError, "device: expected 'cpu'"),
+        ((Linear, (torch.ones(16),), "m.pt2"), {"device": "xpu"}, UnsupportedError, "device: expected 'cpu'"),
         ((Linear, (torch.ones(16),), "m.pt2"), {"verfy": True}, OptionError, "did you mean 'verify'?"),
         ((Linear, (torch.ones(15),), "m.pt2"), {}, CompileError, "method 'forward': torch.export failed: "),
         ((Linear, (torch.ones(16),), "none/m.pt2"), {}, FileNotFoundError, "does not exist"),

@@ -24,13 +24,13 @@ class PassReport:
 Pass = Callable[[fx.GraphModule], PassReport]
 
 
-def run_passes(module: fx.GraphModule, options: ExportOptions) -> list[PassReport]:
-    """Runs the passes that ``options`` ask for on the unlifted module, in place and in order."""
+def run_passes(module: fx.GraphModule, options: ExportOptions, device: str = "cpu") -> list[PassReport]:
+    """Runs the passes that ``options`` ask for on the unlifted module, in place and in order; ``device`` is its own."""
     from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
     from untorch.export.passes.pack_linears import pack_linears
 
     passes: list[Pass] = [drop_inference_dropout]
-    if options.pack_linears:
+    if options.pack_linears and device == "cpu":  # what it packs for are CPU kernels
         passes.append(pack_linears)
     reports = [run(module) for run in passes]
     module.graph.lint()

@@ -1,0 +1,176 @@
+"""CUDA targets: the GPU that a model is compiled for and on, the toolkit's files, and moving models to the GPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from untorch.export.errors import CompileError
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "resolve_device"]
+
+_DEVICE = re.compile(r"cuda(?::(\d{1,4}))?")
+_HEADER = Path("include") / "cuda_runtime.h"
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """The GPU that compiles and tunes the kernels, as torch calls it ("cuda:0"), and its architecture ("sm_90")."""
+
+    device: str
+    architecture: str
+
+
+def resolve_device(device: object) -> CudaTarget | None:
+    """What export()'s ``device`` means here; None for the CPU. Raises if this machine cannot compile for it."""
+    if device == "cpu":
+        return None
+    match = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if match is None:
+        raise UnsupportedError(f"export: device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+    if torch.version.cuda is None:
+        raise UnsupportedError(
+            f"export: device={device!r} needs PyTorch with CUDA, and {torch.__version__} was built without it: install "
+            f"a CUDA build on a machine with an NVIDIA GPU"
+        )
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"export: device={device!r} needs a GPU on the build machine, since kernels are compiled and tuned on it, "
+            f"and torch finds none: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if match[1] is None else int(match[1])
+    if index >= count:
+        raise InvalidArgumentError(
+            f"export: device={device!r}: this machine has {count} GPU{'s' if count > 1 else ''}, the last is "
+            f"cuda:{count - 1}"
+        )
+    cuda_home()
+    driver_library()
+    major, minor = torch.cuda.get_device_capability(index)
+    return CudaTarget(f"cuda:{index}", f"sm_{major}{minor}")
+
+
+def cuda_home() -> Path:
+    """The folder of the CUDA toolkit, whose headers the generated code includes."""
+    from torch.utils import cpp_extension
+
+    nvcc = shutil.which("nvcc")
+    candidates = [cpp_extension.CUDA_HOME, nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
+    for candidate in candidates:
+        if candidate and (Path(candidate) / _HEADER).is_file():
+            return Path(candidate)
+    tried = ", ".join(dict.fromkeys(str(c) for c in candidates if c))
+    raise UnsupportedError(
+        f"export: compiling for CUDA needs the toolkit's headers, and no {_HEADER} was found below {tried}: install "
+        f"the CUDA toolkit {torch.version.cuda}, or set CUDA_HOME"
+    )
+
+
+def driver_library() -> Path:
+    """A libcuda.so to link with: the driver that this process has open, or the toolkit's stub.
+
+    The linker wants a file of that name; many machines have only the driver's libcuda.so.1.
+    """
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            opened = line.rstrip("\n").split(None, 5)[-1]
+            if os.path.basename(opened).startswith("libcuda.so") and os.path.isfile(opened):
+                return Path(opened)
+    home = cuda_home()
+    for folder in ("lib64/stubs", "lib/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs"):
+        if (path := home / folder / "libcuda.so").is_file():
+            return path
+    raise UnsupportedError("export: compiling for CUDA links libcuda.so, and neither the driver nor a stub was found")
+
+
+class Mover:
+    """Copies modules and inputs to the GPU; the caller's own stay as and where they are.
+
+    One object serves all methods of a file, so what methods share is copied once and stays shared.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._there: dict[int, torch.Tensor] = {}
+        self._keep: list[torch.Tensor] = []  # the dictionary is by id: those must not be used again
+
+    def module(self, name: str, module: torch.nn.Module) -> torch.nn.Module:
+        """The module with its parameters and buffers on the GPU; itself, if it has any there already."""
+        own = [*module.parameters(), *module.buffers()]
+        if any(tensor.device.type == self._device.type for tensor in own):
+            return module
+        for tensor in own:
+            self._remember(tensor)
+        copied = self._copied(name, module)
+        assert isinstance(copied, torch.nn.Module)
+        return copied
+
+    def program(self, name: str, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+        """The exported program on the GPU; itself, if anything of it is there already."""
+        inputs = pytree.tree_leaves(program.example_inputs)
+        values = [node.meta.get("val") for node in program.graph.nodes]
+        tensors = [*program.state_dict.values(), *program.constants.values(), *inputs, *pytree.tree_leaves(values)]
+        if any(isinstance(t, torch.Tensor) and t.device.type == self._device.type for t in tensors):
+            return program
+        from torch.export.passes import move_to_device_pass
+
+        for tensor in (*program.state_dict.values(), *program.constants.values()):
+            if isinstance(tensor, torch.Tensor):
+                self._remember(tensor)
+        copied = self._copied(name, program)  # the pass changes the program that it is given
+        try:
+            moved = move_to_device_pass(copied, str(self._device))
+        except Exception as error:
+            raise CompileError(
+                f"method {name!r}: the exported program cannot be moved to {self._device}: {error}"
+            ) from error
+        moved.example_inputs = self.tree(program.example_inputs)
+        return moved
+
+    def tree(self, values: Any) -> Any:
+        """A tree of example inputs on the GPU, each tensor with its strides."""
+        return pytree.tree_map_only(torch.Tensor, self._moved, values)
+
+    def _copied(self, name: str, value: Any) -> Any:
+        from untorch.export.torch_patches import treespec_warning
+
+        try:
+            with treespec_warning():
+                return copy.deepcopy(value, dict(self._there))
+        except Exception as error:
+            raise CompileError(
+                f"method {name!r}: a copy of the model for {self._device} cannot be made ({error}): move it there "
+                f"yourself, model.to({str(self._device)!r}), with its inputs"
+            ) from error
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._there:
+            return
+        moved = self._moved(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            moved = torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
+        self._there[id(tensor)] = moved
+        self._keep.append(tensor)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self._device:
+            return tensor
+        if id(tensor) in self._there:
+            return self._there[id(tensor)]
+        value = tensor.detach()
+        if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return value.to(self._device)
+        # The stretch of memory that it looks at is copied as it lies, so that strides stay, also overlapping ones.
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = value.as_strided((reach + 1 if tensor.numel() else 0,), (1,))
+        return flat.to(self._device).as_strided(tensor.shape, tensor.stride())
