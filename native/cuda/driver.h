@@ -162,6 +162,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
      void** values, unsigned num_options))                                                                            \
   X(library_kernel, cuLibraryGetKernel, (Kernel * kernel, Library library, const char* name))                         \
   X(library_global, cuLibraryGetGlobal, (DevicePtr * pointer, std::size_t * bytes, Library library, const char* name)) \
+  X(stream_write_value64, cuStreamWriteValue64_v2,                                                                    \
+    (Stream stream, DevicePtr address, std::uint64_t value, unsigned flags))                                          \
   X(memset_d32_async, cuMemsetD32Async, (DevicePtr to, unsigned value, std::size_t count, Stream stream))             \
   X(kernel_function, cuKernelGetFunction, (Function * function, Kernel kernel))                                       \
   X(function_set_attribute, cuFuncSetAttribute, (Function function, int attribute, int value))                        \

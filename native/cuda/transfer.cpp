@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/device.h"
+#include "cuda/device_error.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "tensor/copy.h"
@@ -81,11 +82,13 @@ TensorPtr to_host(const Tensor& source) {
     const StorageRef staged = allocate_pinned(nbytes, device);
     check_driver(api.memcpy_d2h_async(staged->data(), address, nbytes, stream), "copying an output to the CPU");
     check_driver(api.stream_synchronize(stream), "waiting for the outputs");
+    DeviceErrors::check(device);
     std::memcpy(out->raw(), staged->data(), nbytes);
     return out;
   }
   check_driver(api.memcpy_d2h_async(out->raw(), address, nbytes, stream), "copying an output to the CPU");
   check_driver(api.stream_synchronize(stream), "waiting for the outputs");
+  DeviceErrors::check(device);
   return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/device.h"
+#include "cuda/device_error.h"
 #include "cuda/kernel_registry.h"
 #include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
@@ -227,6 +228,7 @@ untorch_status untorch_stream_synchronize(int32_t device_index, void* stream) {
     const untorch::cuda::DeviceGuard guard(device_index);
     untorch::cuda::check_driver(
         untorch::cuda::driver().stream_synchronize(static_cast<untorch::cuda::Stream>(stream)), "synchronising a stream");
+    untorch::cuda::DeviceErrors::check(device_index);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cuda/device.h"
+#include "cuda/random_state.h"
 #include "cuda/transfer.h"
 #include "tensor/copy.h"
 #include "tensor/device.h"
@@ -104,6 +105,8 @@ CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
     arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
   }
   cuda::start_log(*made.arena);
+  made.random_cell = cuda::allocate(16, device_, *made.arena);
+  cuda::RandomCapture random(device_, reinterpret_cast<cuda::DevicePtr>(made.random_cell->data()));
   made.outputs.resize(container_->num_outputs());
   cuda::check_driver(api.capture_begin(stream.get(), cuda::kCaptureModeRelaxed), "beginning a capture");
   try {
@@ -119,6 +122,7 @@ CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
                 "' cannot be captured into a graph: ", cuda::error_text(code),
                 " (it waits for a result in between, or uses another stream)");
   }
+  made.random_count = random.total_offset();
   return made;
 }
 
@@ -292,6 +296,13 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
   }
   {
     const Container::SerialScope serial(*container_, stream);
+    if (captured_.random_count != 0) {
+      const cuda::RandomBase base = cuda::reserve_replay(device_, captured_.random_count);
+      const auto cell = reinterpret_cast<cuda::DevicePtr>(captured_.random_cell->data());
+      const cuda::Driver& api = cuda::driver();
+      cuda::check_driver(api.stream_write_value64(stream, cell, base.seed, 0), "seeding the graph");
+      cuda::check_driver(api.stream_write_value64(stream, cell + 8, base.offset, 0), "seeding the graph");
+    }
     cuda::check_driver(cuda::driver().graph_launch(exec_, stream), "launching the graph");
   }
   for (std::size_t o = 0; o < outputs.size(); ++o) {

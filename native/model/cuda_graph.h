@@ -33,6 +33,8 @@ class CudaGraph {
     std::shared_ptr<cuda::Arena> arena;
     std::vector<TensorPtr> inputs;   // static memory, or a copy on the CPU of an input that belongs there
     std::vector<TensorPtr> outputs;  // null for None
+    StorageRef random_cell;      // seed and position for a replay's random numbers
+    std::uint64_t random_count;  // positions that a replay uses
     cuda::Graph graph = nullptr;
   };
   // A kernel or copy that reads an input: where in its parameters the address lies.

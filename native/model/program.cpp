@@ -8,6 +8,7 @@
 #include <charconv>
 
 #include "cuda/device.h"
+#include "cuda/device_error.h"
 #include "cuda/kernel_registry.h"
 #include "cuda/memory_pool.h"
 #include "cuda/transfer.h"
@@ -370,6 +371,7 @@ void Method::run_cpu(Container& container, std::span<const TensorView> inputs, s
 void Method::run_cuda(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
                       std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
   const cuda::DeviceGuard guard(device_.index);
+  cuda::DeviceErrors::check(device_.index);  // of earlier calls
   const cuda::Stream stream = cuda::call_stream(device_.index);
   const cuda::StreamScope scope(device_.index, stream);
   const cuda::ArenaScope arena(device_.index, cuda::arena_for(device_.index, stream));
