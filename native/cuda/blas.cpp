@@ -151,18 +151,6 @@ const Functions& blas() {
               text != nullptr ? text : "unknown status", " (", status, ")");
 }
 
-// Opening the library and its first launches load code, which a capture in the strict mode would refuse.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
-  ~RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  int mode_ = kCaptureModeRelaxed;
-};
-
 constexpr int kMaxDevices = 64;
 
 // One handle a device, shared by every thread: cublasLtMatmul takes the stream, and the handle holds no state of a

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "cuda/device.h"
+#include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
@@ -19,18 +20,6 @@ std::array<std::atomic<FaultWord*>, kMaxDevices>& words() {
   static std::array<std::atomic<FaultWord*>, kMaxDevices> made{};
   return made;
 }
-
-// Allocating is not allowed to a thread that captures, unless it says that it does not mind.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
-  ~RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  int mode_ = kCaptureModeRelaxed;
-};
 
 std::string text_of(DeviceFault fault, std::int64_t value) {
   const std::string number = std::to_string(value);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "cuda/device.h"
+#include "cuda/stream.h"
 
 using namespace untorch;
 using namespace untorch::cuda;
@@ -29,6 +30,7 @@ struct Image {
       const std::lock_guard lock(mutex);
       found = library.load(std::memory_order_relaxed);
       if (found == nullptr) {
+        const RelaxedCapture relaxed;
         const Result code = driver().library_load_data(&found, data, nullptr, nullptr, 0, nullptr, nullptr, 0);
         if (code != kSuccess) return code;
         library.store(found, std::memory_order_release);

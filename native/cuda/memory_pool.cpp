@@ -117,6 +117,7 @@ Block* Arena::take(std::size_t nbytes) {
     list.pop_back();
   } else if (wanted.bytes <= kSmallLimit) {
     if (slabs_.empty() || slabs_.back().used + wanted.bytes > kSlabBytes) {
+      const RelaxedCapture relaxed;
       DevicePtr base = 0;
       if (driver().mem_alloc(&base, kSlabBytes) != kSuccess) return nullptr;
       slabs_.push_back({base, 0, 0});
@@ -127,6 +128,7 @@ Block* Arena::take(std::size_t nbytes) {
     *block = {this, slab.base + slab.used, wanted.bytes, wanted.index, &slab};
     slab.used += wanted.bytes;
   } else {
+    const RelaxedCapture relaxed;
     DevicePtr base = 0;
     if (driver().mem_alloc(&base, wanted.bytes) != kSuccess) return nullptr;
     block = blank();
@@ -390,6 +392,7 @@ class PinnedPool {
         return block;
       }
     }
+    const RelaxedCapture relaxed;
     auto block = std::make_unique<PinnedBlock>();
     block->bytes = bytes;
     block->device = device;

@@ -36,6 +36,19 @@ Stream call_stream(int device);
 // True while the stream is being captured into a graph.
 bool is_capturing(Stream stream);
 
+// Lets this thread allocate and load code for a scope while a stream is captured in CUDA's strict mode, which would take
+// either for a mistake.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
+  ~RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = kCaptureModeRelaxed;
+};
+
 // Makes `consumer` wait for what `producer` was given so far. Nothing when they are the same stream.
 void order_after(Stream consumer, Stream producer);
 
