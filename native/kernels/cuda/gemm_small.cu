@@ -58,10 +58,14 @@ int gemm_small(const SmallGemm& p, Stream stream) {
   if (p.batch == 0 || p.m == 0 || p.n == 0) return 0;
   const bool half = p.dtype == Scalar::kFloat16 || p.dtype == Scalar::kBFloat16;
   switch (small_path(p)) {
-    case SmallPath::kNone: return kNoKernel;
-    case SmallPath::kRows: return half ? gemm_rows_half(p, stream) : gemm_rows_float(p, stream);
-    case SmallPath::kColumns: return half ? gemm_columns_half(p, stream) : gemm_columns_float(p, stream);
-    case SmallPath::kAny: break;
+    case SmallPath::kNone:
+      return kNoKernel;
+    case SmallPath::kRows:
+      return half ? gemm_rows_half(p, stream) : gemm_rows_float(p, stream);
+    case SmallPath::kColumns:
+      return half ? gemm_columns_half(p, stream) : gemm_columns_float(p, stream);
+    case SmallPath::kAny:
+      break;
   }
   return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;

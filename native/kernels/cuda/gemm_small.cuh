@@ -1,7 +1,7 @@
 // What the kernels for products with few rows share: the tiles of a block, and the end of a product.
 //
-// A block has 8 warps. A tile of the result (up to 16 rows, `cols` columns) belongs to `split` of them, which take turns
-// along k; so a block has 8 / split tiles. Their sums meet in shared memory and are added in a fixed order.
+// A block has 8 warps. A tile of the result (up to 16 rows, `cols` columns) belongs to `split` of them, which take
+// turns along k; so a block has 8 / split tiles. Their sums meet in shared memory and are added in a fixed order.
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
@@ -65,8 +65,8 @@ __device__ __forceinline__ uint2 load_once_8(const void* address) {
   return value;
 }
 
-// How many warps share a tile: enough of them to keep the memory busy (32 a multiprocessor), as long as each has a whole
-// step of `chunk` along k to take.
+// How many warps share a tile: enough of them to keep the memory busy (32 a multiprocessor), as long as each has a
+// whole step of `chunk` along k to take.
 inline int choose_split(const SmallGemm& p, int cols, int chunk) {
   const std::int64_t tiles = (p.n + cols - 1) / cols * ((p.m + kGemmRows - 1) / kGemmRows) * p.batch;
   const std::int64_t wanted = std::int64_t{p.multiprocessors} * 32;

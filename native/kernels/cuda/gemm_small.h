@@ -7,8 +7,8 @@ namespace untorch::kernels::cuda {
 
 enum class Activation : std::int8_t { kNone, kRelu, kGelu };  // kGelu: the tanh form
 
-// out[m, n] = activation(alpha · a[m, k] · b[k, n] + beta · c[m, n]), `batch` times, all of one dtype (float32, float16,
-// bfloat16, float64), summed in float32 (float64 in itself). Strides are elements; every stride of c may be 0.
+// out[m, n] = activation(alpha · a[m, k] · b[k, n] + beta · c[m, n]), `batch` times, all of one dtype (float32,
+// float16, bfloat16, float64), summed in float32 (float64 in itself). Strides are elements; every stride of c may be 0.
 struct SmallGemm {
   Scalar dtype = Scalar::kFloat32;
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
@@ -27,10 +27,10 @@ struct SmallGemm {
 
 // The kernels there are for a product: by what its operands' strides and addresses allow.
 enum class SmallPath : std::int8_t {
-  kNone,       // more than the grid takes, or a dtype without a kernel
-  kRows,       // b's columns are dense (a linear layer's weight, which is stored transposed): 16-byte loads along k
-  kColumns,    // b's rows are dense: 16-byte (or 8-byte) loads along n
-  kAny,        // whatever the strides: element by element, for products that are small altogether
+  kNone,     // more than the grid takes, or a dtype without a kernel
+  kRows,     // b's columns are dense (a linear layer's weight, which is stored transposed): 16-byte loads along k
+  kColumns,  // b's rows are dense: 16-byte (or 8-byte) loads along n
+  kAny,      // whatever the strides: element by element, for products that are small altogether
 };
 SmallPath small_path(const SmallGemm& product);
 

@@ -1,8 +1,8 @@
 // Products with few rows in float32, in full precision. Bytes: b once, a once a tile (from the caches). Operations:
 // 2 m n k multiply-adds on the ordinary units; at m = 16 these take about as long as reading b.
 //
-// A thread keeps a sum for every row it serves (Rows) and each of 4 columns; one 16-byte load of b serves all rows, one of
-// a serves four columns.
+// A thread keeps a sum for every row it serves (Rows) and each of 4 columns; one 16-byte load of b serves all rows, one
+// of a serves four columns.
 #include "kernels/cuda/gemm_small.cuh"
 
 namespace untorch::kernels::cuda {
@@ -13,7 +13,8 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
 }
 
 // Sums every value over the lanes that differ in bits Last ... 16, and leaves each lane a share of the totals: the
-// values from the returned index on, Count / (number of lanes) of them, in v[0...]. (At least one; lanes then share it.)
+// values from the returned index on, Count / (number of lanes) of them, in v[0...]. (At least one; lanes then share
+// it.)
 template <int Count, int Last>
 __device__ __forceinline__ int reduce_scatter(float (&v)[Count], int lane) {
   int first = 0, count = Count;

@@ -33,10 +33,14 @@ __device__ __forceinline__ uint4 load_a(const T* row, bool inside, std::int64_t 
   return inside && k < end ? __ldg(reinterpret_cast<const uint4*>(row + k)) : uint4{0, 0, 0, 0};
 }
 
-// b's columns are dense. A warp's tile is 8 * Tiles columns; High: there are rows 8 to 15. Eight loads of b in flight.
+// Steps of 32 along k that a warp has in flight: eight loads of b, fewer where the registers would not do.
+template <int Tiles, bool High>
+inline constexpr int kStepsAtOnce = Tiles == 1 && High ? 4 : 8 / Tiles;
+
+// b's columns are dense. A warp's tile is 8 * Tiles columns; High: there are rows 8 to 15.
 template <class T, int Tiles, bool High>
 __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, int split) {
-  constexpr int kCols = 8 * Tiles, kUnroll = 8 / Tiles, kRows = High ? 16 : 8;
+  constexpr int kCols = 8 * Tiles, kUnroll = kStepsAtOnce<Tiles, High>, kRows = High ? 16 : 8;
   __shared__ float sums[kGemmWarps * kRows * kCols];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
@@ -113,8 +117,7 @@ __global__ void __launch_bounds__(kGemmThreads, 2) columns_half(SmallGemm p, int
   const T* const low = a + (low_inside ? top + g : 0) * p.a_row;
   const T* const high = a + (high_inside ? top + g + 8 : 0) * p.a_row;
   const bool inside = first + g * Vec < p.n;  // n is a multiple of Vec
-  const T* const b =
-      static_cast<const T*>(p.b) + std::int64_t{blockIdx.z} * p.b_batch + (inside ? first + g * Vec : 0);
+  const T* const b = static_cast<const T*>(p.b) + std::int64_t{blockIdx.z} * p.b_batch + (inside ? first + g * Vec : 0);
 
   float acc[Vec][4] = {};
   const std::int64_t step = std::int64_t{split} * 32;
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(kGemmThreads, 2) columns_half(SmallGemm p, int
 
 template <class T, int Tiles, bool High>
 int launch_rows(const SmallGemm& p, Stream stream) {
-  const int split = choose_split(p, 8 * Tiles, 32 * (8 / Tiles));
+  const int split = choose_split(p, 8 * Tiles, 32 * kStepsAtOnce<Tiles, High>);
   rows_half<T, Tiles, High><<<grid_of(p, 8 * Tiles, split), kGemmThreads, 0, stream>>>(p, split);
   return cudaGetLastError();
 }

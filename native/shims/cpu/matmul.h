@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/gemm.h"
-#include "shims/shim.h"
+#include "shims/matmul_checks.h"
 
 namespace untorch::shims {
 
@@ -31,12 +31,6 @@ void multiply(const char* op, DType dtype, const MatrixView& a, const MatrixView
 // C[i] = beta·C[i] + alpha·A[i]·B[i] for 3-D tensors of one dtype; over the batch in parallel where that is better.
 void multiply_batch(const char* op, const Tensor& a, const Tensor& b, const Tensor& c, double beta, double alpha);
 
-// Throws unless the tensor has `dim` dimensions.
-void check_rank(const char* op, const char* argument, const Tensor& tensor, std::int64_t dim);
-// Throws unless a [.., m, k] and b [.., k, n] agree in k, batch and dtype.
-void check_product(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b);
-// Throws unless `out` has this dtype and shape.
-void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
 // Writes `self`, broadcast, to `out`, unless they are the same view already. Throws when it does not broadcast.
 void seed_out(const char* op, const Tensor& out, const Tensor& self);
 

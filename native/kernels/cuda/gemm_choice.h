@@ -1,0 +1,42 @@
+// Which matrix products go to our own kernels and which to cuBLAS: the one place that says so.
+//
+// The numbers are for H200 and come from benchmarks/gpu_matmul.py (column "ours" against "torch"); run it again before
+// changing one. cuBLAS is opened only when a product goes to it, so what small models need should stay here.
+#pragma once
+
+#include "kernels/cuda/gemm_small.h"
+
+namespace untorch::kernels::cuda {
+
+enum class GemmChoice : std::int8_t { kSmall, kBlas };
+
+struct GemmLimits {
+  // Rows up to which the weights' bytes are what a product costs.
+  std::int64_t rows = kRowsOfATile;
+  // Multiply-adds of a product with more rows that a launch still costs more than.
+  std::int64_t work = std::int64_t{1} << 24;
+  // The same for strides that are read element by element, and the longest sum of theirs.
+  std::int64_t work_any = std::int64_t{1} << 21;
+  std::int64_t k_any = 1024;
+  // A sum this long over so few columns that they do not fill the GPU: cuBLAS splits it over more blocks.
+  std::int64_t k_long = 16384, n_long = 1024;
+
+  static constexpr std::int64_t kRowsOfATile = 16;
+};
+
+inline GemmChoice choose(const SmallGemm& p, const GemmLimits& limits = {}) {
+  const SmallPath path = small_path(p);
+  if (path == SmallPath::kNone) return GemmChoice::kBlas;
+  // In double, so that no size overflows.
+  const double work =
+      static_cast<double>(p.batch) * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  if (path == SmallPath::kAny) {
+    return work <= static_cast<double>(limits.work_any) && p.k <= limits.k_any ? GemmChoice::kSmall : GemmChoice::kBlas;
+  }
+  if (p.m > limits.rows) {
+    return work <= static_cast<double>(limits.work) && p.k <= limits.k_any ? GemmChoice::kSmall : GemmChoice::kBlas;
+  }
+  return p.k >= limits.k_long && p.n * p.batch <= limits.n_long ? GemmChoice::kBlas : GemmChoice::kSmall;
+}
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,17 @@
+// The contract of matrix products, on any device.
+#pragma once
+
+#include "shims/shim.h"
+
+namespace untorch::shims {
+
+// Throws unless the tensor has `dim` dimensions.
+void check_rank(const char* op, const char* argument, const Tensor& tensor, std::int64_t dim);
+// Throws unless a [.., m, k] and b [.., k, n] agree in k, batch and dtype.
+void check_product(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b);
+// Throws unless `out` has this dtype and shape.
+void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
+// Throws unless `self`, which is added, has this dtype and broadcasts to this shape.
+void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes);
+
+}  // namespace untorch::shims
