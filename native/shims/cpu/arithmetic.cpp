@@ -6,6 +6,7 @@
 
 #include "shims/cpu/elementwise.h"
 #include "shims/cpu/reduce_op.h"
+#include "shims/device_ops.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -201,6 +202,7 @@ UNTORCH_SHIM aoti_torch_cpu_add_Tensor(AtenTensorHandle self, AtenTensorHandle o
 
 UNTORCH_SHIM aoti_torch_aten_subtract_Tensor(AtenTensorHandle self, AtenTensorHandle other, double alpha,
                                              AtenTensorHandle* ret0) {
+  if (on_cuda(self) && cuda_ops.subtract != nullptr) return cuda_ops.subtract(self, other, alpha, ret0);
   return guarded("subtract", [&] { add_shim(self, other, alpha, ret0, "subtract", true); });
 }
 

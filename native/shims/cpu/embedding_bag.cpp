@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/cpu/items.h"
+#include "shims/device_ops.h"
 #include "shims/nn.h"
 
 using namespace untorch;
@@ -207,6 +208,10 @@ UNTORCH_SHIM aoti_torch__embedding_bag(AtenTensorHandle weight, AtenTensorHandle
                                        AtenTensorHandle per_sample_weights, std::int32_t include_last_offset,
                                        std::int32_t padding_idx, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
                                        AtenTensorHandle* ret2, AtenTensorHandle* ret3) {
+  if (on_cuda(weight) && cuda_ops.embedding_bag != nullptr) {
+    return cuda_ops.embedding_bag(weight, indices, offsets, mode, &per_sample_weights, include_last_offset, padding_idx,
+                                  ret0, ret1, ret2, ret3);
+  }
   return shim(weight, indices, offsets, mode, &per_sample_weights, include_last_offset != 0, padding_idx, false, ret0,
               ret1, ret2, ret3);
 }

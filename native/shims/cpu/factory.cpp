@@ -3,6 +3,7 @@
 #include <numbers>
 
 #include "shims/cpu/elementwise.h"
+#include "shims/device_ops.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -16,7 +17,9 @@ AOTITorchError fill_shim(AtenTensorHandle self, double value) {
 }  // namespace
 
 UNTORCH_SHIM aoti_torch_cpu_fill__Scalar(AtenTensorHandle self, double value) { return fill_shim(self, value); }
-UNTORCH_SHIM aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value) { return fill_shim(self, value); }
+UNTORCH_SHIM aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value) {
+  return on_cuda(self) && cuda_ops.fill != nullptr ? cuda_ops.fill(self, value) : fill_shim(self, value);
+}
 
 UNTORCH_SHIM aoti_torch_aten_full(const std::int64_t* size, std::int64_t size_len_, double fill_value,
                                   std::int32_t* dtype, std::int32_t* layout, std::int32_t* device, std::int32_t,

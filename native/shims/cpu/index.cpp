@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shims/cpu/indexing.h"
+#include "shims/device_ops.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -127,6 +128,9 @@ UNTORCH_SHIM aoti_torch_cpu_index_put(AtenTensorHandle self, const AtenTensorHan
 
 UNTORCH_SHIM aoti_torch_index_put_out(AtenTensorHandle out, AtenTensorHandle self, const AtenTensorHandle* indices,
                                       const std::uint32_t num_indices, const AtenTensorHandle values, bool accumulate) {
+  if (on_cuda(out) && cuda_ops.index_put_out != nullptr) {
+    return cuda_ops.index_put_out(out, self, indices, num_indices, values, accumulate);
+  }
   return guarded("index_put", [&] {
     const Tensor& to = cpu_input(out, "index_put", "out");
     const Tensor& t = cpu_input(self, "index_put", "self");

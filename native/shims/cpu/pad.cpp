@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/items.h"
 #include "shims/cpu/elementwise.h"
+#include "shims/device_ops.h"
 #include "shims/nn.h"
 
 using namespace untorch;
@@ -160,5 +161,6 @@ UNTORCH_SHIM aoti_torch_cpu_pad(AtenTensorHandle self, const std::int64_t* pad, 
 
 UNTORCH_SHIM aoti_torch_aten_pad(AtenTensorHandle self, const std::int64_t* pad, std::int64_t pad_len, const char* mode,
                                  double* value, AtenTensorHandle* ret0) {
+  if (on_cuda(self) && cuda_ops.pad != nullptr) return cuda_ops.pad(self, pad, pad_len, mode, value, ret0);
   return aoti_torch_cpu_pad(self, pad, pad_len, mode, value, ret0);
 }

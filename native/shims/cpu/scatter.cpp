@@ -3,6 +3,7 @@
 
 #include "shims/cpu/elementwise.h"
 #include "shims/cpu/reduce_op.h"
+#include "shims/device_ops.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -166,6 +167,7 @@ UNTORCH_SHIM aoti_torch_cpu_scatter_src_out(AtenTensorHandle out, AtenTensorHand
 
 UNTORCH_SHIM aoti_torch_scatter_out(AtenTensorHandle out, AtenTensorHandle self, std::int64_t dim,
                                     AtenTensorHandle index, AtenTensorHandle src) {
+  if (on_cuda(out) && cuda_ops.scatter_out != nullptr) return cuda_ops.scatter_out(out, self, dim, index, src);
   return guarded("scatter", [&] { scatter_src_impl(out, self, dim, index, src); });
 }
 
@@ -188,6 +190,9 @@ UNTORCH_SHIM aoti_torch_cpu_scatter_reduce_two_out(AtenTensorHandle out, AtenTen
 UNTORCH_SHIM aoti_torch_scatter_reduce_out(AtenTensorHandle out, AtenTensorHandle self, std::int64_t dim,
                                            AtenTensorHandle index, AtenTensorHandle src, const char* reduce,
                                            std::int32_t include_self) {
+  if (on_cuda(out) && cuda_ops.scatter_reduce_out != nullptr) {
+    return cuda_ops.scatter_reduce_out(out, self, dim, index, src, reduce, include_self);
+  }
   return guarded("scatter_reduce", [&] { scatter_reduce_impl(out, self, dim, index, src, reduce, include_self); });
 }
 
