@@ -9,6 +9,13 @@ if(NOT UNTORCH_CUDA STREQUAL "OFF")
   find_program(UNTORCH_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin)
   if(UNTORCH_NVCC)
     message(STATUS "CUDA kernels: ${UNTORCH_NVCC}, for ${UNTORCH_CUDA_ARCHITECTURES}")
+    # A sixth of the size; CUDA 12.8 and newer know the mode.
+    execute_process(COMMAND ${UNTORCH_NVCC} --help OUTPUT_VARIABLE nvcc_help)
+    if(nvcc_help MATCHES "--compress-mode")
+      set(UNTORCH_NVCC_COMPRESS --compress-mode=size)
+    else()
+      set(UNTORCH_NVCC_COMPRESS -Xfatbin=-compress-all)
+    endif()
   elseif(UNTORCH_CUDA STREQUAL "ON")
     message(FATAL_ERROR "UNTORCH_CUDA is ON, but nvcc was not found: set UNTORCH_NVCC")
   else()
@@ -47,7 +54,7 @@ function(untorch_add_cuda_sources target)
       OUTPUT ${object}
       COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${UNTORCH_NVCC} -c ${source} -o ${object} -std=c++20 -O3 ${file_codes}
               -I${CMAKE_CURRENT_SOURCE_DIR} -Xcompiler=-fPIC,-fvisibility=hidden -ccbin ${CMAKE_CXX_COMPILER}
-              --expt-relaxed-constexpr --extended-lambda ${warnings} -MD -MF ${object}.d
+              --expt-relaxed-constexpr --extended-lambda ${UNTORCH_NVCC_COMPRESS} ${warnings} -MD -MF ${object}.d
       DEPENDS ${source}
       DEPFILE ${object}.d
       COMMENT "Building CUDA object ${name}"
