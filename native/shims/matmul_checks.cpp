@@ -36,4 +36,38 @@ void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes)
   check(fits, op, ": 'self' of shape ", to_string(self.sizes()), " does not broadcast to ", to_string(sizes));
 }
 
+GroupedShape check_grouped(const char* op, const Tensor& a, const Tensor& b, const Tensor* offs, bool has_bias,
+                           DType out_dtype) {
+  const DType dtype = a.dtype();
+  check((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), op,
+        ": operands must be 2-D or 3-D, got shapes ", to_string(a.sizes()), " and ", to_string(b.sizes()));
+  check(dtype == b.dtype(), op, ": 'self' and 'mat2' must have the same dtype, got ", dtype_name(dtype), " and ",
+        dtype_name(b.dtype()));
+  check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: 'self' is ", to_string(a.sizes()), ", 'mat2' is ",
+        to_string(b.sizes()));
+  if (has_bias) {
+    throw_error(ErrorKind::kUnsupported, op,
+                ": argument 'bias' is not supported (PyTorch has none either); add it after");
+  }
+  if (out_dtype != dtype) {
+    throw_error(ErrorKind::kUnsupported, op, ": out_dtype must be ", dtype_name(dtype), " like 'self', got ",
+                dtype_name(out_dtype));
+  }
+  const bool batched = a.dim() == 3 && b.dim() == 3;
+  check(batched == (offs == nullptr), op,
+        batched ? ": 'offs' must be absent for two 3-D operands" : ": 'offs' is needed with a 2-D operand");
+  check(!batched || a.size(0) == b.size(0), op, ": the group counts differ: 'self' is ", to_string(a.sizes()),
+        ", 'mat2' is ", to_string(b.sizes()));
+  const std::int64_t m = a.size(-2), n = b.size(-1), k = a.size(-1);
+  const std::int64_t groups = a.dim() == 3 ? a.size(0) : b.dim() == 3 ? b.size(0) : offs->numel();
+  if (offs != nullptr) {
+    check(offs->dtype() == DType::kInt32, op, ": argument 'offs' must be int32, got ", dtype_name(offs->dtype()));
+    check_rank(op, "offs", *offs, 1);
+    check(offs->size(0) == groups, op, ": argument 'offs' must have ", groups, " entries, got ", offs->size(0));
+  }
+  const std::int64_t unit = 16 / static_cast<std::int64_t>(element_size(dtype)), row = (n + unit - 1) / unit * unit;
+  if (a.dim() != b.dim()) return {groups, m, n, k, Dims{m, n}, Dims{row, 1}};
+  return {groups, m, n, k, Dims{groups, m, n}, Dims{m * row, row, 1}};
+}
+
 }  // namespace untorch::shims

@@ -14,4 +14,14 @@ void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
 // Throws unless `self`, which is added, has this dtype and broadcasts to this shape.
 void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes);
 
+// A product over groups: sizes of one product, and the result's (rows start at multiples of 16 bytes, as PyTorch's do).
+struct GroupedShape {
+  std::int64_t groups, m, n, k;  // m, n or k is that of all groups together where they divide it
+  Dims out_sizes, out_strides;
+};
+// Throws unless the operands, the ends of the groups (null: two 3-D operands), the bias and the result's dtype are what
+// _grouped_mm takes. The values of `offs` are not looked at.
+GroupedShape check_grouped(const char* op, const Tensor& a, const Tensor& b, const Tensor* offs, bool has_bias,
+                           DType out_dtype);
+
 }  // namespace untorch::shims

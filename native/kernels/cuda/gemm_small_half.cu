@@ -4,28 +4,11 @@
 // mma.m16n8k16 takes a as its 16 rows and b as its 8 columns. The order of k inside the instruction is free as long as
 // both operands share it, so each thread loads 16 bytes along k (8 elements: two instructions) and no data goes through
 // shared memory. Thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of a, column g of b, k = 8 t ... 8 t + 7.
+#include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_small.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
-
-template <class T>
-__device__ __forceinline__ void mma(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                    unsigned b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-}
 
 // A row's 16 bytes at k, or zeros outside the matrix.
 template <class T>

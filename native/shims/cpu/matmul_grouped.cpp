@@ -17,11 +17,7 @@ MatrixView part(const MatrixView& whole, DType dtype, std::int64_t row, std::int
 }
 
 // Ends of the groups: not decreasing, within [0, total].
-void check_offsets(const char* op, const Tensor& offs, std::int64_t groups, std::int64_t total, Dims& ends) {
-  check(offs.dtype() == DType::kInt32, op, ": argument 'offs' must be int32, got ", dtype_name(offs.dtype()));
-  check_rank(op, "offs", offs, 1);
-  check(groups < 0 || offs.size(0) == groups, op, ": argument 'offs' must have ", groups, " entries, got ",
-        offs.size(0));
+void check_offsets(const char* op, const Tensor& offs, std::int64_t total, Dims& ends) {
   ends.resize(static_cast<std::size_t>(offs.size(0)));
   std::int64_t before = 0;
   for (std::int64_t i = 0; i < offs.size(0); ++i) {
@@ -46,32 +42,11 @@ UNTORCH_SHIM aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle 
       throw_error(ErrorKind::kUnsupported, op, ": argument 'self' must be float32, bfloat16 or float16, got ",
                   dtype_name(dtype));
     }
-    check((a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3), op,
-          ": operands must be 2-D or 3-D, got shapes ", to_string(a.sizes()), " and ", to_string(b.sizes()));
-    check(a.dtype() == b.dtype(), op, ": 'self' and 'mat2' must have the same dtype, got ", dtype_name(a.dtype()),
-          " and ", dtype_name(b.dtype()));
-    check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: 'self' is ", to_string(a.sizes()), ", 'mat2' is ",
-          to_string(b.sizes()));
-    if (optional_cpu_input(bias, op, "bias") != nullptr) {
-      throw_error(ErrorKind::kUnsupported, op,
-                  ": argument 'bias' is not supported (PyTorch has none either); add it after");
-    }
-    if (dtype_or(out_dtype, dtype) != dtype) {
-      throw_error(ErrorKind::kUnsupported, op, ": out_dtype must be ", dtype_name(dtype), " like 'self', got ",
-                  dtype_name(dtype_or(out_dtype, dtype)));
-    }
-    const bool batched = a.dim() == 3 && b.dim() == 3;
-    check(batched == (ends_tensor == nullptr), op,
-          batched ? ": 'offs' must be absent for two 3-D operands" : ": 'offs' is needed with a 2-D operand");
-    check(!batched || a.size(0) == b.size(0), op, ": the group counts differ: 'self' is ", to_string(a.sizes()),
-          ", 'mat2' is ", to_string(b.sizes()));
-    const std::int64_t m = a.size(-2), n = b.size(-1), k = a.size(-1);
-    const std::int64_t groups = batched || a.dim() == 3 ? a.size(0) : b.dim() == 3 ? b.size(0) : ends_tensor->numel();
-    // Rows of the result start at multiples of 16 bytes.
-    const std::int64_t unit = 16 / static_cast<std::int64_t>(element_size(dtype)), row = (n + unit - 1) / unit * unit;
-    const bool flat = a.dim() != b.dim();
-    TensorPtr out = flat ? Tensor::empty_strided(Dims{m, n}, Dims{row, 1}, dtype)
-                         : Tensor::empty_strided(Dims{groups, m, n}, Dims{m * row, row, 1}, dtype);
+    const GroupedShape shape = check_grouped(op, a, b, ends_tensor, optional_cpu_input(bias, op, "bias") != nullptr,
+                                             dtype_or(out_dtype, dtype));
+    const bool batched = ends_tensor == nullptr, flat = a.dim() != b.dim();
+    const std::int64_t m = shape.m, n = shape.n, k = shape.k, groups = shape.groups;
+    TensorPtr out = Tensor::empty_strided(shape.out_sizes, shape.out_strides, dtype);
     if (batched) {
       multiply_batch(op, a, b, *out, 0.0, 1.0);
       give(ret0, std::move(out), op);
@@ -80,7 +55,7 @@ UNTORCH_SHIM aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle 
     // Rows and columns behind the last group would be left unwritten.
     std::memset(out->storage()->data(), 0, out->storage()->nbytes());
     Dims ends;
-    check_offsets(op, *ends_tensor, groups, !flat ? k : a.dim() == 2 ? m : n, ends);
+    check_offsets(op, *ends_tensor, !flat ? k : a.dim() == 2 ? m : n, ends);
     std::int64_t start = 0;
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int64_t end = ends[static_cast<std::size_t>(g)], length = end - start;
