@@ -177,9 +177,10 @@ Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64
 }
 
 TensorPtr empty_like(const Tensor& t, DType dtype) {
-  if (t.numel() != 0 && is_dense(t.sizes(), t.strides())) return Tensor::empty_strided(t.sizes(), t.strides(), dtype);
+  if (t.numel() != 0 && is_dense(t.sizes(), t.strides()))
+    return Tensor::empty_strided(t.sizes(), t.strides(), dtype, t.device());
   const std::vector<std::int64_t> strides(t.strides().begin(), t.strides().end());
-  return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype);
+  return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype, t.device());
 }
 
 TensorPtr clone_like(const Tensor& t) {
