@@ -7,6 +7,7 @@
 
 #include "shims/cpu/elementwise.h"
 #include "shims/generator.h"
+#include "shims/random_args.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -29,17 +30,6 @@ void draw_each(const Tensor& t, Draw&& draw) {
   loop.run_serial([&](const std::array<std::int64_t, 1>& at, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) to[at[0] + i * step] = draw();
   });
-}
-
-// A complex tensor as a real one with a last dimension of 2; others unchanged.
-Tensor real_view(const Tensor& t) {
-  if (t.dtype() != DType::kComplex64 && t.dtype() != DType::kComplex128) return t;
-  std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides;
-  for (const std::int64_t stride : t.strides()) strides.push_back(stride * 2);
-  sizes.push_back(2);
-  strides.push_back(1);
-  const DType dtype = t.dtype() == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
-  return {t.storage(), t.storage_offset() * 2, dtype, sizes, strides};
 }
 
 void fill_uniform(const Tensor& tensor, double from, double to, Generator& generator, const char* op) {
@@ -91,16 +81,9 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Generator&
 }
 
 void fill_randint(const Tensor& t, std::int64_t low, std::int64_t high, Generator& generator, const char* op) {
-  check(low < high, op, ": 'low' is ", low, ", expected less than 'high' ", high);
+  check_integer_range(t.dtype(), low, high, op);
   const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   dispatch_real(op, t.dtype(), [&]<class T>() {
-    if constexpr (std::is_integral_v<T>) {
-      const bool fits = std::is_same_v<T, std::uint64_t>
-                            ? low >= 0
-                            : low >= static_cast<std::int64_t>(std::numeric_limits<T>::lowest()) &&
-                                  high - 1 <= static_cast<std::int64_t>(std::numeric_limits<T>::max());
-      check(fits, op, ": the range [", low, ", ", high, ") does not fit dtype ", dtype_name(t.dtype()));
-    }
     const std::lock_guard lock(generator.mutex());
     draw_each<T>(t, [&] {
       const auto value = static_cast<std::int64_t>(generator.below(range) + static_cast<std::uint64_t>(low));
