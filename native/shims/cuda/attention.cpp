@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "shims/layout.h"
 
@@ -83,9 +84,10 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_efficient_attention(
     check_returns(kEfficient, {ret0, ret1, ret2, ret3});
     const OnDevice on(kEfficient, in.query, {&in.key, &in.value, bias});
     const std::int64_t batch = in.batch(), heads = in.heads(), queries = in.queries(), width = in.value_width();
-    TensorPtr out =
-        Tensor::empty_strided(Dims{batch, heads, queries, width},
-                              Dims{queries * heads * width, width, heads * width, 1}, in.query.dtype(), on.device());
+    // [batch, length, heads, width] in memory.
+    Dims strides = contiguous_strides(Dims{batch, queries, heads, width});
+    std::swap(strides[1], strides[2]);
+    TensorPtr out = Tensor::empty_strided(Dims{batch, heads, queries, width}, strides, in.query.dtype(), on.device());
     const std::int64_t rows = compute_log_sumexp != 0 ? (queries + 31) / 32 * 32 : 0;
     TensorPtr lse = Tensor::empty(Dims{batch, heads, rows}, DType::kFloat32, on.device());
     kernels::cuda::Attention p = problem(in, scale);
