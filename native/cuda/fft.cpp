@@ -25,19 +25,19 @@ constexpr int kForward = -1, kInverse = 1;
 constexpr FftStatus kFftSuccess = 0, kFftAllocFailed = 2;
 
 // X(member, exported name, arguments)
-#define UNTORCH_FFT(X)                                                                                               \
-  X(create, cufftCreate, (FftHandle * plan))                                                                         \
-  X(destroy, cufftDestroy, (FftHandle plan))                                                                         \
-  X(set_auto_allocation, cufftSetAutoAllocation, (FftHandle plan, int automatic))                                    \
-  X(make_plan, cufftMakePlanMany64,                                                                                  \
-    (FftHandle plan, int rank, long long* size, long long* in_embed, long long in_stride, long long in_distance,     \
-     long long* out_embed, long long out_stride, long long out_distance, int type, long long batch,                  \
-     std::size_t* work_bytes))                                                                                       \
-  X(set_stream, cufftSetStream, (FftHandle plan, Stream stream))                                                     \
-  X(set_work_area, cufftSetWorkArea, (FftHandle plan, void* work))                                                   \
-  X(c2c, cufftExecC2C, (FftHandle plan, void* input, void* output, int direction))                                   \
-  X(z2z, cufftExecZ2Z, (FftHandle plan, void* input, void* output, int direction))                                   \
-  X(r2c, cufftExecR2C, (FftHandle plan, void* input, void* output))                                                  \
+#define UNTORCH_FFT(X)                                                                                           \
+  X(create, cufftCreate, (FftHandle * plan))                                                                     \
+  X(destroy, cufftDestroy, (FftHandle plan))                                                                     \
+  X(set_auto_allocation, cufftSetAutoAllocation, (FftHandle plan, int automatic))                                \
+  X(make_plan, cufftMakePlanMany64,                                                                              \
+    (FftHandle plan, int rank, long long* size, long long* in_embed, long long in_stride, long long in_distance, \
+     long long* out_embed, long long out_stride, long long out_distance, int type, long long batch,              \
+     std::size_t* work_bytes))                                                                                   \
+  X(set_stream, cufftSetStream, (FftHandle plan, Stream stream))                                                 \
+  X(set_work_area, cufftSetWorkArea, (FftHandle plan, void* work))                                               \
+  X(c2c, cufftExecC2C, (FftHandle plan, void* input, void* output, int direction))                               \
+  X(z2z, cufftExecZ2Z, (FftHandle plan, void* input, void* output, int direction))                               \
+  X(r2c, cufftExecR2C, (FftHandle plan, void* input, void* output))                                              \
   X(d2z, cufftExecD2Z, (FftHandle plan, void* input, void* output))
 
 struct FftLibrary {
@@ -59,10 +59,10 @@ std::string open_into(FftLibrary& table) {
   (void)open_library({"libnvJitLink.so.13", "libnvJitLink.so.12"}, kJitLink, unused);
   void* const library = open_library({"libcufft.so.12", "libcufft.so.11"}, kCufft, error);
   if (library == nullptr) return error;
-#define UNTORCH_RESOLVE(member, symbol, arguments)                                  \
-  if (void* const found = dlsym(library, #symbol); found != nullptr) {              \
-    table.member = reinterpret_cast<decltype(table.member)>(found);                 \
-  } else {                                                                          \
+#define UNTORCH_RESOLVE(member, symbol, arguments)                                        \
+  if (void* const found = dlsym(library, #symbol); found != nullptr) {                    \
+    table.member = reinterpret_cast<decltype(table.member)>(found);                       \
+  } else {                                                                                \
     return "this cuFFT has no " #symbol ": install that of CUDA 12 or 13 (nvidia-cufft)"; \
   }
   UNTORCH_FFT(UNTORCH_RESOLVE)

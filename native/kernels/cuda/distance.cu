@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int c = 0; c < 2; ++c) {
         const std::int64_t i = i0 + ty + r * kSide, j = j0 + tx + c * kSide;
         if (i >= rows || j >= columns || (condensed && j <= i)) continue;
-        const std::int64_t to = condensed ? i * columns - i * (i + 1) / 2 + (j - i - 1)
-                                          : (item * rows + i) * columns + j;
+        const std::int64_t to =
+            condensed ? i * columns - i * (i + 1) / 2 + (j - i - 1) : (item * rows + i) * columns + j;
         out[to] = finish<kNorm>(sum[r][c], p);
       }
     }
@@ -114,9 +114,9 @@ int distances(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::
   const auto run = [&](auto type) -> int {
     using T = typename decltype(type)::type;
     const auto launch = [&](auto* kernel) -> int {
-      kernel<<<blocks_for(tiles, 1), kThreads, 0, stream>>>(
-          tiles, row_tiles, column_tiles, rows, columns, length, static_cast<T>(p), condensed,
-          static_cast<const T*>(left), static_cast<const T*>(right), static_cast<T*>(out));
+      kernel<<<blocks_for(tiles, 1), kThreads, 0, stream>>>(tiles, row_tiles, column_tiles, rows, columns, length,
+                                                            static_cast<T>(p), condensed, static_cast<const T*>(left),
+                                                            static_cast<const T*>(right), static_cast<T*>(out));
       return cudaGetLastError();
     };
     if (p == 0) return launch(&tiled<Norm::kZero, T>);

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     T* const to = output + n * p.channels * points + (i - n * points);
     if (p.nearest) {
       const std::int64_t ix = nearest_of(x), iy = nearest_of(y), iz = nearest_of(z);
-      const bool hit =
-          ix >= 0 && ix < p.input[2] && iy >= 0 && iy < p.input[1] && iz >= 0 && iz < p.input[0];
+      const bool hit = ix >= 0 && ix < p.input[2] && iy >= 0 && iy < p.input[1] && iz >= 0 && iz < p.input[0];
       const std::int64_t offset = iz * p.in_at[2] + iy * p.in_at[3] + ix * p.in_at[4];
       for (std::int64_t c = 0; c < p.channels; ++c) {
         to[c * points] = hit ? from[c * p.in_at[1] + offset] : narrow<T>(C(0));
@@ -79,9 +78,9 @@ __global__ void __launch_bounds__(kThreads)
       const int dx = corner & 1, dy = corner >> 1 & 1, dz = corner >> 2;
       const std::int64_t ix = static_cast<std::int64_t>(x0) + dx, iy = static_cast<std::int64_t>(y0) + dy,
                          iz = static_cast<std::int64_t>(z0) + dz;
-      const C wx = dx != 0 ? x - x0 : x0 + 1 - x, wy = dy != 0 ? y - y0 : y0 + 1 - y, wz = dz != 0 ? z - z0 : z0 + 1 - z;
-      const bool inside =
-          ix >= 0 && ix < p.input[2] && iy >= 0 && iy < p.input[1] && iz >= 0 && iz < p.input[0];
+      const C wx = dx != 0 ? x - x0 : x0 + 1 - x, wy = dy != 0 ? y - y0 : y0 + 1 - y,
+              wz = dz != 0 ? z - z0 : z0 + 1 - z;
+      const bool inside = ix >= 0 && ix < p.input[2] && iy >= 0 && iy < p.input[1] && iz >= 0 && iz < p.input[0];
       offsets[corner] = inside ? iz * p.in_at[2] + iy * p.in_at[3] + ix * p.in_at[4] : -1;
       weights[corner] = wx * wy * wz;
     }
@@ -103,10 +102,9 @@ int grid_sample(const GridSample& p, Scalar dtype, const void* input, const void
   if (count == 0 || p.channels == 0) return 0;
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    sample<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(p, count, count <= 0x7fffffff,
-                                                                    static_cast<const T*>(input),
-                                                                    static_cast<const T*>(grid),
-                                                                    static_cast<T*>(output));
+    sample<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
+        p, count, count <= 0x7fffffff, static_cast<const T*>(input), static_cast<const T*>(grid),
+        static_cast<T*>(output));
     return cudaGetLastError();
   });
 }

@@ -8,8 +8,8 @@ namespace untorch::kernels::cuda {
 enum class GridPadding : std::int8_t { kZeros = 0, kBorder = 1, kReflection = 2 };
 
 struct GridSample {
-  std::int64_t batch, channels, input[3], output[3];   // (depth, height, width)
-  std::int64_t in_at[5], grid_at[5];                   // strides: batch, channel or last, spatial
+  std::int64_t batch, channels, input[3], output[3];  // (depth, height, width)
+  std::int64_t in_at[5], grid_at[5];                  // strides: batch, channel or last, spatial
   GridPadding padding;
   bool nearest, align_corners;
 };

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
       if (p.sample_slot[d] < 0) continue;
-      start[d] = start_of<C>(widen(sample[p.sample_slot[d] * p.sample_at]), start[d], p.input[d], p.output[d],
-                             p.kernel[d]);
+      start[d] =
+          start_of<C>(widen(sample[p.sample_slot[d] * p.sample_at]), start[d], p.input[d], p.output[d], p.kernel[d]);
       // A sample outside of [0, 1) must not leave the input.
       start[d] = min(max(start[d], std::int64_t{0}), p.input[d] - p.kernel[d]);
     }

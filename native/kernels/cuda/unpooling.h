@@ -15,7 +15,7 @@ int max_unpool(std::int64_t planes, std::int64_t pixels, std::int64_t image, int
 struct FractionalPool {
   std::int64_t batch, channels;
   std::int64_t input[3], output[3], kernel[3];
-  std::int64_t in_batch, in_channel, in_at[3];          // strides of the input
+  std::int64_t in_batch, in_channel, in_at[3];           // strides of the input
   std::int64_t sample_batch, sample_channel, sample_at;  // strides of the samples [batch, channels, spatial]
   int sample_slot[3];                                    // which sample a dimension takes; -1: it is not there
 };

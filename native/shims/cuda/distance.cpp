@@ -55,8 +55,7 @@ UNTORCH_SHIM aoti_torch_cuda__pdist_forward(AtenTensorHandle self, double p, Ate
     check_wide(op, input.dtype());
     const std::int64_t rows = input.size(0);
     const OnDevice on(op, input);
-    TensorPtr out =
-        Tensor::empty(Dims{rows < 2 ? 0 : rows * (rows - 1) / 2}, input.dtype(), input.device());
+    TensorPtr out = Tensor::empty(Dims{rows < 2 ? 0 : rows * (rows - 1) / 2}, input.dtype(), input.device());
     if (out->numel() != 0) {
       const TensorPtr x = contiguous_cuda(input);
       on.launched(kernels::cuda::distances(1, rows, rows, input.size(1), p, true, scalar_of(input), x->raw(), x->raw(),
@@ -76,9 +75,8 @@ UNTORCH_SHIM aoti_torch_cuda__trilinear(AtenTensorHandle i1, AtenTensorHandle i2
   constexpr const char* op = "_trilinear";
   return guarded(op, [&] {
     const Tensor &a = cuda_input(i1, op, "i1"), &b = cuda_input(i2, op, "i2"), &c = cuda_input(i3, op, "i3");
-    const TrilinearProblem problem =
-        trilinear_problem(a, b, c, ints(expand1, expand1_len), ints(expand2, expand2_len), ints(expand3, expand3_len),
-                          ints(sumdim, sumdim_len));
+    const TrilinearProblem problem = trilinear_problem(a, b, c, ints(expand1, expand1_len), ints(expand2, expand2_len),
+                                                       ints(expand3, expand3_len), ints(sumdim, sumdim_len));
     if (!is_floating(a.dtype())) {
       throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(a.dtype()),
                   " is not supported on CUDA, expected float16, bfloat16, float32 or float64");
@@ -98,8 +96,8 @@ UNTORCH_SHIM aoti_torch_cuda__trilinear(AtenTensorHandle i1, AtenTensorHandle i2
     check(fits, op, ": the operands have more dimensions than the kernels take (", kernels::cuda::kMaxDims, ")");
     const OnDevice on(op, a, {&b, &c});
     TensorPtr out = Tensor::empty(DimSpan{problem.sizes}, a.dtype(), a.device());
-    on.launched(kernels::cuda::trilinear(outer, inner, scalar_of(a), a.raw(), b.raw(), c.raw(), out->raw(),
-                                         on.stream()));
+    on.launched(
+        kernels::cuda::trilinear(outer, inner, scalar_of(a), a.raw(), b.raw(), c.raw(), out->raw(), on.stream()));
     give(ret0, std::move(out), op);
   });
 }

@@ -106,10 +106,9 @@ TensorPtr all_steps(const OnDevice& on, const char* op, TensorPtr working, DimLi
 
 void multiply(const OnDevice& on, const Tensor& out, double factor) {
   if (factor == 1.0) return;
-  on.launched(kernels::cuda::scale(2 * out.numel(), factor,
-                                   is_wide(out.dtype()) ? kernels::cuda::Scalar::kFloat64
-                                                        : kernels::cuda::Scalar::kFloat32,
-                                   out.raw(), on.stream()));
+  on.launched(kernels::cuda::scale(
+      2 * out.numel(), factor, is_wide(out.dtype()) ? kernels::cuda::Scalar::kFloat64 : kernels::cuda::Scalar::kFloat32,
+      out.raw(), on.stream()));
 }
 
 TensorPtr c2c(const Tensor& self, DimSpan dim, std::int64_t normalization, bool forward) {
@@ -156,8 +155,8 @@ Dims twosided_strides(const Tensor& self, const DimList& dims) {
   while (!others.empty()) {
     others = by_falling_stride(strides, std::move(others));
     const std::size_t count = std::min<std::size_t>(others.size(), cuda::kMaxFftRank);
-    strides = dense_strides(self.sizes(),
-                            order_of(strides, DimList(others.end() - static_cast<std::ptrdiff_t>(count), others.end())));
+    strides = dense_strides(
+        self.sizes(), order_of(strides, DimList(others.end() - static_cast<std::ptrdiff_t>(count), others.end())));
     others.resize(others.size() - count);
   }
   return strides;

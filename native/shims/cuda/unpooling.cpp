@@ -44,8 +44,7 @@ void unpool(const char* op, std::int64_t n, AtenTensorHandle self, AtenTensorHan
         cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(winners->data()), 0, bytes, on.stream()), op);
     on.launched(kernels::cuda::max_unpool(planes, pixels, image, static_cast<int>(element_size(input.dtype())),
                                           x->raw(), at->data<std::int64_t>(),
-                                          static_cast<unsigned long long*>(winners->data()), out->raw(),
-                                          on.stream()));
+                                          static_cast<unsigned long long*>(winners->data()), out->raw(), on.stream()));
   }
   give(ret0, std::move(out), op);
 }
@@ -66,8 +65,8 @@ void fractional(const char* op, std::int64_t n, AtenTensorHandle self, DimSpan k
   const bool batched = input.dim() == n + 2;
   pool.batch = batched ? input.size(0) : 1;
   pool.channels = input.size(-n - 1);
-  check(random.dim() == 3 && random.size(0) >= pool.batch && random.size(1) >= pool.channels && random.size(2) == n,
-        op, ": argument 'random_samples' must have shape ", to_string(Dims{pool.batch, pool.channels, n}), ", got ",
+  check(random.dim() == 3 && random.size(0) >= pool.batch && random.size(1) >= pool.channels && random.size(2) == n, op,
+        ": argument 'random_samples' must have shape ", to_string(Dims{pool.batch, pool.channels, n}), ", got ",
         to_string(random.sizes()));
   pool.in_batch = batched ? input.stride(0) : 0;
   pool.in_channel = input.stride(-n - 1);
@@ -103,26 +102,26 @@ void fractional(const char* op, std::int64_t n, AtenTensorHandle self, DimSpan k
 }  // namespace
 
 UNTORCH_SHIM aoti_torch_cuda_max_unpool2d(AtenTensorHandle self, AtenTensorHandle indices,
-                                         const std::int64_t* output_size, std::int64_t output_size_len,
-                                         AtenTensorHandle* ret0) {
+                                          const std::int64_t* output_size, std::int64_t output_size_len,
+                                          AtenTensorHandle* ret0) {
   return guarded("max_unpool2d",
                  [&] { unpool("max_unpool2d", 2, self, indices, ints(output_size, output_size_len), ret0); });
 }
 
 // Stride and padding are in the signature only: the indices say everything.
 UNTORCH_SHIM aoti_torch_cuda_max_unpool3d(AtenTensorHandle self, AtenTensorHandle indices,
-                                         const std::int64_t* output_size, std::int64_t output_size_len,
-                                         const std::int64_t* /*stride*/, std::int64_t /*stride_len*/,
-                                         const std::int64_t* /*padding*/, std::int64_t /*padding_len*/,
-                                         AtenTensorHandle* ret0) {
+                                          const std::int64_t* output_size, std::int64_t output_size_len,
+                                          const std::int64_t* /*stride*/, std::int64_t /*stride_len*/,
+                                          const std::int64_t* /*padding*/, std::int64_t /*padding_len*/,
+                                          AtenTensorHandle* ret0) {
   return guarded("max_unpool3d",
                  [&] { unpool("max_unpool3d", 3, self, indices, ints(output_size, output_size_len), ret0); });
 }
 
 UNTORCH_SHIM aoti_torch_cuda_fractional_max_pool2d(AtenTensorHandle self, const std::int64_t* kernel_size,
-                                                  std::int64_t kernel_size_len, const std::int64_t* output_size,
-                                                  std::int64_t output_size_len, AtenTensorHandle random_samples,
-                                                  AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
+                                                   std::int64_t kernel_size_len, const std::int64_t* output_size,
+                                                   std::int64_t output_size_len, AtenTensorHandle random_samples,
+                                                   AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
   return guarded("fractional_max_pool2d", [&] {
     fractional("fractional_max_pool2d", 2, self, ints(kernel_size, kernel_size_len), ints(output_size, output_size_len),
                random_samples, ret0, ret1);
@@ -130,9 +129,9 @@ UNTORCH_SHIM aoti_torch_cuda_fractional_max_pool2d(AtenTensorHandle self, const 
 }
 
 UNTORCH_SHIM aoti_torch_cuda_fractional_max_pool3d(AtenTensorHandle self, const std::int64_t* kernel_size,
-                                                  std::int64_t kernel_size_len, const std::int64_t* output_size,
-                                                  std::int64_t output_size_len, AtenTensorHandle random_samples,
-                                                  AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
+                                                   std::int64_t kernel_size_len, const std::int64_t* output_size,
+                                                   std::int64_t output_size_len, AtenTensorHandle random_samples,
+                                                   AtenTensorHandle* ret0, AtenTensorHandle* ret1) {
   return guarded("fractional_max_pool3d", [&] {
     fractional("fractional_max_pool3d", 3, self, ints(kernel_size, kernel_size_len), ints(output_size, output_size_len),
                random_samples, ret0, ret1);
