@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cpu/items.h"
+#include "shims/fft.h"
 #include "shims/nn.h"
 
 using namespace untorch;
@@ -18,18 +19,6 @@ using namespace untorch::shims;
 namespace {
 
 using DimList = std::vector<std::int64_t>;
-
-DimList checked_dims(const char* op, const Tensor& self, DimSpan dims) {
-  DimList out;
-  for (const std::int64_t dim : dims) {
-    const std::int64_t d = normalize_dim(dim, self.dim(), op);
-    check(std::find(out.begin(), out.end(), d) == out.end(), op,
-          ": argument 'dim' names a dimension twice: ", to_string(dims));
-    check(self.size(d) > 0, op, ": dimension ", d, " of shape ", to_string(self.sizes()), " is empty");
-    out.push_back(d);
-  }
-  return out;
-}
 
 // The strides that PyTorch's MKL path gives the result, on which compiled models count: batch dimensions outermost by
 // falling input stride, then the transformed ones by falling input stride (for real input the last named stays last).
@@ -50,20 +39,6 @@ Dims result_strides(const Tensor& self, DimList dims, bool keep_last, DimSpan si
     step *= std::max<std::int64_t>(sizes[d], 1);
   }
   return strides;
-}
-
-double scale_of(const char* op, std::int64_t normalization, double count) {
-  switch (normalization) {
-    case 0:
-      return 1.0;
-    case 1:
-      return 1.0 / std::sqrt(count);
-    case 2:
-      return 1.0 / count;
-    default:
-      check(false, op, ": argument 'normalization' must be 0 (none), 1 (by root n) or 2 (by n), got ", normalization);
-      return 0.0;
-  }
 }
 
 // The tables of a length, kept for the next call; making them costs more than a short transform.
@@ -115,20 +90,14 @@ void transform_all(const Tensor& out, const DimList& dims, bool forward, double 
   }
 }
 
-double signal_size(const Tensor& self, const DimList& dims) {
-  double count = 1;
-  for (const std::int64_t d : dims) count *= static_cast<double>(self.size(d));
-  return count;
-}
-
 TensorPtr c2c(const Tensor& self, DimSpan dim, std::int64_t normalization, bool forward) {
   constexpr const char* op = "_fft_c2c";
   if (self.dtype() != DType::kComplex64 && self.dtype() != DType::kComplex128) {
     throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(self.dtype()),
                 " is not supported, expected complex64 or complex128");
   }
-  const DimList dims = checked_dims(op, self, dim);
-  const double scale = scale_of(op, normalization, signal_size(self, dims));
+  const DimList dims = fft_dims(op, self, dim);
+  const double scale = fft_scale(op, normalization, self, dims);
   TensorPtr out = Tensor::empty_strided(self.sizes(), result_strides(self, dims, false, self.sizes()), self.dtype());
   if (out->numel() == 0) return out;
   copy_cpu(*out, self);
@@ -142,9 +111,9 @@ TensorPtr r2c(const Tensor& self, DimSpan dim, std::int64_t normalization, bool 
     throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(self.dtype()),
                 " is not supported, expected float32 or float64");
   }
-  const DimList dims = checked_dims(op, self, dim);
+  const DimList dims = fft_dims(op, self, dim);
   check(!dims.empty(), op, ": argument 'dim' must name at least one dimension");
-  const double scale = scale_of(op, normalization, signal_size(self, dims));
+  const double scale = fft_scale(op, normalization, self, dims);
   const DType dtype = self.dtype() == DType::kFloat32 ? DType::kComplex64 : DType::kComplex128;
   const auto last = static_cast<std::size_t>(dims.back());
   Dims half(self.sizes());
