@@ -179,14 +179,9 @@ Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64
 }
 
 TensorPtr empty_like(const Tensor& t, DType dtype) {
-<<<<<<< HEAD
   if (t.numel() != 0 && is_dense(t.sizes(), t.strides())) {
     return Tensor::empty_strided(t.sizes(), t.strides(), dtype, t.device());
   }
-=======
-  if (t.numel() != 0 && is_dense(t.sizes(), t.strides()))
-    return Tensor::empty_strided(t.sizes(), t.strides(), dtype, t.device());
->>>>>>> select
   const std::vector<std::int64_t> strides(t.strides().begin(), t.strides().end());
   return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype, t.device());
 }
