@@ -25,6 +25,7 @@ def tensor(shape: list[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_copy_any_strides_and_dtypes(data: st.DataObject) -> None:
