@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -505,20 +506,13 @@ bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stre
   Plan& plan = plan_for(op, library, handle, key, p);
   if (!plan.supported) return false;
   const BorrowedDescriptor descriptor(op, library, key, plan, p);
+  std::optional<RelaxedCapture> relaxed;  // the algorithm's code may not be loaded yet
+  if (is_capturing(stream)) relaxed.emplace();
   const StorageRef workspace = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
   const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
-  const auto enqueue = [&] {
-    return library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b, beta.bytes,
-                          p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
-                          workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
-  };
-  Status status = kOk;
-  if (is_capturing(stream)) {
-    const RelaxedCapture relaxed;  // the algorithm's code may not be loaded yet
-    status = enqueue();
-  } else {
-    status = enqueue();
-  }
+  const Status status = library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b,
+                                       beta.bytes, p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
+                                       workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
   if (status != kOk) throw_status(op, "the product", status);
   return true;
 }

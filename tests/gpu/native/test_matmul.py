@@ -325,7 +325,8 @@ def test_in_a_graph(m: int, n: int, k: int) -> None:
     a, b = random(m, k, dtype=torch.float16).cuda(), random(k, n, dtype=torch.float16, seed=1).cuda()
     bias, out = random(n, dtype=torch.float16, seed=2).cuda(), torch.empty(m, n, dtype=torch.float16, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # As untorch captures itself: what is used for the first time may still be loaded.
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         use_torch_stream()
         call("aoti_torch_cuda_addmm_out", out, bias, a, b, 1.0, 1.0)
     use_torch_stream()
