@@ -2,11 +2,11 @@
 
     UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_matmul.py [--quick] [--dtypes bfloat16]
 
-Both sides replay CUDA graphs of the same products, in turns, so that neither pays for its host code; what a call costs on
-the host is written beside it. Every product of a graph has a weight of its own, and they are more than the second-level
-cache holds: weights come from memory, as they do in a model. The weight is a linear layer's ([n, k], passed transposed)
-unless the row says otherwise. Medians. What native/kernels/cuda/gemm_choice.h decides is read off this table: our own
-kernels serve up to 16 rows, everything larger goes to cuBLAS on both sides.
+Both sides replay CUDA graphs of the same products, in turns, so that neither pays for its host code; what a call costs
+on the host is written beside it. Every product of a graph has a weight of its own, and together they are more than the
+second-level cache holds: weights come from memory, as they do in a model. The weight is a linear layer's ([n, k],
+passed transposed) unless the row says otherwise. What native/kernels/cuda/gemm_choice.h decides is read off this table:
+our own kernels serve up to 16 rows, everything larger goes to cuBLAS on both sides.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Case:
     columns: bool = True  # b's columns are dense: a transposed weight
 
     def label(self) -> str:
+        """How the table names it."""
         return f"{self.m}×{self.k} · {self.k}×{self.n}" + ("" if self.columns else ", b in rows")
 
 
