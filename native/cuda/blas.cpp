@@ -1,184 +1,28 @@
-// cuBLASLt: our own declarations of the few functions that are used, a handle a device, and a table of what was once
-// prepared (descriptors and algorithm), so that a product of known sizes costs a lookup and the launch.
+// Products by cuBLASLt, and the table of what was once prepared (descriptors and algorithm), so that a product of known
+// sizes costs a lookup and the launch.
 #include "cuda/blas.h"
 
-#include <dlfcn.h>
-
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "cuda/blas_library.h"
 #include "cuda/device.h"
-#include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
 
-using Status = int;  // cublasStatus_t
-using Handle = struct LtContext*;
-using Descriptor = struct LtMatmulDescriptor*;
-using Layout = struct LtMatrixLayout*;
-using Preference = struct LtPreference*;
-
-struct Algorithm {
-  std::uint64_t data[8];
-};
-struct HeuristicResult {
-  Algorithm algorithm;
-  std::size_t workspace_bytes;
-  Status state;
-  float waves;
-  int reserved[4];
-};
-static_assert(sizeof(HeuristicResult) == 96);
-
-enum : Status { kOk = 0, kNotInitialized = 1, kNotSupported = 15 };
-// cudaDataType_t, cublasComputeType_t
-enum : int { kReal32 = 0, kReal64 = 1, kReal16 = 2, kInt8 = 3, kInt32 = 10, kBfloat16 = 14, kE4m3 = 28, kE5m2 = 29 };
-enum : int { kCompute32 = 68, kCompute64 = 70, kComputeInt32 = 72, kComputeTf32 = 77 };
-// cublasLtMatmulDescAttributes_t
-enum : int {
-  kDescTransposeA = 3,
-  kDescTransposeB = 4,
-  kDescEpilogue = 7,
-  kDescBias = 8,
-  kDescScaleA = 17,
-  kDescScaleB = 18,
-  kDescScaleD = 20,
-  kDescFastAccumulation = 25,
-  kDescBiasType = 26,
-  kDescScaleModeA = 31,
-  kDescScaleModeB = 32,
-};
-constexpr std::int32_t kScaleOuterVector = 3;
-// cublasLtMatrixLayoutAttribute_t
-enum : int { kLayoutBatch = 5, kLayoutBatchStride = 6 };
-// cublasLtMatmulPreferenceAttributes_t
-enum : int {
-  kPreferWorkspace = 1,
-  kPreferReductions = 3,
-  kPreferAlignmentA = 5,
-  kPreferAlignmentB = 6,
-  kPreferAlignmentC = 7,
-  kPreferAlignmentD = 8,
-};
-// Split products are summed in the compute type: rounding each part to a half type would lose digits.
-constexpr std::uint32_t kReductionsInComputeType = 1 | 2;
-
-#define UNTORCH_CUBLASLT(X)                                                                                           \
-  X(create, cublasLtCreate, (Handle * handle))                                                                        \
-  X(descriptor_create, cublasLtMatmulDescCreate, (Descriptor * descriptor, int compute, int scale))                   \
-  X(descriptor_destroy, cublasLtMatmulDescDestroy, (Descriptor descriptor))                                           \
-  X(descriptor_set, cublasLtMatmulDescSetAttribute,                                                                   \
-    (Descriptor descriptor, int attribute, const void* value, std::size_t bytes))                                     \
-  X(layout_create, cublasLtMatrixLayoutCreate,                                                                        \
-    (Layout * layout, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld))                             \
-  X(layout_destroy, cublasLtMatrixLayoutDestroy, (Layout layout))                                                     \
-  X(layout_set, cublasLtMatrixLayoutSetAttribute,                                                                     \
-    (Layout layout, int attribute, const void* value, std::size_t bytes))                                             \
-  X(preference_create, cublasLtMatmulPreferenceCreate, (Preference * preference))                                     \
-  X(preference_destroy, cublasLtMatmulPreferenceDestroy, (Preference preference))                                     \
-  X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                                             \
-    (Preference preference, int attribute, const void* value, std::size_t bytes))                                     \
-  X(heuristic, cublasLtMatmulAlgoGetHeuristic,                                                                        \
-    (Handle handle, Descriptor descriptor, Layout a, Layout b, Layout c, Layout d, Preference preference, int wanted, \
-     HeuristicResult* results, int* count))                                                                           \
-  X(matmul, cublasLtMatmul,                                                                                           \
-    (Handle handle, Descriptor descriptor, const void* alpha, const void* a, Layout a_layout, const void* b,          \
-     Layout b_layout, const void* beta, const void* c, Layout c_layout, void* d, Layout d_layout,                     \
-     const Algorithm* algorithm, void* workspace, std::size_t workspace_bytes, Stream stream))
-
-struct Functions {
-#define UNTORCH_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
-  UNTORCH_CUBLASLT(UNTORCH_MEMBER)
-#undef UNTORCH_MEMBER
-  const char* (*status_text)(Status) = nullptr;
-  std::string version;
-  std::string reason;  // why there is none; empty when it is there
-};
-
-void open_into(Functions& out) {
-  void* const library = open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, out.reason);
-  if (library == nullptr) return;
-  std::size_t (*version)() = nullptr;
-#define UNTORCH_RESOLVE(member, symbol)                                                  \
-  out.member = reinterpret_cast<decltype(out.member)>(dlsym(library, #symbol));          \
-  if (out.member == nullptr) {                                                           \
-    out.reason = "the cuBLASLt that was found has no " #symbol ": update nvidia-cublas"; \
-    return;                                                                              \
-  }
-#define UNTORCH_RESOLVE_STATUS(member, symbol, arguments) UNTORCH_RESOLVE(member, symbol)
-  UNTORCH_CUBLASLT(UNTORCH_RESOLVE_STATUS)
-  UNTORCH_RESOLVE(status_text, cublasLtGetStatusString)
-#undef UNTORCH_RESOLVE_STATUS
-#undef UNTORCH_RESOLVE
-  version = reinterpret_cast<decltype(version)>(dlsym(library, "cublasLtGetVersion"));
-  const std::size_t number = version != nullptr ? version() : 0;
-  // 130101, and 120904 in CUDA 12.
-  out.version =
-      std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
-}
-
-const Functions& opened() {
-  // Never freed: products may be asked for while the process ends.
-  static const Functions& made = *[] {
-    auto* library = new Functions;
-    open_into(*library);
-    return library;
-  }();
-  return made;
-}
-
-const Functions& blas() {
-  const Functions& library = opened();
-  if (!library.reason.empty()) [[unlikely]]
-    throw_error(ErrorKind::kUnsupported, "matrix products of this size need cuBLAS: ", library.reason);
-  return library;
-}
-
-[[noreturn]] void throw_status(const char* op, const char* what, Status status) {
-  const char* const text = opened().status_text != nullptr ? opened().status_text(status) : nullptr;
-  throw_error(status == 3 ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, op, ": cuBLAS failed at ", what, ": ",
-              text != nullptr ? text : "unknown status", " (", status, ")");
-}
-
-constexpr int kMaxDevices = 64;
-
-// One handle a device, shared by every thread: cublasLtMatmul takes the stream, and the handle holds no state of a
-// call.
-Handle handle_for(const Functions& library, int device) {
-  struct Slot {
-    std::mutex mutex;
-    std::atomic<Handle> handle{nullptr};
-  };
-  static auto& slots = *new std::array<Slot, kMaxDevices>;
-  check(device >= 0 && device < kMaxDevices, "cuda:", device, " is beyond the ", kMaxDevices, " devices there may be");
-  Slot& slot = slots[static_cast<std::size_t>(device)];
-  Handle handle = slot.handle.load(std::memory_order_acquire);
-  if (handle != nullptr) [[likely]]
-    return handle;
-  const std::lock_guard lock(slot.mutex);
-  handle = slot.handle.load(std::memory_order_relaxed);
-  if (handle == nullptr) {
-    const RelaxedCapture relaxed;
-    if (const Status status = library.create(&handle); status != kOk) {
-      throw_error(ErrorKind::kUnsupported, "cuBLASLt ", library.version, " cannot be started on ",
-                  device_properties(device).name, ": ", library.status_text(status),
-                  status == kNotInitialized ? "; is NVIDIA's driver new enough for it?" : "");
-    }
-    slot.handle.store(handle, std::memory_order_release);
-  }
-  return handle;
-}
+using namespace lt;
 
 int type_code(const char* op, DType dtype) {
   switch (dtype) {
@@ -254,6 +98,18 @@ struct Plan {
   Descriptor shared = nullptr;  // when there are no pointers
   std::mutex mutex;
   std::vector<Descriptor> idle;
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    const Functions& library = opened();
+    for (const Layout layout : {a, b, c, d}) {
+      if (layout != nullptr) (void)library.layout_destroy(layout);
+    }
+    if (shared != nullptr) (void)library.descriptor_destroy(shared);
+    for (const Descriptor descriptor : idle) (void)library.descriptor_destroy(descriptor);
+  }
 };
 
 bool has_pointers(const Key& key) { return (key.flags & (kHasBias | kHasScaleA | kHasScaleB | kHasScaleD)) != 0; }
@@ -327,8 +183,8 @@ std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle h
   Descriptor descriptor = make_descriptor(op, library, key, plan->compute, plan->scale);
   if (descriptor == nullptr) return plan;
   if (has_pointers(key)) {
-    set_pointers(op, library, descriptor, p);  // the choice depends on the bias's alignment
     plan->idle.push_back(descriptor);
+    set_pointers(op, library, descriptor, p);  // the choice depends on the bias's alignment
   } else {
     plan->shared = descriptor;
   }
@@ -487,26 +343,19 @@ const char* try_blas(std::string* reason) noexcept {
 }
 
 bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stream) {
-  const Functions& library = blas();
-  const Handle handle = handle_for(library, device);
+  const Functions& library = functions();
+  const Handle handle = handle_for(device);
   const Key key = key_of(op, p, device);
   Plan& plan = plan_for(op, library, handle, key, p);
   if (!plan.supported) return false;
   const BorrowedDescriptor descriptor(op, library, key, plan, p);
+  std::optional<RelaxedCapture> relaxed;  // the algorithm's code may not be loaded yet
+  if (is_capturing(stream)) relaxed.emplace();
   const StorageRef workspace = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
   const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
-  const auto enqueue = [&] {
-    return library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b, beta.bytes,
-                          p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
-                          workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
-  };
-  Status status = kOk;
-  if (is_capturing(stream)) {
-    const RelaxedCapture relaxed;  // the algorithm's code may not be loaded yet
-    status = enqueue();
-  } else {
-    status = enqueue();
-  }
+  const Status status = library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b,
+                                       beta.bytes, p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
+                                       workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
   if (status != kOk) throw_status(op, "the product", status);
   return true;
 }

@@ -84,11 +84,15 @@ __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, int sp
   finish<T>(p, sums, kRows, kCols, split);
 }
 
+// Loads of b that a thread has in flight: 128 bytes either way.
+template <int Vec>
+inline constexpr int kRowsAtOnce = Vec == 4 ? 16 : 8;
+
 // b's rows are dense: a thread loads Vec neighbouring columns of 8 rows, and pairs along k are put together by byte
 // permutation. Column g of instruction j is column g * Vec + j of the tile.
 template <class T, int Vec>
 __global__ void __launch_bounds__(kGemmThreads, 2) columns_half(SmallGemm p, int split) {
-  constexpr int kCols = 8 * Vec, kWords = Vec / 2;
+  constexpr int kCols = 8 * Vec, kWords = Vec / 2, kUnroll = kRowsAtOnce<Vec> / 8;
   __shared__ float sums[kGemmWarps * kGemmRows * kCols];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
@@ -103,32 +107,42 @@ __global__ void __launch_bounds__(kGemmThreads, 2) columns_half(SmallGemm p, int
   const T* const b = static_cast<const T*>(p.b) + std::int64_t{blockIdx.z} * p.b_batch + (inside ? first + g * Vec : 0);
 
   float acc[Vec][4] = {};
-  const std::int64_t step = std::int64_t{split} * 32;
-#pragma unroll(Vec == 4 ? 2 : 1)
-  for (std::int64_t k0 = std::int64_t{slice} * 32; k0 < p.k; k0 += step) {
-    const std::int64_t k = k0 + t * 8;
-    const bool here = inside && k < p.k;  // k is a multiple of 8
-    unsigned w[8][kWords];
+  const std::int64_t step = std::int64_t{split} * (32 * kUnroll);
+  for (std::int64_t k0 = std::int64_t{slice} * (32 * kUnroll); k0 < p.k; k0 += step) {
+    unsigned w[kUnroll][8][kWords];
+    uint4 x[kUnroll], y[kUnroll];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const T* const from = b + (here ? (k + i) * p.b_row : 0);
-      if constexpr (Vec == 8) {
-        const uint4 v = here ? load_once(from) : uint4{0, 0, 0, 0};
-        w[i][0] = v.x, w[i][1] = v.y, w[i][2] = v.z, w[i][3] = v.w;
-      } else {
-        const uint2 v = here ? load_once_8(from) : uint2{0, 0};
-        w[i][0] = v.x, w[i][1] = v.y;
+    for (int u = 0; u < kUnroll; ++u) {
+      const std::int64_t k = k0 + u * 32 + t * 8;
+      const bool here = inside && k < p.k;  // k is a multiple of 8
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const T* const from = b + (here ? (k + i) * p.b_row : 0);
+        if constexpr (Vec == 8) {
+          const uint4 v = here ? load_once(from) : uint4{0, 0, 0, 0};
+          w[u][i][0] = v.x, w[u][i][1] = v.y, w[u][i][2] = v.z, w[u][i][3] = v.w;
+        } else {
+          const uint2 v = here ? load_once_8(from) : uint2{0, 0};
+          w[u][i][0] = v.x, w[u][i][1] = v.y;
+        }
       }
     }
-    const uint4 x = load_a(low, low_inside, k, p.k), y = load_a(high, high_inside, k, p.k);
 #pragma unroll
-    for (int j = 0; j < Vec; ++j) {
-      const unsigned take = j % 2 == 0 ? 0x5410 : 0x7632;  // the low or the high halves of two words
-      const int word = j / 2;
-      mma<T>(acc[j], x.x, y.x, x.y, y.y, __byte_perm(w[0][word], w[1][word], take),
-             __byte_perm(w[2][word], w[3][word], take));
-      mma<T>(acc[j], x.z, y.z, x.w, y.w, __byte_perm(w[4][word], w[5][word], take),
-             __byte_perm(w[6][word], w[7][word], take));
+    for (int u = 0; u < kUnroll; ++u) {
+      const std::int64_t k = k0 + u * 32 + t * 8;
+      x[u] = load_a(low, low_inside, k, p.k), y[u] = load_a(high, high_inside, k, p.k);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int j = 0; j < Vec; ++j) {
+        const unsigned take = j % 2 == 0 ? 0x5410 : 0x7632;  // the low or the high halves of two words
+        const int word = j / 2;
+        mma<T>(acc[j], x[u].x, y[u].x, x[u].y, y[u].y, __byte_perm(w[u][0][word], w[u][1][word], take),
+               __byte_perm(w[u][2][word], w[u][3][word], take));
+        mma<T>(acc[j], x[u].z, y[u].z, x[u].w, y[u].w, __byte_perm(w[u][4][word], w[u][5][word], take),
+               __byte_perm(w[u][6][word], w[u][7][word], take));
+      }
     }
   }
 
@@ -152,7 +166,7 @@ int launch_rows(const SmallGemm& p, Stream stream) {
 
 template <class T, int Vec>
 int launch_columns(const SmallGemm& p, Stream stream) {
-  const int split = choose_split(p, 8 * Vec, 32);
+  const int split = choose_split(p, 8 * Vec, 4 * kRowsAtOnce<Vec>);
   columns_half<T, Vec><<<grid_of(p, 8 * Vec, split), kGemmThreads, 0, stream>>>(p, split);
   return cudaGetLastError();
 }
