@@ -8,7 +8,9 @@ import torch
 
 def pytest_configure() -> None:
     if not torch.cuda.is_available():
-        raise pytest.UsageError("tests/gpu needs an NVIDIA GPU and a torch with CUDA: run it with `make test-gpu` there")
+        raise pytest.UsageError(
+            "tests/gpu needs an NVIDIA GPU and a torch with CUDA: run it with `make test-gpu` there"
+        )
 
 
 @pytest.fixture(autouse=True)
