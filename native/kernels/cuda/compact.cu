@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // In place; the total goes behind the last.
 __global__ void __launch_bounds__(kSlicesMax) make_starts(std::int64_t* counts, int slices) {
-  using Scan = cub::BlockScan<std::int64_t, kSlicesMax>;
+  using Scan = cub::BlockScan<std::int64_t, kSlicesMax, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage storage;
   const int i = static_cast<int>(threadIdx.x);
   std::int64_t start = i < slices ? counts[i] : 0, total = 0;

@@ -103,9 +103,19 @@ __global__ void __launch_bounds__(kThreads) find_digit(Work work, int shift, int
   const std::uint32_t digit_mask = (1u << width) - 1;
   for (int d = static_cast<int>(threadIdx.x); d < kDigits; d += kThreads) counters[d] = 0;
   __syncthreads();
-  for (std::int64_t i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
-    const Key key = key_at<Key>(work, slice, i);
-    if ((key & known) == prefix) atomicAdd(&counters[static_cast<std::uint32_t>(key >> shift) & digit_mask], 1u);
+  constexpr int kAhead = 4;  // reads in flight before the counters are touched
+  for (std::int64_t i = slice.begin + threadIdx.x; i < slice.end; i += kAhead * kThreads) {
+    Key keys[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      keys[j] = i + j * kThreads < slice.end ? key_at<Key>(work, slice, i + j * kThreads) : static_cast<Key>(0);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j * kThreads < slice.end && (keys[j] & known) == prefix) {
+        atomicAdd(&counters[static_cast<std::uint32_t>(keys[j] >> shift) & digit_mask], 1u);
+      }
+    }
   }
   __syncthreads();
   std::uint32_t* const total = work.histogram + static_cast<std::int64_t>(blockIdx.y) * kDigits;
