@@ -6,22 +6,13 @@
 // slices of a few elements are bound by that latency, not by memory.
 #include <limits>
 
-#include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/complex.cuh"
 #include "kernels/cuda/scatter.h"
 
 namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-template <class T>
-struct Pair {
-  T re, im;
-};
-template <class T>
-inline constexpr bool is_pair = false;
-template <class T>
-inline constexpr bool is_pair<Pair<T>> = true;
 
 template <class T>
 __device__ __forceinline__ bool is_nan(T value) {
@@ -31,7 +22,7 @@ __device__ __forceinline__ bool is_nan(T value) {
 
 template <class C>
 __device__ __forceinline__ C start_of(ReduceOp op) {
-  if constexpr (is_pair<C>) {
+  if constexpr (is_complex_type<C>) {
     return C{};
   } else {
     using Limits = std::numeric_limits<C>;
@@ -49,8 +40,8 @@ __device__ __forceinline__ C start_of(ReduceOp op) {
 // NaN wins over everything in the extrema.
 template <class C>
 __device__ __forceinline__ C combine(ReduceOp op, C a, C b) {
-  if constexpr (is_pair<C>) {
-    return {a.re + b.re, a.im + b.im};
+  if constexpr (is_complex_type<C>) {
+    return a + b;
   } else if constexpr (std::is_same_v<C, bool>) {
     return op == ReduceOp::kProd || op == ReduceOp::kMin ? a && b : a || b;
   } else {
@@ -65,7 +56,7 @@ __device__ __forceinline__ C combine(ReduceOp op, C a, C b) {
 
 template <class C>
 __device__ __forceinline__ C divide(C sum, std::int64_t count) {
-  if constexpr (is_pair<C> || std::is_same_v<C, bool>) {
+  if constexpr (is_complex_type<C> || std::is_same_v<C, bool>) {
     return sum;
   } else if constexpr (std::is_floating_point_v<C>) {
     return sum / static_cast<C>(count);
@@ -80,21 +71,10 @@ __device__ __forceinline__ C divide(C sum, std::int64_t count) {
 }
 
 template <class T>
-__device__ __forceinline__ auto load(const T* p) {
-  if constexpr (is_pair<T>) return *p;
-  else return widen(*p);
-}
-template <class T, class C>
-__device__ __forceinline__ void store(T* p, C value) {
-  if constexpr (is_pair<T>) *p = value;
-  else *p = narrow<T>(value);
-}
-
-template <class T>
 __global__ void __launch_bounds__(kThreads)
     reduce(Segments segments, Strided<3> slice, Strided<2> positions, T* out, const T* source, ReduceOp op,
            bool include_self) {
-  using C = decltype(load(source));
+  using C = decltype(load_wide(source));
   constexpr std::uint64_t kSkipped = ~std::uint64_t{0};
   const std::int64_t total = segments.count * slice.numel, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
@@ -108,9 +88,9 @@ __global__ void __launch_bounds__(kThreads)
     const auto value_of = [&](std::int64_t e) {
       std::int64_t where[2];
       offsets(positions, static_cast<std::int64_t>(segments.ids[e]), where);
-      return load(from + where[1]);
+      return load_wide(from + where[1]);
     };
-    C sum = include_self ? load(to) : start_of<C>(op);
+    C sum = include_self ? load_wide(to) : start_of<C>(op);
     std::int64_t next = entry;
     for (; next + 4 <= segments.count && segments.keys[next + 3] == key; next += 4) {
       C values[4];
@@ -121,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     for (; next < segments.count && segments.keys[next] == key; ++next) sum = combine(op, sum, value_of(next));
     if (op == ReduceOp::kMean) sum = divide(sum, next - entry + (include_self ? 1 : 0));
-    store(to, sum);
+    store_narrow(to, sum);
   }
 }
 
@@ -136,8 +116,8 @@ int reduce_segments(const Segments& segments, const Strided<3>& slice, const Str
         segments, slice, positions, static_cast<T*>(out), static_cast<const T*>(source), op, include_self);
     return cudaGetLastError();
   };
-  if (dtype == Scalar::kComplex64 && op == ReduceOp::kSum) return body(Type<Pair<float>>{});
-  if (dtype == Scalar::kComplex128 && op == ReduceOp::kSum) return body(Type<Pair<double>>{});
+  if (dtype == Scalar::kComplex64 && op == ReduceOp::kSum) return body(Type<Complex<float>>{});
+  if (dtype == Scalar::kComplex128 && op == ReduceOp::kSum) return body(Type<Complex<double>>{});
   return dispatch_real(dtype, body);
 }
 

@@ -23,12 +23,6 @@ auto widen(double value) {
   }
 }
 
-void check_alpha(DType dtype, double alpha, const char* op) {
-  if (is_floating(dtype) || is_complex(dtype)) return;
-  check(alpha == std::floor(alpha), op, ": 'alpha' is ", alpha, ", expected a whole number for dtype ",
-        dtype_name(dtype));
-}
-
 // self + alpha · other in the given dtype.
 TensorPtr add(const Tensor& a, const Tensor& b, double alpha, DType dtype, const char* op) {
   check_alpha(dtype, alpha, op);

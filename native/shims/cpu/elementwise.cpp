@@ -2,6 +2,7 @@
 #include "shims/cpu/elementwise.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tensor/device.h"
@@ -244,7 +245,13 @@ TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const cha
   return Tensor::empty_strided(
       shape,
       elementwise_strides(shape, {broadcast_strides(a, shape, op, "self"), broadcast_strides(b, shape, op, "other")}),
-      dtype, a.device());
+      dtype, a.device().type != DeviceType::kCPU ? a.device() : b.device());
+}
+
+void check_alpha(DType dtype, double alpha, const char* op) {
+  if (is_floating(dtype) || is_complex(dtype)) return;
+  check(alpha == std::floor(alpha), op, ": 'alpha' is ", alpha, ", expected a whole number for dtype ",
+        dtype_name(dtype));
 }
 
 TensorPtr scalar_tensor(double value, DType dtype) {

@@ -102,7 +102,10 @@ void map_binary(const Tensor& out, const Tensor& a, const Tensor& b, Fn&& fn) {
   });
 }
 
-// The result tensor of an element-wise operator on a and b.
+// add's factor: whole for dtypes that are.
+void check_alpha(DType dtype, double alpha, const char* op);
+
+// The result tensor of an element-wise operator on a and b. On a GPU when either is.
 TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const char* op);
 
 // dispatch_real and the complex types, as std::complex.

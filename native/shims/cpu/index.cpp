@@ -2,6 +2,7 @@
 // names).
 #include <algorithm>
 
+#include "shims/cpu/cat.h"
 #include "shims/cpu/indexing.h"
 #include "shims/device_ops.h"
 
@@ -61,21 +62,6 @@ void repeat_interleave_impl(AtenTensorHandle repeats, const std::int64_t* output
     for (std::int64_t i = 0; i < n; ++i) to = std::fill_n(to, counts[i * step], static_cast<T>(i));
     give(ret0, std::move(out), op);
   });
-}
-
-// Strides that grow in the order W, H (D), C last: PyTorch's test for "channels last".
-bool is_channels_last(const Tensor& t) {
-  if ((t.dim() != 4 && t.dim() != 5) || t.strides()[1] == 0) return false;
-  std::vector<std::size_t> order{1};
-  for (std::size_t d = t.sizes().size(); d-- > 2;) order.push_back(d);
-  order.push_back(0);
-  std::int64_t least = 0;
-  for (const std::size_t d : order) {
-    if (t.sizes()[d] == 0 || t.strides()[d] < least) return false;
-    if (d == 0 && least == t.strides()[1]) return false;
-    least = t.strides()[d] * std::max<std::int64_t>(t.sizes()[d], 1);
-  }
-  return true;
 }
 
 const Tensor& bool_mask(AtenTensorHandle mask, const char* op) {
@@ -242,44 +228,14 @@ UNTORCH_SHIM aoti_torch_repeat_interleave_Tensor(AtenTensorHandle repeats, std::
   return guarded("repeat_interleave", [&] { repeat_interleave_impl(repeats, output_size, out); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_cat(const AtenTensorHandle* tensors, std::int64_t tensors_len_, std::int64_t dim_arg,
+UNTORCH_SHIM aoti_torch_cpu_cat(const AtenTensorHandle* tensors, std::int64_t tensors_len_, std::int64_t dim,
                                 AtenTensorHandle* ret0) {
   return guarded("cat", [&] {
-    check(tensors_len_ > 0, "cat: expected at least one tensor");
     std::vector<const Tensor*> parts;
-    const Tensor* model = nullptr;  // the first that is not a 1-D tensor of no elements, which cat skips
-    for (std::int64_t i = 0; i < tensors_len_; ++i) {
-      const Tensor& t = cpu_input(tensors[i], "cat", "tensors");
-      check(t.dim() > 0, "cat: tensor ", i, " is 0-D and cannot be concatenated");
-      parts.push_back(&t);
-      if (model == nullptr && !(t.dim() == 1 && t.numel() == 0)) model = &t;
-    }
-    DType dtype = parts[0]->dtype();
-    for (const Tensor* part : parts) dtype = promote_types(dtype, part->dtype());
-    const Tensor& first = model == nullptr ? *parts[0] : *model;
-    const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, first.dim(), "cat"));
-    Dims shape = first.sizes();
-    shape[dim] = 0;
-    bool channels_last = true;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const Tensor& part = *parts[i];
-      channels_last = channels_last && is_channels_last(part);
-      if (part.dim() == 1 && part.numel() == 0) continue;
-      bool fits = part.dim() == first.dim();
-      for (std::size_t d = 0; fits && d < shape.size(); ++d) fits = d == dim || part.sizes()[d] == first.sizes()[d];
-      check(fits, "cat: tensor ", i, " has shape ", to_string(part.sizes()), ", expected ", to_string(first.sizes()),
-            " except in dimension ", dim);
-      shape[dim] += part.sizes()[dim];
-    }
-    const std::int32_t format = channels_last ? (first.dim() == 4 ? 2 : 3) : 0;
-    const Tensor probe({}, 0, dtype, shape, contiguous_strides(shape));
-    TensorPtr out = empty_like_format(probe, dtype, &format, "cat");
-    std::int64_t start = 0;
-    for (const Tensor* part : parts) {
-      if (part->dim() == 1 && part->numel() == 0) continue;
-      copy_cpu(*out->view(part->sizes(), out->strides(), out->numel() == 0 ? 0 : start * out->strides()[dim]), *part);
-      start += part->sizes()[dim];
-    }
+    for (std::int64_t i = 0; i < tensors_len_; ++i) parts.push_back(&cpu_input(tensors[i], "cat", "tensors"));
+    const Concatenation plan = check_cat(parts, dim);
+    TensorPtr out = Tensor::empty_strided(plan.shape, plan.strides, plan.dtype);
+    for (std::size_t i = 0; i < plan.parts.size(); ++i) copy_cpu(*plan.place(*out, i), *plan.parts[i]);
     give(ret0, std::move(out), "cat");
   });
 }

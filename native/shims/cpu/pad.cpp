@@ -6,25 +6,83 @@
 
 #include "kernels/cpu/items.h"
 #include "shims/cpu/elementwise.h"
+#include "shims/cpu/pad.h"
+#include "shims/nn.h"
 #include "shims/device_ops.h"
 #include "shims/nn.h"
 
-using namespace untorch;
-using namespace untorch::shims;
-
+namespace untorch::shims {
 namespace {
 
-enum class Mode { kConstant, kReflect, kReplicate, kCircular };
+const char* name_of(PadMode mode) {
+  constexpr const char* kNames[] = {"constant", "reflect", "replicate", "circular"};
+  return kNames[static_cast<int>(mode)];
+}
 
-Mode mode_of(const char* mode) {
+}  // namespace
+
+PadMode pad_mode(const char* mode) {
   const std::string_view name = mode == nullptr ? "" : mode;
-  if (name == "constant") return Mode::kConstant;
-  if (name == "reflect") return Mode::kReflect;
-  if (name == "replicate") return Mode::kReplicate;
-  if (name == "circular") return Mode::kCircular;
+  if (name == "constant") return PadMode::kConstant;
+  if (name == "reflect") return PadMode::kReflect;
+  if (name == "replicate") return PadMode::kReplicate;
+  if (name == "circular") return PadMode::kCircular;
   throw_error(ErrorKind::kUnsupported, "pad: argument 'mode' must be constant, reflect, replicate or circular, got '",
               name, "'");
 }
+
+void check_pads(PadMode mode, const Tensor& self, DimSpan pads, const double* value) {
+  check(mode == PadMode::kConstant || value == nullptr || *value == 0, "pad: mode '", name_of(mode),
+        "' takes no value, got ", value == nullptr ? 0.0 : *value);
+  const auto count = static_cast<std::int64_t>(pads.size());
+  check(count % 2 == 0 && count / 2 <= self.dim(), "pad: argument 'pad' must have an even number of values, at most ",
+        2 * self.dim(), " for shape ", to_string(self.sizes()), ", got ", to_string(pads));
+  if (mode != PadMode::kConstant) {
+    const std::int64_t n = count / 2;
+    if (n < 1 || n > 3 || (self.dim() != n + 1 && self.dim() != n + 2)) {
+      throw_error(ErrorKind::kUnsupported,
+                  "pad: modes reflect, replicate and circular pad the last 1, 2 or 3 of 2, 3 or 4 (or one more) "
+                  "dimensions, got shape ",
+                  to_string(self.sizes()), " with pad ", to_string(pads));
+    }
+  }
+  for (std::size_t i = 0; i < pads.size(); i += 2) {
+    const std::int64_t size = self.size(-1 - static_cast<std::int64_t>(i / 2));
+    const std::int64_t cropped = size - std::max<std::int64_t>(-pads[i], 0) - std::max<std::int64_t>(-pads[i + 1], 0);
+    const std::int64_t most = mode == PadMode::kReflect ? size - 1 : cropped;
+    if (mode == PadMode::kReflect || mode == PadMode::kCircular) {
+      check(pads[i] <= most && pads[i + 1] <= most, "pad: ", mode == PadMode::kReflect ? "reflect" : "circular",
+            " padding may be at most ", most, " for a dimension of size ", size, ", got ", to_string(pads));
+    }
+    check(mode != PadMode::kReplicate || size > 0, "pad: replicate padding needs a value to repeat, got shape ",
+          to_string(self.sizes()));
+    check(size + pads[i] + pads[i + 1] >= 0, "pad: the padding ", to_string(pads), " removes more than shape ",
+          to_string(self.sizes()), " has");
+    if (mode != PadMode::kConstant) {
+      check(size + pads[i] + pads[i + 1] > 0, "pad: the padding ", to_string(pads), " leaves nothing of shape ",
+            to_string(self.sizes()));
+    }
+  }
+}
+
+TensorPtr cropped(const Tensor& self, DimSpan pads) {
+  Dims sizes(self.sizes());
+  std::int64_t offset = self.storage_offset();
+  for (std::size_t i = 0; i < pads.size(); i += 2) {
+    const std::size_t d = sizes.size() - 1 - i / 2;
+    sizes[d] += pads[i] + pads[i + 1];
+    offset -= pads[i] * self.strides()[d];
+  }
+  return self.view(sizes, self.strides(), offset);
+}
+
+}  // namespace untorch::shims
+
+using namespace untorch;
+using namespace untorch::shims;
+using Mode = PadMode;
+
+namespace {
 
 // The input position that output position i shows, or -1 for the constant.
 std::int64_t source_of(Mode mode, std::int64_t i, std::int64_t before, std::int64_t after, std::int64_t size) {
@@ -41,55 +99,9 @@ std::int64_t source_of(Mode mode, std::int64_t i, std::int64_t before, std::int6
   return at < 0 ? 0 : size - 1;
 }
 
-void check_pads(Mode mode, const Tensor& self, DimSpan pads) {
-  const auto count = static_cast<std::int64_t>(pads.size());
-  check(count % 2 == 0 && count / 2 <= self.dim(), "pad: argument 'pad' must have an even number of values, at most ",
-        2 * self.dim(), " for shape ", to_string(self.sizes()), ", got ", to_string(pads));
-  if (mode != Mode::kConstant) {
-    const std::int64_t n = count / 2;
-    if (n < 1 || n > 3 || (self.dim() != n + 1 && self.dim() != n + 2)) {
-      throw_error(ErrorKind::kUnsupported,
-                  "pad: modes reflect, replicate and circular pad the last 1, 2 or 3 of 2, 3 or 4 (or one more) "
-                  "dimensions, got shape ",
-                  to_string(self.sizes()), " with pad ", to_string(pads));
-    }
-  }
-  for (std::size_t i = 0; i < pads.size(); i += 2) {
-    const std::int64_t size = self.size(-1 - static_cast<std::int64_t>(i / 2));
-    const std::int64_t cropped = size - std::max<std::int64_t>(-pads[i], 0) - std::max<std::int64_t>(-pads[i + 1], 0);
-    const std::int64_t most = mode == Mode::kReflect ? size - 1 : cropped;
-    if (mode == Mode::kReflect || mode == Mode::kCircular) {
-      check(pads[i] <= most && pads[i + 1] <= most, "pad: ", mode == Mode::kReflect ? "reflect" : "circular",
-            " padding may be at most ", most, " for a dimension of size ", size, ", got ", to_string(pads));
-    }
-    check(mode != Mode::kReplicate || size > 0, "pad: replicate padding needs a value to repeat, got shape ",
-          to_string(self.sizes()));
-    check(size + pads[i] + pads[i + 1] >= 0, "pad: the padding ", to_string(pads), " removes more than shape ",
-          to_string(self.sizes()), " has");
-    if (mode != Mode::kConstant) {
-      check(size + pads[i] + pads[i + 1] > 0, "pad: the padding ", to_string(pads), " leaves nothing of shape ",
-            to_string(self.sizes()));
-    }
-  }
-}
-
-// A view without what negative pads take away.
-TensorPtr cropped(const Tensor& self, DimSpan pads) {
-  Dims sizes(self.sizes());
-  std::int64_t offset = self.storage_offset();
-  for (std::size_t i = 0; i < pads.size(); i += 2) {
-    const std::size_t d = sizes.size() - 1 - i / 2;
-    sizes[d] += pads[i] + pads[i + 1];
-    offset -= pads[i] * self.strides()[d];
-  }
-  return self.view(sizes, self.strides(), offset);
-}
-
 TensorPtr padded(const Tensor& self, DimSpan pads, const char* mode_name, const double* value) {
-  const Mode mode = mode_of(mode_name);
-  check(mode == Mode::kConstant || value == nullptr || *value == 0, "pad: mode '", mode_name, "' takes no value, got ",
-        value == nullptr ? 0.0 : *value);
-  check_pads(mode, self, pads);
+  const Mode mode = pad_mode(mode_name);
+  check_pads(mode, self, pads, value);
   if (mode == Mode::kConstant && std::ranges::all_of(pads, [](std::int64_t pad) { return pad <= 0; })) {
     return clone_like(*cropped(self, pads));  // keeps the input's strides where they are dense, as in PyTorch
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "shims/cpu/elementwise.h"
+#include "tensor/device.h"
 
 namespace untorch::shims {
 
@@ -39,13 +40,6 @@ bool view_strides(const Tensor& t, DimSpan shape, Dims& strides) {
   return target == -1;
 }
 
-}  // namespace untorch::shims
-
-using namespace untorch;
-using namespace untorch::shims;
-
-namespace {
-
 TensorPtr narrow(const Tensor& t, std::int64_t dim_arg, std::int64_t start, std::int64_t length) {
   check(t.dim() > 0, "narrow: a 0-D tensor has no dimension to narrow");
   const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, t.dim(), "narrow"));
@@ -61,8 +55,72 @@ TensorPtr narrow(const Tensor& t, std::int64_t dim_arg, std::int64_t start, std:
                                   t.strides());
 }
 
-void view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {
-  const Tensor& t = required(self, "view_as_real", "self");
+TensorPtr slice(const Tensor& t, std::int64_t dim_arg, const std::int64_t* start, const std::int64_t* end,
+                std::int64_t step) {
+  check(t.dim() > 0, "slice: a 0-D tensor cannot be sliced");
+  check(step > 0, "slice: 'step' is ", step, ", expected 1 or more");
+  const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, t.dim(), "slice"));
+  const std::int64_t size = t.sizes()[dim];
+  auto wrapped = [size](std::int64_t at) { return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size); };
+  const std::int64_t first = start == nullptr ? 0 : wrapped(*start);
+  const std::int64_t last = std::max(first, end == nullptr ? size : wrapped(*end));
+  Dims sizes = t.sizes(), strides = t.strides();
+  sizes[dim] = (last - first) / step + ((last - first) % step != 0 ? 1 : 0);
+  strides[dim] *= step;
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset() + first * t.strides()[dim], t.dtype(), sizes,
+                                  strides);
+}
+
+TensorPtr permute(const Tensor& t, DimSpan dims) {
+  check(static_cast<std::int64_t>(dims.size()) == t.dim(), "permute: ", dims.size(), " dimensions for a ", t.dim(),
+        "-D tensor");
+  Dims sizes = t.sizes(), strides = t.strides();
+  std::vector<bool> seen(sizes.size(), false);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto d = static_cast<std::size_t>(normalize_dim(dims[i], t.dim(), "permute"));
+    check(!seen[d], "permute: dimension ", d, " appears twice in ", to_string(dims));
+    seen[d] = true;
+    sizes[i] = t.sizes()[d];
+    strides[i] = t.strides()[d];
+  }
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides);
+}
+
+TensorPtr reshape(const Tensor& t, DimSpan shape) {
+  Dims sizes(shape);
+  std::int64_t known = 1, open = -1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == -1) {
+      check(open < 0, "reshape: only one size of ", to_string(sizes), " may be -1");
+      open = static_cast<std::int64_t>(d);
+    } else {
+      check(sizes[d] >= 0, "reshape: negative size in ", to_string(sizes));
+      known *= sizes[d];
+    }
+  }
+  const bool fits = open < 0 ? known == t.numel() : known != 0 && t.numel() % known == 0;
+  check(fits, "reshape: shape ", to_string(sizes), " does not fit ", t.numel(), " elements");
+  if (open >= 0) sizes[static_cast<std::size_t>(open)] = t.numel() / known;
+  Dims strides;
+  if (view_strides(t, sizes, strides)) {
+    return std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides);
+  }
+  const TensorPtr dense = Tensor::empty(t.sizes(), t.dtype(), t.device());
+  copy(*dense, t);
+  return dense->view(sizes, contiguous_strides(sizes), 0);
+}
+
+TensorPtr squeeze(const Tensor& t, std::int64_t dim_arg) {
+  const std::int64_t dim = normalize_dim(dim_arg, t.dim(), "squeeze");
+  const bool drops = t.dim() > 0 && t.size(dim) == 1;
+  const std::vector<std::int64_t> sizes =
+      drops ? without(t.sizes(), dim) : std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end());
+  const std::vector<std::int64_t> strides =
+      drops ? without(t.strides(), dim) : std::vector<std::int64_t>(t.strides().begin(), t.strides().end());
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides);
+}
+
+TensorPtr view_as_real(const Tensor& t) {
   check(is_complex(t.dtype()), "view_as_real: 'self' is ", dtype_name(t.dtype()), ", expected a complex dtype");
   std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides;
   for (const std::int64_t stride : t.strides()) strides.push_back(stride * 2);
@@ -71,12 +129,30 @@ void view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {
   const DType dtype = t.dtype() == DType::kComplex128  ? DType::kFloat64
                       : t.dtype() == DType::kComplex64 ? DType::kFloat32
                                                        : DType::kFloat16;
-  give(ret, std::make_unique<Tensor>(t.storage(), t.storage_offset() * 2, dtype, sizes, strides), "view_as_real");
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset() * 2, dtype, sizes, strides);
 }
 
-void view_dtype(AtenTensorHandle self, std::int32_t code, AtenTensorHandle* ret) {
+TensorPtr view_as_complex(const Tensor& t) {
+  const char* op = "view_as_complex";
+  check(t.dtype() == DType::kFloat16 || t.dtype() == DType::kFloat32 || t.dtype() == DType::kFloat64, op,
+        ": 'self' is ", dtype_name(t.dtype()), ", expected float16, float32 or float64");
+  check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ",
+        to_string(t.sizes()));
+  check(t.stride(-1) == 1, op, ": the last dimension must have stride 1, got ", t.stride(-1));
+  check(t.storage_offset() % 2 == 0, op, ": the storage offset must be even, got ", t.storage_offset());
+  std::vector<std::int64_t> sizes = without(t.sizes(), t.dim() - 1), strides = without(t.strides(), t.dim() - 1);
+  for (std::int64_t& stride : strides) {
+    check(stride % 2 == 0, op, ": strides must be even, got ", to_string(t.strides()));
+    stride /= 2;
+  }
+  const DType dtype = t.dtype() == DType::kFloat64   ? DType::kComplex128
+                      : t.dtype() == DType::kFloat32 ? DType::kComplex64
+                                                     : DType::kComplex32;
+  return std::make_unique<Tensor>(t.storage(), t.storage_offset() / 2, dtype, sizes, strides);
+}
+
+TensorPtr view_dtype(const Tensor& t, std::int32_t code) {
   const char* op = "view_dtype";
-  const Tensor& t = required(self, op, "self");
   const auto dtype = static_cast<DType>(code);
   check(is_known(dtype), op, ": unknown dtype code ", code);
   const auto from = static_cast<std::int64_t>(element_size(t.dtype())),
@@ -107,18 +183,25 @@ void view_dtype(AtenTensorHandle self, std::int32_t code, AtenTensorHandle* ret)
     }
     strides[last] = 1;
   }
-  give(ret, std::make_unique<Tensor>(t.storage(), offset, dtype, sizes, strides), op);
+  return std::make_unique<Tensor>(t.storage(), offset, dtype, sizes, strides);
 }
 
+namespace {
+
 // Gives the handle new sizes and strides; memory that is too small is replaced by a larger block with the same start.
-void resize(Tensor& t, DimSpan sizes, DimSpan strides, const char* op) {
+void give_shape(Tensor& t, DimSpan sizes, DimSpan strides, const char* op) {
   check(t.defined(), op, ": argument 'self' is undefined");
   const std::int64_t needed = storage_extent(sizes, strides) + t.storage_offset();
   const auto itemsize = static_cast<std::int64_t>(element_size(t.dtype()));
   StorageRef storage = t.storage();
   if (needed * itemsize > static_cast<std::int64_t>(storage->nbytes())) {
     storage = StorageRef::allocate(static_cast<std::size_t>(needed * itemsize), t.device());
-    std::memcpy(storage->data(), t.storage()->data(), t.storage()->nbytes());
+    if (t.device().type == DeviceType::kCPU) {
+      std::memcpy(storage->data(), t.storage()->data(), t.storage()->nbytes());
+    } else {
+      device_hooks(t.device().type)
+          .copy_bytes(storage->data(), t.device(), t.storage()->data(), t.device(), t.storage()->nbytes());
+    }
   }
   t = Tensor(std::move(storage), t.storage_offset(), t.dtype(), sizes, strides);
 }
@@ -132,6 +215,29 @@ void check_resize_format(const std::int32_t* memory_format, const char* op) {
 
 }  // namespace
 
+void resize(Tensor& t, DimSpan sizes, const std::int32_t* memory_format) {
+  check_resize_format(memory_format, "resize_");
+  give_shape(t, sizes, contiguous_strides(sizes), "resize_");
+}
+
+void resize_as(Tensor& t, const Tensor& model, const std::int32_t* memory_format) {
+  check_resize_format(memory_format, "resize_as_");
+  const bool preserve = memory_format != nullptr && *memory_format == 1 && is_dense(model.sizes(), model.strides());
+  const Dims sizes = model.sizes(), strides = preserve ? model.strides() : contiguous_strides(model.sizes());
+  give_shape(t, sizes, strides, "resize_as_");
+}
+
+void set_source(Tensor& t, const Tensor& from) {
+  check(!t.defined() || t.dtype() == from.dtype(), "set_: 'source' is ", dtype_name(from.dtype()), ", expected ",
+        dtype_name(t.dtype()), " as 'self'");
+  if (&t != &from) t = from;
+}
+
+}  // namespace untorch::shims
+
+using namespace untorch;
+using namespace untorch::shims;
+
 UNTORCH_SHIM aoti_torch_cpu_narrow(AtenTensorHandle self, std::int64_t dim, std::int64_t start, std::int64_t length,
                                    AtenTensorHandle* ret0) {
   return guarded("narrow", [&] { give(ret0, narrow(required(self, "narrow", "self"), dim, start, length), "narrow"); });
@@ -142,149 +248,64 @@ UNTORCH_SHIM aoti_torch_aten_narrow(AtenTensorHandle self, std::int64_t dim, std
   return guarded("narrow", [&] { give(ret0, narrow(required(self, "narrow", "self"), dim, start, length), "narrow"); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_slice_Tensor(AtenTensorHandle self, std::int64_t dim_arg, std::int64_t* start,
+UNTORCH_SHIM aoti_torch_cpu_slice_Tensor(AtenTensorHandle self, std::int64_t dim, std::int64_t* start,
                                          std::int64_t* end, std::int64_t step, AtenTensorHandle* ret0) {
-  return guarded("slice", [&] {
-    const Tensor& t = required(self, "slice", "self");
-    check(t.dim() > 0, "slice: a 0-D tensor cannot be sliced");
-    check(step > 0, "slice: 'step' is ", step, ", expected 1 or more");
-    const auto dim = static_cast<std::size_t>(normalize_dim(dim_arg, t.dim(), "slice"));
-    const std::int64_t size = t.sizes()[dim];
-    auto wrapped = [size](std::int64_t at) { return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size); };
-    const std::int64_t first = start == nullptr ? 0 : wrapped(*start);
-    const std::int64_t last = std::max(first, end == nullptr ? size : wrapped(*end));
-    Dims sizes = t.sizes(), strides = t.strides();
-    sizes[dim] = (last - first) / step + ((last - first) % step != 0 ? 1 : 0);
-    strides[dim] *= step;
-    give(
-        ret0,
-        std::make_unique<Tensor>(t.storage(), t.storage_offset() + first * t.strides()[dim], t.dtype(), sizes, strides),
-        "slice");
-  });
+  return guarded("slice", [&] { give(ret0, slice(required(self, "slice", "self"), dim, start, end, step), "slice"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_permute(AtenTensorHandle self, const std::int64_t* dims, std::int64_t dims_len_,
                                     AtenTensorHandle* ret0) {
   return guarded("permute", [&] {
-    const Tensor& t = required(self, "permute", "self");
-    check(dims_len_ == t.dim(), "permute: ", dims_len_, " dimensions for a ", t.dim(), "-D tensor");
-    Dims sizes = t.sizes(), strides = t.strides();
-    std::vector<bool> seen(sizes.size(), false);
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const auto d = static_cast<std::size_t>(normalize_dim(dims[i], t.dim(), "permute"));
-      check(!seen[d], "permute: dimension ", d, " appears twice in ", to_string(ints(dims, dims_len_)));
-      seen[d] = true;
-      sizes[i] = t.sizes()[d];
-      strides[i] = t.strides()[d];
-    }
-    give(ret0, std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides), "permute");
+    give(ret0, permute(required(self, "permute", "self"), ints(dims, dims_len_)), "permute");
   });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_reshape(AtenTensorHandle self, const std::int64_t* shape, std::int64_t shape_len_,
                                     AtenTensorHandle* ret0) {
   return guarded("reshape", [&] {
-    const Tensor& t = cpu_input(self, "reshape", "self");
-    Dims sizes(ints(shape, shape_len_));
-    std::int64_t known = 1, open = -1;
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] == -1) {
-        check(open < 0, "reshape: only one size of ", to_string(sizes), " may be -1");
-        open = static_cast<std::int64_t>(d);
-      } else {
-        check(sizes[d] >= 0, "reshape: negative size in ", to_string(sizes));
-        known *= sizes[d];
-      }
-    }
-    const bool fits = open < 0 ? known == t.numel() : known != 0 && t.numel() % known == 0;
-    check(fits, "reshape: shape ", to_string(sizes), " does not fit ", t.numel(), " elements");
-    if (open >= 0) sizes[static_cast<std::size_t>(open)] = t.numel() / known;
-    Dims strides;
-    if (view_strides(t, sizes, strides)) {
-      give(ret0, std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides), "reshape");
-    } else {
-      give(ret0, clone_contiguous(t)->view(sizes, contiguous_strides(sizes), 0), "reshape");
-    }
+    give(ret0, reshape(cpu_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape");
   });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim_arg, AtenTensorHandle* ret0) {
-  return guarded("squeeze", [&] {
-    const Tensor& t = required(self, "squeeze", "self");
-    const std::int64_t dim = normalize_dim(dim_arg, t.dim(), "squeeze");
-    const bool drops = t.dim() > 0 && t.size(dim) == 1;
-    const std::vector<std::int64_t> sizes =
-        drops ? without(t.sizes(), dim) : std::vector<std::int64_t>(t.sizes().begin(), t.sizes().end());
-    const std::vector<std::int64_t> strides =
-        drops ? without(t.strides(), dim) : std::vector<std::int64_t>(t.strides().begin(), t.strides().end());
-    give(ret0, std::make_unique<Tensor>(t.storage(), t.storage_offset(), t.dtype(), sizes, strides), "squeeze");
-  });
+UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0) {
+  return guarded("squeeze", [&] { give(ret0, squeeze(required(self, "squeeze", "self"), dim), "squeeze"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret0) {
-  return guarded("view_dtype", [&] { view_dtype(self, dtype, ret0); });
+  return guarded("view_dtype", [&] { give(ret0, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
 }
 
 UNTORCH_SHIM aoti_torch_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret) {
-  return guarded("view_dtype", [&] { view_dtype(self, dtype, ret); });
+  return guarded("view_dtype", [&] { give(ret, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return guarded("view_as_real", [&] { view_as_real(self, ret0); });
+  return guarded("view_as_real", [&] { give(ret0, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
 }
 
 UNTORCH_SHIM aoti_torch_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {
-  return guarded("view_as_real", [&] { view_as_real(self, ret); });
+  return guarded("view_as_real", [&] { give(ret, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_as_complex(AtenTensorHandle self, AtenTensorHandle* ret0) {
   return guarded("view_as_complex", [&] {
-    const char* op = "view_as_complex";
-    const Tensor& t = required(self, op, "self");
-    check(t.dtype() == DType::kFloat16 || t.dtype() == DType::kFloat32 || t.dtype() == DType::kFloat64, op,
-          ": 'self' is ", dtype_name(t.dtype()), ", expected float16, float32 or float64");
-    check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ",
-          to_string(t.sizes()));
-    check(t.stride(-1) == 1, op, ": the last dimension must have stride 1, got ", t.stride(-1));
-    check(t.storage_offset() % 2 == 0, op, ": the storage offset must be even, got ", t.storage_offset());
-    std::vector<std::int64_t> sizes = without(t.sizes(), t.dim() - 1), strides = without(t.strides(), t.dim() - 1);
-    for (std::int64_t& stride : strides) {
-      check(stride % 2 == 0, op, ": strides must be even, got ", to_string(t.strides()));
-      stride /= 2;
-    }
-    const DType dtype = t.dtype() == DType::kFloat64   ? DType::kComplex128
-                        : t.dtype() == DType::kFloat32 ? DType::kComplex64
-                                                       : DType::kComplex32;
-    give(ret0, std::make_unique<Tensor>(t.storage(), t.storage_offset() / 2, dtype, sizes, strides), op);
+    give(ret0, view_as_complex(required(self, "view_as_complex", "self")), "view_as_complex");
   });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_resize_(AtenTensorHandle self, const std::int64_t* size, std::int64_t size_len_,
                                     std::int32_t* memory_format) {
-  return guarded("resize_", [&] {
-    check_resize_format(memory_format, "resize_");
-    const DimSpan sizes = ints(size, size_len_);
-    resize(required(self, "resize_", "self"), sizes, contiguous_strides(sizes), "resize_");
-  });
+  return guarded("resize_", [&] { resize(required(self, "resize_", "self"), ints(size, size_len_), memory_format); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_resize_as_(AtenTensorHandle self, AtenTensorHandle the_template,
                                        std::int32_t* memory_format) {
   return guarded("resize_as_", [&] {
-    check_resize_format(memory_format, "resize_as_");
-    const Tensor& model = required(the_template, "resize_as_", "the_template");
-    const bool preserve = memory_format != nullptr && *memory_format == 1 && is_dense(model.sizes(), model.strides());
-    const Dims sizes = model.sizes(), strides = preserve ? model.strides() : contiguous_strides(model.sizes());
-    resize(required(self, "resize_as_", "self"), sizes, strides, "resize_as_");
+    resize_as(required(self, "resize_as_", "self"), required(the_template, "resize_as_", "the_template"),
+              memory_format);
   });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_set__source_Tensor(AtenTensorHandle self, AtenTensorHandle source) {
-  return guarded("set_", [&] {
-    Tensor& t = required(self, "set_", "self");
-    const Tensor& from = required(source, "set_", "source");
-    check(!t.defined() || t.dtype() == from.dtype(), "set_: 'source' is ", dtype_name(from.dtype()), ", expected ",
-          dtype_name(t.dtype()), " as 'self'");
-    if (&t != &from) t = from;
-  });
+  return guarded("set_", [&] { set_source(required(self, "set_", "self"), required(source, "set_", "source")); });
 }
