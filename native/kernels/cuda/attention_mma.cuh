@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int group = lane >> 2, pair = lane & 3;  // accumulators: rows group and group + 8, columns 2 * pair and + 1
   const int warp_row = warp * (16 * kBands);     // in the block's tile
-  const bool active = block.row + warp_row < block.rows;
+  // Asked anew each time: a register kept across the products would be spilled.
+  const auto active = [&] { return block.row + warp_row < block.rows; };
 
   float out[kBands][kColumnTiles][4] = {};
   float maximum[kBands][2], sum[kBands][2];
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     commit_copies();
 
     float score[kBands][kKeyTiles][4] = {};
-    if (active) {
+    if (active()) {
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
         std::uint32_t a[kBands][4];
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(kWarps * 32)
                                        (tile - 1) * kKeys, block.keys, p.width);
       commit_copies();
     }
-    if (!active) continue;
+    if (!active()) continue;
 
     if constexpr (kBias) {
 #pragma unroll
@@ -321,7 +322,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
   }
-  if (!active) return;
+  if (!active()) return;
 
 #pragma unroll
   for (int i = 0; i < kBands; ++i) {
