@@ -140,11 +140,20 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int pack = plan.pack;
   block.pad_lse(p, pack, kRows, kThreads);
   if (block.row >= block.rows) return;
+  // Where each row's bias begins; -1: none. The barriers of the loop come before the first reader.
+  __shared__ std::int64_t bias_at[kBias ? kRows : 1];
+  if constexpr (kBias) {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows; i += kThreads) {
+      const bool live = p.bias != nullptr && block.row + i < block.rows;
+      bias_at[i] = live ? block.bias_offset(p, block.row + i, pack) : -1;
+    }
+  }
 
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int group = lane >> 2, pair = lane & 3;  // accumulators: rows group and group + 8, columns 2 * pair and + 1
   const int warp_row = warp * (16 * kBands);     // in the block's tile
-  const bool active = block.row + warp_row < block.rows;
+  // Asked anew each time: a register kept across the products would be spilled.
+  const auto active = [&] { return block.row + warp_row < block.rows; };
 
   float out[kBands][kColumnTiles][4] = {};
   float maximum[kBands][2], sum[kBands][2];
@@ -183,7 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     commit_copies();
 
     float score[kBands][kKeyTiles][4] = {};
-    if (active) {
+    if (active()) {
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
         std::uint32_t a[kBands][4];
@@ -209,16 +218,16 @@ __global__ void __launch_bounds__(kWarps * 32)
                                        (tile - 1) * kKeys, block.keys, p.width);
       commit_copies();
     }
-    if (!active) continue;
+    if (!active()) continue;
 
     if constexpr (kBias) {
 #pragma unroll
       for (int i = 0; i < kBands; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int r = block.row + warp_row + i * 16 + half * 8 + group;
-          const bool live = p.bias != nullptr && r < block.rows;
-          const T* bias = static_cast<const T*>(p.bias) + (live ? block.bias_offset(p, r, pack) : 0);
+          const std::int64_t row_at = bias_at[warp_row + i * 16 + half * 8 + group];
+          const bool live = row_at >= 0;
+          const T* bias = static_cast<const T*>(p.bias) + (live ? row_at : 0);
 #pragma unroll
           for (int n = 0; n < kKeyTiles; ++n) {
             float(&s)[4] = score[i][n];
@@ -321,7 +330,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
   }
-  if (!active) return;
+  if (!active()) return;
 
 #pragma unroll
   for (int i = 0; i < kBands; ++i) {
@@ -379,7 +388,7 @@ template <class T, int D, int kRows, int kKeys, int kWarps, bool kBias>
 int launch_attention_mma(const Attention& p, const AttentionPlan& plan, Stream stream) {
   constexpr int kBytes = (kRows + 2 * kKeys) * D * 2;
   const auto kernel = attention_mma<T, D, kRows, kKeys, kWarps, kBias>;
-  if constexpr (kBytes + sizeof(AttentionBlock) > 48 * 1024) {
+  if constexpr (kBytes + sizeof(AttentionBlock) + kRows * sizeof(std::int64_t) > 48 * 1024) {
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (code != cudaSuccess) return code;
   }

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/items.h"
 #include "shims/nn.h"
+#include "shims/rms_norm.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -46,19 +47,7 @@ UNTORCH_SHIM aoti_torch_cpu__fused_rms_norm(AtenTensorHandle input, const std::i
     const Tensor& x = cpu_input(input, kOp, "input");
     const Tensor* w = optional_cpu_input(weight, kOp, "weight");
     const DimSpan shape = ints(normalized_shape, normalized_shape_len);
-    const auto n = static_cast<std::int64_t>(shape.size());
-    check(n >= 1 && n <= x.dim(), kOp, ": argument 'normalized_shape' must have 1 to ", x.dim(), " values, got ",
-          to_string(shape));
-    Dims stat_sizes(x.sizes());
-    std::int64_t width = 1;
-    for (std::int64_t d = 0; d < n; ++d) {
-      check(x.size(d - n) == shape[static_cast<std::size_t>(d)], kOp, ": argument 'input' must end in ",
-            to_string(shape), ", got shape ", to_string(x.sizes()));
-      width *= x.size(d - n);
-      stat_sizes[stat_sizes.size() - static_cast<std::size_t>(n - d)] = 1;
-    }
-    check(w == nullptr || to_string(w->sizes()) == to_string(shape), kOp, ": argument 'weight' must have shape ",
-          to_string(shape), ", got ", w == nullptr ? "" : std::string(to_string(w->sizes())));
+    const auto [width, stat_sizes] = rms_norm_shape(kOp, x, w, shape);
     TensorPtr out = Tensor::empty(x.sizes(), x.dtype());
     const DType stat_dtype = x.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     TensorPtr reciprocal = Tensor::empty(stat_sizes, stat_dtype);

@@ -1,0 +1,200 @@
+"""How fast is attention on the GPU? The flash operator against torch's FlashAttention-2 and cuDNN, in one run.
+
+    UNTORCH_LIBRARY=build/py/native/libuntorch.so python benchmarks/gpu_attention.py [--quick]
+
+Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decoding: one query over long keys,
+eight key heads for 32 query heads, in GB/s of the keys and values. Each contestant's calls are captured into a CUDA
+graph, so that the GPU's time is measured and no launch; the graphs take turns, and the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import common
+
+sys.path.insert(0, str(common.ROOT))
+
+FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+KEYS = (4096, 16384, 65536, 131072)
+TOKENS = 16384  # of a prefill: batch * length
+
+
+@dataclass(frozen=True)
+class Case:
+    """bfloat16 [batch, heads, length, width]."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+
+    @property
+    def label(self) -> str:
+        """A row's name."""
+        if self.queries == 1:
+            return f"decoding, {self.keys} keys, D {self.width}"
+        return f"prefill {self.batch}×{self.queries}, D {self.width}{', causal' if self.causal else ''}"
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions; the causal half alone where it is causal."""
+        full = 4.0 * self.batch * self.heads * self.queries * self.keys * self.width
+        return full / 2 if self.causal else full
+
+    @property
+    def bytes(self) -> float:
+        """Of keys and values, read once."""
+        return 2.0 * 2 * self.batch * self.kv_heads * self.keys * self.width
+
+
+@dataclass
+class Result:
+    """Median seconds of a call of each contestant; ``None`` where torch has no kernel for it."""
+
+    case: str
+    operations: float
+    bytes: float
+    untorch_seconds: float
+    torch_flash_seconds: float | None
+    torch_cudnn_seconds: float | None
+    largest_difference: float
+
+
+def cases(quick: bool) -> list[Case]:
+    """Sixteen thousand tokens a prefill, a model width of 2048; one sequence while decoding."""
+    prefill = [
+        Case(TOKENS // length, 2048 // width, 2048 // width, length, length, width, causal)
+        for width in (64, 128)
+        for causal in (False, True)
+        for length in (LENGTHS[1:4:2] if quick else LENGTHS)
+    ]
+    return prefill + [Case(1, 32, 8, 1, keys, 128, False) for keys in (KEYS[:1] if quick else KEYS)]
+
+
+def measure(case: Case, rounds: int) -> Result:
+    """All contestants on one case, in turns."""
+    import torch
+    from torch.nn import attention, functional
+
+    from tests.native import shim
+
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def tensor(heads: int, length: int) -> torch.Tensor:
+        # As a model has them: heads split out of the projections.
+        shape = (case.batch, length, heads, case.width)
+        return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+
+    q = tensor(case.heads, case.queries)
+    k, v = tensor(case.kv_heads, case.keys), tensor(case.kv_heads, case.keys)
+    handles = [shim.handle(t) for t in (q, k, v)]
+    calls = max(1, min(50, int(2e-3 / max(case.operations / 3e14, case.bytes / 2e12))))
+
+    def ours(keep: list[torch.Tensor] | None = None) -> None:
+        tensors, numbers = [ctypes.c_void_p() for _ in range(7)], [ctypes.c_int64() for _ in range(2)]
+        slots = [*tensors[:4], *numbers, *tensors[4:]]
+        flags = ctypes.c_double(0.0), ctypes.c_int32(case.causal), ctypes.c_int32(0), None
+        shim.raise_on(getattr(shim.lib, FLASH)(*handles, *flags, *map(ctypes.byref, slots)))
+        if keep is not None:
+            keep.append(shim.to_torch(tensors[0]))
+        for h in tensors:
+            shim.delete(h)
+
+    def theirs(backend: attention.SDPBackend) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            with attention.sdpa_kernel(backend):
+                return functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
+                )
+
+        return call
+
+    def graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            shim.use_torch_stream()
+            call()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
+            shim.use_torch_stream()
+            for _ in range(calls):
+                call()
+        shim.use_torch_stream()
+        return captured
+
+    shim.use_torch_stream()
+    results: list[torch.Tensor] = []
+    ours(results)
+    contestants = {"untorch": graph(ours)}
+    largest = 0.0
+    for name, backend in (
+        ("flash", attention.SDPBackend.FLASH_ATTENTION),
+        ("cudnn", attention.SDPBackend.CUDNN_ATTENTION),
+    ):
+        call = theirs(backend)
+        try:
+            largest = max(largest, float((call().float() - results[0].float()).abs().max()))
+            contestants[name] = graph(call)
+        except RuntimeError as error:
+            print(f"{case.label}: torch {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, captured in contestants.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            captured.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) / 1e3 / calls)
+    for h in handles:
+        shim.delete(h)
+    seconds = {name: statistics.median(values[1:]) for name, values in times.items()}
+    return Result(
+        case.label, case.operations, case.bytes, seconds["untorch"], seconds.get("flash"), seconds.get("cudnn"), largest
+    )
+
+
+def main() -> None:
+    options = common.arguments(__doc__)
+    import torch
+
+    report = common.Report("gpu_attention", options.quick)
+    report.machine["gpu"] = torch.cuda.get_device_name()
+    report.machine["cuda"] = torch.version.cuda
+    report.machine["cudnn"] = torch.backends.cudnn.version()
+    results = []
+    for case in cases(options.quick):
+        results.append(measure(case, 4 if options.quick else 15))
+        torch.cuda.empty_cache()
+    report.values["results"] = [asdict(result) for result in results]
+    for name, unit, chosen in (
+        ("prefill", "TFLOP/s", [r for r in results if r.case.startswith("prefill")]),
+        ("decoding", "GB/s", [r for r in results if r.case.startswith("decoding")]),
+    ):
+        rows = []
+        for r in chosen:
+            work = r.operations / 1e12 if name == "prefill" else r.bytes / 1e9
+            seconds = (r.untorch_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds)
+            rates = ["–" if s is None else f"{work / s:.0f}" for s in seconds]
+            rows.append([r.case, *rates, *("–" if s is None else f"{s * 1e6:.1f}" for s in seconds)])
+        columns = ["case", *(f"{who} {unit}" for who in ("untorch", "torch flash", "torch cuDNN"))]
+        columns += [f"{who} µs" for who in ("untorch", "torch flash", "torch cuDNN")]
+        note = f"{report.machine['gpu']}, bfloat16; the largest difference of a result is "
+        note += f"{max((r.largest_difference for r in chosen), default=0.0):.4f}."
+        report.tables[name] = common.Table(columns, rows, note)
+    report.write(options.output)
+
+
+if __name__ == "__main__":
+    main()
