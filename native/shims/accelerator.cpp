@@ -192,8 +192,7 @@ UNTORCH_SHIM aoti_torch_cuda_caching_allocator_raw_delete(void* ptr) {
 
 // How code of a library reports a failed call: a text with the place, which it frees with the function below, or null.
 UNTORCH_SHIM torch_c10_cuda_check_msg(std::int32_t err, const char* filename, const char* function_name,
-                                      std::uint32_t line_number, bool /*include_device_assertions*/,
-                                      char** error_msg) {
+                                      std::uint32_t line_number, bool /*include_device_assertions*/, char** error_msg) {
   return guarded("c10_cuda_check_msg", [&] {
     check(error_msg != nullptr, "c10_cuda_check_msg: output pointer is null");
     *error_msg = nullptr;

@@ -151,3 +151,19 @@ def test_long_transforms(length: int) -> None:
     want = torch.fft.rfft(x.double())
     error = (got.cpu().to(want.dtype) - want).abs().max() / want.abs().max()
     assert error.item() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 33, 64), (1, 5, 7), (3, 100, 128), (16, 64, 63), (17, 64, 128), (200, 48, 40), (0, 3, 4)]
+)
+def test_weight_int8pack_mm(dtype: torch.dtype, m: int, n: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(m, k, generator=generator).to(dtype)
+    w = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
+    scales = torch.rand(n, generator=generator).to(dtype)
+    want = x.double() @ w.double().t() * scales.double()
+    got = call("aoti_torch_cuda__weight_int8pack_mm", x.cuda(), w.cuda(), scales.cuda(), returns=1)
+    scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(got.cpu().double() / scale, want / scale, rtol=0, atol=tolerance)
