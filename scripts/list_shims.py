@@ -1,9 +1,10 @@
 """Lists the C functions that PyTorch's shim headers declare, and which of them a libuntorch.so lacks.
 
-Usage: python scripts/list_shims.py <torch include directory> [libuntorch.so]
+Usage: python scripts/list_shims.py [--cuda] <torch include directory> [libuntorch.so]
 
 The headers are aoti_torch/c/*.h (not those of xpu and mps), generated/c_shim_cpu.h, generated/c_shim_aten.h and
-stable/c/shim.h. Declarations under ``#ifdef USE_CUDA`` belong to the CUDA build and are left out.
+stable/c/shim.h. Declarations under ``#ifdef USE_CUDA`` belong to the CUDA build and are left out; with --cuda they, and
+those of generated/c_shim_cuda.h, are what is listed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,20 @@ def without_cuda(text: str) -> str:
             depth = 1
         else:
             lines.append(line)
+    return "\n".join(lines)
+
+
+def only_cuda(text: str) -> str:
+    """The ``#ifdef USE_CUDA`` blocks of the text."""
+    lines: list[str] = []
+    depth = 0
+    for line in text.splitlines():
+        directive = line.strip()
+        if depth:
+            depth += directive.startswith("#if") - directive.startswith("#endif")
+            lines.append(line)
+        elif directive == "#ifdef USE_CUDA":
+            depth = 1
     return "\n".join(lines)
 
 
@@ -56,6 +71,15 @@ def declared(include: pathlib.Path) -> list[str]:
     return sorted(names)
 
 
+def declared_cuda(include: pathlib.Path) -> list[str]:
+    """Names of all functions declared for CUDA alone, sorted."""
+    generated = include / "torch" / "csrc" / "inductor" / "aoti_torch" / "generated" / "c_shim_cuda.h"
+    names: set[str] = set()
+    for text in [generated.read_text(), *(only_cuda(path.read_text()) for path in headers(include))]:
+        names.update(DECLARATION.findall(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)))
+    return sorted(names)
+
+
 def missing(names: list[str], library: pathlib.Path) -> list[str]:
     """Those of ``names`` that the library does not export."""
     handle = ctypes.CDLL(str(library))
@@ -63,10 +87,12 @@ def missing(names: list[str], library: pathlib.Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    listed = declared_cuda if "--cuda" in arguments else declared
+    arguments = [argument for argument in arguments if argument != "--cuda"]
     if len(arguments) not in (1, 2):
         print(__doc__)
         return 2
-    names = declared(pathlib.Path(arguments[0]))
+    names = listed(pathlib.Path(arguments[0]))
     if len(arguments) == 1:
         print("\n".join(names))
         return 0

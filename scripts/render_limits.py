@@ -16,7 +16,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
 BEGIN, END = "<!-- operators: written by scripts/render_limits.py -->", "<!-- operators: end -->"
-DEVICE = "aoti_torch_cpu_"
+DEVICES = {"the CPU": "aoti_torch_cpu_", "CUDA": "aoti_torch_cuda_"}
 
 
 def names(values: Iterable[str]) -> str:
@@ -29,12 +29,19 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>\n"
 
 
+def operator(name: str) -> str:
+    """The name without the prefix of its device."""
+    for prefix in DEVICES.values():
+        name = name.removeprefix(prefix)
+    return name
+
+
 def render_refused(refused: Mapping[str, str]) -> str:
     """A table of reasons with their functions, the reasons in alphabetical order."""
     lines = ["| why | functions |", "|---|---|"]
     ordered = sorted(refused.items(), key=lambda item: (item[1], item[0]))
     for reason, group in groupby(ordered, key=lambda item: item[1]):
-        functions = ", ".join(f"`{name.removeprefix(DEVICE)}`" for name, _ in group)
+        functions = ", ".join(f"`{operator(name)}`" for name, _ in group)
         lines.append(f"| {reason} | {functions} |")
     return "\n".join(lines) + "\n"
 
@@ -42,17 +49,23 @@ def render_refused(refused: Mapping[str, str]) -> str:
 def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str, str]) -> str:
     """The text between the markers."""
     exported, kernels = set(exported) - refused.keys(), list(kernels)
-    operators = [name.removeprefix(DEVICE) for name in exported if name.startswith(DEVICE)]
+    cpu, cuda = (
+        [name.removeprefix(prefix) for name in exported if name.startswith(prefix)] for prefix in DEVICES.values()
+    )
     vector = sum(name.startswith("Sleef_") for name in exported)
-    other = len(exported) - len(operators) - vector
+    other = len(exported) - len(cpu) - len(cuda) - vector
+    refused_cuda = {name: reason for name, reason in refused.items() if name.startswith(DEVICES["CUDA"])}
+    refused_cpu = {name: reason for name, reason in refused.items() if name not in refused_cuda}
     return "\n".join(
         [
             "### Served by C functions",
             "",
-            f"{len(operators)} operators (`{DEVICE}…`), {other} functions for tensors, scalars, devices and the like, "
+            f"{len(cpu)} operators on the CPU (`{DEVICES['the CPU']}…`) and {len(cuda)} on CUDA "
+            f"(`{DEVICES['CUDA']}…`), {other} functions for tensors, scalars, devices and the like, "
             f"and {vector} vector functions under SLEEF's names.",
             "",
-            folded("The operators", names(operators)),
+            folded("The operators of the CPU", names(cpu)),
+            folded("The operators of CUDA", names(cuda)),
             "### Python kernels",
             "",
             f"{len(kernels)} operators run on numpy where Inductor calls them through the proxy executor.",
@@ -60,10 +73,13 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
             folded("The operators", names(kernels)),
             "### Refused",
             "",
-            f"{len(refused)} functions that PyTorch's headers declare for the CPU are left out "
-            f"(`{DEVICE}…`, but for full names).",
+            f"{len(refused_cpu)} functions that PyTorch's headers declare for the CPU are left out "
+            f"(`{DEVICES['the CPU']}…`, but for full names).",
             "",
-            render_refused(refused),
+            render_refused(refused_cpu),
+            f"{len(refused_cuda)} that they declare for CUDA are left out (`{DEVICES['CUDA']}…`).",
+            "",
+            render_refused(refused_cuda),
         ]
     )
 

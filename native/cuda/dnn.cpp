@@ -16,6 +16,7 @@
 #include "cuda/handle_pool.h"
 #include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
+#include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
@@ -319,6 +320,8 @@ HandlePool<State>& handles() {
 bool dnn_convolution(const DnnConvolution& problem, const void* input, const void* weight, void* output, int device,
                      Stream stream) {
   const Dnn& api = dnn();
+  // Handles and plans allocate and load code, once, which a capture of the stream must not take for its own.
+  const RelaxedCapture relaxed;
   const auto state = handles().take(device, [&] {
     auto made = std::make_unique<State>();
     check_status(api, api.create(&made->handle), "cudnnCreate");

@@ -136,6 +136,7 @@ Plan plan_for(const char* op, const FftLibrary& api, const FftProblem& p, int de
 
 void fft(const char* op, const FftProblem& p, const void* input, void* output, int device, Stream stream) {
   const FftLibrary& api = library_for(op);
+  const RelaxedCapture relaxed;  // for making the plan, which allocates and loads code
   const std::lock_guard lock(plans().mutex);
   const Plan plan = plan_for(op, api, p, device, stream);
   // cuFFT wants an address also where it needs no memory.

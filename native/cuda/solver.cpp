@@ -11,6 +11,7 @@
 #include "cuda/handle_pool.h"
 #include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
+#include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
@@ -186,6 +187,7 @@ void solve_triangular(const char* op, DType dtype, std::int64_t count, std::int6
   const Blas& api = library_for<Blas>(op, "cuBLAS");
   const int rows = narrow(op, n), width = narrow(op, columns), batch = narrow(op, count);
   const std::size_t kind = index_of(dtype);
+  const RelaxedCapture relaxed;  // handles allocate and load code
   const auto handle = blas_handles().take(device, [&] {
     auto made = std::make_unique<Handle>();
     check_status(op, api.create(&made->handle), "cublasCreate", false);
@@ -223,6 +225,7 @@ void factor_qr(const char* op, DType dtype, std::int64_t count, std::int64_t m, 
   const Solver& api = library_for<Solver>(op, "cuSOLVER");
   const int rows = narrow(op, m), width = narrow(op, n);
   const std::size_t kind = index_of(dtype);
+  const RelaxedCapture relaxed;  // handles allocate and load code
   const auto handle = solver_handles().take(device, [&] {
     auto made = std::make_unique<Handle>();
     check_status(op, api.create(&made->handle), "cusolverDnCreate", true);
@@ -253,6 +256,7 @@ void apply_q(const char* op, DType dtype, std::int64_t count, std::int64_t m, st
   const int rows = narrow(op, m), width = narrow(op, n), factors = narrow(op, reflections);
   const std::int64_t v_rows = left ? m : n;
   const std::size_t kind = index_of(dtype);
+  const RelaxedCapture relaxed;  // handles allocate and load code
   const auto handle = solver_handles().take(device, [&] {
     auto made = std::make_unique<Handle>();
     check_status(op, api.create(&made->handle), "cusolverDnCreate", true);

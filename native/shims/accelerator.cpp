@@ -5,6 +5,8 @@
 #include "cuda/stream.h"
 #include "shims/shim.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 
@@ -187,3 +189,20 @@ UNTORCH_SHIM aoti_torch_cuda_caching_allocator_raw_delete(void* ptr) {
           "cuda_caching_allocator_raw_delete: the address was not allocated here");
   });
 }
+
+// How code of a library reports a failed call: a text with the place, which it frees with the function below, or null.
+UNTORCH_SHIM torch_c10_cuda_check_msg(std::int32_t err, const char* filename, const char* function_name,
+                                      std::uint32_t line_number, bool /*include_device_assertions*/, char** error_msg) {
+  return guarded("c10_cuda_check_msg", [&] {
+    check(error_msg != nullptr, "c10_cuda_check_msg: output pointer is null");
+    *error_msg = nullptr;
+    if (err == cuda::kSuccess) return;
+    const std::string text = "CUDA error: " + cuda::error_text(err) + ", in " +
+                             (function_name != nullptr ? function_name : "an unnamed function") + " (" +
+                             (filename != nullptr ? filename : "unknown file") + ":" + std::to_string(line_number) +
+                             ")";
+    *error_msg = strdup(text.c_str());
+    if (*error_msg == nullptr) throw std::bad_alloc();
+  });
+}
+extern "C" UNTORCH_EXPORT void torch_c10_cuda_free_error_msg(char* error_msg) { std::free(error_msg); }

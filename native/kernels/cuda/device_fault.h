@@ -19,6 +19,8 @@ enum class DeviceFault : std::uint8_t {
   kEmbeddingBagIndex,
   kEmbeddingBagOffset,
   kBernoulli,
+  kMaxUnpool,
+  kLuPivot,
 };
 
 // The fault in the top 8 bits, the offending value in the others: one store, so that the two belong together.

@@ -85,14 +85,18 @@ __global__ void __launch_bounds__(kThreads) complete(std::int64_t numel, std::in
 }
 
 __global__ void __launch_bounds__(kThreads)
-    run_swaps(std::int64_t count, std::int64_t m, std::int64_t steps, const std::int32_t* swaps, std::int64_t* order) {
+    run_swaps(std::int64_t count, std::int64_t m, std::int64_t steps, const std::int32_t* swaps, std::int64_t* order,
+              FaultWord* faults) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t item = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; item < count; item += step) {
     std::int64_t* const rows = order + item * m;
     for (std::int64_t i = 0; i < m; ++i) rows[i] = i;
     for (std::int64_t k = 0; k < steps; ++k) {
       const std::int64_t with = std::int64_t{swaps[item * steps + k]} - 1;
-      if (with < 0 || with >= m) __trap();
+      if (with < 0 || with >= m) {
+        report(faults, DeviceFault::kLuPivot, with + 1);
+        continue;
+      }
       const std::int64_t row = rows[k];
       rows[k] = rows[with];
       rows[with] = row;
@@ -155,10 +159,10 @@ int make_hermitian(std::int64_t count, std::int64_t n, Scalar dtype, void* out, 
 }
 
 int unpack_permutations(std::int64_t count, std::int64_t m, std::int64_t steps, const std::int32_t* swaps,
-                        std::int64_t* order, Scalar dtype, void* p, Stream stream) {
+                        std::int64_t* order, Scalar dtype, void* p, FaultWord* faults, Stream stream) {
   const std::int64_t numel = count * m * m;
   if (numel == 0) return 0;
-  run_swaps<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(count, m, steps, swaps, order);
+  run_swaps<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(count, m, steps, swaps, order, faults);
   if (const int code = cudaGetLastError(); code != 0) return code;
   return dispatch(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;

@@ -1,6 +1,7 @@
 // What the operators of LAPACK need beside cuBLAS and cuSOLVER. dtypes: float32, float64, complex64, complex128.
 #pragma once
 
+#include "kernels/cuda/device_fault.h"
 #include "kernels/cuda/scalar.h"
 
 namespace untorch::kernels::cuda {
@@ -13,9 +14,9 @@ int unit_matrices(std::int64_t count, std::int64_t n, Scalar dtype, void* out, S
 int make_hermitian(std::int64_t count, std::int64_t n, Scalar dtype, void* out, Stream stream);
 
 // P [count, m, m] of A = P·L·U from the row swaps [count, steps], counted from 1. `order` [count, m] is scratch. A swap
-// outside of the matrix stops the kernel with a trap.
+// outside of the matrix is reported and not made.
 int unpack_permutations(std::int64_t count, std::int64_t m, std::int64_t steps, const std::int32_t* swaps,
-                        std::int64_t* order, Scalar dtype, void* p, Stream stream);
+                        std::int64_t* order, Scalar dtype, void* p, FaultWord* faults, Stream stream);
 // L [count, m, k] with ones on the diagonal and U [count, k, n], k = min(m, n), of [count, m, n]; all row-major.
 int unpack_factors(std::int64_t count, std::int64_t m, std::int64_t n, Scalar dtype, const void* lu, void* lower,
                    void* upper, Stream stream);

@@ -12,11 +12,14 @@ constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
     note_winners(std::int64_t count, std::int64_t pixels, std::int64_t image, const std::int64_t* __restrict__ indices,
-                 unsigned long long* __restrict__ winners) {
+                 unsigned long long* __restrict__ winners, FaultWord* faults) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
     const std::int64_t plane = i / pixels, at = indices[i];
-    if (at < 0 || at >= image) __trap();
+    if (at < 0 || at >= image) {
+      report(faults, DeviceFault::kMaxUnpool, at);
+      continue;
+    }
     atomicMax(winners + plane * image + at, static_cast<unsigned long long>(i) + 1);
   }
 }
@@ -87,10 +90,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int max_unpool(std::int64_t planes, std::int64_t pixels, std::int64_t image, int element_bytes, const void* input,
-               const std::int64_t* indices, unsigned long long* winners, void* out, Stream stream) {
+               const std::int64_t* indices, unsigned long long* winners, void* out, FaultWord* faults, Stream stream) {
   if (planes * pixels != 0) {
     note_winners<<<blocks_for(planes * pixels, kThreads), kThreads, 0, stream>>>(planes * pixels, pixels, image,
-                                                                                 indices, winners);
+                                                                                 indices, winners, faults);
     if (const int code = cudaGetLastError(); code != 0) return code;
   }
   if (planes * image == 0) return 0;

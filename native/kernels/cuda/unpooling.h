@@ -1,15 +1,16 @@
 // Max unpooling and fractional max pooling.
 #pragma once
 
+#include "kernels/cuda/device_fault.h"
 #include "kernels/cuda/scalar.h"
 
 namespace untorch::kernels::cuda {
 
 // out [planes, image] = 0 but for out[plane, index] = value for every pixel of input [planes, pixels]; where several
 // pixels name one place the last one stays. Everything is row-major. `winners` [planes · image] is scratch that the
-// caller zeroed. An index outside of the image stops the kernel with a trap, as PyTorch's own assertion does.
+// caller zeroed. An index outside of the image is reported and writes nothing.
 int max_unpool(std::int64_t planes, std::int64_t pixels, std::int64_t image, int element_bytes, const void* input,
-               const std::int64_t* indices, unsigned long long* winners, void* out, Stream stream);
+               const std::int64_t* indices, unsigned long long* winners, void* out, FaultWord* faults, Stream stream);
 
 // Fewer than three spatial dimensions have leading sizes of 1. Samples of missing dimensions are not read.
 struct FractionalPool {

@@ -4,6 +4,7 @@
 // so a singular factor gives infinities and NaN instead of an error.
 #include "shims/linalg.h"
 
+#include "cuda/device_error.h"
 #include "cuda/solver.h"
 #include "kernels/cuda/linalg.h"
 #include "shims/cuda/shim.h"
@@ -192,7 +193,7 @@ UNTORCH_SHIM aoti_torch_cuda_lu_unpack(AtenTensorHandle LU_data, AtenTensorHandl
       const StorageRef order = on.scratch(static_cast<std::size_t>(count * m) * sizeof(std::int64_t));
       on.launched(kernels::cuda::unpack_permutations(count, m, k, swaps->data<std::int32_t>(),
                                                      static_cast<std::int64_t*>(order->data()), scalar_of(lu), p->raw(),
-                                                     on.stream()));
+                                                     cuda::DeviceErrors::word(on.index()), on.stream()));
     }
     if (unpack_data != 0) {
       const TensorPtr dense = contiguous_cuda(lu);

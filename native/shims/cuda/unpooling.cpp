@@ -1,6 +1,7 @@
 // Max unpooling and fractional max pooling on CUDA.
 #include "kernels/cuda/unpooling.h"
 
+#include "cuda/device_error.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -44,7 +45,8 @@ void unpool(const char* op, std::int64_t n, AtenTensorHandle self, AtenTensorHan
         cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(winners->data()), 0, bytes, on.stream()), op);
     on.launched(kernels::cuda::max_unpool(planes, pixels, image, static_cast<int>(element_size(input.dtype())),
                                           x->raw(), at->data<std::int64_t>(),
-                                          static_cast<unsigned long long*>(winners->data()), out->raw(), on.stream()));
+                                          static_cast<unsigned long long*>(winners->data()), out->raw(),
+                                          cuda::DeviceErrors::word(on.index()), on.stream()));
   }
   give(ret0, std::move(out), op);
 }

@@ -1,4 +1,4 @@
-"""C shims that PyTorch's headers declare for the CPU and that untorch does not serve, with the reason for each.
+"""C shims that PyTorch's headers declare and that untorch does not serve, with the reason for each.
 
 A model that needs one is refused at export and, by name, at load.
 """
@@ -14,6 +14,11 @@ _FBGEMM = "works on weights packed by FBGEMM, whose layout is private to FBGEMM"
 _OTHER_DEVICES = "a hook for out-of-tree devices: PyTorch has no CPU kernel for it either"
 _ARM_INT4 = "runs int4 kernels of Arm's KleidiAI on weights packed in its private layout"
 _INT4 = "multiplies with int4 weights packed for PyTorch's CPU kernels: not served yet"
+_TINYGEMM = "works on int4 weights packed for PyTorch's own CUDA kernels, whose layout is private to them"
+_CUDNN_RNN = "works on a weight buffer packed by cuDNN's recurrent layers, whose layout is private to cuDNN"
+_OTHER_GPUS = "a hook for out-of-tree devices: PyTorch has no CUDA kernel for it either"
+_FLASH_3 = "runs FlashAttention 3 on float8 tensors: not served yet"
+_BLAS_HANDLE = "hands out the cuBLAS handle of PyTorch: untorch works with cuBLASLt, which has none to share"
 _CUDA_ONLY = "a deprecated name of a CUDA kernel: PyTorch has no CPU kernel for it"
 
 UNSUPPORTED_SHIMS: dict[str, str] = {
@@ -66,4 +71,45 @@ UNSUPPORTED_SHIMS: dict[str, str] = {
     "aoti_torch_cpu_upsample_trilinear3d_backward": _TRAINING,
     "aoti_torch_cpu_wrapped_fbgemm_linear_fp16_weight": _FBGEMM,
     "aoti_torch_cpu_wrapped_fbgemm_pack_gemm_matrix_fp16": _FBGEMM,
+    "aoti_torch_cuda__adaptive_avg_pool2d_backward": _TRAINING,
+    "aoti_torch_cuda__adaptive_avg_pool3d_backward": _TRAINING,
+    "aoti_torch_cuda__cdist_backward": _TRAINING,
+    "aoti_torch_cuda__cudnn_rnn": _CUDNN_RNN,
+    "aoti_torch_cuda__efficient_attention_backward": _TRAINING,
+    "aoti_torch_cuda__embedding_bag_dense_backward": _TRAINING,
+    "aoti_torch_cuda__embedding_bag_per_sample_weights_backward": _TRAINING,
+    "aoti_torch_cuda__flash_attention_backward": _TRAINING,
+    "aoti_torch_cuda__flash_attention_forward_quantized": _FLASH_3,
+    "aoti_torch_cuda__fused_moving_avg_obs_fq_helper": _TRAINING_QUANTIZATION,
+    "aoti_torch_cuda__fused_moving_avg_obs_fq_helper_functional": _TRAINING_QUANTIZATION,
+    "aoti_torch_cuda__pdist_backward": _TRAINING,
+    "aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward": _TRAINING,
+    "aoti_torch_cuda__scaled_dot_product_efficient_attention_backward": _TRAINING,
+    "aoti_torch_cuda__scaled_dot_product_flash_attention_backward": _TRAINING,
+    "aoti_torch_cuda__scaled_dot_product_flash_attention_quantized": _FLASH_3,
+    "aoti_torch_cuda__scaled_dot_product_fused_attention_overrideable": _OTHER_GPUS,
+    "aoti_torch_cuda__scaled_dot_product_fused_attention_overrideable_backward": _TRAINING,
+    "aoti_torch_cuda__segment_reduce_backward": _TRAINING,
+    "aoti_torch_cuda__to_sparse": _SPARSE,
+    "aoti_torch_cuda__weight_int4pack_mm": _TINYGEMM,
+    "aoti_torch_cuda_adaptive_max_pool2d_backward": _TRAINING,
+    "aoti_torch_cuda_adaptive_max_pool3d_backward": _TRAINING,
+    "aoti_torch_cuda_avg_pool2d_backward": _TRAINING,
+    "aoti_torch_cuda_avg_pool3d_backward": _TRAINING,
+    "aoti_torch_cuda_convolution_backward": _TRAINING,
+    "aoti_torch_cuda_fractional_max_pool2d_backward": _TRAINING,
+    "aoti_torch_cuda_fractional_max_pool3d_backward": _TRAINING,
+    "aoti_torch_cuda_grid_sampler_2d_backward": _TRAINING,
+    "aoti_torch_cuda_grid_sampler_3d_backward": _TRAINING,
+    "aoti_torch_cuda_masked_scatter_backward": _TRAINING,
+    "aoti_torch_cuda_max_pool2d_with_indices_backward": _TRAINING,
+    "aoti_torch_cuda_max_pool3d_with_indices_backward": _TRAINING,
+    "aoti_torch_cuda_replication_pad1d_backward": _TRAINING,
+    "aoti_torch_cuda_replication_pad2d_backward": _TRAINING,
+    "aoti_torch_cuda_soft_margin_loss_backward": _TRAINING,
+    "aoti_torch_cuda_to_sparse": _SPARSE,
+    "aoti_torch_cuda_upsample_bicubic2d_backward": _TRAINING,
+    "aoti_torch_cuda_upsample_linear1d_backward": _TRAINING,
+    "aoti_torch_cuda_upsample_trilinear3d_backward": _TRAINING,
+    "torch_get_current_cuda_blas_handle": _BLAS_HANDLE,
 }
