@@ -16,6 +16,7 @@ from untorch.runtime.errors import (
 from untorch.runtime.program import Method, Program, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import manual_seed
+from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
 
@@ -34,4 +35,5 @@ __all__ = [
     "load",
     "manual_seed",
     "register_kernel",
+    "stream",
 ]

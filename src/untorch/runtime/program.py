@@ -237,7 +237,7 @@ class Method:
                         "for another value"
                     )
                 continue
-            if by_position or isinstance(leaf, numpy.ndarray) or hasattr(leaf, "__dlpack__"):
+            if by_position or isinstance(leaf, numpy.ndarray) or _is_array(leaf):
                 tensors.append(leaf)
         return tensors
 
