@@ -191,7 +191,11 @@ class Method {
 
   Taker taker() const { return {name_.c_str(), device_type_, device_index_}; }
   std::size_t num_outputs() const { return num_outputs_; }
-  std::string device() const { return device_type_ == 0 ? "cpu" : "cuda:" + std::to_string(device_index_); }
+  std::string device() const {
+    std::int32_t type = 0, index = -1;
+    check(untorch_method_device(method_, &type, &index));
+    return type == 0 ? "cpu" : "cuda:" + std::to_string(index);
+  }
 
   // A CUDA graph of the call on these arrays.
   untorch_graph* capture(const nb::object& inputs) {

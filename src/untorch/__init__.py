@@ -13,6 +13,7 @@ from untorch.runtime.errors import (
     UnsupportedError,
     UntorchError,
 )
+from untorch.runtime.graph import Graph
 from untorch.runtime.program import Method, Program, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import manual_seed
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ClosedError",
+    "Graph",
     "InvalidArgumentError",
     "InvalidFileError",
     "Method",
