@@ -16,6 +16,7 @@
 #include "model/cpu_features.h"
 #include "model/cuda_graph.h"
 #include "model/program.h"
+#include "tensor/device.h"
 #include "untorch/untorch.h"
 
 #ifndef UNTORCH_VERSION
@@ -36,6 +37,9 @@ struct untorch_method {
 };
 struct untorch_graph {
   untorch::CudaGraph graph;
+};
+struct untorch_event {
+  untorch::cuda::Event event;
 };
 
 namespace {
@@ -205,9 +209,8 @@ void untorch_set_error(untorch_status status, const char* message) {
 untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                   untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
   return guarded([&] {
-    with_tensors(inputs, num_inputs, outputs, num_outputs, [&](auto views, auto results) {
-      method->method->run(views, results, {aliases, num_outputs});
-    });
+    with_tensors(inputs, num_inputs, outputs, num_outputs,
+                 [&](auto views, auto results) { method->method->run(views, results, {aliases, num_outputs}); });
   });
 }
 
@@ -217,6 +220,7 @@ untorch_status untorch_call_stream(int32_t device_index, void** stream) {
 
 untorch_status untorch_stream_wait(int32_t device_index, void* consumer, void* producer) {
   return guarded([&] {
+    if (consumer == producer) return;
     const untorch::cuda::DeviceGuard guard(device_index);
     untorch::cuda::order_after(static_cast<untorch::cuda::Stream>(consumer),
                                static_cast<untorch::cuda::Stream>(producer));
@@ -237,7 +241,7 @@ untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tens
     const untorch::Tensor& t = *unwrap(tensor);
     check(t.defined(), "untorch_tensor_to_host: the tensor is undefined");
     untorch::TensorPtr copy = t.device().type == untorch::DeviceType::kCUDA ? untorch::cuda::to_host(t)
-                                                                          : std::make_unique<untorch::Tensor>(t);
+                                                                            : std::make_unique<untorch::Tensor>(t);
     *out = wrap(copy.release());
   });
 }
@@ -394,6 +398,71 @@ const char* untorch_gpu_libraries(void) {
     return "";
   }
   return text.c_str();
+}
+
+untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out) {
+  return guarded([&] {
+    check(out != nullptr, "untorch_event_record: out is null");
+    const untorch::cuda::DeviceGuard guard(device_index);
+    const untorch::cuda::Driver& api = untorch::cuda::driver();
+    auto point = std::make_unique<untorch_event>();
+    untorch::cuda::check_driver(api.event_create(&point->event, untorch::cuda::kEventDisableTiming),
+                                "creating an event");
+    if (const auto code = api.event_record(point->event, static_cast<untorch::cuda::Stream>(stream)); code != 0) {
+      (void)api.event_destroy(point->event);
+      untorch::cuda::check_driver(code, "recording an event");
+    }
+    *out = point.release();
+  });
+}
+
+int32_t untorch_event_done(const untorch_event* event) {
+  return untorch::cuda::driver().event_query(event->event) != untorch::cuda::kErrorNotReady ? 1 : 0;
+}
+
+void untorch_event_free(untorch_event* event) {
+  if (event == nullptr) return;
+  (void)untorch::cuda::driver().event_destroy(event->event);
+  delete event;
+}
+
+untorch_status untorch_pointer_device(const void* address, int32_t* device_type, int32_t* device_index) {
+  return guarded([&] {
+    constexpr int kMemoryType = 2, kIsManaged = 8, kDeviceOrdinal = 9;
+    constexpr unsigned kDeviceMemory = 2;
+    const untorch::cuda::Driver& api = untorch::cuda::driver();
+    const auto pointer = reinterpret_cast<untorch::cuda::DevicePtr>(address);
+    unsigned type = 0, managed = 0;
+    int device = -1;
+    *device_type = 0;
+    *device_index = -1;
+    // Memory that CUDA does not know is the CPU's.
+    if (api.pointer_attribute(&type, kMemoryType, pointer) != untorch::cuda::kSuccess) return;
+    (void)api.pointer_attribute(&managed, kIsManaged, pointer);
+    if (type != kDeviceMemory && managed == 0) return;
+    untorch::cuda::check_driver(api.pointer_attribute(&device, kDeviceOrdinal, pointer), "asking whose memory it is");
+    *device_type = 1;
+    *device_index = device;
+  });
+}
+
+untorch_status untorch_tensor_copy(const untorch_view* destination, const untorch_tensor* source) {
+  return guarded([&] {
+    check(destination != nullptr && source != nullptr, "untorch_tensor_copy: an argument is null");
+    const untorch::TensorView view = to_view(*destination);
+    const untorch::Tensor& from = *unwrap(source);
+    check(from.defined(), "untorch_tensor_copy: the source is undefined");
+    check(destination->read_only == 0, "untorch_tensor_copy: the destination is read-only");
+    check(view.dtype == from.dtype(), "untorch_tensor_copy: the destination is ", untorch::dtype_name(view.dtype),
+          ", the source ", untorch::dtype_name(from.dtype()));
+    check(std::equal(view.sizes.begin(), view.sizes.end(), from.sizes().begin(), from.sizes().end()),
+          "untorch_tensor_copy: the destination's shape is not the source's");
+    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
+    const untorch::Tensor to(
+        untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype), view.device), 0, view.dtype,
+        view.sizes, view.strides);
+    untorch::copy(to, from);
+  });
 }
 
 }  // extern "C"

@@ -6,9 +6,11 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "dlpack.h"
+#include "stream.h"
 
 extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
 
@@ -21,28 +23,29 @@ struct TypeRow {
   const char* name;
   int numpy;  // NPY_NOTYPE: numpy has none; ml_dtypes may
   std::uint8_t dl_code, bits;
+  const char* typestr;  // null: there is none
 };
 constexpr TypeRow kTypes[] = {
-    {0, "uint8", NPY_UINT8, kDLUInt, 8},
-    {1, "int8", NPY_INT8, kDLInt, 8},
-    {2, "int16", NPY_INT16, kDLInt, 16},
-    {3, "int32", NPY_INT32, kDLInt, 32},
-    {4, "int64", NPY_INT64, kDLInt, 64},
-    {5, "float16", NPY_FLOAT16, kDLFloat, 16},
-    {6, "float32", NPY_FLOAT32, kDLFloat, 32},
-    {7, "float64", NPY_FLOAT64, kDLFloat, 64},
-    {9, "complex64", NPY_COMPLEX64, kDLComplex, 64},
-    {10, "complex128", NPY_COMPLEX128, kDLComplex, 128},
-    {11, "bool", NPY_BOOL, kDLBool, 8},
-    {15, "bfloat16", NPY_NOTYPE, kDLBfloat, 16},
-    {23, "float8_e5m2", NPY_NOTYPE, 12, 8},
-    {24, "float8_e4m3fn", NPY_NOTYPE, 10, 8},
-    {25, "float8_e5m2fnuz", NPY_NOTYPE, 13, 8},
-    {26, "float8_e4m3fnuz", NPY_NOTYPE, 11, 8},
-    {27, "uint16", NPY_UINT16, kDLUInt, 16},
-    {28, "uint32", NPY_UINT32, kDLUInt, 32},
-    {29, "uint64", NPY_UINT64, kDLUInt, 64},
-    {44, "float8_e8m0fnu", NPY_NOTYPE, 14, 8},
+    {0, "uint8", NPY_UINT8, kDLUInt, 8, "|u1"},
+    {1, "int8", NPY_INT8, kDLInt, 8, "|i1"},
+    {2, "int16", NPY_INT16, kDLInt, 16, "<i2"},
+    {3, "int32", NPY_INT32, kDLInt, 32, "<i4"},
+    {4, "int64", NPY_INT64, kDLInt, 64, "<i8"},
+    {5, "float16", NPY_FLOAT16, kDLFloat, 16, "<f2"},
+    {6, "float32", NPY_FLOAT32, kDLFloat, 32, "<f4"},
+    {7, "float64", NPY_FLOAT64, kDLFloat, 64, "<f8"},
+    {9, "complex64", NPY_COMPLEX64, kDLComplex, 64, "<c8"},
+    {10, "complex128", NPY_COMPLEX128, kDLComplex, 128, "<c16"},
+    {11, "bool", NPY_BOOL, kDLBool, 8, "|b1"},
+    {15, "bfloat16", NPY_NOTYPE, kDLBfloat, 16, nullptr},
+    {23, "float8_e5m2", NPY_NOTYPE, 12, 8, nullptr},
+    {24, "float8_e4m3fn", NPY_NOTYPE, 10, 8, nullptr},
+    {25, "float8_e5m2fnuz", NPY_NOTYPE, 13, 8, nullptr},
+    {26, "float8_e4m3fnuz", NPY_NOTYPE, 11, 8, nullptr},
+    {27, "uint16", NPY_UINT16, kDLUInt, 16, "<u2"},
+    {28, "uint32", NPY_UINT32, kDLUInt, 32, "<u4"},
+    {29, "uint64", NPY_UINT64, kDLUInt, 64, "<u8"},
+    {44, "float8_e8m0fnu", NPY_NOTYPE, 14, 8, nullptr},
 };
 
 const TypeRow* row_of(std::int32_t code) {
@@ -109,6 +112,28 @@ PyArray_Descr* descr_of(const TypeRow& row) {
   return ok == NPY_SUCCEED ? descr : nullptr;
 }
 
+bool has_attribute(PyObject* object, const char* name) { return PyObject_HasAttrString(object, name) != 0; }
+
+std::string device_text(std::int32_t index) { return "cuda:" + std::to_string(index); }
+
+// An array on a GPU for a method that runs elsewhere: said before its producer is asked for anything.
+bool check_device(const Taker& taker, std::size_t index, std::int32_t device) {
+  if (taker.device_type == 1 && taker.device_index == device) return true;
+  raise_argument(taker.method, index,
+                 "the array is on " + device_text(device) + ", the method runs on " +
+                     (taker.device_type == 1 ? device_text(taker.device_index) : "the CPU") + ": pass a copy");
+  return false;
+}
+
+// A producer's work that the call has to come after.
+bool wait_for_stream(std::int32_t device, void* producer) {
+  void* consumer = nullptr;
+  untorch_status status = untorch_call_stream(device, &consumer);
+  if (status == UNTORCH_OK) status = untorch_stream_wait(device, consumer, producer);
+  if (status != UNTORCH_OK) raise_status(status);
+  return status == UNTORCH_OK;
+}
+
 void free_handle_capsule(PyObject* capsule) {
   untorch_tensor_free(static_cast<untorch_tensor*>(PyCapsule_GetPointer(capsule, "untorch_tensor")));
 }
@@ -120,26 +145,40 @@ const char* dtype_name(std::int32_t dtype) {
   return row != nullptr ? row->name : nullptr;
 }
 
+const char* typestr(std::int32_t dtype) {
+  const TypeRow* row = row_of(dtype);
+  return row != nullptr ? row->typestr : nullptr;
+}
+
+std::int64_t item_size(std::int32_t dtype) {
+  const TypeRow* row = row_of(dtype);
+  return row != nullptr ? row->bits / 8 : 0;
+}
+
 bool initialize_numpy() { return _import_array() >= 0; }
 
 bool is_numpy(PyObject* object) { return PyArray_Check(object) || PyArray_CheckScalar(object); }
 
-bool is_array(PyObject* object) { return is_numpy(object) || PyObject_HasAttrString(object, "__dlpack__") != 0; }
+bool is_array(PyObject* object) {
+  return is_numpy(object) || has_attribute(object, "__dlpack__") || has_attribute(object, "__cuda_array_interface__");
+}
 
 Operand::~Operand() { Py_XDECREF(owner_); }
 
-bool Operand::set(PyObject* object, const char* method, std::size_t index) {
+bool Operand::set(PyObject* object, const Taker& taker, std::size_t index) {
   if (PyArray_Check(object)) {
     Py_INCREF(object);
     owner_ = object;
-    return set_numpy(object, method, index);
+    return set_numpy(object, taker.method, index);
   }
   if (PyArray_CheckScalar(object)) {
     owner_ = PyArray_FromAny(object, nullptr, 0, 0, 0, nullptr);
-    return owner_ != nullptr && set_numpy(owner_, method, index);
+    return owner_ != nullptr && set_numpy(owner_, taker.method, index);
   }
-  if (PyObject_HasAttrString(object, "__dlpack__") != 0) return set_dlpack(object, method, index);
-  raise_argument(method, index, "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
+  if (has_attribute(object, "__dlpack__")) return set_dlpack(object, taker, index);
+  if (has_attribute(object, "__cuda_array_interface__")) return set_cuda_array(object, taker, index);
+  raise_argument(taker.method, index,
+                 "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
   return false;
 }
 
@@ -180,15 +219,66 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index)
   return true;
 }
 
-bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index) {
+namespace {
+
+// The capsule of an object, as new a version of DLPack as it has. `stream` (borrowed, may be null): the number of the
+// stream that it has to order its work before.
+PyObject* ask_for_capsule(PyObject* object, PyObject* stream) {
   static PyObject* const name = PyUnicode_InternFromString("__dlpack__");
   static PyObject* const max_version = Py_BuildValue("(s)", "max_version");
+  static PyObject* const with_stream = Py_BuildValue("(ss)", "stream", "max_version");
+  static PyObject* const stream_only = Py_BuildValue("(s)", "stream");
   static PyObject* const version = Py_BuildValue("(ii)", 1, 0);
-  PyObject* args[] = {object, version};
-  owner_ = PyObject_VectorcallMethod(name, args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, max_version);
-  if (owner_ == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
-    PyErr_Clear();  // a producer older than DLPack 1.0
-    owner_ = PyObject_CallMethodNoArgs(object, name);
+  PyObject* plain[] = {object, version};
+  PyObject* ordered[] = {object, stream, version};
+  PyObject* capsule = stream == nullptr
+                          ? PyObject_VectorcallMethod(name, plain, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, max_version)
+                          : PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, with_stream);
+  if (capsule != nullptr || PyErr_ExceptionMatches(PyExc_TypeError) == 0) return capsule;
+  PyErr_Clear();  // a producer older than DLPack 1.0
+  if (stream == nullptr) return PyObject_CallMethodNoArgs(object, name);
+  return PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, stream_only);
+}
+
+// Where the object says that it is. Objects that do not say are the CPU's, as before DLPack had the question.
+bool dlpack_device(PyObject* object, long& type, long& index) {
+  static PyObject* const name = PyUnicode_InternFromString("__dlpack_device__");
+  type = kDLCPU;
+  index = 0;
+  if (PyObject_HasAttr(object, name) == 0) return true;
+  PyObject* answer = PyObject_CallMethodNoArgs(object, name);
+  if (answer == nullptr) return false;
+  const bool is_pair = PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2;
+  if (is_pair) {
+    type = PyLong_AsLong(PyTuple_GET_ITEM(answer, 0));
+    index = PyLong_AsLong(PyTuple_GET_ITEM(answer, 1));
+  } else {
+    PyErr_Format(PyExc_TypeError, "__dlpack_device__ of %s gave no pair", Py_TYPE(object)->tp_name);
+  }
+  Py_DECREF(answer);
+  return PyErr_Occurred() == nullptr;
+}
+
+}  // namespace
+
+bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index) {
+  const char* const method = taker.method;
+  long device_type = 0, device_index = 0;
+  if (!dlpack_device(object, device_type, device_index)) return false;
+  if (device_type == kDLCUDA || device_type == kDLCUDAManaged) {
+    if (!check_device(taker, index, static_cast<std::int32_t>(device_index))) return false;
+    void* stream = nullptr;
+    if (const untorch_status status = untorch_call_stream(static_cast<std::int32_t>(device_index), &stream);
+        status != UNTORCH_OK) {
+      raise_status(status);
+      return false;
+    }
+    PyObject* number = PyLong_FromUnsignedLongLong(stream_number(stream));
+    if (number == nullptr) return false;
+    owner_ = ask_for_capsule(object, number);
+    Py_DECREF(number);
+  } else {
+    owner_ = ask_for_capsule(object, nullptr);
   }
   if (owner_ == nullptr) return false;
   const DLTensor* tensor = nullptr;
@@ -233,7 +323,8 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
     if (__builtin_mul_overflow(running, tensor->shape[d] > 1 ? tensor->shape[d] : 1, &running)) running = INT64_MAX;
   }
   const bool cpu = tensor->device.device_type == kDLCPU || tensor->device.device_type == kDLCUDAHost;
-  const std::int32_t device = cpu ? 0 : tensor->device.device_type == kDLCUDA ? 1 : 14;
+  const bool cuda = tensor->device.device_type == kDLCUDA || tensor->device.device_type == kDLCUDAManaged;
+  const std::int32_t device = cpu ? 0 : cuda ? 1 : 14;
   writable_ = (flags & kDLReadOnly) == 0;
   view_ = {static_cast<char*>(tensor->data) + tensor->byte_offset,
            code,
@@ -243,6 +334,80 @@ bool Operand::set_dlpack(PyObject* object, const char* method, std::size_t index
            sizes_,
            strides_,
            writable_ ? 0 : 1};
+  return true;
+}
+
+bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t index) {
+  const auto refuse = [&](const std::string& text) {
+    PyErr_Clear();
+    raise_argument(taker.method, index, "__cuda_array_interface__: " + text);
+    return false;
+  };
+  PyObject* info = PyObject_GetAttrString(object, "__cuda_array_interface__");
+  if (info == nullptr) return false;
+  Py_INCREF(object);
+  owner_ = object;
+  // The items live as long as the dictionary.
+  const std::unique_ptr<PyObject, void (*)(PyObject*)> keep(info, [](PyObject* o) { Py_DECREF(o); });
+  if (!PyDict_Check(info)) return refuse("expected a dictionary, got " + type_name(info));
+  const auto item = [&](const char* key) {
+    PyObject* value = PyDict_GetItemString(info, key);
+    return value == Py_None ? nullptr : value;
+  };
+  if (item("mask") != nullptr) return refuse("masked arrays are not supported");
+  const char* const type = item("typestr") != nullptr ? PyUnicode_AsUTF8(item("typestr")) : nullptr;
+  std::int32_t code = -1;
+  for (const TypeRow& row : kTypes) {
+    if (type != nullptr && row.typestr != nullptr && std::strcmp(row.typestr, type) == 0) code = row.code;
+  }
+  if (code < 0) return refuse("the type " + std::string(type != nullptr ? type : "(none)") + " is not supported");
+  PyObject* const shape = item("shape");
+  PyObject* const strides = item("strides");
+  PyObject* const data = item("data");
+  if (shape == nullptr || !PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) > kMaxDims ||
+      (strides != nullptr && (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != PyTuple_GET_SIZE(shape))))
+    return refuse("expected tuples of equal length as shape and strides");
+  if (data == nullptr || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2)
+    return refuse("expected (address, read-only) as data");
+  const int ndim = static_cast<int>(PyTuple_GET_SIZE(shape));
+  const std::int64_t itemsize = item_size(code);
+  std::int64_t running = 1;
+  for (int d = ndim; d-- > 0;) {
+    sizes_[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+    const std::int64_t bytes =
+        strides != nullptr ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, d)) : running * itemsize;
+    if (PyErr_Occurred() != nullptr || sizes_[d] < 0) return refuse("shape and strides must be integers");
+    if (bytes % itemsize != 0 && sizes_[d] > 1)
+      return refuse("the strides are no multiples of the item size: pass a copy");
+    strides_[d] = bytes / itemsize;
+    if (__builtin_mul_overflow(running, sizes_[d] > 1 ? sizes_[d] : 1, &running) || running > INT64_MAX / 16)
+      return refuse("the shape has more elements than memory can hold");
+  }
+  void* const address = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
+  const int read_only = PyObject_IsTrue(PyTuple_GET_ITEM(data, 1));
+  if (PyErr_Occurred() != nullptr) return refuse("expected (address, read-only) as data");
+  std::int32_t device_type = 1, device_index = taker.device_index;
+  if (taker.device_type != 1) return check_device(taker, index, 0);
+  if (address != nullptr) {
+    if (const untorch_status status = untorch_pointer_device(address, &device_type, &device_index);
+        status != UNTORCH_OK) {
+      raise_status(status);
+      return false;
+    }
+    if (device_type != 1) return refuse("the address is not a GPU's");
+    if (!check_device(taker, index, device_index)) return false;
+  }
+  // Version 3 tells the stream, or that there is nothing to wait for. Before it, the legacy stream was meant.
+  PyObject* const version = item("version");
+  const long number = version != nullptr && PyLong_Check(version) ? PyLong_AsLong(version) : 0;
+  PyObject* const stream = item("stream");
+  if (stream != nullptr || number < 3) {
+    const unsigned long long value = stream != nullptr ? PyLong_AsUnsignedLongLong(stream) : 1;
+    if (PyErr_Occurred() != nullptr || value == 0) return refuse("stream: expected None, 1, 2 or an address");
+    if (!wait_for_stream(device_index, value == 1 ? nullptr : reinterpret_cast<void*>(value))) return false;
+  }
+  writable_ = read_only == 0;
+  view_ = {address, code, 1, device_index, ndim, sizes_, strides_, read_only};
   return true;
 }
 
@@ -290,6 +455,20 @@ PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
   return array;
 }
 
+PyObject* copy_to_numpy(untorch_tensor* tensor) {
+  untorch_tensor* host = nullptr;
+  untorch_status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = untorch_tensor_to_host(tensor, &host);
+  Py_END_ALLOW_THREADS;
+  untorch_tensor_free(tensor);
+  if (status != UNTORCH_OK) {
+    raise_status(status);
+    return nullptr;
+  }
+  return to_numpy(host, nullptr, true);
+}
+
 namespace {
 
 // What a DLPack export keeps: a handle on the storage, the owner of borrowed memory, and the shape that the structure
@@ -297,16 +476,24 @@ namespace {
 struct Exported {
   untorch_tensor* tensor;
   PyObject* owner;
+  PyObject* stream_owner;
+  DlpackOptions options;
   std::int64_t dims[2 * kMaxDims];
 };
 
 template <class Managed>
 void delete_managed(Managed* managed) {
   auto* exported = static_cast<Exported*>(managed->manager_ctx);
+  const DlpackOptions& options = exported->options;
+  if (options.ordered) {
+    // Memory goes back in the order of the producer's stream. A consumer that has destroyed its own is done with it.
+    (void)untorch_stream_wait(options.device_index, options.producer, options.consumer);
+  }
   untorch_tensor_free(exported->tensor);
-  if (exported->owner != nullptr && Py_IsInitialized() != 0) {
+  if ((exported->owner != nullptr || exported->stream_owner != nullptr) && Py_IsInitialized() != 0) {
     const PyGILState_STATE state = PyGILState_Ensure();  // a consumer may let go on any thread
-    Py_DECREF(exported->owner);
+    Py_XDECREF(exported->owner);
+    Py_XDECREF(exported->stream_owner);
     PyGILState_Release(state);
   }
   delete exported;
@@ -314,8 +501,8 @@ void delete_managed(Managed* managed) {
 }
 
 template <class Managed>
-PyObject* make_capsule(untorch_tensor* tensor, PyObject* owner, const char* name, PyCapsule_Destructor destructor,
-                       Managed*& managed) {
+PyObject* make_capsule(untorch_tensor* tensor, PyObject* owner, const DlpackOptions& options, const char* name,
+                       PyCapsule_Destructor destructor, Managed*& managed) {
   untorch_view view;
   untorch_tensor_view(tensor, &view);
   const TypeRow* row = row_of(view.dtype);
@@ -328,7 +515,8 @@ PyObject* make_capsule(untorch_tensor* tensor, PyObject* owner, const char* name
     raise_status(UNTORCH_INTERNAL);
     return nullptr;
   }
-  auto* exported = new Exported{static_cast<untorch_tensor*>(handle), Py_XNewRef(owner), {}};
+  auto* exported = new Exported{
+      static_cast<untorch_tensor*>(handle), Py_XNewRef(owner), Py_XNewRef(options.stream_owner), options, {}};
   for (int d = 0; d < view.ndim; ++d) {
     exported->dims[d] = view.sizes[d];
     exported->dims[kMaxDims + d] = view.strides[d];
@@ -358,26 +546,27 @@ void destroy_unused(PyObject* capsule, const char* name) {
 
 }  // namespace
 
-PyObject* to_dlpack(untorch_tensor* tensor, PyObject* owner, bool versioned, bool read_only) {
-  if (versioned) {
+PyObject* to_dlpack(untorch_tensor* tensor, PyObject* owner, const DlpackOptions& options) {
+  if (options.versioned) {
     DLManagedTensorVersioned* managed = nullptr;
     PyObject* capsule = make_capsule(
-        tensor, owner, "dltensor_versioned",
+        tensor, owner, options, "dltensor_versioned",
         [](PyObject* self) { destroy_unused<DLManagedTensorVersioned>(self, "dltensor_versioned"); }, managed);
     if (capsule != nullptr) {
       managed->major = 1;
-      managed->flags = read_only ? kDLReadOnly : 0;
+      managed->flags = (options.read_only ? kDLReadOnly : 0) | (options.copied ? kDLIsCopied : 0);
     }
     return capsule;
   }
-  if (read_only) {
+  if (options.read_only) {
     PyErr_SetString(PyExc_BufferError,
                     "the tensor is read-only, which only DLPack 1.0 can say: pass max_version=(1, 0)");
     return nullptr;
   }
   DLManagedTensor* managed = nullptr;
   return make_capsule(
-      tensor, owner, "dltensor", [](PyObject* self) { destroy_unused<DLManagedTensor>(self, "dltensor"); }, managed);
+      tensor, owner, options, "dltensor", [](PyObject* self) { destroy_unused<DLManagedTensor>(self, "dltensor"); },
+      managed);
 }
 
 }  // namespace untorch::python

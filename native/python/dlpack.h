@@ -5,9 +5,9 @@
 
 namespace untorch::python {
 
-enum : std::int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3 };
+enum : std::int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 };
 enum : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
-constexpr std::uint64_t kDLReadOnly = 1;
+constexpr std::uint64_t kDLReadOnly = 1, kDLIsCopied = 2;
 
 struct DLDevice {
   std::int32_t device_type, device_id;

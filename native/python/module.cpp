@@ -1,4 +1,4 @@
-// untorch._core: Program, Method and Tensor over the C interface. Thin: what a call costs is decided here, what a call
+// untorch._core: Program, Method and Graph over the C interface. Thin: what a call costs is decided here, what a call
 // means (trees of arguments, names, files) lies in the Python package.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "convert.h"
+#include "stream.h"
+#include "tensor.h"
 #include "untorch/untorch.h"
 
 namespace nb = nanobind;
@@ -17,118 +19,91 @@ namespace {
 
 constexpr std::size_t kFew = 8;
 
-[[noreturn]] void throw_python() { throw nb::python_error(); }
+// Runs `body(views, num_inputs, outputs, aliases, num_outputs)` on flat arrays, without the interpreter lock, and makes
+// Python objects of the outputs. as_numpy: True, False, or None: numpy when every input is numpy.
+template <class Body>
+nb::list run_on_arrays(const Taker& taker, const nb::object& inputs, std::size_t num_outputs,
+                       const nb::object& as_numpy, Body&& body) {
+  release_done();
+  const std::size_t num_inputs = nb::len(inputs);
+  std::array<Operand, kFew> few;
+  std::unique_ptr<Operand[]> many(num_inputs > kFew ? new Operand[num_inputs] : nullptr);
+  Operand* operands = many ? many.get() : few.data();
+  std::array<untorch_view, kFew> few_views;
+  std::vector<untorch_view> many_views(num_inputs > kFew ? num_inputs : 0);
+  untorch_view* views = num_inputs > kFew ? many_views.data() : few_views.data();
+  bool numpy = true, borrows_gpu = false;
+  std::size_t i = 0;
+  for (nb::handle input : inputs) {
+    if (i == num_inputs) throw nb::value_error("the list of inputs changed while it was read");
+    if (!operands[i].set(input.ptr(), taker, i)) throw_python();
+    views[i] = operands[i].view();
+    numpy = numpy && operands[i].is_numpy();
+    borrows_gpu = borrows_gpu || views[i].device_type != 0;
+    ++i;
+  }
+  if (i != num_inputs) throw nb::value_error("the list of inputs changed while it was read");
+  if (!as_numpy.is_none()) numpy = nb::cast<bool>(as_numpy);
+  Producer producer;
+  if (taker.device_type != 0) producer = current_producer(taker.device_index);
 
-void check(untorch_status status) {
-  if (status == UNTORCH_OK) return;
-  raise_status(status);
-  throw_python();
-}
-
-nb::object steal_or_throw(PyObject* object) {
-  if (object == nullptr) throw_python();
-  return nb::steal(object);
-}
-
-// A tensor handle of the library: an output, or an operand of a proxy kernel (then borrowed for the kernel's time).
-class Tensor {
- public:
-  Tensor(untorch_tensor* handle, bool owned) : handle_(handle), owned_(owned) {}
-  // An output that is an input's memory: keeps the input.
-  Tensor(untorch_tensor* handle, nb::object owner, bool read_only)
-      : handle_(handle), owned_(true), read_only_(read_only), owner_(std::move(owner)) {}
-  ~Tensor() { forget(); }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
-
-  void forget() {
-    if (owned_ && handle_ != nullptr) untorch_tensor_free(handle_);
-    handle_ = nullptr;
+  std::array<untorch_tensor*, kFew> few_outputs{};
+  std::array<std::int32_t, kFew> few_aliases{};
+  std::vector<untorch_tensor*> many_outputs(num_outputs > kFew ? num_outputs : 0, nullptr);
+  std::vector<std::int32_t> many_aliases(many_outputs.size(), -1);
+  untorch_tensor** outputs = many_outputs.empty() ? few_outputs.data() : many_outputs.data();
+  std::int32_t* aliases = many_aliases.empty() ? few_aliases.data() : many_aliases.data();
+  untorch_status status;
+  {
+    nb::gil_scoped_release release;
+    status = body(views, num_inputs, outputs, aliases, num_outputs);
   }
 
-  untorch_tensor* handle() const {
-    if (handle_ == nullptr) {
-      untorch_set_error(UNTORCH_CLOSED, "this tensor belonged to a call of a kernel that has returned");
-      raise_status(UNTORCH_CLOSED);
-      throw_python();
+  nb::list results;
+  bool failed = status != UNTORCH_OK;
+  if (failed) raise_status(status);
+  for (std::size_t o = 0; o < num_outputs && status == UNTORCH_OK; ++o) {
+    if (failed) {
+      untorch_tensor_free(outputs[o]);
+      continue;
     }
-    return handle_;
-  }
-
-  bool read_only() const { return read_only_ || untorch_tensor_is_writable(handle()) == 0; }
-
-  untorch_view view() const {
+    if (outputs[o] == nullptr) {
+      results.append(nb::none());
+      continue;
+    }
+    const Operand* alias = aliases[o] >= 0 ? &operands[aliases[o]] : nullptr;
+    const bool writable = alias != nullptr ? alias->writable() : untorch_tensor_is_writable(outputs[o]) != 0;
     untorch_view view;
-    untorch_tensor_view(handle(), &view);
-    return view;
-  }
-
-  nb::tuple dims(bool strides) const {
-    const untorch_view v = view();
-    nb::list out;
-    for (int d = 0; d < v.ndim; ++d) out.append(strides ? v.strides[d] : v.sizes[d]);
-    return nb::tuple(out);
-  }
-
-  nb::object numpy() const {
-    if (view().device_type != 0) {
-      untorch_set_error(UNTORCH_INVALID_ARGUMENT, "the tensor is not in the CPU's memory: use DLPack");
-      raise_status(UNTORCH_INVALID_ARGUMENT);
-      throw_python();
+    untorch_tensor_view(outputs[o], &view);
+    if (numpy && view.device_type != 0) {
+      PyObject* array = copy_to_numpy(outputs[o]);
+      failed = array == nullptr;
+      if (!failed) results.append(nb::steal(array));
+    } else if (numpy) {
+      PyObject* array = to_numpy(outputs[o], alias != nullptr ? alias->owner() : nullptr, writable);
+      failed = array == nullptr;
+      if (!failed) results.append(nb::steal(array));
+    } else {
+      Producer mine = view.device_type != 0 ? producer : Producer{};
+      Tensor* tensor = alias != nullptr ? new Tensor(outputs[o], nb::borrow(alias->owner()), !writable, std::move(mine))
+                                        : new Tensor(outputs[o], std::move(mine));
+      results.append(nb::cast(tensor, nb::rv_policy::take_ownership));
     }
-    return steal_or_throw(numpy_array());
   }
-
-  nb::object dlpack(const nb::object& stream, const nb::object& max_version, const nb::object& dl_device,
-                    const nb::object& copy) const {
-    if (!stream.is_none()) {
-      PyErr_SetString(PyExc_BufferError, "a CPU tensor has no stream: pass stream=None");
-      throw_python();
+  // On a stream of the library's own, nothing else keeps the producer from using the memory again while the GPU reads
+  // it. A caller who set the stream also orders what comes after.
+  if (borrows_gpu && !caller_has_stream()) {
+    std::vector<PyObject*> owners;
+    for (std::size_t n = 0; n < num_inputs; ++n) {
+      if (views[n].device_type != 0) owners.push_back(operands[n].take_owner());
     }
-    if (!copy.is_none() && nb::cast<bool>(copy)) {
-      PyErr_SetString(PyExc_BufferError, "copy=True is not supported: copy what you get");
-      throw_python();
-    }
-    if (!dl_device.is_none() && nb::cast<int>(nb::object(dl_device[0])) != 1) {
-      PyErr_SetString(PyExc_BufferError, "the tensor is on the CPU: dl_device must be (1, 0)");
-      throw_python();
-    }
-    const bool versioned = !max_version.is_none() && nb::cast<int>(nb::object(max_version[0])) >= 1;
-    return steal_or_throw(to_dlpack(handle(), owner_.ptr(), versioned, read_only()));
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    PyErr_Fetch(&type, &value, &traceback);
+    keep_until_done(taker.device_index, producer.stream, std::move(owners));
+    PyErr_Restore(type, value, traceback);
   }
-
-  // Sets the tensor to a copy of an array: how a proxy kernel gives its result.
-  void assign(nb::handle array) {
-    Operand operand;
-    if (!operand.set(array.ptr(), "proxy", 0)) throw_python();
-    check(untorch_tensor_assign(handle(), &operand.view()));
-  }
-
- private:
-  PyObject* numpy_array() const {
-    // The array keeps a second handle on the storage, or the owner of memory that the storage only borrows: it may
-    // outlive this object.
-    untorch_view v = view();
-    if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return Py_NewRef(Py_None);
-    return to_numpy(second_handle(), owner_.ptr(), !read_only());
-  }
-  untorch_tensor* second_handle() const;
-
-  untorch_tensor* handle_;
-  bool owned_;
-  bool read_only_ = false;
-  nb::object owner_;
-};
-
-extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
-
-untorch_tensor* Tensor::second_handle() const {
-  void* out = nullptr;
-  if (aoti_torch_new_tensor_handle(handle(), &out) != 0) {
-    raise_status(UNTORCH_INTERNAL);
-    throw_python();
-  }
-  return static_cast<untorch_tensor*>(out);
+  if (failed) throw_python();
+  return results;
 }
 
 struct ProgramHandle {
@@ -156,6 +131,7 @@ class Method {
     }
     check(status);
     check(untorch_method_arity(method_, &num_inputs_, &num_outputs_));
+    check(untorch_method_device(method_, &device_type_, &device_index_));
   }
 
   nb::tuple arity() const { return nb::make_tuple(num_inputs_, num_outputs_); }
@@ -207,66 +183,37 @@ class Method {
     return general_(args, kwargs);
   }
 
-  // Runs on flat arrays. as_numpy: True, False, or None: numpy when every input is numpy.
+  // Runs on flat arrays; see run_on_arrays.
   nb::list run(const nb::object& inputs, const nb::object& as_numpy) {
-    const std::size_t num_inputs = nb::len(inputs);
-    std::array<Operand, kFew> few;
-    std::unique_ptr<Operand[]> many(num_inputs > kFew ? new Operand[num_inputs] : nullptr);
-    Operand* operands = many ? many.get() : few.data();
-    std::array<untorch_view, kFew> few_views;
-    std::vector<untorch_view> many_views(num_inputs > kFew ? num_inputs : 0);
-    untorch_view* views = num_inputs > kFew ? many_views.data() : few_views.data();
-    bool numpy = true;
-    std::size_t i = 0;
-    for (nb::handle input : inputs) {
-      if (i == num_inputs) throw nb::value_error("the list of inputs changed while it was read");
-      if (!operands[i].set(input.ptr(), name_.c_str(), i)) throw_python();
-      views[i] = operands[i].view();
-      numpy = numpy && operands[i].is_numpy();
-      ++i;
-    }
-    if (i != num_inputs) throw nb::value_error("the list of inputs changed while it was read");
-    if (!as_numpy.is_none()) numpy = nb::cast<bool>(as_numpy);
+    return run_on_arrays(taker(), inputs, num_outputs_, as_numpy,
+                         [&](auto... arguments) { return untorch_method_run(method_, arguments...); });
+  }
 
-    std::array<untorch_tensor*, kFew> few_outputs{};
-    std::array<std::int32_t, kFew> few_aliases{};
-    std::vector<untorch_tensor*> many_outputs(num_outputs_ > kFew ? num_outputs_ : 0, nullptr);
-    std::vector<std::int32_t> many_aliases(many_outputs.size(), -1);
-    untorch_tensor** outputs = many_outputs.empty() ? few_outputs.data() : many_outputs.data();
-    std::int32_t* aliases = many_aliases.empty() ? few_aliases.data() : many_aliases.data();
+  Taker taker() const { return {name_.c_str(), device_type_, device_index_}; }
+  std::size_t num_outputs() const { return num_outputs_; }
+  std::string device() const {
+    std::int32_t type = 0, index = -1;
+    check(untorch_method_device(method_, &type, &index));
+    return type == 0 ? "cpu" : "cuda:" + std::to_string(index);
+  }
+
+  // A CUDA graph of the call on these arrays.
+  untorch_graph* capture(const nb::object& inputs) {
+    const std::size_t count = nb::len(inputs);
+    std::unique_ptr<Operand[]> operands(new Operand[count]);
+    std::vector<untorch_view> views(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!operands[i].set(nb::object(inputs[i]).ptr(), taker(), i)) throw_python();
+      views[i] = operands[i].view();
+    }
+    untorch_graph* graph = nullptr;
     untorch_status status;
     {
       nb::gil_scoped_release release;
-      status = untorch_method_run(method_, views, num_inputs, outputs, aliases, num_outputs_);
+      status = untorch_graph_capture(method_, views.data(), count, &graph);
     }
     check(status);
-
-    nb::list results;
-    bool failed = false;
-    for (std::size_t o = 0; o < num_outputs_; ++o) {
-      if (failed) {
-        untorch_tensor_free(outputs[o]);
-        continue;
-      }
-      if (outputs[o] == nullptr) {
-        results.append(nb::none());
-        continue;
-      }
-      const Operand* alias = aliases[o] >= 0 ? &operands[aliases[o]] : nullptr;
-      if (numpy) {
-        const bool writable = alias != nullptr ? alias->writable() : untorch_tensor_is_writable(outputs[o]) != 0;
-        PyObject* array = to_numpy(outputs[o], alias != nullptr ? alias->owner() : nullptr, writable);
-        failed = array == nullptr;
-        if (!failed) results.append(nb::steal(array));
-      } else if (alias != nullptr) {
-        results.append(nb::cast(new Tensor(outputs[o], nb::borrow(alias->owner()), !alias->writable()),
-                                nb::rv_policy::take_ownership));
-      } else {
-        results.append(nb::cast(new Tensor(outputs[o], true), nb::rv_policy::take_ownership));
-      }
-    }
-    if (failed) throw_python();
-    return results;
+    return graph;
   }
 
  private:
@@ -304,9 +251,35 @@ class Method {
   untorch_method* method_;
   std::string name_;
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
+  std::int32_t device_type_ = 0, device_index_ = -1;
   bool flat_inputs_ = false;
   int flat_outputs_ = -1;
   nb::object general_, proxy_;
+};
+
+// A captured call; keeps its method, and through it the program.
+class Graph {
+ public:
+  Graph(const nb::object& method, const nb::object& inputs)
+      : method_(method), graph_(nb::cast<Method&>(method).capture(inputs), untorch_graph_free) {}
+
+  nb::list run(const nb::object& inputs, const nb::object& as_numpy) {
+    const std::shared_ptr<untorch_graph> graph = graph_;  // another thread may close it meanwhile
+    if (graph == nullptr) {
+      untorch_set_error(UNTORCH_CLOSED, "the graph was closed");
+      check(UNTORCH_CLOSED);
+    }
+    const Method& method = nb::cast<Method&>(method_);
+    return run_on_arrays(method.taker(), inputs, method.num_outputs(), as_numpy,
+                         [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
+  }
+
+  void close() { graph_.reset(); }
+  bool closed() const { return graph_ == nullptr; }
+
+ private:
+  nb::object method_;
+  std::shared_ptr<untorch_graph> graph_;
 };
 
 class Program {
@@ -346,6 +319,12 @@ class Program {
     return nb::bytes(data, length);
   }
 
+  std::string memory() const {
+    const char* json = nullptr;
+    check(untorch_program_memory(handle_->program, &json));
+    return json;
+  }
+
   bool is_stock() const { return untorch_program_is_stock(handle_->program) != 0; }
   void close() const { untorch_program_close(handle_->program); }
 
@@ -358,25 +337,7 @@ class Program {
 NB_MODULE(_core, m) {
   if (!initialize_numpy()) throw_python();
 
-  nb::class_<Tensor>(m, "Tensor", "An output array in the library's memory; exchange it through DLPack or numpy().")
-      .def_prop_ro("shape", [](const Tensor& t) { return t.dims(false); })
-      .def_prop_ro(
-          "strides", [](const Tensor& t) { return t.dims(true); }, "In elements.")
-      .def_prop_ro("dtype",
-                   [](const Tensor& t) {
-                     const char* name = dtype_name(t.view().dtype);
-                     return std::string(name != nullptr ? name : "unknown");
-                   })
-      .def_prop_ro("defined", [](const Tensor& t) { return t.view().data != nullptr; })
-      .def("numpy", &Tensor::numpy, "The same memory as a numpy array.")
-      .def("assign", &Tensor::assign, nb::arg("array"))
-      .def("__dlpack__", &Tensor::dlpack, nb::kw_only(), nb::arg("stream").none() = nb::none(),
-           nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
-           nb::arg("copy").none() = nb::none())
-      .def("__dlpack_device__", [](const Tensor& t) {
-        const untorch_view v = t.view();
-        return nb::make_tuple(v.device_type == 0 ? 1 : 2, v.device_index < 0 ? 0 : v.device_index);
-      });
+  bind_tensor(m);
 
   nb::class_<Method>(m, "Method", nb::dynamic_attr())
       .def_prop_ro("name", &Method::name)
@@ -387,16 +348,66 @@ NB_MODULE(_core, m) {
       .def("bind", &Method::bind)
       .def("set_proxy", &Method::set_proxy)
       .def("run", &Method::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
+      .def_prop_ro("device", &Method::device)
       .def("__call__", &Method::call);
+
+  nb::class_<Graph>(m, "Graph")
+      .def(nb::init<const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"))
+      .def("run", &Graph::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
+      .def("close", &Graph::close)
+      .def_prop_ro("closed", &Graph::closed);
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<const nb::bytes&, const nb::object&, std::size_t, int>(), nb::arg("path"), nb::arg("device").none(),
            nb::arg("num_runners"), nb::arg("num_threads"))
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
+      .def("memory", &Program::memory)
       .def_prop_ro("is_stock", &Program::is_stock)
       .def("close", &Program::close);
 
+  m.def("exchange_stream", &exchange_stream, nb::arg("handle").none(), nb::arg("owner").none());
+  m.def("call_stream", [](int device) { return stream_number(current_producer(device).stream); }, nb::arg("device"));
+  m.def(
+      "synchronize",
+      [](int device, std::uintptr_t stream) {
+        untorch_status status;
+        {
+          nb::gil_scoped_release release;
+          status = untorch_stream_synchronize(device, stream == 1 ? nullptr : reinterpret_cast<void*>(stream));
+        }
+        check(status);
+        release_done();
+      },
+      nb::arg("device"), nb::arg("stream"));
+  m.def(
+      "release_memory",
+      [](int device) {
+        untorch_status status;
+        {
+          nb::gil_scoped_release release;
+          status = untorch_cuda_release_memory(device);
+        }
+        check(status);
+      },
+      nb::arg("device"));
+  m.def("cuda_devices", [] { return std::string(untorch_cuda_devices()); });
+  // What a method on a device sees of an array; for tests.
+  m.def(
+      "view_of",
+      [](nb::handle array, int device_type, int device_index) {
+        Operand operand;
+        if (!operand.set(array.ptr(), {"view_of", device_type, device_index}, 0)) throw_python();
+        const untorch_view& v = operand.view();
+        nb::list sizes, strides;
+        for (int d = 0; d < v.ndim; ++d) {
+          sizes.append(v.sizes[d]);
+          strides.append(v.strides[d]);
+        }
+        return nb::make_tuple(reinterpret_cast<std::uintptr_t>(v.data), dtype_name(v.dtype), v.device_type,
+                              v.device_index, nb::tuple(sizes), nb::tuple(strides), v.read_only != 0);
+      },
+      nb::arg("array"), nb::arg("device_type"), nb::arg("device_index"));
   m.def("version", [] { return std::string(untorch_version()); });
   m.def("live_tensors", &untorch_live_tensors);
   m.def("manual_seed", &untorch_manual_seed, nb::arg("seed"));

@@ -13,14 +13,17 @@ from untorch.runtime.errors import (
     UnsupportedError,
     UntorchError,
 )
+from untorch.runtime.graph import Graph
 from untorch.runtime.program import Method, Program, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import manual_seed
+from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ClosedError",
+    "Graph",
     "InvalidArgumentError",
     "InvalidFileError",
     "Method",
@@ -34,4 +37,5 @@ __all__ = [
     "load",
     "manual_seed",
     "register_kernel",
+    "stream",
 ]

@@ -113,8 +113,8 @@ UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, 
 /* The device that the method runs on: PyTorch's DeviceType code and the index (-1 for the CPU). */
 UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
 
-/* What the GPUs of this machine are, as JSON text (a list of objects: name, compute capability, memory, …), or why there
- * are none (an object with "error"); valid until the thread's next call of it. Never fails. */
+/* What the GPUs of this machine are, as JSON text (a list of objects: name, compute capability, memory, …), or why
+ * there are none (an object with "error"); valid until the thread's next call of it. Never fails. */
 UNTORCH_API const char* untorch_cuda_devices(void);
 /* What a program's memory is, as JSON text; valid until the thread's next call of it. */
 UNTORCH_API untorch_status untorch_program_memory(untorch_program* program, const char** json);
@@ -131,6 +131,18 @@ UNTORCH_API untorch_status untorch_graph_capture(untorch_method* method, const u
 UNTORCH_API untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
                                              untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 UNTORCH_API void untorch_graph_free(untorch_graph* graph);
+
+/* A point in a stream's work: how a caller knows when memory that it lent may be used again. */
+typedef struct untorch_event untorch_event;
+UNTORCH_API untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out);
+/* 1 when everything before the point is done, also if it failed. Does not wait. */
+UNTORCH_API int32_t untorch_event_done(const untorch_event* event);
+UNTORCH_API void untorch_event_free(untorch_event* event);
+/* Whose memory an address is: a GPU's (1 and its index; managed memory too), or the CPU's (0 and -1). */
+UNTORCH_API untorch_status untorch_pointer_device(const void* address, int32_t* device_type, int32_t* device_index);
+/* Copies into the caller's memory, of the tensor's dtype and shape, with any strides and on any device. On the call
+ * stream of the device; with the CPU on one side it waits. */
+UNTORCH_API untorch_status untorch_tensor_copy(const untorch_view* destination, const untorch_tensor* source);
 
 /* The view's sizes and strides are valid while the handle is. */
 UNTORCH_API void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out);

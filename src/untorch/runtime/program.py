@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from untorch.runtime import pytree
 from untorch.runtime.errors import ClosedError, InvalidArgumentError, InvalidFileError
 
 if TYPE_CHECKING:
+    from untorch.runtime.graph import Graph
     from untorch.runtime.proxy import ExternNode
 
 __all__ = ["Method", "Program", "load"]
@@ -38,13 +39,14 @@ def load(
 
     Args:
         path: The file.
-        device: ``"cpu"``; default: what the file was compiled for.
+        device: Default: what the file was compiled for; ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` must be that. A file for
+            CUDA runs on any GPU of its architecture: without an index, on the current device.
         num_runners: Calls of one method that may run at the same time; further ones wait.
         num_threads: OpenMP threads of a call; 0 leaves it to OpenMP (``OMP_NUM_THREADS``, else all cores).
 
     Raises:
         InvalidFileError: The file is missing, damaged, or no compiled package.
-        UnsupportedError: It was compiled for another device, architecture or CPU, or by a newer untorch.
+        UnsupportedError: It was compiled for another architecture, CPU or GPU than there is, or by a newer untorch.
         InvalidArgumentError: An option has a wrong value.
     """
     for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
@@ -64,6 +66,11 @@ class Method:
     numpy arrays in give numpy arrays out; if any input is another DLPack object, the outputs are ``untorch.Tensor``
     objects, which any DLPack library takes without a copy. Nothing is copied on the way in: arrays must have the
     method's dtypes and memory layout. Several threads may call one method.
+
+    On a GPU, the work is enqueued on the caller's stream (``untorch.stream``), or on one of the library's own for each
+    thread. numpy arrays are copied there, and numpy outputs are copies, for which the call waits. With arrays on the
+    GPU (DLPack, or the CUDA array interface) it waits for nothing and copies nothing: producers order their work before
+    the call's stream, and consumers' streams wait for it when they take a ``Tensor``.
     """
 
     __slots__ = ("__weakref__", "_core", "_in_spec", "_leaf_constants", "_names", "_out_spec", "_spec")
@@ -110,6 +117,11 @@ class Method:
         return self._core.name
 
     @property
+    def device(self) -> str:
+        """Where it runs: "cpu", or "cuda:0"."""
+        return self._core.device
+
+    @property
     def num_inputs(self) -> int:
         """Tensor inputs in the flat call (``run_flat``)."""
         return self._core.arity()[0]
@@ -127,6 +139,19 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method. ``out=`` may give buffers (a tree like the result's) that receive copies of the outputs."""
         return self._core(*args, **kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """Capture a call with arguments of these shapes as a CUDA graph, which replays for the price of one launch.
+
+        The values do not matter. Capture again for other shapes; graphs of several lie side by side.
+
+        Raises:
+            InvalidArgumentError: The method does not run on a GPU, or the arguments are not its own.
+            UnsupportedError: The model looks at its results while it runs (sizes that depend on values, for instance).
+        """
+        from untorch.runtime.graph import Graph
+
+        return Graph(self, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<untorch.Method {self.name}{self._signature()}>"
@@ -164,18 +189,26 @@ class Method:
         return [item["name"] for item in items[: len(positional.children)]]
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._call(self._core.run, args, kwargs)
+
+    def _call(self, run: Callable[..., list[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Trees of arguments to a flat run, and its results to the model's tree."""
         keyword = self._in_spec.children[1]
         out = None
         if "out" in kwargs and "out" not in keyword.keys:
             kwargs = dict(kwargs)
             out = kwargs.pop("out")
-        args, kwargs = self._place_names(args, kwargs)
-        leaves = self._flatten(args, kwargs)
+        leaves = self._leaves(args, kwargs)
         buffers = None if out is None else self._out_buffers(out)
-        results = self._expand_none(self._core.run(leaves))
+        on_device = any(buffer is not None and not isinstance(buffer, numpy.ndarray) for buffer in buffers or ())
+        results = self._expand_none(run(leaves, False if on_device else None))
         if buffers is not None:
             results = _copy_out(self.name, results, buffers)
         return pytree.unflatten(iter(results), self._out_spec)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat tensor inputs of a call."""
+        return self._flatten(*self._place_names(args, kwargs))
 
     def _expand_none(self, results: list[Any]) -> list[Any]:
         # A None that was known when the model was compiled is a leaf of the tree but no output of the library.
@@ -237,7 +270,7 @@ class Method:
                         "for another value"
                     )
                 continue
-            if by_position or isinstance(leaf, numpy.ndarray) or hasattr(leaf, "__dlpack__"):
+            if by_position or isinstance(leaf, numpy.ndarray) or _is_array(leaf):
                 tensors.append(leaf)
         return tensors
 
@@ -245,11 +278,13 @@ class Method:
         path = f"method '{self.name}', out"
         buffers = [leaf for _, leaf in pytree.flatten(out, self._out_spec, path)]
         for i, buffer in enumerate(buffers):
-            if buffer is not None and not isinstance(buffer, numpy.ndarray):
+            on_gpu = self.device != "cpu" and _is_array(buffer)
+            if buffer is not None and not isinstance(buffer, numpy.ndarray) and not on_gpu:
+                where = "" if self.device == "cpu" else f" or an array on {self.device}"
                 raise InvalidArgumentError(
-                    f"{path}[{i}]: expected a numpy array to write to, got {type(buffer).__name__}"
+                    f"{path}[{i}]: expected a numpy array{where} to write to, got {type(buffer).__name__}"
                 )
-            if buffer is not None and not buffer.flags.writeable:
+            if isinstance(buffer, numpy.ndarray) and not buffer.flags.writeable:
                 raise InvalidArgumentError(f"{path}[{i}]: the array is read-only")
         return buffers
 
@@ -277,24 +312,36 @@ def _shape_text(shape: Sequence[Any]) -> str:
     return f"[{', '.join(parts)}]"
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
 def _copy_out(method: str, results: list[Any], buffers: list[Any]) -> list[Any]:
+    arrays: dict[int, Any] = {}
     for i, (result, buffer) in enumerate(zip(results, buffers, strict=True)):
         if buffer is None:
             continue
         if result is None:
             raise InvalidArgumentError(f"method '{method}', out[{i}]: expected None, as the output is, got an array")
-        array = result if isinstance(result, numpy.ndarray) else result.numpy()
+        if not isinstance(buffer, numpy.ndarray):
+            continue
+        arrays[i] = array = result if isinstance(result, numpy.ndarray) else result.numpy()
         if buffer.shape != array.shape or buffer.dtype != array.dtype:
             raise InvalidArgumentError(
                 f"method '{method}', out[{i}]: expected {array.dtype}{list(array.shape)}, "
                 f"got {buffer.dtype}{list(buffer.shape)}"
             )
     for i, buffer in enumerate(buffers):
-        if buffer is not None:
-            result = results[i]
-            assert result is not None
-            numpy.copyto(buffer, result if isinstance(result, numpy.ndarray) else result.numpy())
-            results[i] = buffer
+        if buffer is None:
+            continue
+        if i in arrays:
+            numpy.copyto(buffer, arrays[i])
+        else:
+            try:
+                results[i].copy_to(buffer)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"method '{method}', out[{i}]: {error}") from error
+        results[i] = buffer
     return results
 
 
@@ -322,6 +369,21 @@ class Program:
     def is_stock(self) -> bool:
         """True for a package that PyTorch's own packager made."""
         return self._program.is_stock
+
+    @property
+    def device(self) -> str:
+        """Where its methods run: "cpu", or "cuda:0"."""
+        devices = [core.device for core in self._cores.values()]
+        return next((device for device in devices if device != "cpu"), "cpu")
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes: ``mapped`` (the file), ``weights`` (distinct ones, in the file).
+
+        On a GPU also ``device``, and of that device: ``tensors`` (what tensors of this process hold), ``reserved``
+        (with what is kept for reuse), ``free`` and ``total`` (what the driver says, all processes together).
+        """
+        memory: dict[str, Any] = json.loads(self._program.memory())
+        return memory
 
     @property
     def manifest(self) -> dict[str, Any]:

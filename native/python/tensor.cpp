@@ -1,0 +1,262 @@
+// Tensor: exchange through numpy, DLPack and the CUDA array interface.
+#include "tensor.h"
+
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+
+#include "dlpack.h"
+
+extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
+
+namespace nb = nanobind;
+
+namespace untorch::python {
+namespace {
+
+struct FreeTensor {
+  void operator()(untorch_tensor* tensor) const { untorch_tensor_free(tensor); }
+};
+using OwnedTensor = std::unique_ptr<untorch_tensor, FreeTensor>;
+
+[[noreturn]] void raise_buffer_error(const std::string& text) {
+  PyErr_SetString(PyExc_BufferError, text.c_str());
+  throw_python();
+}
+
+[[noreturn]] void raise(untorch_status status, const std::string& text) {
+  untorch_set_error(status, text.c_str());
+  raise_status(status);
+  throw_python();
+}
+
+bool is_row_major(const untorch_view& v) {
+  std::int64_t expected = 1;
+  for (int d = v.ndim; d-- > 0;) {
+    if (v.sizes[d] == 0) return true;
+    if (v.sizes[d] != 1 && v.strides[d] != expected) return false;
+    expected *= v.sizes[d];
+  }
+  return true;
+}
+
+}  // namespace
+
+void Tensor::forget() {
+  if (owned_ && handle_ != nullptr) untorch_tensor_free(handle_);
+  handle_ = nullptr;
+}
+
+untorch_tensor* Tensor::handle() const {
+  if (handle_ == nullptr) raise(UNTORCH_CLOSED, "this tensor belonged to a call of a kernel that has returned");
+  return handle_;
+}
+
+untorch_view Tensor::view() const {
+  untorch_view view;
+  untorch_tensor_view(handle(), &view);
+  return view;
+}
+
+std::string Tensor::device() const {
+  const untorch_view v = view();
+  return v.device_type == 0 ? "cpu" : "cuda:" + std::to_string(v.device_index);
+}
+
+std::string Tensor::dtype() const {
+  const char* name = dtype_name(view().dtype);
+  return name != nullptr ? name : "unknown";
+}
+
+nb::tuple Tensor::dims(bool strides) const {
+  const untorch_view v = view();
+  nb::list out;
+  for (int d = 0; d < v.ndim; ++d) out.append(strides ? v.strides[d] : v.sizes[d]);
+  return nb::tuple(out);
+}
+
+untorch_tensor* Tensor::second_handle() const {
+  void* out = nullptr;
+  if (aoti_torch_new_tensor_handle(handle(), &out) != 0) {
+    raise_status(UNTORCH_INTERNAL);
+    throw_python();
+  }
+  return static_cast<untorch_tensor*>(out);
+}
+
+void Tensor::wait_for_producer() const {
+  if (!producer_.known) return;
+  const int device = view().device_index;
+  void* consumer = nullptr;
+  check(untorch_call_stream(device, &consumer));
+  check(untorch_stream_wait(device, consumer, producer_.stream));
+}
+
+untorch_tensor* Tensor::to_host() const {
+  wait_for_producer();
+  untorch_tensor* copy = nullptr;
+  untorch_tensor* const from = handle();
+  untorch_status status;
+  {
+    nb::gil_scoped_release release;
+    status = untorch_tensor_to_host(from, &copy);
+  }
+  check(status);
+  return copy;
+}
+
+nb::object Tensor::numpy() const {
+  const untorch_view v = view();
+  if (v.device_type != 0) {
+    if (!owned_) {
+      raise(UNTORCH_UNSUPPORTED,
+            "an operator of the model has no C function for CUDA, and Python kernels work on the "
+            "CPU's memory only: the tensor is on " +
+                device());
+    }
+    return steal_or_throw(to_numpy(to_host(), nullptr, true));
+  }
+  if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return nb::none();
+  // The array keeps a second handle on the storage, or the owner of memory that the storage only borrows: it may
+  // outlive this object.
+  return steal_or_throw(to_numpy(second_handle(), owner_.ptr(), !read_only()));
+}
+
+nb::object Tensor::array(const nb::object& dtype, const nb::object& copy) const {
+  if (!on_cpu()) {
+    PyErr_Format(PyExc_TypeError, "the tensor is on %s: numpy() makes a copy on the CPU, DLPack makes none",
+                 device().c_str());
+    throw_python();
+  }
+  nb::object out = numpy();
+  if (!dtype.is_none() && !nb::cast<bool>(out.attr("dtype").attr("__eq__")(dtype))) {
+    if (!copy.is_none() && !nb::cast<bool>(copy)) {
+      PyErr_SetString(PyExc_ValueError, "another dtype needs a copy, which copy=False forbids");
+      throw_python();
+    }
+    return out.attr("astype")(dtype);
+  }
+  return !copy.is_none() && nb::cast<bool>(copy) ? out.attr("copy")() : out;
+}
+
+nb::object Tensor::dlpack(const nb::object& stream, const nb::object& max_version, const nb::object& dl_device,
+                          const nb::object& copy) const {
+  release_done();
+  const bool versioned = !max_version.is_none() && nb::cast<int>(nb::object(max_version[0])) >= 1;
+  if (!on_cpu()) return dlpack_of_cuda(stream, versioned, dl_device, copy);
+  if (!stream.is_none()) raise_buffer_error("a CPU tensor has no stream: pass stream=None");
+  if (!copy.is_none() && nb::cast<bool>(copy)) raise_buffer_error("copy=True is not supported: copy what you get");
+  if (!dl_device.is_none() && nb::cast<int>(nb::object(dl_device[0])) != kDLCPU)
+    raise_buffer_error("the tensor is on the CPU: dl_device must be (1, 0)");
+  return steal_or_throw(to_dlpack(handle(), owner_.ptr(), {versioned, read_only()}));
+}
+
+nb::object Tensor::dlpack_of_cuda(const nb::object& stream, bool versioned, const nb::object& dl_device,
+                                  const nb::object& copy) const {
+  const untorch_view v = view();
+  const bool may_copy = copy.is_none() || nb::cast<bool>(copy);
+  if (!dl_device.is_none()) {
+    const int type = nb::cast<int>(nb::object(dl_device[0])), index = nb::cast<int>(nb::object(dl_device[1]));
+    if (type == kDLCPU) {
+      if (!may_copy)
+        raise_buffer_error("the tensor is on " + device() + ": the CPU needs a copy, which copy=False forbids");
+      const OwnedTensor host(to_host());
+      return steal_or_throw(to_dlpack(host.get(), nullptr, {versioned, false, true}));
+    }
+    if (type != kDLCUDA || index != v.device_index) {
+      raise_buffer_error("the tensor is on " + device() + ": dl_device must be (2, " + std::to_string(v.device_index) +
+                         ") or (1, 0)");
+    }
+  }
+  if (!copy.is_none() && nb::cast<bool>(copy)) raise_buffer_error("copy=True is not supported: copy what you get");
+  DlpackOptions options{versioned, read_only()};
+  options.device_index = v.device_index;
+  void* consumer = nullptr;
+  if (consumer_stream(stream, consumer) && producer_.known) {
+    check(untorch_stream_wait(v.device_index, consumer, producer_.stream));
+    options.ordered = consumer != producer_.stream;
+    options.consumer = consumer;
+    options.producer = producer_.stream;
+  }
+  options.stream_owner = producer_.owner.is_none() ? nullptr : producer_.owner.ptr();
+  return steal_or_throw(to_dlpack(handle(), owner_.ptr(), options));
+}
+
+nb::dict Tensor::cuda_array_interface() const {
+  const untorch_view v = view();
+  if (v.device_type == 0) throw nb::attribute_error("the tensor is on the CPU: it has no __cuda_array_interface__");
+  const char* code = typestr(v.dtype);
+  if (code == nullptr) {
+    throw nb::attribute_error((dtype() + " has no type string in __cuda_array_interface__: use DLPack").c_str());
+  }
+  nb::dict out;
+  out["version"] = 3;
+  out["shape"] = dims(false);
+  out["typestr"] = code;
+  out["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(v.data), read_only());
+  nb::object strides = nb::none();
+  if (!is_row_major(v)) {
+    nb::list bytes;
+    for (int d = 0; d < v.ndim; ++d) bytes.append(v.strides[d] * item_size(v.dtype));
+    strides = nb::tuple(bytes);
+  }
+  out["strides"] = strides;
+  out["stream"] = producer_.known ? nb::object(nb::int_(stream_number(producer_.stream))) : nb::none();
+  return out;
+}
+
+void Tensor::assign(nb::handle array) {
+  Operand operand;
+  if (!operand.set(array.ptr(), {"proxy", 0, -1}, 0)) throw_python();
+  check(untorch_tensor_assign(handle(), &operand.view()));
+}
+
+void Tensor::copy_to(nb::handle array) const {
+  const untorch_view v = view();
+  Operand operand;
+  if (!operand.set(array.ptr(), {"copy_to", v.device_type, v.device_index}, 0)) throw_python();
+  if (v.device_type != 0) wait_for_producer();
+  untorch_tensor* const from = handle();
+  untorch_status status;
+  {
+    nb::gil_scoped_release release;
+    status = untorch_tensor_copy(&operand.view(), from);
+  }
+  check(status);
+  if (v.device_type != 0 && operand.view().device_type != 0 && !caller_has_stream()) {
+    void* stream = nullptr;
+    check(untorch_call_stream(v.device_index, &stream));
+    keep_until_done(v.device_index, stream, {operand.take_owner()});
+  }
+}
+
+void bind_tensor(nb::module_& m) {
+  nb::class_<Tensor>(m, "Tensor",
+                     "An output array in the library's memory; exchange it through DLPack or numpy().\n\nOn a GPU its "
+                     "values may still be being computed. DLPack makes the consumer's stream wait for them, numpy() "
+                     "waits itself.")
+      .def_prop_ro("shape", [](const Tensor& t) { return t.dims(false); })
+      .def_prop_ro(
+          "strides", [](const Tensor& t) { return t.dims(true); }, "In elements.")
+      .def_prop_ro("dtype", &Tensor::dtype)
+      .def_prop_ro("device", &Tensor::device, "\"cpu\", or \"cuda:0\".")
+      .def_prop_ro("defined", [](const Tensor& t) { return t.view().data != nullptr; })
+      .def("numpy", &Tensor::numpy, "The same memory as a numpy array; of a CUDA tensor, a copy, for which it waits.")
+      .def("assign", &Tensor::assign, nb::arg("array"))
+      .def("copy_to", &Tensor::copy_to, nb::arg("array"),
+           "Copies the values into an array of the same dtype and shape, on the CPU or the same GPU.")
+      .def("__array__", &Tensor::array, nb::arg("dtype").none() = nb::none(), nb::kw_only(),
+           nb::arg("copy").none() = nb::none())
+      .def("__dlpack__", &Tensor::dlpack, nb::kw_only(), nb::arg("stream").none() = nb::none(),
+           nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
+           nb::arg("copy").none() = nb::none())
+      .def("__dlpack_device__",
+           [](const Tensor& t) {
+             const untorch_view v = t.view();
+             return v.device_type == 0 ? nb::make_tuple(int{kDLCPU}, 0) : nb::make_tuple(int{kDLCUDA}, v.device_index);
+           })
+      .def_prop_ro("__cuda_array_interface__", &Tensor::cuda_array_interface);
+}
+
+}  // namespace untorch::python

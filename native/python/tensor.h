@@ -1,0 +1,80 @@
+// The Python class Tensor: a handle of the library, with the stream that produced it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "convert.h"
+#include "stream.h"
+#include "untorch/untorch.h"
+
+namespace untorch::python {
+
+[[noreturn]] inline void throw_python() { throw nanobind::python_error(); }
+
+// Throws the Python exception of a status that is not UNTORCH_OK.
+inline void check(untorch_status status) {
+  if (status == UNTORCH_OK) return;
+  raise_status(status);
+  throw_python();
+}
+
+inline nanobind::object steal_or_throw(PyObject* object) {
+  if (object == nullptr) throw_python();
+  return nanobind::steal(object);
+}
+
+// An output, or an operand of a proxy kernel (then borrowed for the kernel's time).
+class Tensor {
+ public:
+  Tensor(untorch_tensor* handle, bool owned) : handle_(handle), owned_(owned) {}
+  Tensor(untorch_tensor* handle, Producer producer) : handle_(handle), owned_(true), producer_(std::move(producer)) {}
+  // An output that is an input's memory: keeps the input.
+  Tensor(untorch_tensor* handle, nanobind::object owner, bool read_only, Producer producer)
+      : handle_(handle),
+        owned_(true),
+        read_only_(read_only),
+        owner_(std::move(owner)),
+        producer_(std::move(producer)) {}
+  ~Tensor() { forget(); }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  void forget();
+  untorch_tensor* handle() const;
+  bool read_only() const { return read_only_ || untorch_tensor_is_writable(handle()) == 0; }
+  untorch_view view() const;
+  bool on_cpu() const { return view().device_type == 0; }
+  std::string device() const;
+  std::string dtype() const;
+
+  nanobind::tuple dims(bool strides) const;
+  // The same memory; of a CUDA tensor, a copy on the CPU.
+  nanobind::object numpy() const;
+  nanobind::object array(const nanobind::object& dtype, const nanobind::object& copy) const;
+  nanobind::object dlpack(const nanobind::object& stream, const nanobind::object& max_version,
+                          const nanobind::object& dl_device, const nanobind::object& copy) const;
+  nanobind::dict cuda_array_interface() const;
+  // Sets the tensor to a copy of an array: how a proxy kernel gives its result.
+  void assign(nanobind::handle array);
+  // Copies into an array's memory; on the GPU in the order of the call stream.
+  void copy_to(nanobind::handle array) const;
+
+ private:
+  nanobind::object dlpack_of_cuda(const nanobind::object& stream, bool versioned, const nanobind::object& dl_device,
+                                  const nanobind::object& copy) const;
+  // A copy on the CPU; the handle is the caller's to free.
+  untorch_tensor* to_host() const;
+  // Makes the call stream wait for what produced the tensor.
+  void wait_for_producer() const;
+  untorch_tensor* second_handle() const;
+
+  untorch_tensor* handle_;
+  bool owned_;
+  bool read_only_ = false;
+  nanobind::object owner_;
+  Producer producer_;
+};
+
+void bind_tensor(nanobind::module_& m);
+
+}  // namespace untorch::python
