@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "cuda/device.h"
+#include "cuda/stream.h"
 #include "cuda/library_search.h"
 
 namespace untorch::cuda::lt {
