@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.native.shim import delete, handle, lib, raise_on, to_torch
+from tests.native.shim import delete, handle, lib, raise_on, to_torch, use_torch_stream
 
 FLASH, EFFICIENT, CUDNN = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn"))
 # Kinds of the output slots: t tensor, u undefined tensor, i int64.
@@ -457,3 +457,27 @@ def test_against_torch(op: str) -> None:
     if op != CUDNN:
         assert got[1].shape == want[1].shape and got[1].stride() == want[1].stride()
         torch.testing.assert_close(got[1], want[1], rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+@pytest.mark.parametrize("queries", [1, 300])
+def test_in_a_cuda_graph(op: str, dtype: torch.dtype, queries: int) -> None:
+    """Captured once and replayed on new contents; with split keys (one query) and without."""
+    q, k, v = randoms(dtype, (1, 4, queries, 64), (1, 4, 4000, 64), (1, 4, 4000, 64))
+    out: list[Any] = []
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        use_torch_stream()
+        sdpa(op, q, k, v)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+        use_torch_stream()
+        out = sdpa(op, q, k, v)
+    use_torch_stream()
+    for seed in (1, 2):
+        for t, fresh in zip((q, k, v), randoms(dtype, q.shape, k.shape, v.shape, seed=seed), strict=True):
+            t.copy_(fresh)
+        graph.replay()
+        torch.cuda.synchronize()
+        close(out[0], reference(q, k, v).out, dtype)
