@@ -24,14 +24,20 @@ std::array<std::atomic<FaultWord*>, kMaxDevices>& words() {
 std::string text_of(DeviceFault fault, std::int64_t value) {
   const std::string number = std::to_string(value);
   switch (fault) {
-    case DeviceFault::kIndex: return "index: index " + number + " is out of bounds";
-    case DeviceFault::kIndexPut: return "index_put: index " + number + " is out of bounds";
-    case DeviceFault::kIndexReduce: return "index_reduce: index " + number + " is out of bounds";
-    case DeviceFault::kScatter: return "scatter: index " + number + " is out of bounds";
-    case DeviceFault::kScatterReduce: return "scatter_reduce: index " + number + " is out of bounds";
+    case DeviceFault::kIndex:
+      return "index: index " + number + " is out of bounds";
+    case DeviceFault::kIndexPut:
+      return "index_put: index " + number + " is out of bounds";
+    case DeviceFault::kIndexReduce:
+      return "index_reduce: index " + number + " is out of bounds";
+    case DeviceFault::kScatter:
+      return "scatter: index " + number + " is out of bounds";
+    case DeviceFault::kScatterReduce:
+      return "scatter_reduce: index " + number + " is out of bounds";
     case DeviceFault::kMaskedScatter:
       return "masked_scatter: the mask sets " + number + " elements, but 'source' has fewer";
-    case DeviceFault::kEmbeddingBagIndex: return "_embedding_bag: index " + number + " is outside of the table's rows";
+    case DeviceFault::kEmbeddingBagIndex:
+      return "_embedding_bag: index " + number + " is outside of the table's rows";
     case DeviceFault::kEmbeddingBagOffset:
       return "_embedding_bag: argument 'offsets' holds " + number + ", which decreases or lies beyond the indices";
     case DeviceFault::kBernoulli: return "bernoulli_: 'p' holds a value outside of 0 to 1";

@@ -1,5 +1,5 @@
-// The older C functions name no device (aoti_torch_index_put_out and others). Given CUDA tensors they call what the CUDA
-// shims put here when the library is loaded; in a build without them the entries stay null, and the CPU's function
+// The older C functions name no device (aoti_torch_index_put_out and others). Given CUDA tensors they call what the
+// CUDA shims put here when the library is loaded; in a build without them the entries stay null, and the CPU's function
 // refuses the tensor.
 #pragma once
 

@@ -8,8 +8,10 @@ template <class C>
 struct Add {
   C alpha;
   __device__ __forceinline__ C operator()(C x, C y) const {
-    if constexpr (std::is_same_v<C, bool>) return x || (alpha && y);
-    else return static_cast<C>(x + alpha * y);
+    if constexpr (std::is_same_v<C, bool>)
+      return x || (alpha && y);
+    else
+      return static_cast<C>(x + alpha * y);
   }
 };
 
@@ -24,9 +26,12 @@ struct Add<Complex<P>> {
 template <class C>
 struct Multiply {
   __device__ __forceinline__ C operator()(C x, C y) const {
-    if constexpr (std::is_same_v<C, bool>) return x && y;
-    else if constexpr (is_complex_type<C>) return x * y;
-    else return static_cast<C>(x * y);
+    if constexpr (std::is_same_v<C, bool>)
+      return x && y;
+    else if constexpr (is_complex_type<C>)
+      return x * y;
+    else
+      return static_cast<C>(x * y);
   }
 };
 
@@ -51,8 +56,10 @@ int add(const Strided<3>& space, void* out, Operand a, Operand b, double alpha, 
 int multiply(const Strided<3>& space, void* out, Operand a, Operand b, Scalar dtype, Stream stream) {
   return dispatch_number(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    if constexpr (is_complex_type<T>) return launch_binary<T, T>(space, out, a, b, Multiply<T>{}, stream);
-    else return launch_binary<T, T>(space, out, a, b, Multiply<Compute<T>>{}, stream);
+    if constexpr (is_complex_type<T>)
+      return launch_binary<T, T>(space, out, a, b, Multiply<T>{}, stream);
+    else
+      return launch_binary<T, T>(space, out, a, b, Multiply<Compute<T>>{}, stream);
   });
 }
 

@@ -27,13 +27,17 @@ __device__ __forceinline__ Complex<T> operator*(Complex<T> a, Complex<T> b) {
 // A value in the type that arithmetic is done in, and back.
 template <class T>
 __device__ __forceinline__ auto load_wide(const T* p) {
-  if constexpr (is_complex_type<T>) return *p;
-  else return widen(*p);
+  if constexpr (is_complex_type<T>)
+    return *p;
+  else
+    return widen(*p);
 }
 template <class T, class C>
 __device__ __forceinline__ void store_narrow(T* p, C value) {
-  if constexpr (is_complex_type<T>) *p = value;
-  else *p = narrow<T>(value);
+  if constexpr (is_complex_type<T>)
+    *p = value;
+  else
+    *p = narrow<T>(value);
 }
 
 // dispatch_real and the complex types.

@@ -1,7 +1,7 @@
 // embedding_bag. A thread for each element of the result, neighbours on neighbouring columns of one bag: the indices of
-// a bag are read once for each column (from cache), every row once, the result written once. Four rows are loaded before
-// they are added up, since a bag is a chain of dependent loads otherwise. Halves add up in float, in the order of the
-// indices, so that the result has the same bits every time.
+// a bag are read once for each column (from cache), every row once, the result written once. Four rows are loaded
+// before they are added up, since a bag is a chain of dependent loads otherwise. Halves add up in float, in the order
+// of the indices, so that the result has the same bits every time.
 #include "kernels/cuda/embedding_bag.h"
 
 #include "kernels/cuda/device_types.cuh"

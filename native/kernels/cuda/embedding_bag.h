@@ -16,7 +16,7 @@ struct EmbeddingBag {
   std::int64_t index_count = 0, bags = 0;
   const void* scales = nullptr;  // of the table's dtype, may be null
   std::int64_t scale_stride = 0;
-  std::int64_t padding = -1;  // this row does not count
+  std::int64_t padding = -1;                                          // this row does not count
   void *out = nullptr, *bag_of_index = nullptr, *bag_size = nullptr;  // the last two of the indices' dtype
   void* winners = nullptr;                                            // for kMax: the row that each element is from
 };

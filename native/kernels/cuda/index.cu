@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 __device__ __forceinline__ std::int64_t first_index() { return std::int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ __forceinline__ std::int64_t index_step() { return std::int64_t{gridDim.x} * kThreads; }
 
-__global__ void __launch_bounds__(kThreads) add_offsets(IndexList list, std::int64_t* out, bool add,
-                                                        std::uint32_t* ids, FaultWord* word, DeviceFault fault) {
+__global__ void __launch_bounds__(kThreads)
+    add_offsets(IndexList list, std::int64_t* out, bool add, std::uint32_t* ids, FaultWord* word, DeviceFault fault) {
   for (std::int64_t i = first_index(); i < list.numel; i += index_step()) {
     std::int64_t at[kMaxIndices] = {};
     std::int64_t rest = i;
@@ -100,8 +100,10 @@ __global__ void __launch_bounds__(kThreads)
     offsets(space, i, at);
     if (mask[at[1]] == 0) continue;
     const std::int64_t rank = ranks[at[1]] - 1;
-    if (rank < available) out[at[0]] = source[rank];
-    else report(word, DeviceFault::kMaskedScatter, ranks[space.numel - 1]);
+    if (rank < available)
+      out[at[0]] = source[rank];
+    else
+      report(word, DeviceFault::kMaskedScatter, ranks[space.numel - 1]);
   }
 }
 
@@ -110,7 +112,8 @@ bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 ==
 // How far 16 bytes reach: log2 of the elements when the innermost dimension is a run in out and self, and every other
 // stride and address keeps it aligned; else 0. Offsets are sums of self's strides, so that they are multiples as well
 // when `offset_unit`, which divides them all, is.
-int wide_shift(const Strided<3>& space, const void* out, const void* self, std::int64_t offset_unit, int element_bytes) {
+int wide_shift(const Strided<3>& space, const void* out, const void* self, std::int64_t offset_unit,
+               int element_bytes) {
   if (element_bytes == 16 || space.strides[0][0] != 1 || space.strides[1][0] != 1 || space.strides[2][0] != 0) return 0;
   const int shift = element_bytes == 1 ? 4 : element_bytes == 2 ? 3 : element_bytes == 4 ? 2 : 1;
   const std::int64_t unit = std::int64_t{1} << shift;

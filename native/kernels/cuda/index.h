@@ -13,9 +13,9 @@ inline constexpr int kMaxIndices = 8;
 struct IndexList {
   struct Entry {
     const void* data;
-    std::int64_t size, stride;        // of the dimension that is indexed
-    std::int64_t strides[kMaxDims];   // of the index tensor, aligned with `sizes`
-    bool wide;                        // int64, else int32
+    std::int64_t size, stride;       // of the dimension that is indexed
+    std::int64_t strides[kMaxDims];  // of the index tensor, aligned with `sizes`
+    bool wide;                       // int64, else int32
   };
   int count = 0, ndim = 0;
   std::int64_t numel = 1;

@@ -7,11 +7,15 @@ namespace {
 struct Absolute {
   template <class C>
   __device__ __forceinline__ auto operator()(C x) const {
-    if constexpr (is_complex_type<C>) return hypot(x.re, x.im);
-    else if constexpr (std::is_floating_point_v<C>) return fabs(x);
-    else if constexpr (std::is_unsigned_v<C>) return x;
+    if constexpr (is_complex_type<C>)
+      return hypot(x.re, x.im);
+    else if constexpr (std::is_floating_point_v<C>)
+      return fabs(x);
+    else if constexpr (std::is_unsigned_v<C>)
+      return x;
     // The lowest value has no positive twin and stays.
-    else return x < 0 ? static_cast<C>(std::make_unsigned_t<C>(0) - static_cast<std::make_unsigned_t<C>>(x)) : x;
+    else
+      return x < 0 ? static_cast<C>(std::make_unsigned_t<C>(0) - static_cast<std::make_unsigned_t<C>>(x)) : x;
   }
 };
 
@@ -34,8 +38,10 @@ struct Polar {
   template <class C>
   __device__ __forceinline__ Complex<C> operator()(C radius, C angle) const {
     C s, c;
-    if constexpr (sizeof(C) == 8) sincos(angle, &s, &c);
-    else sincosf(angle, &s, &c);
+    if constexpr (sizeof(C) == 8)
+      sincos(angle, &s, &c);
+    else
+      sincosf(angle, &s, &c);
     return {radius * c, radius * s};
   }
 };
@@ -45,18 +51,24 @@ struct Polar {
 int absolute(const Strided<2>& space, void* out, const void* input, Scalar dtype, Stream stream) {
   return dispatch_number(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    if constexpr (is_complex_type<T>) return launch_unary<typename T::Part, T>(space, out, input, Absolute{}, stream);
-    else if constexpr (std::is_same_v<T, bool>) return kNoKernel;
-    else return launch_unary<T, T>(space, out, input, Absolute{}, stream);
+    if constexpr (is_complex_type<T>)
+      return launch_unary<typename T::Part, T>(space, out, input, Absolute{}, stream);
+    else if constexpr (std::is_same_v<T, bool>)
+      return kNoKernel;
+    else
+      return launch_unary<T, T>(space, out, input, Absolute{}, stream);
   });
 }
 
 int angle(const Strided<2>& space, void* out, const void* input, Scalar dtype, Stream stream) {
   return dispatch_number(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    if constexpr (is_complex_type<T>) return launch_unary<typename T::Part, T>(space, out, input, Angle{}, stream);
-    else if constexpr (is_float_type<T>) return launch_unary<T, T>(space, out, input, Angle{}, stream);
-    else return launch_unary<float, T>(space, out, input, Angle{}, stream);
+    if constexpr (is_complex_type<T>)
+      return launch_unary<typename T::Part, T>(space, out, input, Angle{}, stream);
+    else if constexpr (is_float_type<T>)
+      return launch_unary<T, T>(space, out, input, Angle{}, stream);
+    else
+      return launch_unary<float, T>(space, out, input, Angle{}, stream);
   });
 }
 

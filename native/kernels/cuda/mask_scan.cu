@@ -1,6 +1,6 @@
 // The running count of a mask: 1 byte read and 8 written an element, one pass (CUB's decoupled look-back).
-#include <cub/device/device_scan.cuh>
 #include <thrust/iterator/transform_iterator.h>
+#include <cub/device/device_scan.cuh>
 
 #include "kernels/cuda/radix_sort.h"
 

@@ -1,5 +1,6 @@
-// The radix sort of 64-bit keys with 32-bit values: a pass over 12 bytes read and 12 written for every 8 bits of the key
-// (CUB picks the digit). The keys are element offsets, so callers pass only the bits that a tensor of that size needs.
+// The radix sort of 64-bit keys with 32-bit values: a pass over 12 bytes read and 12 written for every 8 bits of the
+// key (CUB picks the digit). The keys are element offsets, so callers pass only the bits that a tensor of that size
+// needs.
 #include "kernels/cuda/radix_sort.h"
 
 #include <cub/device/device_radix_sort.cuh>

@@ -58,7 +58,8 @@ template <class T>
 struct Exponential {
   Compute<T> rate;
   __device__ __forceinline__ T operator()(Compute<T> u) const {
-    constexpr Compute<T> kHalfStep = sizeof(Compute<T>) == 8 ? Compute<T>(DBL_EPSILON / 2) : Compute<T>(FLT_EPSILON / 2);
+    constexpr Compute<T> kHalfStep =
+        sizeof(Compute<T>) == 8 ? Compute<T>(DBL_EPSILON / 2) : Compute<T>(FLT_EPSILON / 2);
     // log(1) would be 0, which is no value of the distribution.
     const Compute<T> logarithm = u >= Compute<T>(1) - kHalfStep ? -kHalfStep : log(u);
     return narrow<T>(Compute<T>(-1) / rate * logarithm);
@@ -80,8 +81,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __device__ __forceinline__ T from_integer(std::int64_t value) {
-  if constexpr (is_half_type<T>) return narrow<T>(static_cast<float>(value));
-  else return static_cast<T>(value);
+  if constexpr (is_half_type<T>)
+    return narrow<T>(static_cast<float>(value));
+  else
+    return static_cast<T>(value);
 }
 
 template <class T, int kPerDraw>
@@ -125,8 +128,8 @@ __global__ void __launch_bounds__(kThreads) fill_bernoulli(Strided<N> space, T* 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) drop(Strided<3> space, T* out, bool* mask, const T* input, float keep,
-                                                 Compute<T> scale, PhiloxState state) {
+__global__ void __launch_bounds__(kThreads)
+    drop(Strided<3> space, T* out, bool* mask, const T* input, float keep, Compute<T> scale, PhiloxState state) {
   for_each_draw<4>(
       space.numel, state, [](const Words& words) { return uniform_draw<float>(words); },
       [&](const Draw<float>& draw, int i, std::int64_t linear) {
@@ -158,11 +161,16 @@ __global__ void write_cell(std::uint64_t* cell, std::uint64_t seed, std::uint64_
 template <class Body>
 int dispatch_one(int element_bytes, const void* one, Body&& body) {
   switch (element_bytes) {
-    case 1: return body(*static_cast<const std::uint8_t*>(one));
-    case 2: return body(*static_cast<const std::uint16_t*>(one));
-    case 4: return body(*static_cast<const std::uint32_t*>(one));
-    case 8: return body(*static_cast<const std::uint64_t*>(one));
-    default: return kNoKernel;
+    case 1:
+      return body(*static_cast<const std::uint8_t*>(one));
+    case 2:
+      return body(*static_cast<const std::uint16_t*>(one));
+    case 4:
+      return body(*static_cast<const std::uint32_t*>(one));
+    case 8:
+      return body(*static_cast<const std::uint64_t*>(one));
+    default:
+      return kNoKernel;
   }
 }
 
@@ -234,8 +242,8 @@ int bernoulli(const Strided<1>& space, void* out, int element_bytes, const void*
   return dispatch_one(element_bytes, one, [&](auto value) -> int {
     using T = decltype(value);
     if (wide) {
-      fill_bernoulli<T, double, 1><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), value, probability,
-                                                                    nullptr, state, nullptr);
+      fill_bernoulli<T, double, 1>
+          <<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), value, probability, nullptr, state, nullptr);
     } else {
       fill_bernoulli<T, float, 1><<<blocks, kThreads, 0, stream>>>(
           space, static_cast<T*>(out), value, static_cast<float>(probability), nullptr, state, nullptr);

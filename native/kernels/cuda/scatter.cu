@@ -1,5 +1,5 @@
-// Scatter without a reduction, and the sort keys of one with a reduction. Bytes: index and source read once, one element
-// written for each, in whatever order the index says; a thread an element, neighbours on neighbouring indices.
+// Scatter without a reduction, and the sort keys of one with a reduction. Bytes: index and source read once, one
+// element written for each, in whatever order the index says; a thread an element, neighbours on neighbouring indices.
 #include "kernels/cuda/scatter.h"
 
 #include "kernels/cuda/device_types.cuh"

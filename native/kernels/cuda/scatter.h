@@ -33,8 +33,8 @@ struct Segments {
   const std::uint32_t* ids = nullptr;
   std::int64_t count = 0;
 };
-// out[key + s] = out[key + s] op source[of id + s] for every id of the key, in the order of the ids, for every element s
-// of a slice. Operands of `slice`: row-major order, out, source; of `positions`: row-major order (the ids), source.
+// out[key + s] = out[key + s] op source[of id + s] for every id of the key, in the order of the ids, for every element
+// s of a slice. Operands of `slice`: row-major order, out, source; of `positions`: row-major order (the ids), source.
 // Without include_self the value in out does not count. Halves add up in float; a mean of integers rounds down. Complex
 // dtypes have kSum only. Deterministic.
 int reduce_segments(const Segments& segments, const Strided<3>& slice, const Strided<2>& positions, void* out,

@@ -16,8 +16,10 @@ constexpr int kThreads = 256;
 
 template <class T>
 __device__ __forceinline__ bool is_nan(T value) {
-  if constexpr (std::is_floating_point_v<T>) return value != value;
-  else return false;
+  if constexpr (std::is_floating_point_v<T>)
+    return value != value;
+  else
+    return false;
 }
 
 template <class C>
@@ -29,10 +31,14 @@ __device__ __forceinline__ C start_of(ReduceOp op) {
     constexpr C kLow = Limits::has_infinity ? static_cast<C>(-Limits::infinity()) : Limits::lowest();
     constexpr C kHigh = Limits::has_infinity ? Limits::infinity() : Limits::max();
     switch (op) {
-      case ReduceOp::kProd: return static_cast<C>(1);
-      case ReduceOp::kMax: return kLow;
-      case ReduceOp::kMin: return kHigh;
-      default: return static_cast<C>(0);
+      case ReduceOp::kProd:
+        return static_cast<C>(1);
+      case ReduceOp::kMax:
+        return kLow;
+      case ReduceOp::kMin:
+        return kHigh;
+      default:
+        return static_cast<C>(0);
     }
   }
 }
@@ -46,10 +52,14 @@ __device__ __forceinline__ C combine(ReduceOp op, C a, C b) {
     return op == ReduceOp::kProd || op == ReduceOp::kMin ? a && b : a || b;
   } else {
     switch (op) {
-      case ReduceOp::kProd: return static_cast<C>(a * b);
-      case ReduceOp::kMax: return is_nan(b) || a < b ? b : a;
-      case ReduceOp::kMin: return is_nan(b) || b < a ? b : a;
-      default: return static_cast<C>(a + b);
+      case ReduceOp::kProd:
+        return static_cast<C>(a * b);
+      case ReduceOp::kMax:
+        return is_nan(b) || a < b ? b : a;
+      case ReduceOp::kMin:
+        return is_nan(b) || b < a ? b : a;
+      default:
+        return static_cast<C>(a + b);
     }
   }
 }
@@ -71,9 +81,8 @@ __device__ __forceinline__ C divide(C sum, std::int64_t count) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    reduce(Segments segments, Strided<3> slice, Strided<2> positions, T* out, const T* source, ReduceOp op,
-           bool include_self) {
+__global__ void __launch_bounds__(kThreads) reduce(Segments segments, Strided<3> slice, Strided<2> positions, T* out,
+                                                   const T* source, ReduceOp op, bool include_self) {
   using C = decltype(load_wide(source));
   constexpr std::uint64_t kSkipped = ~std::uint64_t{0};
   const std::int64_t total = segments.count * slice.numel, step = std::int64_t{gridDim.x} * kThreads;

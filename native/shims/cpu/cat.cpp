@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 
 namespace untorch::shims {
 namespace {

@@ -136,8 +136,7 @@ TensorPtr view_as_complex(const Tensor& t) {
   const char* op = "view_as_complex";
   check(t.dtype() == DType::kFloat16 || t.dtype() == DType::kFloat32 || t.dtype() == DType::kFloat64, op,
         ": 'self' is ", dtype_name(t.dtype()), ", expected float16, float32 or float64");
-  check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ",
-        to_string(t.sizes()));
+  check(t.dim() > 0 && t.size(-1) == 2, op, ": the last dimension must have size 2, got shape ", to_string(t.sizes()));
   check(t.stride(-1) == 1, op, ": the last dimension must have stride 1, got ", t.stride(-1));
   check(t.storage_offset() % 2 == 0, op, ": the storage offset must be even, got ", t.storage_offset());
   std::vector<std::int64_t> sizes = without(t.sizes(), t.dim() - 1), strides = without(t.strides(), t.dim() - 1);
@@ -255,16 +254,14 @@ UNTORCH_SHIM aoti_torch_cpu_slice_Tensor(AtenTensorHandle self, std::int64_t dim
 
 UNTORCH_SHIM aoti_torch_cpu_permute(AtenTensorHandle self, const std::int64_t* dims, std::int64_t dims_len_,
                                     AtenTensorHandle* ret0) {
-  return guarded("permute", [&] {
-    give(ret0, permute(required(self, "permute", "self"), ints(dims, dims_len_)), "permute");
-  });
+  return guarded("permute",
+                 [&] { give(ret0, permute(required(self, "permute", "self"), ints(dims, dims_len_)), "permute"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_reshape(AtenTensorHandle self, const std::int64_t* shape, std::int64_t shape_len_,
                                     AtenTensorHandle* ret0) {
-  return guarded("reshape", [&] {
-    give(ret0, reshape(cpu_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape");
-  });
+  return guarded("reshape",
+                 [&] { give(ret0, reshape(cpu_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0) {
@@ -272,25 +269,28 @@ UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim,
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret0) {
-  return guarded("view_dtype", [&] { give(ret0, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
+  return guarded("view_dtype",
+                 [&] { give(ret0, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
 }
 
 UNTORCH_SHIM aoti_torch_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret) {
-  return guarded("view_dtype", [&] { give(ret, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
+  return guarded("view_dtype",
+                 [&] { give(ret, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return guarded("view_as_real", [&] { give(ret0, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
+  return guarded("view_as_real",
+                 [&] { give(ret0, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
 }
 
 UNTORCH_SHIM aoti_torch_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {
-  return guarded("view_as_real", [&] { give(ret, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
+  return guarded("view_as_real",
+                 [&] { give(ret, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_view_as_complex(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return guarded("view_as_complex", [&] {
-    give(ret0, view_as_complex(required(self, "view_as_complex", "self")), "view_as_complex");
-  });
+  return guarded("view_as_complex",
+                 [&] { give(ret0, view_as_complex(required(self, "view_as_complex", "self")), "view_as_complex"); });
 }
 
 UNTORCH_SHIM aoti_torch_cpu_resize_(AtenTensorHandle self, const std::int64_t* size, std::int64_t size_len_,

@@ -1,6 +1,6 @@
-// Element-wise operators that compiled models leave to shims (aoti_torch_cuda_*): abs, angle, add, mul, pow, gcd, polar,
-// fill_. Promotion, broadcasting and layouts are the CPU's. A 0-D operand may be on the CPU; it goes to the kernel by
-// value, so that a graph keeps it.
+// Element-wise operators that compiled models leave to shims (aoti_torch_cuda_*): abs, angle, add, mul, pow, gcd,
+// polar, fill_. Promotion, broadcasting and layouts are the CPU's. A 0-D operand may be on the CPU; it goes to the
+// kernel by value, so that a graph keeps it.
 #include "kernels/cuda/elementwise.h"
 
 #include "kernels/cuda/copy.h"
@@ -124,8 +124,8 @@ UNTORCH_SHIM aoti_torch_cuda_abs(AtenTensorHandle self, AtenTensorHandle* ret0) 
     if (t.dtype() == DType::kBool) throw_error(ErrorKind::kUnsupported, "abs: dtype bool is not supported");
     const OnDevice on("abs", t);
     TensorPtr out = empty_like(t, part_of(t.dtype(), t.dtype()));
-    on.launched(kernels::cuda::absolute(strided<2>("abs", t.sizes(), {out.get(), &t}), out->raw(), t.raw(), scalar_of(t),
-                                        on.stream()));
+    on.launched(kernels::cuda::absolute(strided<2>("abs", t.sizes(), {out.get(), &t}), out->raw(), t.raw(),
+                                        scalar_of(t), on.stream()));
     give(ret0, std::move(out), "abs");
   });
 }

@@ -100,12 +100,12 @@ AOTITorchError shim(AtenTensorHandle weight_handle, AtenTensorHandle indices_han
 
 }  // namespace
 
-UNTORCH_SHIM aoti_torch_cuda__embedding_bag(AtenTensorHandle weight, AtenTensorHandle indices,
-                                            AtenTensorHandle offsets, std::int32_t /*scale_grad_by_freq*/,
-                                            std::int64_t mode, std::int32_t /*sparse*/,
-                                            AtenTensorHandle* per_sample_weights, std::int32_t include_last_offset,
-                                            std::int64_t padding_idx, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
-                                            AtenTensorHandle* ret2, AtenTensorHandle* ret3) {
+UNTORCH_SHIM aoti_torch_cuda__embedding_bag(AtenTensorHandle weight, AtenTensorHandle indices, AtenTensorHandle offsets,
+                                            std::int32_t /*scale_grad_by_freq*/, std::int64_t mode,
+                                            std::int32_t /*sparse*/, AtenTensorHandle* per_sample_weights,
+                                            std::int32_t include_last_offset, std::int64_t padding_idx,
+                                            AtenTensorHandle* ret0, AtenTensorHandle* ret1, AtenTensorHandle* ret2,
+                                            AtenTensorHandle* ret3) {
   return shim(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, ret0, ret1, ret2,
               ret3);
 }

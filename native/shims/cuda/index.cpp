@@ -63,15 +63,16 @@ void mask_columns(const OnDevice& on, const Tensor& mask, std::deque<TensorPtr>&
                 ": a mask among the indices makes the number of results depend on data, which a graph cannot hold; "
                 "use torch.where, or run without a graph");
   }
-  check(mask.dim() <= kernels::cuda::kMaxDims, op, ": a mask of ", mask.dim(), " dimensions has more than the kernels take (",
-        kernels::cuda::kMaxDims, ")");
+  check(mask.dim() <= kernels::cuda::kMaxDims, op, ": a mask of ", mask.dim(),
+        " dimensions has more than the kernels take (", kernels::cuda::kMaxDims, ")");
   const TensorPtr dense = contiguous_cuda(mask);
   const std::int64_t n = dense->numel();
   std::int64_t count = 0;
   StorageRef ranks;
   if (n != 0) {
     ranks = ranks_of(on, *dense);
-    const auto last = reinterpret_cast<cuda::DevicePtr>(ranks->data()) + static_cast<std::uint64_t>(n - 1) * sizeof count;
+    const auto last =
+        reinterpret_cast<cuda::DevicePtr>(ranks->data()) + static_cast<std::uint64_t>(n - 1) * sizeof count;
     cuda::check_driver(cuda::driver().memcpy_d2h_async(&count, last, sizeof count, on.stream()), op);
     cuda::check_driver(cuda::driver().stream_synchronize(on.stream()), op);
   }
@@ -250,9 +251,9 @@ void put(const OnDevice& on, const Tensor& out, const Indices& indices, const Te
   const int bytes = static_cast<int>(element_size(out.dtype()));
   if (!accumulate) {
     const Dims order = contiguous_strides(layout.shape);
-    const auto space = space_of<4>(op, layout.shape,
-                                   {DimSpan(order), DimSpan(layout.self_strides), DimSpan(layout.offset_strides),
-                                    DimSpan(value_strides)});
+    const auto space = space_of<4>(
+        op, layout.shape,
+        {DimSpan(order), DimSpan(layout.self_strides), DimSpan(layout.offset_strides), DimSpan(value_strides)});
     on.launched(kernels::cuda::index_put(space, out.raw(), plan.data(), source.raw(), bytes, on.stream()));
     return;
   }
@@ -266,12 +267,11 @@ void put(const OnDevice& on, const Tensor& out, const Indices& indices, const Te
              slice_values = slice_of(value_strides);
   const std::vector<std::int64_t> index_values(value_strides.begin() + begin, value_strides.begin() + end);
   const Dims slice_order = contiguous_strides(slice_shape), index_order = contiguous_strides(layout.index_shape);
-  const auto slice =
-      space_of<3>(op, slice_shape, {DimSpan(slice_order), DimSpan(slice_out), DimSpan(slice_values)});
+  const auto slice = space_of<3>(op, slice_shape, {DimSpan(slice_order), DimSpan(slice_out), DimSpan(slice_values)});
   const auto positions = space_of<2>(op, layout.index_shape, {DimSpan(index_order), DimSpan(index_values)});
   const SortedSegments sorted = sort_segments(on, plan.offsets, plan.ids, plan.count, plan.largest);
-  on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), source.raw(),
-                                             scalar_of(out), kernels::cuda::ReduceOp::kSum, true, on.stream()));
+  on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), source.raw(), scalar_of(out),
+                                             kernels::cuda::ReduceOp::kSum, true, on.stream()));
 }
 
 AOTITorchError index_put_out(AtenTensorHandle out, AtenTensorHandle self, const AtenTensorHandle* indices,

@@ -60,8 +60,8 @@ void check_normal(const Tensor& t, double deviation, const char* op) {
   check_floating(t, op);
 }
 
-void fill_normal(const OnDevice& on, const Tensor& tensor, double mean, double deviation,
-                 kernels::Generator* generator, const char* op) {
+void fill_normal(const OnDevice& on, const Tensor& tensor, double mean, double deviation, kernels::Generator* generator,
+                 const char* op) {
   const Tensor t = real_view(tensor);
   // A complex normal spreads its variance over both parts.
   if (t.dtype() != tensor.dtype()) deviation /= std::sqrt(2.0);
@@ -141,14 +141,18 @@ AOTITorchError rand_like_shim(AtenTensorHandle self, AtenGeneratorHandle* genera
                               const std::int32_t* memory_format, AtenTensorHandle* ret0) {
   return like_shim(
       "rand_like", self, f, memory_format, ret0, [](DType dtype) { check_floating(probe(dtype), "rand_like"); },
-      [&](const OnDevice& on, const Tensor& out) { fill_uniform(on, out, 0, 1, generator_of(generator), "rand_like"); });
+      [&](const OnDevice& on, const Tensor& out) {
+        fill_uniform(on, out, 0, 1, generator_of(generator), "rand_like");
+      });
 }
 
 AOTITorchError randn_like_shim(AtenTensorHandle self, AtenGeneratorHandle* generator, const Factory& f,
                                const std::int32_t* memory_format, AtenTensorHandle* ret0) {
   return like_shim(
       "randn_like", self, f, memory_format, ret0, [](DType dtype) { check_floating(probe(dtype), "randn_like"); },
-      [&](const OnDevice& on, const Tensor& out) { fill_normal(on, out, 0, 1, generator_of(generator), "randn_like"); });
+      [&](const OnDevice& on, const Tensor& out) {
+        fill_normal(on, out, 0, 1, generator_of(generator), "randn_like");
+      });
 }
 
 AOTITorchError randint_like_shim(AtenTensorHandle self, std::int64_t low, std::int64_t high, const Factory& f,
@@ -190,8 +194,8 @@ UNTORCH_SHIM aoti_torch_cuda_rand_like(AtenTensorHandle self, std::int32_t* dtyp
 
 UNTORCH_SHIM aoti_torch_cuda_rand_like_generator(AtenTensorHandle self, AtenGeneratorHandle* generator,
                                                  std::int32_t* dtype, std::int32_t* layout, std::int32_t* device,
-                                                 std::int32_t device_index_, std::int32_t*,
-                                                 std::int32_t* memory_format, AtenTensorHandle* ret0) {
+                                                 std::int32_t device_index_, std::int32_t*, std::int32_t* memory_format,
+                                                 AtenTensorHandle* ret0) {
   return rand_like_shim(self, generator, {dtype, layout, device, device_index_}, memory_format, ret0);
 }
 
@@ -278,7 +282,8 @@ UNTORCH_SHIM aoti_torch_cuda_randperm(std::int64_t n, std::int32_t* dtype, std::
     if (n != 0) {
       // Sorted by random keys of 64 bits; two that are equal keep their order.
       const auto count = static_cast<std::size_t>(n);
-      const StorageRef keys = on.scratch(count * sizeof(std::uint64_t)), ids = on.scratch(count * sizeof(std::uint32_t));
+      const StorageRef keys = on.scratch(count * sizeof(std::uint64_t)),
+                       ids = on.scratch(count * sizeof(std::uint32_t));
       draw(on, *out, 2, nullptr, "randperm", [&](const auto& state, unsigned blocks) {
         return kernels::cuda::random_keys(static_cast<std::uint64_t*>(keys->data()),
                                           static_cast<std::uint32_t*>(ids->data()), n, state, blocks, on.stream());
@@ -371,10 +376,9 @@ UNTORCH_SHIM aoti_torch_cuda_bernoulli__Tensor(AtenTensorHandle self, AtenTensor
     const Tensor& given = half ? *converted : probability;
     draw(on, t, kernels::cuda::draws_of(scalar_of(given)), generator_of(generator), op,
          [&](const auto& state, unsigned blocks) {
-           return kernels::cuda::bernoulli(strided<2>(op, t.sizes(), {&t, &given}), t.raw(),
-                                           static_cast<int>(element_size(t.dtype())), one->raw(), given.raw(),
-                                           scalar_of(given), state, blocks, cuda::DeviceErrors::word(on.index()),
-                                           on.stream());
+           return kernels::cuda::bernoulli(
+               strided<2>(op, t.sizes(), {&t, &given}), t.raw(), static_cast<int>(element_size(t.dtype())), one->raw(),
+               given.raw(), scalar_of(given), state, blocks, cuda::DeviceErrors::word(on.index()), on.stream());
          });
   });
 }
@@ -394,10 +398,10 @@ UNTORCH_SHIM aoti_torch_cuda_native_dropout(AtenTensorHandle input, double p, st
     const OnDevice on(op, t);
     TensorPtr out = empty_like(t, t.dtype()), mask = empty_like(t, DType::kBool);
     const auto set = [&](const Tensor& to, std::uint8_t byte) {
-      cuda::check_driver(cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(to.raw()), byte,
-                                                        static_cast<std::size_t>(to.numel()) * element_size(to.dtype()),
-                                                        on.stream()),
-                         op);
+      cuda::check_driver(
+          cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(to.raw()), byte,
+                                         static_cast<std::size_t>(to.numel()) * element_size(to.dtype()), on.stream()),
+          op);
     };
     if (t.numel() == 0) {
       // Nothing to draw for.

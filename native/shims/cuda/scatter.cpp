@@ -28,11 +28,16 @@ void check_index_dtype(const Tensor& index, const char* op) {
 
 ReduceOp reduce_op(Reduce reduce) {
   switch (reduce) {
-    case Reduce::kProd: return ReduceOp::kProd;
-    case Reduce::kMean: return ReduceOp::kMean;
-    case Reduce::kAMax: return ReduceOp::kMax;
-    case Reduce::kAMin: return ReduceOp::kMin;
-    case Reduce::kSum: break;
+    case Reduce::kProd:
+      return ReduceOp::kProd;
+    case Reduce::kMean:
+      return ReduceOp::kMean;
+    case Reduce::kAMax:
+      return ReduceOp::kMax;
+    case Reduce::kAMin:
+      return ReduceOp::kMin;
+    case Reduce::kSum:
+      break;
   }
   return ReduceOp::kSum;
 }
@@ -124,7 +129,9 @@ SortedSegments sorted_places(const OnDevice& on, const kernels::cuda::Strided<3>
   return sort_segments(on, keys, ids, space.numel, largest);
 }
 
-std::int64_t largest_offset(const Tensor& t) { return std::max<std::int64_t>(storage_extent(t.sizes(), t.strides()), 1) - 1; }
+std::int64_t largest_offset(const Tensor& t) {
+  return std::max<std::int64_t>(storage_extent(t.sizes(), t.strides()), 1) - 1;
+}
 
 AOTITorchError scatter_src(AtenTensorHandle out, AtenTensorHandle self, std::int64_t dim, AtenTensorHandle index,
                            AtenTensorHandle src) {
@@ -151,8 +158,7 @@ AOTITorchError scatter_reduce(AtenTensorHandle out, AtenTensorHandle self, std::
     if (s.index.numel() == 0) return;
     const Dims order = contiguous_strides(s.index.sizes()), to = out_strides(s);
     const auto space = space_of<3>(op, s.index.sizes(), {DimSpan(order), DimSpan(to), DimSpan(s.index.strides())});
-    const auto sorted =
-        sorted_places(on, space, scatter_index(s), largest_offset(s.out), DeviceFault::kScatterReduce);
+    const auto sorted = sorted_places(on, space, scatter_index(s), largest_offset(s.out), DeviceFault::kScatterReduce);
     const auto slice = space_of<3>(op, DimSpan{}, {DimSpan{}, DimSpan{}, DimSpan{}});
     const auto positions = space_of<2>(op, s.index.sizes(), {DimSpan(order), DimSpan(s.source->strides())});
     on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, s.out.raw(), s.source->raw(),

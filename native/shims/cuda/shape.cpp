@@ -3,7 +3,7 @@
 
 #include "shims/cpu/cat.h"
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/nn.h"
+#include "shims/nn.h"
 #include "shims/cpu/pad.h"
 #include "shims/cpu/view.h"
 #include "shims/cuda/factory.h"
@@ -18,7 +18,8 @@ namespace {
 void concatenate(const OnDevice& on, const Concatenation& plan, const Tensor& out) {
   if (out.numel() == 0) return;
   std::int64_t rows = 1, inner = 1;
-  for (std::size_t d = 0; d < plan.shape.size(); ++d) (d < plan.dim ? rows : inner) *= d == plan.dim ? 1 : plan.shape[d];
+  for (std::size_t d = 0; d < plan.shape.size(); ++d)
+    (d < plan.dim ? rows : inner) *= d == plan.dim ? 1 : plan.shape[d];
   const int bytes = static_cast<int>(element_size(plan.dtype));
   kernels::cuda::Pieces pieces;
   pieces.rows = rows;
@@ -66,8 +67,7 @@ TensorPtr padded(const Tensor& self, DimSpan pads, const char* mode_name, const 
   const auto append = [&](std::size_t d) {
     const std::size_t slot = 2 * (ndim - 1 - d);
     const std::int64_t before = slot < pads.size() ? pads[slot] : 0, after = slot < pads.size() ? pads[slot + 1] : 0;
-    space.dims[space.ndim++] = {sizes[d],          out->strides()[d], self.sizes()[d],
-                                self.strides()[d], before,            after};
+    space.dims[space.ndim++] = {sizes[d], out->strides()[d], self.sizes()[d], self.strides()[d], before, after};
   };
   // Innermost first in the result's memory.
   if (keep) append(1);
@@ -132,16 +132,14 @@ UNTORCH_SHIM aoti_torch_cuda_slice_Tensor(AtenTensorHandle self, std::int64_t di
 
 UNTORCH_SHIM aoti_torch_cuda_permute(AtenTensorHandle self, const std::int64_t* dims, std::int64_t dims_len_,
                                      AtenTensorHandle* ret0) {
-  return guarded("permute", [&] {
-    give(ret0, permute(cuda_input(self, "permute", "self"), ints(dims, dims_len_)), "permute");
-  });
+  return guarded("permute",
+                 [&] { give(ret0, permute(cuda_input(self, "permute", "self"), ints(dims, dims_len_)), "permute"); });
 }
 
 UNTORCH_SHIM aoti_torch_cuda_reshape(AtenTensorHandle self, const std::int64_t* shape, std::int64_t shape_len_,
                                      AtenTensorHandle* ret0) {
-  return guarded("reshape", [&] {
-    give(ret0, reshape(cuda_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape");
-  });
+  return guarded("reshape",
+                 [&] { give(ret0, reshape(cuda_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape"); });
 }
 
 UNTORCH_SHIM aoti_torch_cuda_squeeze_dim(AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0) {

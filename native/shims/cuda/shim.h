@@ -44,13 +44,7 @@ inline const Tensor* optional_cuda_input(AtenTensorHandle* handle, const char* o
 class OnDevice {
  public:
   OnDevice(const char* op, const Tensor& first, std::initializer_list<const Tensor*> others = {})
-      : OnDevice(op, first.device()) {
-    for (const Tensor* other : others) {
-      check(other == nullptr || other->device() == first.device(), op, ": operands are on ",
-            device_name(first.device()), " and ", other == nullptr ? "" : device_name(other->device()),
-            ", expected one device");
-    }
-  }
+      : OnDevice(op, common_device(op, first, others)) {}
   // Index -1 is the current device.
   OnDevice(const char* op, Device device)
       : op_(op),
@@ -73,6 +67,16 @@ class OnDevice {
   const cuda::DeviceProperties& properties() const { return cuda::device_properties(index_); }
 
  private:
+  // Before the driver is touched.
+  static Device common_device(const char* op, const Tensor& first, std::initializer_list<const Tensor*> others) {
+    for (const Tensor* other : others) {
+      check(other == nullptr || other->device() == first.device(), op, ": operands are on ",
+            device_name(first.device()), " and ", other == nullptr ? "" : device_name(other->device()),
+            ", expected one device");
+    }
+    return first.device();
+  }
+
   const char* op_;
   int index_;
   cuda::DeviceGuard guard_;

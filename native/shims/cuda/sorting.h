@@ -21,17 +21,17 @@ inline SortedSegments sort_segments(const OnDevice& on, const StorageRef& keys, 
   // As many bits as make all ones larger than every key.
   const int bits = std::bit_width(static_cast<std::uint64_t>(largest) + 1);
   const auto sort = [&](void* scratch, std::size_t& bytes) {
-    on.launched(kernels::cuda::radix_sort_pairs(
-        scratch, bytes, static_cast<const std::uint64_t*>(keys->data()), static_cast<std::uint64_t*>(out.keys->data()),
-        static_cast<const std::uint32_t*>(ids->data()), static_cast<std::uint32_t*>(out.ids->data()), n, bits,
-        on.stream()));
+    on.launched(kernels::cuda::radix_sort_pairs(scratch, bytes, static_cast<const std::uint64_t*>(keys->data()),
+                                                static_cast<std::uint64_t*>(out.keys->data()),
+                                                static_cast<const std::uint32_t*>(ids->data()),
+                                                static_cast<std::uint32_t*>(out.ids->data()), n, bits, on.stream()));
   };
   std::size_t bytes = 0;
   sort(nullptr, bytes);
   const StorageRef scratch = on.scratch(bytes);
   sort(scratch->data(), bytes);
-  out.segments = {static_cast<const std::uint64_t*>(out.keys->data()), static_cast<const std::uint32_t*>(out.ids->data()),
-                  n};
+  out.segments = {static_cast<const std::uint64_t*>(out.keys->data()),
+                  static_cast<const std::uint32_t*>(out.ids->data()), n};
   return out;
 }
 
