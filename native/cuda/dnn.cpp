@@ -1,7 +1,7 @@
 // cuDNN: the functions that we call, their handles, and a plan for every convolution that was seen.
 //
-// A plan is the four descriptors, the algorithm that cuDNN's heuristics rank first among the deterministic ones, and
-// the workspace that it needs. Plans stay with their handle, so a repeated call costs a look-up and the launch.
+// A plan is the four descriptors and the deterministic algorithms as cuDNN's heuristics rank them, with the workspace
+// that each needs. Plans stay with their handle, so a repeated call costs a look-up and the launch.
 #include "cuda/dnn.h"
 
 #include <dlfcn.h>
@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuda/handle_pool.h"
 #include "cuda/library_search.h"
@@ -164,8 +165,13 @@ struct Plan {
   TensorDescriptor input = nullptr, output = nullptr;
   FilterDescriptor weight = nullptr;
   ConvolutionDescriptor convolution = nullptr;
-  int algorithm = -1;  // -1: cuDNN refuses the problem
-  std::size_t workspace = 0;
+  // What may be run, the best first; none when cuDNN refuses the problem. The convolution's descriptor has the first
+  // one's math type.
+  struct Candidate {
+    int algorithm, math_type;
+    std::size_t workspace;
+  };
+  std::vector<Candidate> candidates;
 
   explicit Plan(const Dnn& api) : api_(&api) {
     check_status(api, api.create_tensor(&input), "cudnnCreateTensorDescriptor");
@@ -233,7 +239,7 @@ bool set_tensor(const Dnn& api, TensorDescriptor descriptor, int dtype, const ke
   return true;
 }
 
-// Fills in descriptors and algorithm; leaves the algorithm at -1 when cuDNN refuses.
+// Fills in descriptors and candidates; leaves the latter empty when cuDNN refuses.
 void make_plan(const Dnn& api, Handle handle, const DnnConvolution& p, Plan& plan) {
   const kernels::ConvolutionShape& s = p.shape;
   const int dtype = dtype_code(p.dtype);
@@ -257,45 +263,51 @@ void make_plan(const Dnn& api, Handle handle, const DnnConvolution& p, Plan& pla
     stride[d] = static_cast<int>(s.stride[from]);
     dilation[d] = static_cast<int>(s.dilation[from]);
   }
-  check_status(api, api.set_filter(plan.weight, dtype, s.channels_last ? kNHWC : kNCHW, n + 2, weight.data()),
-               "cudnnSetFilterNdDescriptor");
-  check_status(api,
-               api.set_convolution(plan.convolution, n, padding.data(), stride.data(), dilation.data(),
-                                   kCrossCorrelation, p.dtype == DType::kFloat64 ? kDouble : kFloat),
-               "cudnnSetConvolutionNdDescriptor");
-  check_status(api, api.set_groups(plan.convolution, static_cast<int>(s.groups)), "cudnnSetConvolutionGroupCount");
   const bool exact = p.dtype == DType::kFloat32 && !p.tf32;
   const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  check_status(api,
-               api.set_math_type(plan.convolution, exact  ? kFmaMath
-                                                   : half ? kTensorOpMath
-                                                          : kDefaultMath),
-               "cudnnSetConvolutionMathType");
+  const int compute = p.dtype == DType::kFloat64 ? kDouble : kFloat;
+  const int math_type = exact ? kFmaMath : half ? kTensorOpMath : kDefaultMath;
+  Status status = api.set_filter(plan.weight, dtype, s.channels_last ? kNHWC : kNCHW, n + 2, weight.data());
+  if (status == kStatusSuccess) {
+    status = api.set_convolution(plan.convolution, n, padding.data(), stride.data(), dilation.data(), kCrossCorrelation,
+                                 compute);
+  }
+  if (status == kStatusSuccess) status = api.set_groups(plan.convolution, static_cast<int>(s.groups));
+  if (status == kStatusSuccess) status = api.set_math_type(plan.convolution, math_type);
+  if (refused(status)) return;
+  check_status(api, status, "describing the convolution");
 
   std::array<Choice, 16> choices{};
   int count = 0;
-  const Status status = p.transposed
-                            ? api.backward_choices(handle, plan.weight, plan.input, plan.convolution, plan.output,
-                                                   static_cast<int>(choices.size()), &count, choices.data())
-                            : api.forward_choices(handle, plan.input, plan.weight, plan.convolution, plan.output,
-                                                  static_cast<int>(choices.size()), &count, choices.data());
+  status = p.transposed ? api.backward_choices(handle, plan.weight, plan.input, plan.convolution, plan.output,
+                                               static_cast<int>(choices.size()), &count, choices.data())
+                        : api.forward_choices(handle, plan.input, plan.weight, plan.convolution, plan.output,
+                                              static_cast<int>(choices.size()), &count, choices.data());
   if (refused(status)) return;
   check_status(api, status, "cudnnGetConvolutionAlgorithm_v7");
-  for (int i = 0; i < count; ++i) {
-    const Choice& choice = choices[static_cast<std::size_t>(i)];
-    if (choice.status != kStatusSuccess || choice.determinism != kDeterministic) continue;
-    if (exact && choice.math_type != kFmaMath) continue;
-    if (choice.math_type == kAllowConversion) continue;  // would round float32 to half
-    check_status(api, api.set_math_type(plan.convolution, choice.math_type), "cudnnSetConvolutionMathType");
-    std::size_t bytes = 0;
-    const Status sized = p.transposed ? api.backward_workspace(handle, plan.weight, plan.input, plan.convolution,
-                                                               plan.output, choice.algorithm, &bytes)
-                                      : api.forward_workspace(handle, plan.input, plan.weight, plan.convolution,
-                                                              plan.output, choice.algorithm, &bytes);
-    if (sized != kStatusSuccess) continue;
-    plan.algorithm = choice.algorithm;
-    plan.workspace = bytes;
-    return;
+  // Exact float32: what is ranked for plain multiply-adds first, then the rest, told to use nothing else.
+  for (const bool labelled : {true, false}) {
+    for (int i = 0; i < count; ++i) {
+      const Choice& choice = choices[static_cast<std::size_t>(i)];
+      if (choice.status != kStatusSuccess || choice.determinism != kDeterministic) continue;
+      if (exact ? (choice.math_type == kFmaMath) != labelled : !labelled) continue;
+      if (!exact && choice.math_type == kAllowConversion) continue;  // would round float32 to half
+      const int used = exact ? kFmaMath : choice.math_type;
+      check_status(api, api.set_math_type(plan.convolution, used), "cudnnSetConvolutionMathType");
+      std::size_t bytes = 0;
+      status = p.transposed ? api.backward_workspace(handle, plan.weight, plan.input, plan.convolution, plan.output,
+                                                     choice.algorithm, &bytes)
+                            : api.forward_workspace(handle, plan.input, plan.weight, plan.convolution, plan.output,
+                                                    choice.algorithm, &bytes);
+      constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
+      if (status == kStatusSuccess && bytes <= kMostWorkspace) {
+        plan.candidates.push_back({choice.algorithm, used, bytes});
+      }
+    }
+  }
+  if (!plan.candidates.empty()) {
+    check_status(api, api.set_math_type(plan.convolution, plan.candidates.front().math_type),
+                 "cudnnSetConvolutionMathType");
   }
 }
 
@@ -328,26 +340,33 @@ bool dnn_convolution(const DnnConvolution& problem, const void* input, const voi
     return made;
   });
   Plan& plan = plan_for(api, *state, problem);
-  if (plan.algorithm < 0) return false;
   check_status(api, api.set_stream(state->handle, stream), "cudnnSetStream");
-  const StorageRef workspace = plan.workspace == 0 ? StorageRef() : allocate(plan.workspace, device);
-  void* const scratch = plan.workspace == 0 ? nullptr : workspace->data();
   const double one64 = 1, zero64 = 0;
   const float one32 = 1, zero32 = 0;
   const bool wide = problem.dtype == DType::kFloat64;
   const void* const alpha = wide ? static_cast<const void*>(&one64) : &one32;
   const void* const beta = wide ? static_cast<const void*>(&zero64) : &zero32;
-  const Status status =
-      problem.transposed ? api.backward(state->handle, alpha, plan.weight, weight, plan.input, input, plan.convolution,
-                                        plan.algorithm, scratch, plan.workspace, beta, plan.output, output)
-                         : api.forward(state->handle, alpha, plan.input, input, plan.weight, weight, plan.convolution,
-                                       plan.algorithm, scratch, plan.workspace, beta, plan.output, output);
-  if (refused(status)) {  // ranked, sized, and then refused: remembered, so that it is asked once only
-    plan.algorithm = -1;
-    return false;
+  while (!plan.candidates.empty()) {
+    const auto [algorithm, math_type, bytes] = plan.candidates.front();
+    const StorageRef workspace = bytes == 0 ? StorageRef() : allocate(bytes, device);
+    void* const scratch = bytes == 0 ? nullptr : workspace->data();
+    const Status status = problem.transposed
+                              ? api.backward(state->handle, alpha, plan.weight, weight, plan.input, input,
+                                             plan.convolution, algorithm, scratch, bytes, beta, plan.output, output)
+                              : api.forward(state->handle, alpha, plan.input, input, plan.weight, weight,
+                                            plan.convolution, algorithm, scratch, bytes, beta, plan.output, output);
+    if (!refused(status)) {
+      check_status(api, status, problem.transposed ? "cudnnConvolutionBackwardData" : "cudnnConvolutionForward");
+      return true;
+    }
+    // Ranked, sized, and then refused: forgotten, so that it is asked once only.
+    plan.candidates.erase(plan.candidates.begin());
+    if (!plan.candidates.empty()) {
+      check_status(api, api.set_math_type(plan.convolution, plan.candidates.front().math_type),
+                   "cudnnSetConvolutionMathType");
+    }
   }
-  check_status(api, status, problem.transposed ? "cudnnConvolutionBackwardData" : "cudnnConvolutionForward");
-  return true;
+  return false;
 }
 
 }  // namespace untorch::cuda

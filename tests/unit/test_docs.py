@@ -127,14 +127,23 @@ def test_the_lists_of_operators_are_up_to_date() -> None:
 def test_what_the_lists_say() -> None:
     script = load_script("render_limits")
     text = script.render(
-        ["aoti_torch_cpu_mm_out", "aoti_torch_clone", "Sleef_expf8_u10", "aoti_torch_cpu_dance"],
+        [
+            "aoti_torch_cpu_mm_out",
+            "aoti_torch_cuda_sort",
+            "aoti_torch_clone",
+            "Sleef_expf8_u10",
+            "aoti_torch_cpu_dance",
+        ],
         ["aten::median"],
-        {"aoti_torch_cpu_dance": "it has no steps"},
+        {"aoti_torch_cpu_dance": "it has no steps", "aoti_torch_cuda_waltz": "it has three"},
     )
-    assert "1 operators (`aoti_torch_cpu_…`), 1 functions for tensors" in text
+    assert "1 operators on the CPU (`aoti_torch_cpu_…`) and 1 on CUDA (`aoti_torch_cuda_…`), 1 functions for" in text
     assert "\n`mm_out`\n" in text
+    assert "\n`sort`\n" in text
     assert "`aten::median`" in text
     assert "| it has no steps | `dance` |" in text
+    assert "| it has three | `waltz` |" in text
+    assert text.index("`dance`") < text.index("1 that they declare for CUDA") < text.index("`waltz`")
     with pytest.raises(ValueError, match="the page lacks the marker"):
         script.replaced("no markers", text)
 
