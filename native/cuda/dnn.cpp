@@ -106,7 +106,7 @@ std::string open_into(Dnn& table) {
   std::string error, unused;
   // cuDNN's parts name these among what they need. Opened first, they are found wherever they are installed; where
   // they are missing, cuDNN's own error says so.
-  constexpr LibraryHint kRuntimeCompiler{"NVRTC", "cuda_nvrtc", "nvidia-cuda-nvrtc"};
+  constexpr LibraryHint kRuntimeCompiler{"NVRTC", "cuda_nvrtc", "nvidia-cuda-nvrtc", false};
   (void)open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, unused);
   (void)open_library({"libnvrtc.so.13", "libnvrtc.so.12"}, kRuntimeCompiler, unused);
   void* const library = open_library({"libcudnn.so.9"}, kCudnn, error);

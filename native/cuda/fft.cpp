@@ -52,8 +52,8 @@ struct Opened {
 };
 
 std::string open_into(FftLibrary& table) {
-  constexpr LibraryHint kCufft{"cuFFT", "cufft", "nvidia-cufft"};
-  constexpr LibraryHint kJitLink{"nvJitLink", "nvjitlink", "nvidia-nvjitlink"};
+  constexpr LibraryHint kCufft{"cuFFT", "cufft", "nvidia-cufft", false};
+  constexpr LibraryHint kJitLink{"nvJitLink", "nvjitlink", "nvidia-nvjitlink", false};
   std::string error, unused;
   // cuFFT names it among what it needs. Opened first, it is found wherever it is installed.
   (void)open_library({"libnvJitLink.so.13", "libnvJitLink.so.12"}, kJitLink, unused);

@@ -99,9 +99,11 @@ void* open_library(std::initializer_list<const char*> names, const LibraryHint& 
   }
   std::string wanted;
   for (const char* const name : names) wanted += wanted.empty() ? name : std::string(" or ") + name;
+  const std::string package = std::string("pip install ") + hint.package;
   error = std::string(hint.title) + " was not found: looked for " + wanted + " among the loaded libraries, in " +
-          looked + broken + ". Install it with: pip install 'untorch[cuda]' (or: pip install " + hint.package +
-          "), or name its folder with untorch_add_library_path";
+          looked + broken +
+          ". Install it with: " + (hint.in_extra ? "pip install 'untorch[cuda]' (or: " + package + ")" : package) +
+          ", or name its folder with untorch_add_library_path";
   return nullptr;
 }
 

@@ -13,9 +13,10 @@ namespace untorch::cuda {
 
 // A library as people know it, and how they get it.
 struct LibraryHint {
-  const char* title;    // "cuBLAS"
-  const char* folder;   // of NVIDIA's wheel: <site-packages>/nvidia/<folder>/lib
-  const char* package;  // what pip installs
+  const char* title;     // "cuBLAS"
+  const char* folder;    // of NVIDIA's wheel: <site-packages>/nvidia/<folder>/lib
+  const char* package;   // what pip installs
+  bool in_extra = true;  // untorch[cuda] brings it
 };
 inline constexpr LibraryHint kCublas{"cuBLAS", "cublas", "nvidia-cublas"};
 inline constexpr LibraryHint kCudnn{"cuDNN", "cudnn", "nvidia-cudnn-cu13"};

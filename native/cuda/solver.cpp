@@ -24,9 +24,9 @@ enum : int { kPlain = 0, kTranspose = 1, kAdjoint = 2 };  // cublasOperation_t
 enum : int { kNonUnit = 0, kUnit = 1 };                   // cublasDiagType_t
 constexpr LibraryStatus kAllocFailed[] = {3, 2};          // of cuBLAS, of cuSOLVER
 
-constexpr LibraryHint kCusolver{"cuSOLVER", "cusolver", "nvidia-cusolver"};
-constexpr LibraryHint kCusparse{"cuSPARSE", "cusparse", "nvidia-cusparse"};
-constexpr LibraryHint kJitLink{"nvJitLink", "nvjitlink", "nvidia-nvjitlink"};
+constexpr LibraryHint kCusolver{"cuSOLVER", "cusolver", "nvidia-cusolver", false};
+constexpr LibraryHint kCusparse{"cuSPARSE", "cusparse", "nvidia-cusparse", false};
+constexpr LibraryHint kJitLink{"nvJitLink", "nvjitlink", "nvidia-nvjitlink", false};
 
 // One function a dtype: float32, float64, complex64, complex128.
 using Trsm = LibraryStatus (*)(LibraryHandle handle, int side, int fill, int operation, int diagonal, int m, int n,
