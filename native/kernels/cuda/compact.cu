@@ -1,11 +1,8 @@
 // Ordered compaction. Bytes: the flags twice, and what is kept. The elements are cut into slices; a block counts its
 // slice, one block turns the counts into starts, and a block writes its slice from its start on. Within a step of 1024
 // elements positions come from warp votes, so the order is that of the elements.
-#include <cub/block/block_scan.cuh>
-
 #include "kernels/cuda/compact.h"
 #include "kernels/cuda/integers.cuh"
-#include "kernels/cuda/sort_key.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -114,13 +111,22 @@ __global__ void __launch_bounds__(kThreads)
 
 // In place; the total goes behind the last.
 __global__ void __launch_bounds__(kSlicesMax) make_starts(std::int64_t* counts, int slices) {
-  using Scan = cub::BlockScan<std::int64_t, kSlicesMax, cub::BLOCK_SCAN_WARP_SCANS>;
-  __shared__ typename Scan::TempStorage storage;
-  const int i = static_cast<int>(threadIdx.x);
-  std::int64_t start = i < slices ? counts[i] : 0, total = 0;
-  Scan(storage).ExclusiveSum(start, start, total);
-  if (i < slices) counts[i] = start;
-  if (i == 0) counts[slices] = total;
+  __shared__ std::int64_t warps[32];
+  const int i = static_cast<int>(threadIdx.x), lane = i % 32, warp = i / 32;
+  const std::int64_t mine = i < slices ? counts[i] : 0;
+  std::int64_t sum = mine;
+#pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    const std::int64_t earlier = __shfl_up_sync(0xffffffff, sum, by);
+    if (lane >= by) sum += earlier;
+  }
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  std::int64_t before = 0;
+#pragma unroll 1
+  for (int w = 0; w < warp; ++w) before += warps[w];
+  if (i < slices) counts[i] = before + sum - mine;
+  if (i == kSlicesMax - 1) counts[slices] = before + sum;
 }
 
 // write(p, i, at) for every element i that is set: p is its place among them, `at` its offsets.
