@@ -17,8 +17,8 @@ def test_json_document(cli: Callable[..., Any], package: Path) -> None:
     assert done.code == 0, done.err
     document = done.document()
     assert set(document) == {
-        "file", "file_bytes", "method", "untorch", "cpu_level", "inputs", "warmup", "concurrency", "runners", "results",
-        "note", "cold",
+        "file", "file_bytes", "method", "device", "graph", "untorch", "cpu_level", "inputs", "warmup", "concurrency", "runners",
+        "results", "note", "cold",
     }  # fmt: skip
     assert document["file_bytes"] == package.stat().st_size
     assert document["inputs"] == [{"name": "x", "dtype": "float32", "shape": [3, 4]}]
