@@ -252,7 +252,7 @@ def test_the_module_tells_about_itself() -> None:
 
 
 def test_a_cpu_tensor_says_where_it_is(program: untorch.Program, x: np.ndarray[Any, Any]) -> None:
-    same, doubled, *_ = program(Producer(x))
+    _same, _row, doubled = program["alias"](Producer(x))
     assert doubled.device == program.device == "cpu"
     assert not hasattr(doubled, "__cuda_array_interface__")
     assert address(np.asarray(doubled)) == doubled.numpy().ctypes.data
