@@ -11,12 +11,14 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize bench clean help
+.PHONY: demo test quick lint sanitize bench test-gpu build-gpu bench-gpu clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
 	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
 	@echo "make quick     lint, types and the tests that need no long compiles"
+	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
+	@echo "make bench-gpu the GPU benchmarks, there"
 	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader; fills the documents' tables"
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
@@ -85,6 +87,29 @@ bench: $(STAMPS)/bench
 	$(BUILD) benchmarks/cold_start.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/size.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/render.py
+
+# On a machine with a GPU: its python3 has torch with CUDA, pytest, hypothesis, nanobind, cmake and ninja; nothing is
+# downloaded or installed. The kernels are built for the GPU that is there.
+GPU_PYTHON ?= $(shell command -v python3)
+GPU_ARCHITECTURES ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+GPU_ENVIRONMENT := CC=/usr/bin/gcc CXX=/usr/bin/g++ PYTHONPATH=src UNTORCH_LIBRARY=$(CURDIR)/build/gpu/native/libuntorch.so
+TESTS ?= tests/gpu
+PYTEST_OPTIONS ?=
+
+build-gpu:
+	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/gpu -G Ninja -DUNTORCH_CUDA=ON -DUNTORCH_VERSION=0.1.0 \
+	  -DPython_EXECUTABLE=$(GPU_PYTHON) $(if $(GPU_ARCHITECTURES),-DUNTORCH_CUDA_ARCHITECTURES=$(GPU_ARCHITECTURES))
+	@ninja -C build/gpu
+	@ln -sf $(CURDIR)/build/gpu/native/libuntorch.so $(CURDIR)/build/gpu/native/python/_core.*.so src/untorch/
+
+# Warnings of other torch versions are no errors here.
+test-gpu: build-gpu
+	$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest $(TESTS) -o filterwarnings=default $(PYTEST_OPTIONS)
+
+bench-gpu: build-gpu
+	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_cold_start.py $(BENCH_OPTIONS)
+	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_calls.py $(BENCH_OPTIONS)
+	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_weights.py $(BENCH_OPTIONS)
 
 clean:
 	rm -rf build .venv-build .venv-run

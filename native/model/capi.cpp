@@ -446,6 +446,20 @@ untorch_status untorch_pointer_device(const void* address, int32_t* device_type,
   });
 }
 
+untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t device_index, untorch_tensor** out) {
+  return guarded([&] {
+    check(source != nullptr && out != nullptr, "untorch_tensor_to_device: an argument is null");
+    check(source->device_type == 0, "untorch_tensor_to_device: the source is not on the CPU");
+    const untorch::TensorView view = to_view(*source);
+    check(untorch::is_known(view.dtype), "unknown dtype code ", source->dtype);
+    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
+    const untorch::Tensor from(untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype)), 0,
+                               view.dtype, view.sizes, view.strides);
+    const untorch::cuda::DeviceGuard guard(device_index);
+    *out = wrap(untorch::cuda::to_device(from, device_index).release());
+  });
+}
+
 untorch_status untorch_tensor_copy(const untorch_view* destination, const untorch_tensor* source) {
   return guarded([&] {
     check(destination != nullptr && source != nullptr, "untorch_tensor_copy: an argument is null");

@@ -391,6 +391,22 @@ NB_MODULE(_core, m) {
         check(status);
       },
       nb::arg("device"));
+  m.def(
+      "to_device",
+      [](nb::handle array, int device) {
+        Operand operand;
+        if (!operand.set(array.ptr(), {"to_device", 0, -1}, 0)) throw_python();
+        const Producer producer = current_producer(device);
+        untorch_tensor* tensor = nullptr;
+        untorch_status status;
+        {
+          nb::gil_scoped_release release;
+          status = untorch_tensor_to_device(&operand.view(), device, &tensor);
+        }
+        check(status);
+        return nb::cast(new Tensor(tensor, producer), nb::rv_policy::take_ownership);
+      },
+      nb::arg("array"), nb::arg("device"));
   m.def("cuda_devices", [] { return std::string(untorch_cuda_devices()); });
   // What a method on a device sees of an array; for tests.
   m.def(

@@ -21,6 +21,14 @@ from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
 
+
+def cmake_dir() -> str:
+    """The folder of untorchConfig.cmake, for ``find_package(untorch)`` in C++ projects (``-Duntorch_DIR=…``)."""
+    import pathlib
+
+    return str(pathlib.Path(__file__).parent / "cmake")
+
+
 __all__ = [
     "ClosedError",
     "Graph",
@@ -33,6 +41,7 @@ __all__ = [
     "Tensor",
     "UnsupportedError",
     "UntorchError",
+    "cmake_dir",
     "initial_seed",
     "load",
     "manual_seed",

@@ -132,7 +132,9 @@ def has_driver() -> bool:
 def test_without_a_driver_the_reason_is_given(name: str, prefix: str) -> None:
     out = ctypes.c_void_p()
     args = (None, 0) if name == "cuda_stream_synchronize" else (0, ctypes.byref(out))
-    text = f"{name}: CUDA is not available: no NVIDIA driver was found .libcuda.so.1 cannot be opened.: install NVIDIA's"
+    text = (
+        f"{name}: CUDA is not available: no NVIDIA driver was found .libcuda.so.1 cannot be opened.: install NVIDIA's"
+    )
     with pytest.raises(ShimError, match=text):
         raise_on(getattr(lib, f"{prefix}{name}")(*args))
     assert lib.aoti_torch_delete_device_guard(None) == 0

@@ -249,3 +249,40 @@ def test_the_module_tells_about_itself() -> None:
     assert not _core.has_symbol("aoti_torch_cpu_future")
     untorch.manual_seed(17)
     assert untorch.initial_seed() == 17
+
+
+def test_a_cpu_tensor_says_where_it_is(program: untorch.Program, x: np.ndarray[Any, Any]) -> None:
+    _same, _row, doubled = program["alias"](Producer(x))
+    assert doubled.device == program.device == "cpu"
+    assert not hasattr(doubled, "__cuda_array_interface__")
+    assert address(np.asarray(doubled)) == doubled.numpy().ctypes.data
+    np.testing.assert_array_equal(np.asarray(doubled, dtype=np.float64), x * 2.0)
+    copied = np.array(doubled, copy=True)
+    assert address(copied) != address(np.asarray(doubled))
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match="another dtype needs a copy"):
+            np.array(doubled, dtype=np.float64, copy=False)
+    out = np.empty(4, np.float32)
+    doubled.copy_to(out)
+    np.testing.assert_array_equal(out, x * 2)
+    with pytest.raises(untorch.InvalidArgumentError, match="the destination is float64, the source float32"):
+        doubled.copy_to(np.empty(4))
+    with pytest.raises(untorch.InvalidArgumentError, match="the destination's shape is not the source's"):
+        doubled.copy_to(np.empty(3, np.float32))
+    out.flags.writeable = False
+    with pytest.raises(untorch.InvalidArgumentError, match="the destination is read-only"):
+        doubled.copy_to(out)
+
+
+def test_what_only_a_gpu_has(program: untorch.Program, x: np.ndarray[Any, Any]) -> None:
+    method = program[program.methods[0]]
+    assert method.device == "cpu"
+    with pytest.raises(untorch.InvalidArgumentError, match="a CUDA graph needs a method compiled for CUDA"):
+        method.graph(x)
+    memory = program.memory()
+    assert set(memory) == {"mapped", "weights"}
+    assert memory["mapped"] > memory["weights"] >= 0
+    with pytest.raises(
+        untorch.InvalidArgumentError, match="argument 0: the array is on cuda:0, the method runs on the"
+    ):
+        method(type("Gpu", (Producer,), {"__dlpack_device__": lambda self: (2, 0)})(x))

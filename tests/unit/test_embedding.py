@@ -106,3 +106,18 @@ def test_the_cmake_project_builds_it(tmp_path: Path, package: Path) -> None:
 
 def test_the_version_is_the_package_version() -> None:
     assert _core.version() == untorch.__version__
+
+
+def test_the_example_in_cpp(package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run_on_stream"
+    library = library_path()
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    command += [f"-I{include_directory()}", str(ROOT / "examples" / "cpp" / "run_on_stream.cpp"), "-o", str(out)]
+    subprocess.run([*command, str(library), f"-Wl,-rpath,{library.parent}"], check=True)
+    done = run(out, package, 2, 4)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "dtype 6, shape [2, 4] on the CPU\n 2.5 2.5 2.5 2.5\n" * 2
+    done = run(out, package, 65, 4)
+    assert done.returncode == 1
+    assert "expected float32[s0, 4], got float32[65, 4]" in done.stderr
+    assert run(out).returncode == 2

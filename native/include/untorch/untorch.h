@@ -110,6 +110,9 @@ UNTORCH_API untorch_status untorch_stream_wait(int32_t device_index, void* consu
 UNTORCH_API untorch_status untorch_stream_synchronize(int32_t device_index, void* stream);
 /* A copy of the tensor in the CPU's memory; waits for the call stream of its device. A new handle. */
 UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tensor** out);
+/* A copy on a device of memory that lies on the CPU, in the order of its call stream. A new handle. */
+UNTORCH_API untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t device_index,
+                                                    untorch_tensor** out);
 /* The device that the method runs on: PyTorch's DeviceType code and the index (-1 for the CPU). */
 UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
 

@@ -17,7 +17,7 @@ from untorch.cli.output import (
     seconds_text,
     shape_text,
 )
-from untorch.cli.run import INPUT_HELP, pick_method
+from untorch.cli.run import DEVICE_HELP, INPUT_HELP, pick_method
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,10 @@ __all__ = ["bench"]
 _CALL_NOTE = (
     "On the CPU a call computes and returns: there is no queue, so the time to enqueue is the time of the call. It "
     "includes input checks and making output arrays (Method.run_flat)."
+)
+_GPU_NOTE = (
+    "Latency is a call on arrays that lie on the GPU, until its stream is done; enqueue is the part of it after which "
+    "the call returns. From the CPU: numpy arrays in and out, copies included."
 )
 
 
@@ -50,6 +54,8 @@ def bench(
     concurrency: Annotated[int, typer.Option(min=1, help="Threads that call at the same time.")] = 1,
     cold: Annotated[bool, typer.Option("--cold", help="Also time fresh processes up to their first output.")] = False,
     cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -57,32 +63,38 @@ def bench(
     """Measure a method: load, latency, throughput, memory."""
     import untorch
     from untorch.cli.measure import Plan
+    from untorch.runtime.errors import InvalidArgumentError
 
     counts = _parse_threads(threads)
+    if graph and concurrency > 1:
+        raise InvalidArgumentError("--graph: a graph runs one call at a time: leave --concurrency out")
     plan = Plan(warmup, iterations, seconds, concurrency)
     texts, dim_texts = list(inputs or ()), list(dims or ())
     measured = [
-        _measure_one(file, method, texts, dim_texts, seed, plan, runners or concurrency, count) for count in counts
+        _measure_one(file, method, texts, dim_texts, seed, plan, runners or concurrency, count, device, graph)
+        for count in counts
     ]
     first = measured[0]
     document: dict[str, Any] = {
         "file": str(file),
         "file_bytes": file.stat().st_size,
         "method": first["method"],
+        "device": first["device"],
+        "graph": graph,
         "untorch": untorch.__version__,
         "cpu_level": untorch._core.cpu_level(),
         "inputs": first["inputs"],
         "warmup": warmup,
         "concurrency": concurrency,
         "runners": runners or concurrency,
-        "results": [{k: v for k, v in item.items() if k not in ("method", "inputs")} for item in measured],
-        "note": _CALL_NOTE,
+        "results": [{k: v for k, v in item.items() if k not in ("method", "inputs", "device")} for item in measured],
+        "note": _CALL_NOTE if first["device"] == "cpu" else _GPU_NOTE,
         "cold": None,
     }
     if cold:
         from untorch.cli.cold import measure_cold
 
-        with untorch.load(file) as program:
+        with untorch.load(file, device=device) as program:
             chosen = pick_method(program, method)
             specs, number = chosen.inputs, chosen.num_inputs
         request = {
@@ -103,8 +115,9 @@ def _parse_threads(text: str) -> list[int]:
 
 
 def _measure_one(
-    file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, runners: int, threads: int
-) -> dict[str, Any]:
+    file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, runners: int, threads: int,
+    device: str | None, graph: bool,
+) -> dict[str, Any]:  # fmt: skip
     """One load and its calls with a number of threads."""
     import time
 
@@ -112,10 +125,11 @@ def _measure_one(
     from untorch.cli.inputs import make_inputs
     from untorch.cli.measure import measure, summarise
     from untorch.cli.process import memory
+    from untorch.runtime.errors import InvalidArgumentError
 
     before, _ = memory()
     start = time.perf_counter()
-    program = untorch.load(file, num_runners=runners, num_threads=threads)
+    program = untorch.load(file, device=device, num_runners=runners, num_threads=threads)
     try:
         method = pick_method(program, name)
         load = time.perf_counter() - start
@@ -124,15 +138,26 @@ def _measure_one(
         start = time.perf_counter()
         method.run_flat(arrays)
         first_call = time.perf_counter() - start
-        times = measure(lambda: method.run_flat(arrays), plan)
+        on_gpu: dict[str, Any] = {}
+        if method.device != "cpu":
+            from untorch.cli.measure_gpu import measure_gpu
+
+            times, on_gpu = measure_gpu(method, arrays, plan, graph)
+            on_gpu["gpu_memory"] = program.memory()
+        elif graph:
+            raise InvalidArgumentError(f"--graph: method {method.name} runs on the CPU")
+        else:
+            times = measure(lambda: method.run_flat(arrays), plan)
         after, peak = memory()
         return {
             "method": method.name,
+            "device": method.device,
             "inputs": [_describe(spec_name, array) for spec_name, array in zip(_names(method), arrays, strict=True)],
             "threads": threads,
             "load_s": load,
             "first_call_s": first_call,
             **summarise(times),
+            **on_gpu,
             "memory": {
                 "before_load_bytes": before, "after_load_bytes": loaded, "after_run_bytes": after, "peak_bytes": peak,
             },
@@ -156,6 +181,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         [
             ("file", f"{document['file']} ({bytes_text(document['file_bytes'])})"),
             ("method", f"{document['method']}({inputs})"),
+            ("device", document["device"] + (", replayed as a CUDA graph" if document["graph"] else "")),
             ("kernels", document["cpu_level"]),
             ("calling threads", f"{document['concurrency']} ({document['runners']} runners)"),
         ],
@@ -173,6 +199,15 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         for r in document["results"]
     ]
     console.print(make_table(None, ("threads", *(f">RSS {key.replace('_', ' ')}" for key in _MEMORY)), memory))
+    for r in document["results"]:
+        if "enqueue" in r:
+            parts = [
+                (title, *(seconds_text(r[key][field]) for field in ("p50_s", "p90_s", "p99_s", "mean_s")))
+                for title, key in _PARTS.items()
+            ]
+            console.print(make_table(None, ("", ">p50", ">p90", ">p99", ">mean"), parts))
+            gpu = ", ".join(f"{key} {bytes_text(value)}" for key, value in r["gpu_memory"].items() if key != "device")
+            console.print(f"memory of {document['device']}: {gpu}", soft_wrap=True)
     if (cold := document["cold"]) is not None:
         stages = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in cold["stages_s"].items())
         console.print(
@@ -183,4 +218,10 @@ def _render(console: Console, document: dict[str, Any]) -> None:
     console.print(document["note"], soft_wrap=True)
 
 
+_PARTS = {
+    "enqueue": "enqueue",
+    "from the CPU": "from_cpu",
+    "inputs to the GPU": "to_gpu",
+    "outputs to the CPU": "to_cpu",
+}
 _MEMORY = ("before_load", "after_load", "after_run", "peak")

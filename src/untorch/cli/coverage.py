@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,8 @@ __all__ = [
     "served",
 ]  # fmt: skip
 
-_SHIM_PREFIXES = ("aoti_torch_", "aoti_record_function_", "torch_")
+_SHIM_PREFIXES = ("aoti_torch_", "aoti_record_function_", "torch_", "cuda")
+_DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
 
 
 def library_path() -> Path:
@@ -41,9 +43,10 @@ def exported_functions() -> frozenset[str]:
 
 
 def needed_functions(library: ElfFile) -> list[str]:
-    """What a model library takes from the runtime: undefined, not weak, and of no versioned (system) library."""
+    """What a model library takes from the runtime: undefined, not weak, and of no system library or driver."""
     names = {s.name for s in library.undefined() if not s.weak and s.version_file in (None, "libuntorch.so")}
-    return sorted(names)
+    driver = "libcuda.so.1" in library.needed
+    return sorted(name for name in names if not (driver and _DRIVER_FUNCTION.fullmatch(name)))
 
 
 def operator_of(function: str, device: str = "cpu") -> str | None:

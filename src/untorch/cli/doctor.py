@@ -27,6 +27,11 @@ def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
         raise typer.Exit(1)
 
 
+def _device(device: dict[str, Any]) -> str:
+    memory = bytes_text(device["total_memory"])
+    return f"{device['name']}, {device['architecture']}, {device['multiprocessors']} multiprocessors, {memory}"
+
+
 def _render(console: Console, document: dict[str, Any]) -> None:
     cpu, library, openmp, cuda = (document[key] for key in ("cpu", "library", "openmp", "cuda"))
     wanted = f", OMP_NUM_THREADS={openmp['environment']}" if openmp["environment"] else ""
@@ -44,7 +49,10 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("OpenMP", f"{openmp['threads'] or 'unknown'} threads{wanted}, {openmp['library'] or 'libgomp not found'}"),
             ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
             ("torch", f"{document['torch'] or 'not installed'} (needed for untorch export only)"),
-            ("CUDA", f"{cuda['note']} Found: {found or 'no driver, no libraries'}"),
+            ("CUDA", f"served, driver {cuda['driver']}" if cuda["served"] else f"not served: {cuda['note']}"),
+            *((f"cuda:{device['index']}", _device(device)) for device in cuda["devices"]),
+            ("CUDA kernels", "in this build" if cuda["kernels"] else "not in this build"),
+            ("CUDA libraries", found or "none found"),
         ],
     )
     rows = [(check["name"], check["status"], check["detail"]) for check in document["checks"]]

@@ -37,6 +37,7 @@ def export(
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The .pt2 file to write.")] = None,
     check: Annotated[bool, typer.Option("--check", help="List the operators and do not compile.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, or cuda (cuda:1): the GPU to compile for and on.")] = None,
     cpu: Annotated[
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
     ] = None,
@@ -80,6 +81,8 @@ def export(
         if document["missing"]:
             raise typer.Exit(1)
         return
+    if device is not None:
+        keywords = {**keywords, "device": device}
     report = untorch.export.export(model, path=output, **{**keywords, **fields})
     document = {"source": source, **_describe(report)}
     if not quiet or json:

@@ -19,13 +19,14 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
     operators: Annotated[bool, typer.Option("--operators", help="List every needed function.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read the whole file and compare its checksums.")] = False,
+    device: Annotated[str | None, typer.Option(help="Whether it runs on this one: cpu, cuda, cuda:1.")] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show what a file holds and whether it runs here."""
     from untorch.cli.package import describe_package
 
-    document = describe_package(file, verify=verify)
+    document = describe_package(file, verify=verify, device=device)
     emit(document, json, lambda console: _render(console, document, operators))
 
 
@@ -59,7 +60,8 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     print_fields(
         console,
         [
-            ("device", f"{method['device']}, {cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
+            ("device", method["device"] + (f", {method['gpu_architecture']}" if method["gpu_architecture"] else "")),
+            ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
             ("CPU features", needs + missing),
             ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),
             ("runs here", "yes" if method["runs_here"] else f"no: {'; '.join(method['problems'])}"),

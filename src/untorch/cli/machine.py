@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "installed_version", "openmp_library"]
+__all__ = ["cuda_status", "describe_machine", "installed_version", "openmp_library"]
 
 _CUDA_LIBRARIES = {
     "driver": ("libcuda.so.1",),
@@ -65,11 +66,45 @@ def describe_machine() -> dict[str, Any]:
         },
         "torch": installed_version("torch"),
         "cuda": {
-            "served": False,
-            "note": "This build serves the CPU only.",
+            **cuda_status(),
             "libraries": {name: _find_library(names) for name, names in _CUDA_LIBRARIES.items()},
         },
     }
+
+
+def cuda_status() -> dict[str, Any]:
+    """Whether CUDA packages run here, and if not, why; the kernels of this build, the driver and the devices."""
+    from untorch import _core
+
+    kernels = any(name.startswith("aoti_torch_cuda_") for name in _exported())
+    answer = json.loads(_core.cuda_devices())
+    devices = answer.get("devices", [])
+    version = answer.get("driver")
+    if not kernels:
+        note = "this build has no CUDA kernels: it was made without nvcc"
+    elif "error" in answer:
+        note = answer["error"]
+    elif not devices:
+        note = "the driver knows no GPU: look at CUDA_VISIBLE_DEVICES"
+    else:
+        note = None
+    return {
+        "served": note is None,
+        "note": note,
+        "kernels": kernels,
+        "driver": None if version is None else f"{version // 1000}.{version % 1000 // 10}",
+        "devices": devices,
+    }
+
+
+def _exported() -> frozenset[str]:
+    from untorch.cli.coverage import exported_functions
+    from untorch.runtime.errors import UntorchError
+
+    try:
+        return exported_functions()
+    except UntorchError:
+        return frozenset()
 
 
 def installed_version(package: str) -> str | None:

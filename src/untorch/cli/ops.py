@@ -26,8 +26,8 @@ def ops(
     from untorch.runtime.errors import InvalidArgumentError
     from untorch.runtime.registry import registered_kernels
 
-    if device != "cpu":
-        raise InvalidArgumentError(f"--device {device}: this build serves the device cpu only")
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"--device {device}: expected cpu or cuda")
     groups = {
         kind: [name for name in names if match in name]
         for kind, names in classify(exported_functions(), device).items()
@@ -36,7 +36,8 @@ def ops(
         "device": device,
         "library": str(library_path()),
         **groups,
-        "python_kernels": [name for name in registered_kernels() if match in name],
+        # Python kernels work on the CPU's memory.
+        "python_kernels": [name for name in registered_kernels() if match in name] if device == "cpu" else [],
         "refused": {name: reason for name, reason in sorted(refused().items()) if match in name},
     }
     emit(document, json, lambda console: _render(console, document))

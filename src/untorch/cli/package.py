@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.cli.coverage import has_kernel, needed_functions, served
 from untorch.runtime.elf import parse_elf
-from untorch.runtime.errors import InvalidFileError
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError
 
 __all__ = ["describe_package"]
 
 _METHODS = "data/aotinductor/"
 _WEIGHTS = "data/weights/"
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
 # torch's names of instruction sets, as Linux calls the features that decide.
 _STOCK_FEATURES = {
     "AVX2": ("avx2", "fma"),
@@ -24,14 +26,18 @@ _STOCK_FEATURES = {
 }
 
 
-def describe_package(path: str | Path, *, verify: bool = False) -> dict[str, Any]:
-    """What ``untorch inspect --json`` prints. Raises InvalidFileError."""
+def describe_package(path: str | Path, *, verify: bool = False, device: str | None = None) -> dict[str, Any]:
+    """What ``untorch inspect --json`` prints. Raises InvalidFileError; InvalidArgumentError for an unknown device."""
+    if device is not None and not _DEVICE.fullmatch(device):
+        raise InvalidArgumentError(f"--device {device}: expected cpu, cuda or cuda:<index>")
     with ArchiveReader(path) as archive:
         if verify:
             archive.verify()
         manifest = archive.manifest() if archive.has_manifest() else None
         try:
-            methods = _own_methods(archive, manifest) if manifest is not None else _stock_methods(archive)
+            methods = (
+                _own_methods(archive, manifest, device) if manifest is not None else _stock_methods(archive, device)
+            )
             weights = _weights(manifest) if manifest is not None else None
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise InvalidFileError(f"{path}: {MANIFEST} is damaged: {error!r}") from None
@@ -79,7 +85,7 @@ def _weights(manifest: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str | None) -> list[dict[str, Any]]:
     methods = []
     for name, spec in manifest["methods"].items():
         cpu = spec.get("cpu") or {}
@@ -88,6 +94,7 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any]) -> list[di
         entry = _method(
             archive, name, spec["device"], spec["library"], spec.get("extern_nodes"),
             cpu.get("target"), cpu.get("architecture"), list(cpu.get("features", ())),
+            spec.get("gpu_architecture"), where,
         )  # fmt: skip
         entry["inputs"] = [_checked(item) for item in spec["inputs"]]
         entry["outputs"] = [None if item is None else _checked(item) for item in spec["outputs"]]
@@ -106,7 +113,7 @@ def _checked(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": str(item["name"]), **item}
 
 
-def _stock_methods(archive: ArchiveReader) -> list[dict[str, Any]]:
+def _stock_methods(archive: ArchiveReader, where: str | None) -> list[dict[str, Any]]:
     files: dict[str, list[str]] = {}
     for entry in archive:
         name, slash, file = entry.name.removeprefix(_METHODS).partition("/")
@@ -123,11 +130,12 @@ def _stock_methods(archive: ArchiveReader) -> list[dict[str, Any]]:
         metadata = _metadata(archive, folder, names, library)
         nodes = library.removesuffix(".so") + ".json"
         words = str(metadata.get("AOTI_CPU_ISA", "")).split()
+        capability = str(metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
         features = dict.fromkeys(feature for word in words for feature in _STOCK_FEATURES.get(word, ()))
         described = _method(
             archive, name, str(metadata.get("AOTI_DEVICE_KEY", "unknown")), folder + library,
             folder + nodes if nodes in names else None, "native" if words else None,
-            metadata.get("AOTI_MACHINE"), list(features),
+            metadata.get("AOTI_MACHINE"), list(features), f"sm_{capability}" if capability else None, where,
         )  # fmt: skip
         methods.append({**described, "inputs": None, "outputs": None, "constants": None})
     if not methods:
@@ -153,9 +161,9 @@ def _parse_json(archive: ArchiveReader, name: str) -> Any:
 
 def _method(
     archive: ArchiveReader, name: str, device: str, library: str, extern_nodes: str | None,
-    target: str | None, architecture: str | None, features: list[str],
+    target: str | None, architecture: str | None, features: list[str], gpu: str | None, where: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What is known of every method, and whether it runs on this machine."""
+    """What is known of every method, and whether it runs on this machine, on the device ``where`` if that is given."""
     from untorch import _core
 
     elf = parse_elf(archive.view(library), f"{archive.path}: {library}")
@@ -164,8 +172,12 @@ def _method(
     operators = [served(function) for function in needed_functions(elf)]
     operators += _python_operators(archive, extern_nodes)
     problems = []
-    if device != "cpu":
-        problems.append(f"it is compiled for {device}, and this build serves the CPU only")
+    if device.startswith("cuda"):
+        problems += _gpu_problems(gpu, where)
+    elif device != "cpu":
+        problems.append(f"it is compiled for {device}, and untorch serves cpu and cuda")
+    if where is not None and where.partition(":")[0] != device.partition(":")[0]:
+        problems.append(f"it is compiled for {device}, not for {where}")
     if elf.machine != _core.cpu_architecture():
         problems.append(f"its library is for {elf.machine}, this machine is {_core.cpu_architecture()}")
     elif missing:
@@ -175,6 +187,7 @@ def _method(
     return {
         "name": name,
         "device": device,
+        "gpu_architecture": gpu,
         "cpu": {
             "target": target,
             "architecture": architecture or elf.machine,
@@ -186,6 +199,26 @@ def _method(
         "runs_here": not problems,
         "problems": problems,
     }
+
+
+def _gpu_problems(architecture: str | None, where: str | None) -> list[str]:
+    """Why code for a GPU architecture does not run here; a cubin runs within its major version."""
+    from untorch.cli.machine import cuda_status
+
+    status = cuda_status()
+    if not status["served"]:
+        return [f"it is compiled for CUDA, which does not work here: {status['note']}"]
+    index = int(where.partition(":")[2] or 0) if where is not None else 0
+    if index >= len(status["devices"]):
+        return [f"there is no cuda:{index}: this machine has {len(status['devices'])} GPUs"]
+    here = status["devices"][index]
+    match = re.fullmatch(r"sm_(\d+)", architecture or "")
+    if match is None:
+        return []
+    wanted, own = int(match[1]), int(here["architecture"].removeprefix("sm_"))
+    if wanted // 10 != own // 10 or wanted > own:
+        return [f"it is compiled for {architecture}, cuda:{index} ({here['name']}) is {here['architecture']}"]
+    return []
 
 
 def _python_operators(archive: ArchiveReader, extern_nodes: str | None) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
     from untorch.runtime.program import Method, Program
 
-__all__ = ["pick_method", "run"]
+__all__ = ["DEVICE_HELP", "INPUT_HELP", "pick_method", "run"]
 
 INPUT_HELP = (
     "NAME=FILE.npy, FILE.npz, or NAME=random, zeros or ones with dtype and shape behind (x=random:float32[2,3]; "
     "integers may have bounds: ids=random:int64[1,8]:0..99). Without a name: the next input. Stock packages: 0, 1, …"
 )
+DEVICE_HELP = "The device: cpu, cuda or cuda:1; default: what the file was compiled for."
 
 
 def run(
@@ -32,6 +33,7 @@ def run(
         Path | None, typer.Option("--output", "-o", help="Folder for the outputs, one .npy file each.")
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="OpenMP threads; 0: OpenMP's choice.")] = 0,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -42,7 +44,7 @@ def run(
     import untorch
     from untorch.cli.inputs import make_inputs
 
-    with untorch.load(file, num_threads=threads) as program:
+    with untorch.load(file, device=device, num_threads=threads) as program:
         chosen = pick_method(program, method)
         arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
         start = time.perf_counter()
@@ -51,7 +53,8 @@ def run(
         entries = _describe(chosen, results)
         if output is not None:
             _save(output, entries, results)
-    document = {"file": str(file), "method": chosen.name, "seconds": seconds, "outputs": entries}
+        where = chosen.device
+    document = {"file": str(file), "method": chosen.name, "device": where, "seconds": seconds, "outputs": entries}
     emit(document, json, lambda console: _render(console, document))
 
 

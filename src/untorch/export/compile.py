@@ -112,7 +112,7 @@ def compile_method(
     data = paths[library].read_bytes()
     operators = needed_symbols(parse_elf(data, library))
     available = read_elf(find_runtime_library()).exported()
-    missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes)
+    missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes, device=device)
     raise_if_missing(missing, f"method {method.name!r}")
     packed = {
         name: path.read_bytes()

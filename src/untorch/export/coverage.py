@@ -42,7 +42,11 @@ _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
 
 @dataclass(frozen=True)
 class MissingOperator:
-    """One thing that the runtime lacks. ``kind`` is "shim" (a C function) or "kernel" (an operator without one)."""
+    """One thing that the runtime lacks.
+
+    ``kind`` is "shim" (a C function), "kernel" (an operator without one), or "cuda kernel" (likewise, in a model for
+    CUDA, where Python kernels do not serve).
+    """
 
     kind: str
     name: str
@@ -53,6 +57,11 @@ class MissingOperator:
         if self.kind == "kernel":
             todo = f'register a kernel with untorch.register_kernel("{self.name}", fn), or change the model'
             return f"operator {self.name}{where}: it has no C shim and no registered kernel; {todo}"
+        if self.kind == "cuda kernel":
+            return (
+                f"operator {self.name}{where}: it has no C shim, and Python kernels work on the CPU's memory only; "
+                f"change the model, or export it for the CPU"
+            )
         return f"C function {self.name}{where}: libuntorch.so does not have it; change the model, or update untorch"
 
 
@@ -111,8 +120,9 @@ def find_missing(
     *,
     wrapper: str | None = None,
     nodes: Mapping[str, fx.Node] | None = None,
+    device: str = "cpu",
 ) -> list[MissingOperator]:
-    """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have."""
+    """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have on ``device``."""
     shims, externals = origins_in_wrapper(wrapper) if wrapper else ({}, {})
 
     def sources(names: Iterable[str]) -> tuple[str, ...]:
@@ -123,9 +133,10 @@ def find_missing(
     kernels: dict[str, set[str]] = {}
     for i, node in enumerate(_parse_extern_nodes(extern_nodes)):
         target = str(node.get("target", ""))
-        if not _has_kernel(target):
+        if device != "cpu" or not _has_kernel(target):
             kernels.setdefault(target, set()).update(externals.get(i, ()))
-    return missing + [MissingOperator("kernel", name, sources(names)) for name, names in kernels.items()]
+    kind = "kernel" if device == "cpu" else "cuda kernel"
+    return missing + [MissingOperator(kind, name, sources(names)) for name, names in kernels.items()]
 
 
 def raise_if_missing(missing: list[MissingOperator], what: str) -> None:
@@ -161,7 +172,8 @@ def check(subject: torch.export.ExportedProgram | str | Path) -> None:
                 beside = entry.name.removesuffix(".so") + ".json"
                 nodes = archive.read(beside).decode() if beside in archive.entries else None
                 library = parse_elf(archive.read(entry.name), f"{path}:{entry.name}")
-                missing += find_missing(needed_symbols(library), nodes, available)
+                device = "cuda" if "libcuda.so.1" in library.needed else "cpu"
+                missing += find_missing(needed_symbols(library), nodes, available, device=device)
     raise_if_missing(list(dict.fromkeys(missing)), str(path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ def test_json_document(cli: Callable[..., Any], package: Path) -> None:
     assert done.code == 0, done.err
     document = done.document()
     assert set(document) == {
-        "file", "file_bytes", "method", "untorch", "cpu_level", "inputs", "warmup", "concurrency", "runners", "results",
-        "note", "cold",
+        "file", "file_bytes", "method", "device", "graph", "untorch", "cpu_level", "inputs", "warmup", "concurrency", "runners",
+        "results", "note", "cold",
     }  # fmt: skip
     assert document["file_bytes"] == package.stat().st_size
     assert document["inputs"] == [{"name": "x", "dtype": "float32", "shape": [3, 4]}]
@@ -99,3 +100,25 @@ def test_percentiles() -> None:
     summary = summarise(Times([0.2, 0.1, 0.3], 0.5))
     assert (summary["calls"], summary["p50_s"], summary["throughput_per_s"]) == (3, 0.2, 6)
     assert summary["mean_s"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(("--graph",), "--graph: method forward runs on the CPU"),
+     (("--graph", "--concurrency", 2), "--graph: a graph runs one call at a time: leave --concurrency out"),
+     (("--device", "cuda"), "was compiled for cpu and cannot run on cuda")],
+)  # fmt: skip
+def test_what_needs_a_gpu(cli: Callable[..., Any], package: Path, arguments: tuple[Any, ...], text: str) -> None:
+    done = cli("bench", package, "--iterations", 1, *arguments)
+    assert done.code == 1
+    assert text in done.err
+
+
+def test_parts_of_a_gpus_time() -> None:
+    from untorch.cli.measure_gpu import _timed
+
+    between: list[int] = []
+    times = _timed(lambda: time.sleep(0.001), lambda: between.append(time.sleep(0.02) or 1), Plan(2, 3))
+    assert len(times.latencies) == 3
+    assert len(between) == 5
+    assert max(times.latencies) < 0.02 < times.wall

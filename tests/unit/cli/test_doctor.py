@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from untorch import _core
+from untorch.cli.coverage import exported_functions
+from untorch.cli.machine import cuda_status
 
 
 def test_json_document(cli: Callable[..., Any]) -> None:
@@ -22,7 +24,11 @@ def test_json_document(cli: Callable[..., Any]) -> None:
     assert document["cpu"]["level"] in ("baseline", "v3", "v4")
     assert document["library"]["bytes"] > 0
     assert document["openmp"]["threads"] >= 1
-    assert document["cuda"]["served"] is False
+    cuda = document["cuda"]
+    assert set(cuda) == {"served", "note", "kernels", "driver", "devices", "libraries"}
+    assert cuda["served"] is (cuda["note"] is None)
+    assert cuda["kernels"] is any(name.startswith("aoti_torch_cuda_") for name in exported_functions())
+    assert all(device["architecture"].startswith("sm_") for device in cuda["devices"])
     assert [check["name"] for check in document["checks"]] == [
         "versions", "native library", "OpenMP", "memfd", "kernels", "half types", "temporary folder",
     ]  # fmt: skip
@@ -31,7 +37,7 @@ def test_json_document(cli: Callable[..., Any]) -> None:
 
 def test_text(cli: Callable[..., Any]) -> None:
     out = cli("doctor").out
-    assert "This build serves the CPU only." in out
+    assert ("not served: " in out) is not cuda_status()["served"]
     assert out.rstrip().endswith("The runtime works.")
 
 
@@ -77,3 +83,23 @@ def test_checks_do_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
         "status": "warning",
         "detail": "no temporary file can be made (No space left on device); only untorch export needs one",
     }
+
+
+def test_why_cuda_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    with_kernels = frozenset(("aoti_torch_cuda_mm_out",))
+    device = {"index": 0, "name": "GPU", "architecture": "sm_90", "multiprocessors": 132, "total_memory": 1 << 37}
+    answers = [
+        (frozenset(), {"error": "no driver"}, False, "no CUDA kernels"),
+        (with_kernels, {"error": "no driver"}, False, "no driver"),
+        (with_kernels, {"driver": 13000, "devices": []}, False, "the driver knows no GPU"),
+        (with_kernels, {"driver": 12040, "devices": [device]}, True, None),
+    ]
+    for exported, answer, served, note in answers:
+        monkeypatch.setattr("untorch.cli.coverage.exported_functions", lambda exported=exported: exported)
+        monkeypatch.setattr(_core, "cuda_devices", lambda answer=answer: json.dumps(answer))
+        status = cuda_status()
+        assert status["served"] is served
+        assert note is None or note in status["note"]
+    assert status["driver"] == "12.4"

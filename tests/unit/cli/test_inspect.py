@@ -36,6 +36,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
     assert method == {
         "name": "forward",
         "device": "cpu",
+        "gpu_architecture": None,
         "cpu": {"target": "native", "architecture": method["cpu"]["architecture"], "features": [], "missing": []},
         "library": {"file": "data/aotinductor/forward/m.wrapper.so", "bytes": len(library)},
         "inputs": [{"name": "x", "dtype": "float32", "shape": SHAPE, "contiguous": True, "strides": [4, 1]}],
@@ -128,3 +129,31 @@ def test_no_package(cli: Callable[..., Any], tmp_path: Path, content: bytes) -> 
     done = cli("inspect", path, "--json")
     assert done.code == 1
     assert done.document()["error"]["type"] == "InvalidFileError"
+
+
+def test_a_file_for_cuda(
+    cli: Callable[..., Any], library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from untorch.cli import machine, package
+
+    def problems(*arguments: object) -> list[str]:
+        found: list[str] = cli("inspect", path, "--json", *arguments).document()["methods"][0]["problems"]
+        return found
+
+    def for_cuda(manifest: dict[str, Any]) -> None:
+        manifest["methods"]["forward"].update(device="cuda", gpu_architecture="sm_86")
+
+    path = write_package(tmp_path / "model.pt2", library, "forward", change=for_cuda)
+    status: dict[str, Any] = {"served": True, "note": None, "devices": []}
+    monkeypatch.setattr(machine, "cuda_status", lambda: status)
+    assert package.describe_package(path)["methods"][0]["gpu_architecture"] == "sm_86"
+    assert problems() == ["there is no cuda:0: this machine has 0 GPUs"]
+    for architecture, runs in (("sm_86", True), ("sm_89", True), ("sm_80", False), ("sm_90", False)):
+        status["devices"] = [{"name": "GPU", "architecture": architecture}]
+        expected = [] if runs else [f"it is compiled for sm_86, cuda:0 (GPU) is {architecture}"]
+        assert problems() == expected == problems("--device", "cuda:0")
+    assert "not for cpu" in problems("--device", "cpu")[-1]
+    status.update(served=False, note="no driver")
+    assert problems() == ["it is compiled for CUDA, which does not work here: no driver"]
+    done = cli("inspect", path, "--device", "gpu")
+    assert (done.code, done.err) == (1, "untorch: --device gpu: expected cpu, cuda or cuda:<index>\n")

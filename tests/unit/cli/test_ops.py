@@ -25,6 +25,7 @@ def test_json_document(cli: Callable[..., Any]) -> None:
 def test_every_exported_function_is_listed_once() -> None:
     groups = classify(exported_functions(), "cpu")
     listed = [name for names in groups.values() for name in names]
+    listed += [f"cuda {name}" for name in classify(exported_functions(), "cuda")["operators"]]
     assert len(listed) == len(set(listed)) == len(exported_functions())
 
 
@@ -51,6 +52,9 @@ def test_what_is_refused_and_why(cli: Callable[..., Any], monkeypatch: pytest.Mo
 
 
 def test_other_devices(cli: Callable[..., Any]) -> None:
-    done = cli("ops", "--device", "cuda")
+    document = cli("ops", "--device", "cuda", "--json").document()
+    assert all(_core.has_symbol(f"aoti_torch_cuda_{name}") for name in document["operators"])
+    assert document["python_kernels"] == []
+    done = cli("ops", "--device", "tpu")
     assert done.code == 1
-    assert done.err == "untorch: --device cuda: this build serves the device cpu only\n"
+    assert done.err == "untorch: --device tpu: expected cpu or cuda\n"

@@ -16,7 +16,7 @@ def test_runs_and_saves(cli: Callable[..., Any], package: Path, tmp_path: Path) 
     done = cli("run", package, "--input", f"x={tmp_path}/x.npy", "--output", tmp_path / "out", "--json")
     assert done.code == 0, done.err
     document = done.document()
-    assert set(document) == {"file", "method", "seconds", "outputs"}
+    assert set(document) == {"file", "method", "device", "seconds", "outputs"}
     assert document["method"] == "forward"
     assert document["outputs"] == [
         {

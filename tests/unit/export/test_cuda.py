@@ -12,7 +12,7 @@ from torch.utils import cpp_extension
 from untorch.export import CompileError, export
 from untorch.export import cuda as cuda_module
 from untorch.export.compile import MethodInput, _check_device
-from untorch.export.coverage import needed_symbols
+from untorch.export.coverage import find_missing, needed_symbols
 from untorch.export.cuda import Mover, cuda_home, resolve_device
 from untorch.export.exporter import _move
 from untorch.export.mutations import Mutations
@@ -224,3 +224,11 @@ def test_the_driver_is_found_beside_the_toolkit(tmp_path: Path, monkeypatch: pyt
     (toolkit / "lib64" / "stubs").mkdir(parents=True)
     (toolkit / "lib64" / "stubs" / "libcuda.so").touch()
     assert cuda_module.driver_library() == toolkit / "lib64" / "stubs" / "libcuda.so"
+
+
+def test_python_kernels_do_not_serve_models_for_cuda() -> None:
+    nodes = '{"nodes": [{"name": "x", "node": {"target": "aten::multinomial"}}]}'
+    none: frozenset[str] = frozenset()
+    assert find_missing([], nodes, none) == []
+    [missing] = find_missing([], nodes, none, device="cuda")
+    assert "aten::multinomial: it has no C shim, and Python kernels work on the CPU's memory only" in str(missing)

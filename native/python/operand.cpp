@@ -1,0 +1,230 @@
+// Arrays of other libraries as operands: DLPack, and the CUDA array interface.
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "convert.h"
+#include "stream.h"
+#include "types.h"
+
+namespace untorch::python {
+
+void raise_argument(const char* method, std::size_t index, const std::string& text) {
+  const std::string message = "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
+  untorch_set_error(UNTORCH_INVALID_ARGUMENT, message.c_str());
+  raise_status(UNTORCH_INVALID_ARGUMENT);
+}
+
+namespace {
+
+std::string device_text(std::int32_t index) { return "cuda:" + std::to_string(index); }
+
+// An array on a GPU for a method that runs elsewhere: said before its producer is asked for anything.
+bool check_device(const Taker& taker, std::size_t index, std::int32_t device) {
+  if (taker.device_type == 1 && taker.device_index == device) return true;
+  raise_argument(taker.method, index,
+                 "the array is on " + device_text(device) + ", the method runs on " +
+                     (taker.device_type == 1 ? device_text(taker.device_index) : "the CPU") + ": pass a copy");
+  return false;
+}
+
+// A producer's work that the call has to come after.
+bool wait_for_stream(std::int32_t device, void* producer) {
+  void* consumer = nullptr;
+  untorch_status status = untorch_call_stream(device, &consumer);
+  if (status == UNTORCH_OK) status = untorch_stream_wait(device, consumer, producer);
+  if (status != UNTORCH_OK) raise_status(status);
+  return status == UNTORCH_OK;
+}
+
+// The capsule of an object, as new a version of DLPack as it has. `stream` (borrowed, may be null): the number of the
+// stream that it has to order its work before.
+PyObject* ask_for_capsule(PyObject* object, PyObject* stream) {
+  static PyObject* const name = PyUnicode_InternFromString("__dlpack__");
+  static PyObject* const max_version = Py_BuildValue("(s)", "max_version");
+  static PyObject* const with_stream = Py_BuildValue("(ss)", "stream", "max_version");
+  static PyObject* const stream_only = Py_BuildValue("(s)", "stream");
+  static PyObject* const version = Py_BuildValue("(ii)", 1, 0);
+  PyObject* plain[] = {object, version};
+  PyObject* ordered[] = {object, stream, version};
+  PyObject* capsule = stream == nullptr
+                          ? PyObject_VectorcallMethod(name, plain, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, max_version)
+                          : PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, with_stream);
+  if (capsule != nullptr || PyErr_ExceptionMatches(PyExc_TypeError) == 0) return capsule;
+  PyErr_Clear();  // a producer older than DLPack 1.0
+  if (stream == nullptr) return PyObject_CallMethodNoArgs(object, name);
+  return PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, stream_only);
+}
+
+// Where the object says that it is. Objects that do not say are the CPU's, as before DLPack had the question.
+bool dlpack_device(PyObject* object, long& type, long& index) {
+  static PyObject* const name = PyUnicode_InternFromString("__dlpack_device__");
+  type = kDLCPU;
+  index = 0;
+  if (PyObject_HasAttr(object, name) == 0) return true;
+  PyObject* answer = PyObject_CallMethodNoArgs(object, name);
+  if (answer == nullptr) return false;
+  const bool is_pair = PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2;
+  if (is_pair) {
+    type = PyLong_AsLong(PyTuple_GET_ITEM(answer, 0));
+    index = PyLong_AsLong(PyTuple_GET_ITEM(answer, 1));
+  } else {
+    PyErr_Format(PyExc_TypeError, "__dlpack_device__ of %s gave no pair", Py_TYPE(object)->tp_name);
+  }
+  Py_DECREF(answer);
+  return PyErr_Occurred() == nullptr;
+}
+
+}  // namespace
+
+bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index) {
+  const char* const method = taker.method;
+  long device_type = 0, device_index = 0;
+  if (!dlpack_device(object, device_type, device_index)) return false;
+  if (device_type == kDLCUDA || device_type == kDLCUDAManaged) {
+    if (!check_device(taker, index, static_cast<std::int32_t>(device_index))) return false;
+    void* stream = nullptr;
+    if (const untorch_status status = untorch_call_stream(static_cast<std::int32_t>(device_index), &stream);
+        status != UNTORCH_OK) {
+      raise_status(status);
+      return false;
+    }
+    PyObject* number = PyLong_FromUnsignedLongLong(stream_number(stream));
+    if (number == nullptr) return false;
+    owner_ = ask_for_capsule(object, number);
+    Py_DECREF(number);
+  } else {
+    owner_ = ask_for_capsule(object, nullptr);
+  }
+  if (owner_ == nullptr) return false;
+  const DLTensor* tensor = nullptr;
+  std::uint64_t flags = 0;
+  if (PyCapsule_IsValid(owner_, "dltensor_versioned") != 0) {
+    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(owner_, "dltensor_versioned"));
+    if (managed->major != 1) {
+      raise_argument(method, index,
+                     "DLPack version " + std::to_string(managed->major) + " is not supported, expected 1");
+      return false;
+    }
+    tensor = &managed->dl_tensor;
+    flags = managed->flags;
+  } else if (PyCapsule_IsValid(owner_, "dltensor") != 0) {
+    tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(owner_, "dltensor"))->dl_tensor;
+  } else {
+    raise_argument(method, index, "__dlpack__ of " + type_name(object) + " gave no DLPack capsule");
+    return false;
+  }
+  // The capsule is not renamed: it stays the owner, and frees the tensor when it goes.
+  std::int32_t code = -1;
+  for (const TypeRow& row : kTypes) {
+    if (row.dl_code == tensor->dtype.code && row.bits == tensor->dtype.bits && tensor->dtype.lanes == 1)
+      code = row.code;
+  }
+  if (tensor->ndim < 0 || tensor->ndim > kMaxDims) {
+    raise_argument(method, index,
+                   "DLPack tensors of " + std::to_string(tensor->ndim) + " dimensions are not supported");
+    return false;
+  }
+  if (code < 0) {
+    raise_argument(method, index,
+                   "DLPack type (code " + std::to_string(tensor->dtype.code) + ", " +
+                       std::to_string(tensor->dtype.bits) + " bits) is not supported");
+    return false;
+  }
+  std::int64_t running = 1;
+  for (int d = tensor->ndim; d-- > 0;) {
+    sizes_[d] = tensor->shape[d];
+    strides_[d] = tensor->strides != nullptr ? tensor->strides[d] : running;
+    // A shape that overflows here is refused later; it must not be undefined now.
+    if (__builtin_mul_overflow(running, tensor->shape[d] > 1 ? tensor->shape[d] : 1, &running)) running = INT64_MAX;
+  }
+  const bool cpu = tensor->device.device_type == kDLCPU || tensor->device.device_type == kDLCUDAHost;
+  const bool cuda = tensor->device.device_type == kDLCUDA || tensor->device.device_type == kDLCUDAManaged;
+  const std::int32_t device = cpu ? 0 : cuda ? 1 : 14;
+  writable_ = (flags & kDLReadOnly) == 0;
+  view_ = {static_cast<char*>(tensor->data) + tensor->byte_offset,
+           code,
+           device,
+           cpu ? -1 : tensor->device.device_id,
+           tensor->ndim,
+           sizes_,
+           strides_,
+           writable_ ? 0 : 1};
+  return true;
+}
+
+bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t index) {
+  const auto refuse = [&](const std::string& text) {
+    PyErr_Clear();
+    raise_argument(taker.method, index, "__cuda_array_interface__: " + text);
+    return false;
+  };
+  PyObject* info = PyObject_GetAttrString(object, "__cuda_array_interface__");
+  if (info == nullptr) return false;
+  Py_INCREF(object);
+  owner_ = object;
+  // The items live as long as the dictionary.
+  const std::unique_ptr<PyObject, void (*)(PyObject*)> keep(info, [](PyObject* o) { Py_DECREF(o); });
+  if (!PyDict_Check(info)) return refuse("expected a dictionary, got " + type_name(info));
+  const auto item = [&](const char* key) {
+    PyObject* value = PyDict_GetItemString(info, key);
+    return value == Py_None ? nullptr : value;
+  };
+  if (item("mask") != nullptr) return refuse("masked arrays are not supported");
+  const char* const type = item("typestr") != nullptr ? PyUnicode_AsUTF8(item("typestr")) : nullptr;
+  std::int32_t code = -1;
+  for (const TypeRow& row : kTypes) {
+    if (type != nullptr && row.typestr != nullptr && std::strcmp(row.typestr, type) == 0) code = row.code;
+  }
+  if (code < 0) return refuse("the type " + std::string(type != nullptr ? type : "(none)") + " is not supported");
+  PyObject* const shape = item("shape");
+  PyObject* const strides = item("strides");
+  PyObject* const data = item("data");
+  if (shape == nullptr || !PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) > kMaxDims ||
+      (strides != nullptr && (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != PyTuple_GET_SIZE(shape))))
+    return refuse("expected tuples of equal length as shape and strides");
+  if (data == nullptr || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2)
+    return refuse("expected (address, read-only) as data");
+  const int ndim = static_cast<int>(PyTuple_GET_SIZE(shape));
+  const std::int64_t itemsize = item_size(code);
+  std::int64_t running = 1;
+  for (int d = ndim; d-- > 0;) {
+    sizes_[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+    const std::int64_t bytes =
+        strides != nullptr ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, d)) : running * itemsize;
+    if (PyErr_Occurred() != nullptr || sizes_[d] < 0) return refuse("shape and strides must be integers");
+    if (bytes % itemsize != 0 && sizes_[d] > 1)
+      return refuse("the strides are no multiples of the item size: pass a copy");
+    strides_[d] = bytes / itemsize;
+    if (__builtin_mul_overflow(running, sizes_[d] > 1 ? sizes_[d] : 1, &running) || running > INT64_MAX / 16)
+      return refuse("the shape has more elements than memory can hold");
+  }
+  void* const address = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
+  const int read_only = PyObject_IsTrue(PyTuple_GET_ITEM(data, 1));
+  if (PyErr_Occurred() != nullptr) return refuse("expected (address, read-only) as data");
+  std::int32_t device_type = 1, device_index = taker.device_index;
+  if (taker.device_type != 1) return check_device(taker, index, 0);
+  if (address != nullptr) {
+    if (const untorch_status status = untorch_pointer_device(address, &device_type, &device_index);
+        status != UNTORCH_OK) {
+      raise_status(status);
+      return false;
+    }
+    if (device_type != 1) return refuse("the address is not a GPU's");
+    if (!check_device(taker, index, device_index)) return false;
+  }
+  // Version 3 tells the stream, or that there is nothing to wait for. Before it, the legacy stream was meant.
+  PyObject* const version = item("version");
+  const long number = version != nullptr && PyLong_Check(version) ? PyLong_AsLong(version) : 0;
+  PyObject* const stream = item("stream");
+  if (stream != nullptr || number < 3) {
+    const unsigned long long value = stream != nullptr ? PyLong_AsUnsignedLongLong(stream) : 1;
+    if (PyErr_Occurred() != nullptr || value == 0) return refuse("stream: expected None, 1, 2 or an address");
+    if (!wait_for_stream(device_index, value == 1 ? nullptr : reinterpret_cast<void*>(value))) return false;
+  }
+  writable_ = read_only == 0;
+  view_ = {address, code, 1, device_index, ndim, sizes_, strides_, read_only};
+  return true;
+}
+
+}  // namespace untorch::python
