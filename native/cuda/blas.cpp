@@ -353,8 +353,10 @@ bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stre
   if (is_capturing(stream)) relaxed.emplace();
   const StorageRef workspace = plan.workspace_bytes > 0 ? allocate(plan.workspace_bytes, device) : StorageRef();
   const Factor alpha(p.alpha, key.compute), beta(p.beta, key.compute);
+  // A float8 result and what is added to it differ in type, so they cannot be one place; with beta 0 none is read.
+  const void* const c = p.c != nullptr ? p.c : element_size(p.d_dtype) == 1 ? nullptr : p.d;
   const Status status = library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b,
-                                       beta.bytes, p.c != nullptr ? p.c : p.d, plan.c, p.d, plan.d, &plan.algorithm,
+                                       beta.bytes, c, plan.c, p.d, plan.d, &plan.algorithm,
                                        workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
   if (status != kOk) throw_status(op, "the product", status);
   return true;

@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "cuda/device.h"
-#include "cuda/stream.h"
 #include "cuda/library_search.h"
+#include "cuda/stream.h"
 
 namespace untorch::cuda::lt {
 namespace {

@@ -40,11 +40,14 @@ std::string text_of(DeviceFault fault, std::int64_t value) {
       return "_embedding_bag: index " + number + " is outside of the table's rows";
     case DeviceFault::kEmbeddingBagOffset:
       return "_embedding_bag: argument 'offsets' holds " + number + ", which decreases or lies beyond the indices";
-    case DeviceFault::kBernoulli: return "bernoulli_: 'p' holds a value outside of 0 to 1";
-    case DeviceFault::kMaxUnpool: return "max_unpool: index " + number + " is outside of output_size";
+    case DeviceFault::kBernoulli:
+      return "bernoulli_: 'p' holds a value outside of 0 to 1";
+    case DeviceFault::kMaxUnpool:
+      return "max_unpool: index " + number + " is outside of output_size";
     case DeviceFault::kLuPivot:
       return "lu_unpack: argument 'LU_pivots' holds " + number + ", which is no row; pass the pivots of lu_factor";
-    case DeviceFault::kNone: break;
+    case DeviceFault::kNone:
+      break;
   }
   return "a kernel reported an unknown fault (" + std::to_string(static_cast<int>(fault)) + ")";
 }

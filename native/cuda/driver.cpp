@@ -17,10 +17,10 @@ std::string open_into(Driver& table) {
     return "no NVIDIA driver was found (libcuda.so.1 cannot be opened): install NVIDIA's driver, or run the container "
            "with its GPU support";
   }
-#define UNTORCH_RESOLVE(member, symbol, arguments)                                                                \
-  if (void* const found = dlsym(library, #symbol); found != nullptr) {                                            \
-    table.member = reinterpret_cast<decltype(table.member)>(found);                                               \
-  } else {                                                                                                        \
+#define UNTORCH_RESOLVE(member, symbol, arguments)                                                                 \
+  if (void* const found = dlsym(library, #symbol); found != nullptr) {                                             \
+    table.member = reinterpret_cast<decltype(table.member)>(found);                                                \
+  } else {                                                                                                         \
     return "NVIDIA's driver is too old: it has no " #symbol ", which CUDA 12.4 and newer have: update the driver"; \
   }
   UNTORCH_CUDA_DRIVER(UNTORCH_RESOLVE)
@@ -72,8 +72,7 @@ std::string error_text(Result code) {
 }
 
 void throw_driver_error(Result code, const char* what) {
-  throw_error(code == kErrorOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, what, ": ",
-              error_text(code));
+  throw_error(code == kErrorOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, what, ": ", error_text(code));
 }
 
 }  // namespace untorch::cuda

@@ -110,89 +110,88 @@ inline constexpr unsigned kUserObjectNoDestructorSync = 1;
 inline constexpr unsigned kGraphUserObjectMove = 1;
 
 // X(member, exported name, arguments)
-#define UNTORCH_CUDA_DRIVER(X)                                                                                        \
-  X(init, cuInit, (unsigned flags))                                                                                   \
-  X(driver_version, cuDriverGetVersion, (int* version))                                                               \
-  X(error_name, cuGetErrorName, (Result error, const char** text))                                                    \
-  X(error_string, cuGetErrorString, (Result error, const char** text))                                                \
-  X(device_count, cuDeviceGetCount, (int* count))                                                                     \
-  X(device_get, cuDeviceGet, (DeviceId * device, int ordinal))                                                        \
-  X(device_name, cuDeviceGetName, (char* name, int length, DeviceId device))                                          \
-  X(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, DeviceId device))                             \
-  X(device_total_memory, cuDeviceTotalMem_v2, (std::size_t * bytes, DeviceId device))                                 \
-  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, DeviceId device))                           \
-  X(context_current, cuCtxGetCurrent, (Context * context))                                                            \
-  X(context_set_current, cuCtxSetCurrent, (Context context))                                                          \
-  X(context_device, cuCtxGetDevice, (DeviceId * device))                                                              \
-  X(context_synchronize, cuCtxSynchronize, ())                                                                        \
-  X(mem_alloc, cuMemAlloc_v2, (DevicePtr * pointer, std::size_t bytes))                                               \
-  X(mem_free, cuMemFree_v2, (DevicePtr pointer))                                                                      \
-  X(mem_info, cuMemGetInfo_v2, (std::size_t * free_bytes, std::size_t * total_bytes))                                 \
-  X(mem_host_alloc, cuMemHostAlloc, (void** pointer, std::size_t bytes, unsigned flags))                              \
-  X(mem_host_free, cuMemFreeHost, (void* pointer))                                                                    \
-  X(mem_host_register, cuMemHostRegister_v2, (void* pointer, std::size_t bytes, unsigned flags))                      \
-  X(mem_host_unregister, cuMemHostUnregister, (void* pointer))                                                        \
-  X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, DevicePtr pointer))                        \
-  X(memcpy_async, cuMemcpyAsync, (DevicePtr to, DevicePtr from, std::size_t bytes, Stream stream))                    \
-  X(memcpy_h2d_async, cuMemcpyHtoDAsync_v2, (DevicePtr to, const void* from, std::size_t bytes, Stream stream))       \
-  X(memcpy_d2h_async, cuMemcpyDtoHAsync_v2, (void* to, DevicePtr from, std::size_t bytes, Stream stream))             \
-  X(memset_d8_async, cuMemsetD8Async, (DevicePtr to, unsigned char value, std::size_t count, Stream stream))          \
-  X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                 \
-  X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                              \
-  X(stream_synchronize, cuStreamSynchronize, (Stream stream))                                                         \
-  X(stream_query, cuStreamQuery, (Stream stream))                                                                     \
-  X(stream_wait_event, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                               \
-  X(stream_id, cuStreamGetId, (Stream stream, unsigned long long* id))                                                \
-  X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                                               \
-  X(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                                              \
-  X(capture_info, cuStreamGetCaptureInfo_v2,                                                                          \
+#define UNTORCH_CUDA_DRIVER(X)                                                                                         \
+  X(init, cuInit, (unsigned flags))                                                                                    \
+  X(driver_version, cuDriverGetVersion, (int* version))                                                                \
+  X(error_name, cuGetErrorName, (Result error, const char** text))                                                     \
+  X(error_string, cuGetErrorString, (Result error, const char** text))                                                 \
+  X(device_count, cuDeviceGetCount, (int* count))                                                                      \
+  X(device_get, cuDeviceGet, (DeviceId * device, int ordinal))                                                         \
+  X(device_name, cuDeviceGetName, (char* name, int length, DeviceId device))                                           \
+  X(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, DeviceId device))                              \
+  X(device_total_memory, cuDeviceTotalMem_v2, (std::size_t * bytes, DeviceId device))                                  \
+  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context * context, DeviceId device))                            \
+  X(context_current, cuCtxGetCurrent, (Context * context))                                                             \
+  X(context_set_current, cuCtxSetCurrent, (Context context))                                                           \
+  X(context_device, cuCtxGetDevice, (DeviceId * device))                                                               \
+  X(context_synchronize, cuCtxSynchronize, ())                                                                         \
+  X(mem_alloc, cuMemAlloc_v2, (DevicePtr * pointer, std::size_t bytes))                                                \
+  X(mem_free, cuMemFree_v2, (DevicePtr pointer))                                                                       \
+  X(mem_info, cuMemGetInfo_v2, (std::size_t * free_bytes, std::size_t * total_bytes))                                  \
+  X(mem_host_alloc, cuMemHostAlloc, (void** pointer, std::size_t bytes, unsigned flags))                               \
+  X(mem_host_free, cuMemFreeHost, (void* pointer))                                                                     \
+  X(mem_host_register, cuMemHostRegister_v2, (void* pointer, std::size_t bytes, unsigned flags))                       \
+  X(mem_host_unregister, cuMemHostUnregister, (void* pointer))                                                         \
+  X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, DevicePtr pointer))                         \
+  X(memcpy_async, cuMemcpyAsync, (DevicePtr to, DevicePtr from, std::size_t bytes, Stream stream))                     \
+  X(memcpy_h2d_async, cuMemcpyHtoDAsync_v2, (DevicePtr to, const void* from, std::size_t bytes, Stream stream))        \
+  X(memcpy_d2h_async, cuMemcpyDtoHAsync_v2, (void* to, DevicePtr from, std::size_t bytes, Stream stream))              \
+  X(memset_d8_async, cuMemsetD8Async, (DevicePtr to, unsigned char value, std::size_t count, Stream stream))           \
+  X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                  \
+  X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                               \
+  X(stream_synchronize, cuStreamSynchronize, (Stream stream))                                                          \
+  X(stream_query, cuStreamQuery, (Stream stream))                                                                      \
+  X(stream_wait_event, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                                \
+  X(stream_id, cuStreamGetId, (Stream stream, unsigned long long* id))                                                 \
+  X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                                                \
+  X(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                                               \
+  X(capture_info, cuStreamGetCaptureInfo_v2,                                                                           \
     (Stream stream, int* status, std::uint64_t* id, Graph* graph, const GraphNode** dependencies, std::size_t* count)) \
-  X(capture_begin, cuStreamBeginCapture_v2, (Stream stream, int mode))                                                \
-  X(capture_end, cuStreamEndCapture, (Stream stream, Graph * graph))                                                  \
-  X(capture_mode_exchange, cuThreadExchangeStreamCaptureMode, (int* mode))                                            \
-  X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                     \
-  X(event_destroy, cuEventDestroy_v2, (Event event))                                                                  \
-  X(event_record, cuEventRecord, (Event event, Stream stream))                                                        \
-  X(event_query, cuEventQuery, (Event event))                                                                         \
-  X(event_synchronize, cuEventSynchronize, (Event event))                                                             \
-  X(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event from, Event to))                                   \
-  X(module_load_data, cuModuleLoadData, (Module * module, const void* image))                                         \
-  X(library_load_data, cuLibraryLoadData,                                                                             \
-    (Library * library, const void* image, int* jit_options, void** jit_values, unsigned num_jit, int* options,       \
-     void** values, unsigned num_options))                                                                            \
-  X(library_kernel, cuLibraryGetKernel, (Kernel * kernel, Library library, const char* name))                         \
+  X(capture_begin, cuStreamBeginCapture_v2, (Stream stream, int mode))                                                 \
+  X(capture_end, cuStreamEndCapture, (Stream stream, Graph * graph))                                                   \
+  X(capture_mode_exchange, cuThreadExchangeStreamCaptureMode, (int* mode))                                             \
+  X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                      \
+  X(event_destroy, cuEventDestroy_v2, (Event event))                                                                   \
+  X(event_record, cuEventRecord, (Event event, Stream stream))                                                         \
+  X(event_query, cuEventQuery, (Event event))                                                                          \
+  X(event_synchronize, cuEventSynchronize, (Event event))                                                              \
+  X(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event from, Event to))                                    \
+  X(module_load_data, cuModuleLoadData, (Module * module, const void* image))                                          \
+  X(library_load_data, cuLibraryLoadData,                                                                              \
+    (Library * library, const void* image, int* jit_options, void** jit_values, unsigned num_jit, int* options,        \
+     void** values, unsigned num_options))                                                                             \
+  X(library_kernel, cuLibraryGetKernel, (Kernel * kernel, Library library, const char* name))                          \
   X(library_global, cuLibraryGetGlobal, (DevicePtr * pointer, std::size_t * bytes, Library library, const char* name)) \
-  X(stream_write_value64, cuStreamWriteValue64_v2,                                                                    \
-    (Stream stream, DevicePtr address, std::uint64_t value, unsigned flags))                                          \
-  X(memset_d32_async, cuMemsetD32Async, (DevicePtr to, unsigned value, std::size_t count, Stream stream))             \
-  X(kernel_function, cuKernelGetFunction, (Function * function, Kernel kernel))                                       \
-  X(function_set_attribute, cuFuncSetAttribute, (Function function, int attribute, int value))                        \
-  X(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function function))                           \
-  X(function_param_info, cuFuncGetParamInfo,                                                                          \
-    (Function function, std::size_t index, std::size_t* offset, std::size_t* bytes))                                  \
-  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,                                                  \
-    (int* blocks, Function function, int threads, std::size_t shared_bytes, unsigned flags))                          \
-  X(launch_kernel, cuLaunchKernel,                                                                                    \
-    (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,        \
-     unsigned block_z, unsigned shared_bytes, Stream stream, void** params, void** extra))                            \
-  X(launch_kernel_ex, cuLaunchKernelEx,                                                                               \
-    (const LaunchConfig* config, Function function, void** params, void** extra))                                     \
-  X(launch_host_function, cuLaunchHostFunc, (Stream stream, void (*function)(void*), void* data))                     \
-  X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec * exec, Graph graph, unsigned long long flags))        \
-  X(graph_launch, cuGraphLaunch, (GraphExec exec, Stream stream))                                                     \
-  X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec exec))                                                         \
-  X(graph_destroy, cuGraphDestroy, (Graph graph))                                                                     \
-  X(user_object_create, cuUserObjectCreate,                                                                           \
-    (UserObject * object, void* data, void (*destroy)(void*), unsigned references, unsigned flags))                   \
-  X(graph_retain_user_object, cuGraphRetainUserObject,                                                                \
-    (Graph graph, UserObject object, unsigned count, unsigned flags))                                                 \
-  X(graph_nodes, cuGraphGetNodes, (Graph graph, GraphNode * nodes, std::size_t * count))                              \
-  X(graph_node_type, cuGraphNodeGetType, (GraphNode node, int* type))                                                 \
-  X(graph_kernel_params, cuGraphKernelNodeGetParams_v2, (GraphNode node, KernelNodeParams * params))                  \
-  X(graph_exec_kernel_set_params, cuGraphExecKernelNodeSetParams_v2,                                                  \
-    (GraphExec exec, GraphNode node, const KernelNodeParams* params))                                                 \
-  X(graph_memcpy_params, cuGraphMemcpyNodeGetParams, (GraphNode node, Memcpy3D * params))                             \
-  X(graph_exec_memcpy_set_params, cuGraphExecMemcpyNodeSetParams,                                                     \
+  X(stream_write_value64, cuStreamWriteValue64_v2,                                                                     \
+    (Stream stream, DevicePtr address, std::uint64_t value, unsigned flags))                                           \
+  X(memset_d32_async, cuMemsetD32Async, (DevicePtr to, unsigned value, std::size_t count, Stream stream))              \
+  X(kernel_function, cuKernelGetFunction, (Function * function, Kernel kernel))                                        \
+  X(function_set_attribute, cuFuncSetAttribute, (Function function, int attribute, int value))                         \
+  X(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function function))                            \
+  X(function_param_info, cuFuncGetParamInfo,                                                                           \
+    (Function function, std::size_t index, std::size_t * offset, std::size_t * bytes))                                 \
+  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,                                                   \
+    (int* blocks, Function function, int threads, std::size_t shared_bytes, unsigned flags))                           \
+  X(launch_kernel, cuLaunchKernel,                                                                                     \
+    (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
+     unsigned block_z, unsigned shared_bytes, Stream stream, void** params, void** extra))                             \
+  X(launch_kernel_ex, cuLaunchKernelEx, (const LaunchConfig* config, Function function, void** params, void** extra))  \
+  X(launch_host_function, cuLaunchHostFunc, (Stream stream, void (*function)(void*), void* data))                      \
+  X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec * exec, Graph graph, unsigned long long flags))         \
+  X(graph_launch, cuGraphLaunch, (GraphExec exec, Stream stream))                                                      \
+  X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec exec))                                                          \
+  X(graph_destroy, cuGraphDestroy, (Graph graph))                                                                      \
+  X(user_object_create, cuUserObjectCreate,                                                                            \
+    (UserObject * object, void* data, void (*destroy)(void*), unsigned references, unsigned flags))                    \
+  X(graph_retain_user_object, cuGraphRetainUserObject,                                                                 \
+    (Graph graph, UserObject object, unsigned count, unsigned flags))                                                  \
+  X(graph_nodes, cuGraphGetNodes, (Graph graph, GraphNode * nodes, std::size_t * count))                               \
+  X(graph_node_type, cuGraphNodeGetType, (GraphNode node, int* type))                                                  \
+  X(graph_kernel_params, cuGraphKernelNodeGetParams_v2, (GraphNode node, KernelNodeParams * params))                   \
+  X(graph_exec_kernel_set_params, cuGraphExecKernelNodeSetParams_v2,                                                   \
+    (GraphExec exec, GraphNode node, const KernelNodeParams* params))                                                  \
+  X(graph_memcpy_params, cuGraphMemcpyNodeGetParams, (GraphNode node, Memcpy3D * params))                              \
+  X(graph_exec_memcpy_set_params, cuGraphExecMemcpyNodeSetParams,                                                      \
     (GraphExec exec, GraphNode node, const Memcpy3D* params, Context context))
 
 struct Driver {

@@ -195,9 +195,16 @@ Result cudaLaunchKernelExC(const LaunchConfig* config, const void* stub, void** 
       unsigned num_attributes;
     };
     const auto& in = *reinterpret_cast<const RuntimeConfig*>(config);
-    const LaunchConfig out{in.grid.x,  in.grid.y,    in.grid.z,
-                           in.block.x, in.block.y,   in.block.z,
-                           static_cast<unsigned>(in.shared_bytes), in.stream, in.attributes, in.num_attributes};
+    const LaunchConfig out{in.grid.x,
+                           in.grid.y,
+                           in.grid.z,
+                           in.block.x,
+                           in.block.y,
+                           in.block.z,
+                           static_cast<unsigned>(in.shared_bytes),
+                           in.stream,
+                           in.attributes,
+                           in.num_attributes};
     return api.launch_kernel_ex(&out, reinterpret_cast<Function>(kernel), arguments, nullptr);
   });
 }

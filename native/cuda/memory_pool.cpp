@@ -16,8 +16,8 @@
 namespace untorch::cuda {
 namespace {
 
-constexpr std::size_t kUnit = 512;              // smallest block and alignment
-constexpr std::size_t kSmallLimit = 1u << 20;   // up to here blocks are cut from slabs
+constexpr std::size_t kUnit = 512;             // smallest block and alignment
+constexpr std::size_t kSmallLimit = 1u << 20;  // up to here blocks are cut from slabs
 constexpr std::size_t kSlabBytes = 2u << 20;
 constexpr std::size_t kNumClasses = 8 * 48;
 
@@ -91,8 +91,8 @@ class Arena {
   mutable std::mutex mutex_;
   std::array<std::vector<Block*>, kNumClasses> free_{};
   std::deque<Slab> slabs_;
-  std::deque<Block> blocks_;        // stable addresses
-  std::vector<Block*> blank_;       // entries of blocks_ without memory
+  std::deque<Block> blocks_;   // stable addresses
+  std::vector<Block*> blank_;  // entries of blocks_ without memory
   std::size_t in_use_ = 0, reserved_ = 0;
   std::atomic<bool> retired_{false};
   bool logging_ = false;

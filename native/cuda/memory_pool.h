@@ -52,7 +52,7 @@ class ArenaScope {
 };
 
 struct MemoryUse {
-  std::size_t in_use = 0;   // bytes of blocks that tensors hold
+  std::size_t in_use = 0;    // bytes of blocks that tensors hold
   std::size_t reserved = 0;  // bytes taken from the driver, those kept for reuse included
 };
 MemoryUse memory_use(int device);

@@ -4,8 +4,8 @@
 //
 // Two kinds of callers: the host code that nvcc makes for our own kernels and CUB (kernel_registry.cpp has what
 // registers and launches kernels), and model libraries. The latter come in through exported names of their own,
-// utdaMalloc for cudaMalloc: the loader renames what a model library asks for (model/library.cpp), so that it gets these
-// functions also where NVIDIA's runtime is in the process, and nothing else in the process gets them.
+// utdaMalloc for cudaMalloc: the loader renames what a model library asks for (model/library.cpp), so that it gets
+// these functions also where NVIDIA's runtime is in the process, and nothing else in the process gets them.
 #include <cstring>
 
 #include "cuda/device.h"

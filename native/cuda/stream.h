@@ -17,8 +17,7 @@ StreamSetting exchange_current_stream(int device, StreamSetting setting);
 // Sets the current stream of a device for a scope.
 class StreamScope {
  public:
-  StreamScope(int device, Stream stream)
-      : device_(device), before_(exchange_current_stream(device, {stream, true})) {}
+  StreamScope(int device, Stream stream) : device_(device), before_(exchange_current_stream(device, {stream, true})) {}
   ~StreamScope() { exchange_current_stream(device_, before_); }
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
@@ -36,8 +35,8 @@ Stream call_stream(int device);
 // True while the stream is being captured into a graph.
 bool is_capturing(Stream stream);
 
-// Lets this thread allocate and load code for a scope while a stream is captured in CUDA's strict mode, which would take
-// either for a mistake.
+// Lets this thread allocate and load code for a scope while a stream is captured in CUDA's strict mode, which would
+// take either for a mistake.
 class RelaxedCapture {
  public:
   RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }

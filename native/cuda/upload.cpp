@@ -92,8 +92,8 @@ void upload(std::span<const UploadPart> parts, int device) {
   std::vector<UploadPart> chunks;
   for (const UploadPart& part : parts) {
     for (std::size_t at = 0; at < part.nbytes; at += kChunk) {
-      chunks.push_back({part.to + at, static_cast<const std::byte*>(part.from) + at,
-                        std::min(kChunk, part.nbytes - at)});
+      chunks.push_back(
+          {part.to + at, static_cast<const std::byte*>(part.from) + at, std::min(kChunk, part.nbytes - at)});
     }
   }
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);

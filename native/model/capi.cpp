@@ -230,8 +230,8 @@ untorch_status untorch_stream_wait(int32_t device_index, void* consumer, void* p
 untorch_status untorch_stream_synchronize(int32_t device_index, void* stream) {
   return guarded([&] {
     const untorch::cuda::DeviceGuard guard(device_index);
-    untorch::cuda::check_driver(
-        untorch::cuda::driver().stream_synchronize(static_cast<untorch::cuda::Stream>(stream)), "synchronising a stream");
+    untorch::cuda::check_driver(untorch::cuda::driver().stream_synchronize(static_cast<untorch::cuda::Stream>(stream)),
+                                "synchronising a stream");
     untorch::cuda::DeviceErrors::check(device_index);
   });
 }

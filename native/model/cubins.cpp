@@ -50,12 +50,14 @@ UNTORCH_SHIM utModuleLoad(untorch::cuda::Module* module, const char* path) {
       const std::lock_guard lock(all.mutex);
       const auto it = slash == std::string::npos ? all.folders.end() : all.folders.find(text.substr(0, slash));
       if (it == all.folders.end()) {
-        throw_error(ErrorKind::kInvalidFile, "the model asks for its kernel ", text, ", which the package does not hold");
+        throw_error(ErrorKind::kInvalidFile, "the model asks for its kernel ", text,
+                    ", which the package does not hold");
       }
       archive = it->second.first;
       const std::string name = text.substr(slash);  // with the slash
       for (const std::string& cubin : it->second.second->cubins) {
-        if (cubin.size() > name.size() && cubin.compare(cubin.size() - name.size(), name.size(), name) == 0) entry = cubin;
+        if (cubin.size() > name.size() && cubin.compare(cubin.size() - name.size(), name.size(), name) == 0)
+          entry = cubin;
       }
       if (entry.empty()) {
         throw_error(ErrorKind::kInvalidFile, archive->file()->path(), " lacks the kernel ", name.substr(1),

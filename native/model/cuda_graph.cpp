@@ -149,7 +149,8 @@ std::vector<CudaGraph::Node> CudaGraph::kernel_nodes(cuda::Graph graph) {
     if (type != kKernelNode) continue;  // memsets write to the graph's own memory; other kinds take no address
     cuda::check_driver(api.graph_kernel_params(handle, &node.params), "reading the graph");
     cuda::Function function = node.params.function;
-    if (function == nullptr) cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
+    if (function == nullptr)
+      cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
     std::size_t offset = 0, bytes = 0;
     for (std::size_t i = 0; api.function_param_info(function, i, &offset, &bytes) == cuda::kSuccess; ++i) {
       const auto* value = static_cast<const std::byte*>(node.params.kernel_params[i]);
@@ -219,8 +220,8 @@ void CudaGraph::check_signature(std::span<const TensorView> inputs) const {
     const Tensor& captured = *captured_.inputs[i];
     const TensorView& view = inputs[i];
     const std::string name = method_.spec().has_specs ? method_.spec().inputs[i].name : std::to_string(i);
-    const bool same_sizes = std::equal(view.sizes.begin(), view.sizes.end(), captured.sizes().begin(),
-                                       captured.sizes().end());
+    const bool same_sizes =
+        std::equal(view.sizes.begin(), view.sizes.end(), captured.sizes().begin(), captured.sizes().end());
     if (view.dtype != captured.dtype() || !same_sizes) {
       throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
                   "': it was captured for ", dtype_name(captured.dtype()), to_string(captured.sizes()), ", got ",
@@ -255,7 +256,8 @@ void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
     if (node.params.kernel_params != nullptr) {
       cuda::KernelNodeParams params = node.params;
       params.kernel_params = node.pointers.data();
-      cuda::check_driver(api.graph_exec_kernel_set_params(exec_, node.handle, &params), "pointing the graph at an input");
+      cuda::check_driver(api.graph_exec_kernel_set_params(exec_, node.handle, &params),
+                         "pointing the graph at an input");
     } else {
       cuda::Memcpy3D copy{};
       std::memcpy(&copy, node.values[0].data(), sizeof copy);
@@ -267,8 +269,7 @@ void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
   bound_[input] = start;
 }
 
-void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs,
-                    std::span<std::int32_t> aliases) {
+void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
   method_.check_inputs(inputs, *container_);
   check_signature(inputs);
   check(outputs.size() == captured_.outputs.size() && aliases.size() == outputs.size(), "graph of method '",

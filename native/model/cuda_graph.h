@@ -13,8 +13,8 @@ namespace untorch {
 
 class CudaGraph {
  public:
-  // Captures the call on `inputs` (their values do not matter, nothing runs). Throws what the call throws, and kUnsupported
-  // for a model that has to look at results in between.
+  // Captures the call on `inputs` (their values do not matter, nothing runs). Throws what the call throws, and
+  // kUnsupported for a model that has to look at results in between.
   CudaGraph(Method& method, std::span<const TensorView> inputs);
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;
@@ -33,8 +33,8 @@ class CudaGraph {
     std::shared_ptr<cuda::Arena> arena;
     std::vector<TensorPtr> inputs;   // static memory, or a copy on the CPU of an input that belongs there
     std::vector<TensorPtr> outputs;  // null for None
-    StorageRef random_cell;      // seed and position for a replay's random numbers
-    std::uint64_t random_count;  // positions that a replay uses
+    StorageRef random_cell;          // seed and position for a replay's random numbers
+    std::uint64_t random_count;      // positions that a replay uses
     cuda::Graph graph = nullptr;
   };
   // A kernel or copy that reads an input: where in its parameters the address lies.

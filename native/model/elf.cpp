@@ -160,9 +160,8 @@ ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : nam
   for (std::uint64_t i = 1; i < count; ++i) {
     const auto symbol = image.at<Elf64_Sym>(symbols + i * sizeof(Elf64_Sym));
     if (symbol.st_shndx != SHN_UNDEF || symbol.st_name == 0) continue;
-    undefined_.push_back(
-        {image.string(strings, strings_size, symbol.st_name), ELF64_ST_BIND(symbol.st_info) == STB_WEAK,
-         strings + symbol.st_name});
+    undefined_.push_back({image.string(strings, strings_size, symbol.st_name),
+                          ELF64_ST_BIND(symbol.st_info) == STB_WEAK, strings + symbol.st_name});
     total += undefined_.back().name.size();
     if (total > 4 * image.size()) image.damaged("its symbols' names overlap");
   }

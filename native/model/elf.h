@@ -29,8 +29,8 @@ class ElfLibrary {
   // Rewrites, in `copy` (the same bytes, writeable), the needed libtorch libraries to `soname`: one of the old names is
   // overwritten by it in the string table and the other entries are pointed to the same place, so that no byte moves.
   void rebind_libtorch(std::span<std::byte> copy, const std::string& soname) const;
-  // Renames, in `copy`, an undefined symbol; both names have the same length. Undefined symbols are in no hash table, so
-  // nothing else has to change.
+  // Renames, in `copy`, an undefined symbol; both names have the same length. Undefined symbols are in no hash table,
+  // so nothing else has to change.
   static void rename(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name);
   // Offset of a program header that asks for an executable stack, 0 when there is none. Weights that were assembled
   // into a library ask for one by accident, and newer C libraries then refuse to open it.

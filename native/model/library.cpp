@@ -41,8 +41,8 @@ bool is_ours_to_serve(const std::string& symbol) {
   return false;
 }
 
-// The CUDA runtime's functions and the one driver function that reads a file are ours, under names of their own: NVIDIA's
-// may be in the process too, and would be found first. Empty for every other symbol.
+// The CUDA runtime's functions and the one driver function that reads a file are ours, under names of their own:
+// NVIDIA's may be in the process too, and would be found first. Empty for every other symbol.
 std::string own_name(const std::string& symbol) {
   if (symbol.rfind("cuda", 0) == 0) return "ut" + symbol.substr(2);
   if (symbol == "cuModuleLoad") return "utModuleLoad";

@@ -60,9 +60,9 @@ struct MethodSpec {
   std::string cpu_target;
   std::string architecture;
   std::vector<std::string> cpu_features;
-  std::string gpu_architecture;              // "sm_90"; empty: not known
-  std::vector<std::string> cubins;           // archive entries of a stock package with its kernels beside the library
-  bool has_specs = false;  // inputs, outputs and constants below are known (false: a stock package)
+  std::string gpu_architecture;     // "sm_90"; empty: not known
+  std::vector<std::string> cubins;  // archive entries of a stock package with its kernels beside the library
+  bool has_specs = false;           // inputs, outputs and constants below are known (false: a stock package)
   std::vector<std::string> symbols;
   std::vector<TensorSpec> inputs;
   std::size_t num_outputs = 0;

@@ -44,8 +44,9 @@ Device resolve_cuda(const std::string& path, const MethodSpec& spec, const std::
                 reason);
   }
   if (!cuda::has_kernels()) {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
-                "; this build of untorch has no CUDA kernels: build it where nvcc is, or install a wheel that has them");
+    throw_error(
+        ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
+        "; this build of untorch has no CUDA kernels: build it where nvcc is, or install a wheel that has them");
   }
   if (index < 0) index = cuda::current_device();
   const cuda::DeviceProperties& properties = cuda::device_properties(index);

@@ -289,9 +289,8 @@ UNTORCH_SHIM aoti_torch_clone(AtenTensorHandle self, AtenTensorHandle* ret) {
     const Tensor& t = input(self, "clone", "self");
     // PyTorch's clone keeps the strides of a dense tensor and makes any other row-major.
     const bool dense = t.numel() == storage_extent(t.sizes(), t.strides());
-    TensorPtr out =
-        dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype(), t.device())
-              : Tensor::empty(t.sizes(), t.dtype(), t.device());
+    TensorPtr out = dense ? Tensor::empty_strided(t.sizes(), t.strides(), t.dtype(), t.device())
+                          : Tensor::empty(t.sizes(), t.dtype(), t.device());
     copy(*out, t);
     give(ret, std::move(out), "clone");
   });

@@ -28,28 +28,40 @@ struct Wide {
 };
 
 __device__ __forceinline__ Wide whole(std::int64_t value) { return {Wide::kWhole, value, 0, 0}; }
-__device__ __forceinline__ Wide real(double value, double imaginary = 0) {
-  return {Wide::kReal, 0, value, imaginary};
-}
+__device__ __forceinline__ Wide real(double value, double imaginary = 0) { return {Wide::kReal, 0, value, imaginary}; }
 
 __device__ __forceinline__ Wide load(const void* base, std::int64_t i, Scalar dtype) {
   switch (dtype) {
-    case Scalar::kUInt8: return whole(static_cast<const std::uint8_t*>(base)[i]);
-    case Scalar::kInt8: return whole(static_cast<const std::int8_t*>(base)[i]);
-    case Scalar::kInt16: return whole(static_cast<const std::int16_t*>(base)[i]);
-    case Scalar::kInt32: return whole(static_cast<const std::int32_t*>(base)[i]);
-    case Scalar::kInt64: return whole(static_cast<const std::int64_t*>(base)[i]);
-    case Scalar::kUInt16: return whole(static_cast<const std::uint16_t*>(base)[i]);
-    case Scalar::kUInt32: return whole(static_cast<const std::uint32_t*>(base)[i]);
+    case Scalar::kUInt8:
+      return whole(static_cast<const std::uint8_t*>(base)[i]);
+    case Scalar::kInt8:
+      return whole(static_cast<const std::int8_t*>(base)[i]);
+    case Scalar::kInt16:
+      return whole(static_cast<const std::int16_t*>(base)[i]);
+    case Scalar::kInt32:
+      return whole(static_cast<const std::int32_t*>(base)[i]);
+    case Scalar::kInt64:
+      return whole(static_cast<const std::int64_t*>(base)[i]);
+    case Scalar::kUInt16:
+      return whole(static_cast<const std::uint16_t*>(base)[i]);
+    case Scalar::kUInt32:
+      return whole(static_cast<const std::uint32_t*>(base)[i]);
     case Scalar::kUInt64:
       return {Wide::kUnsigned, static_cast<std::int64_t>(static_cast<const std::uint64_t*>(base)[i]), 0, 0};
-    case Scalar::kBool: return whole(static_cast<const std::uint8_t*>(base)[i] != 0);
-    case Scalar::kFloat16: return real(__half2float(static_cast<const __half*>(base)[i]));
-    case Scalar::kBFloat16: return real(__bfloat162float(static_cast<const __nv_bfloat16*>(base)[i]));
-    case Scalar::kFloat32: return real(static_cast<const float*>(base)[i]);
-    case Scalar::kFloat64: return real(static_cast<const double*>(base)[i]);
-    case Scalar::kFloat8E4M3FN: return real(static_cast<float>(static_cast<const __nv_fp8_e4m3*>(base)[i]));
-    case Scalar::kFloat8E5M2: return real(static_cast<float>(static_cast<const __nv_fp8_e5m2*>(base)[i]));
+    case Scalar::kBool:
+      return whole(static_cast<const std::uint8_t*>(base)[i] != 0);
+    case Scalar::kFloat16:
+      return real(__half2float(static_cast<const __half*>(base)[i]));
+    case Scalar::kBFloat16:
+      return real(__bfloat162float(static_cast<const __nv_bfloat16*>(base)[i]));
+    case Scalar::kFloat32:
+      return real(static_cast<const float*>(base)[i]);
+    case Scalar::kFloat64:
+      return real(static_cast<const double*>(base)[i]);
+    case Scalar::kFloat8E4M3FN:
+      return real(static_cast<float>(static_cast<const __nv_fp8_e4m3*>(base)[i]));
+    case Scalar::kFloat8E5M2:
+      return real(static_cast<float>(static_cast<const __nv_fp8_e5m2*>(base)[i]));
     case Scalar::kComplex64: {
       const auto* p = static_cast<const float*>(base) + 2 * i;
       return real(p[0], p[1]);
@@ -81,26 +93,46 @@ __device__ __forceinline__ std::int64_t to_whole(const Wide& v) {
 __device__ __forceinline__ void store(void* base, std::int64_t i, Scalar dtype, const Wide& v) {
   switch (dtype) {
     case Scalar::kUInt8:
-    case Scalar::kInt8: static_cast<std::int8_t*>(base)[i] = static_cast<std::int8_t>(to_whole(v)); break;
+    case Scalar::kInt8:
+      static_cast<std::int8_t*>(base)[i] = static_cast<std::int8_t>(to_whole(v));
+      break;
     case Scalar::kInt16:
-    case Scalar::kUInt16: static_cast<std::int16_t*>(base)[i] = static_cast<std::int16_t>(to_whole(v)); break;
+    case Scalar::kUInt16:
+      static_cast<std::int16_t*>(base)[i] = static_cast<std::int16_t>(to_whole(v));
+      break;
     case Scalar::kInt32:
-    case Scalar::kUInt32: static_cast<std::int32_t*>(base)[i] = static_cast<std::int32_t>(to_whole(v)); break;
-    case Scalar::kInt64: static_cast<std::int64_t*>(base)[i] = to_whole(v); break;
+    case Scalar::kUInt32:
+      static_cast<std::int32_t*>(base)[i] = static_cast<std::int32_t>(to_whole(v));
+      break;
+    case Scalar::kInt64:
+      static_cast<std::int64_t*>(base)[i] = to_whole(v);
+      break;
     case Scalar::kUInt64:
-      static_cast<std::uint64_t*>(base)[i] =
-          v.kind == Wide::kReal && v.real >= 9.2e18 ? static_cast<std::uint64_t>(v.real)
-                                                    : static_cast<std::uint64_t>(to_whole(v));
+      static_cast<std::uint64_t*>(base)[i] = v.kind == Wide::kReal && v.real >= 9.2e18
+                                                 ? static_cast<std::uint64_t>(v.real)
+                                                 : static_cast<std::uint64_t>(to_whole(v));
       break;
     case Scalar::kBool:
       static_cast<std::uint8_t*>(base)[i] = v.kind == Wide::kReal ? v.real != 0 || v.imaginary != 0 : v.whole != 0;
       break;
-    case Scalar::kFloat16: static_cast<__half*>(base)[i] = __float2half_rn(to_float(v)); break;
-    case Scalar::kBFloat16: static_cast<__nv_bfloat16*>(base)[i] = __float2bfloat16_rn(to_float(v)); break;
-    case Scalar::kFloat32: static_cast<float*>(base)[i] = to_float(v); break;
-    case Scalar::kFloat64: static_cast<double*>(base)[i] = to_double(v); break;
-    case Scalar::kFloat8E4M3FN: static_cast<__nv_fp8_e4m3*>(base)[i] = __nv_fp8_e4m3(to_float(v)); break;
-    case Scalar::kFloat8E5M2: static_cast<__nv_fp8_e5m2*>(base)[i] = __nv_fp8_e5m2(to_float(v)); break;
+    case Scalar::kFloat16:
+      static_cast<__half*>(base)[i] = __float2half_rn(to_float(v));
+      break;
+    case Scalar::kBFloat16:
+      static_cast<__nv_bfloat16*>(base)[i] = __float2bfloat16_rn(to_float(v));
+      break;
+    case Scalar::kFloat32:
+      static_cast<float*>(base)[i] = to_float(v);
+      break;
+    case Scalar::kFloat64:
+      static_cast<double*>(base)[i] = to_double(v);
+      break;
+    case Scalar::kFloat8E4M3FN:
+      static_cast<__nv_fp8_e4m3*>(base)[i] = __nv_fp8_e4m3(to_float(v));
+      break;
+    case Scalar::kFloat8E5M2:
+      static_cast<__nv_fp8_e5m2*>(base)[i] = __nv_fp8_e5m2(to_float(v));
+      break;
     case Scalar::kComplex64: {
       auto* p = static_cast<float*>(base) + 2 * i;
       p[0] = to_float(v);

@@ -48,16 +48,22 @@ using Compute = std::conditional_t<is_half_type<T>, float, T>;
 
 template <class T>
 __host__ __device__ __forceinline__ Compute<T> widen(T value) {
-  if constexpr (std::is_same_v<T, __half>) return __half2float(value);
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
-  else return value;
+  if constexpr (std::is_same_v<T, __half>)
+    return __half2float(value);
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __bfloat162float(value);
+  else
+    return value;
 }
 
 template <class T>
 __host__ __device__ __forceinline__ T narrow(Compute<T> value) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(value);
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(value);
-  else return value;
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(value);
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __float2bfloat16_rn(value);
+  else
+    return value;
 }
 
 // body(Type<T>{}) for the dtype; kNoKernel when it is not among the kinds asked for. The body returns an error code.
@@ -69,26 +75,40 @@ struct Type {
 template <class Body>
 int dispatch_floating(Scalar dtype, Body&& body) {
   switch (dtype) {
-    case Scalar::kFloat16: return body(Type<__half>{});
-    case Scalar::kBFloat16: return body(Type<__nv_bfloat16>{});
-    case Scalar::kFloat32: return body(Type<float>{});
-    case Scalar::kFloat64: return body(Type<double>{});
-    default: return kNoKernel;
+    case Scalar::kFloat16:
+      return body(Type<__half>{});
+    case Scalar::kBFloat16:
+      return body(Type<__nv_bfloat16>{});
+    case Scalar::kFloat32:
+      return body(Type<float>{});
+    case Scalar::kFloat64:
+      return body(Type<double>{});
+    default:
+      return kNoKernel;
   }
 }
 
 template <class Body>
 int dispatch_integral(Scalar dtype, Body&& body) {
   switch (dtype) {
-    case Scalar::kUInt8: return body(Type<std::uint8_t>{});
-    case Scalar::kInt8: return body(Type<std::int8_t>{});
-    case Scalar::kInt16: return body(Type<std::int16_t>{});
-    case Scalar::kInt32: return body(Type<std::int32_t>{});
-    case Scalar::kInt64: return body(Type<std::int64_t>{});
-    case Scalar::kUInt16: return body(Type<std::uint16_t>{});
-    case Scalar::kUInt32: return body(Type<std::uint32_t>{});
-    case Scalar::kUInt64: return body(Type<std::uint64_t>{});
-    default: return kNoKernel;
+    case Scalar::kUInt8:
+      return body(Type<std::uint8_t>{});
+    case Scalar::kInt8:
+      return body(Type<std::int8_t>{});
+    case Scalar::kInt16:
+      return body(Type<std::int16_t>{});
+    case Scalar::kInt32:
+      return body(Type<std::int32_t>{});
+    case Scalar::kInt64:
+      return body(Type<std::int64_t>{});
+    case Scalar::kUInt16:
+      return body(Type<std::uint16_t>{});
+    case Scalar::kUInt32:
+      return body(Type<std::uint32_t>{});
+    case Scalar::kUInt64:
+      return body(Type<std::uint64_t>{});
+    default:
+      return kNoKernel;
   }
 }
 
@@ -104,12 +124,18 @@ int dispatch_real(Scalar dtype, Body&& body) {
 template <class Body>
 int dispatch_bytes(int bytes, Body&& body) {
   switch (bytes) {
-    case 1: return body(Type<Bits<1>>{});
-    case 2: return body(Type<Bits<2>>{});
-    case 4: return body(Type<Bits<4>>{});
-    case 8: return body(Type<Bits<8>>{});
-    case 16: return body(Type<Bits<16>>{});
-    default: return kNoKernel;
+    case 1:
+      return body(Type<Bits<1>>{});
+    case 2:
+      return body(Type<Bits<2>>{});
+    case 4:
+      return body(Type<Bits<4>>{});
+    case 8:
+      return body(Type<Bits<8>>{});
+    case 16:
+      return body(Type<Bits<16>>{});
+    default:
+      return kNoKernel;
   }
 }
 

@@ -7,7 +7,6 @@
 #include "kernels/cpu/items.h"
 #include "shims/cpu/elementwise.h"
 #include "shims/cpu/pad.h"
-#include "shims/nn.h"
 #include "shims/device_ops.h"
 #include "shims/nn.h"
 

@@ -50,7 +50,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_flash_attention(
     check_inference(kFlash, dropout_p, return_debug_mask != 0);
     check_returns(kFlash, {ret0, ret1, ret2, ret3, ret4, ret5, ret6, ret7, ret8});
     const OnDevice on(kFlash, in.query, {&in.key, &in.value});
-    TensorPtr out = Tensor::empty_strided(in.query.sizes(), strides_like(in.query), in.query.dtype(), on.device());
+    TensorPtr out = Tensor::empty_strided(in.query.sizes(), result_strides(in.query), in.query.dtype(), on.device());
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries()}, DType::kFloat32, on.device());
     RandomState random(on);
     kernels::cuda::Attention p = problem(in, scale);
@@ -117,7 +117,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     const OnDevice on(kCudnn, in.query, {&in.key, &in.value, bias});
     const Dims sizes{in.batch(), in.heads(), in.queries(), in.value_width()};
     TensorPtr out = Tensor::empty_strided(
-        sizes, sizes == in.query.sizes() ? strides_like(in.query) : strides_in_order_of(in.query, sizes),
+        sizes, sizes == in.query.sizes() ? result_strides(in.query) : strides_in_order_of(in.query, sizes),
         in.query.dtype(), on.device());
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries(), 1}, DType::kFloat32, on.device());
     kernels::cuda::Attention p = problem(in, scale);

@@ -39,6 +39,8 @@ Operands operands(const char* op, AtenTensorHandle query, AtenTensorHandle key, 
                   Accepts accepts);
 void check_inference(const char* op, double dropout_p, bool return_debug_mask);
 // A bias that broadcasts to [batch, heads, queries, keys], of the query's dtype.
+// A result with the query's layout: rows are written in one piece, so the last dimension is dense in any case.
+Dims result_strides(const Tensor& query);
 void check_bias(const char* op, const Tensor* bias, const Operands& in);
 // First rows of packed sequences, or lengths: 1-D int32 without gaps.
 void check_lengths(const char* op, const char* argument, const Tensor* lengths, std::int64_t count);

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "shims/cuda/attention.h"
+#include "shims/layout.h"
 #include "tensor/device.h"
 
 namespace untorch::shims::attention {
@@ -93,6 +94,11 @@ Operands operands(const char* op, AtenTensorHandle query, AtenTensorHandle key, 
   check((axes.batch < 0 ? 1 : q.size(0)) <= kMaxInt && heads <= kMaxInt, op, ": argument 'query' has a batch of shape ",
         to_string(q.sizes()), ", at most ", kMaxInt, " sequences and heads are served");
   return {q, k, v, axes};
+}
+
+Dims result_strides(const Tensor& query) {
+  Dims strides = strides_like(query);
+  return query.size(-1) == 1 || strides[strides.size() - 1] == 1 ? strides : contiguous_strides(query.sizes());
 }
 
 void check_inference(const char* op, double dropout_p, bool return_debug_mask) {

@@ -86,7 +86,7 @@ void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot,
   const OnDevice on(op, in.query, {&in.key, &in.value, first_query, first_key, used_keys, given});
   TensorPtr out;
   if (given == nullptr) {
-    out = Tensor::empty_strided(in.query.sizes(), strides_like(in.query), in.query.dtype(), on.device());
+    out = Tensor::empty_strided(in.query.sizes(), result_strides(in.query), in.query.dtype(), on.device());
   }
   const Dims lse_sizes = packed ? Dims{in.heads(), in.queries()} : Dims{batch, in.heads(), in.queries()};
   TensorPtr lse = Tensor::empty(lse_sizes, DType::kFloat32, on.device());

@@ -89,8 +89,8 @@ void copy_hook(const Tensor& dst, const Tensor& src) {
 void zero_hook(void* data, std::size_t nbytes, Device device) {
   if (nbytes == 0) return;
   const OnDevice on("zero", device);
-  cuda::check_driver(
-      cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(data), 0, nbytes, on.stream()), "zero");
+  cuda::check_driver(cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(data), 0, nbytes, on.stream()),
+                     "zero");
 }
 
 void copy_bytes_hook(void* dst, Device dst_device, const void* src, Device src_device, std::size_t nbytes) {

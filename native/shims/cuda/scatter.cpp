@@ -84,9 +84,18 @@ Scatter check_scatter(AtenTensorHandle out_handle, AtenTensorHandle self_handle,
   return s;
 }
 
+// By address: two handles on one memory may have storages of their own.
+bool may_overlap(const Tensor& a, const Tensor& b) {
+  const auto begin = [](const Tensor& t) { return static_cast<const std::byte*>(t.raw()); };
+  const auto end = [&](const Tensor& t) {
+    return begin(t) + storage_extent(t.sizes(), t.strides()) * static_cast<std::int64_t>(element_size(t.dtype()));
+  };
+  return a.numel() != 0 && b.numel() != 0 && begin(a) < end(b) && begin(b) < end(a);
+}
+
 // Brings self into out. The source moves out of reach of the writes first.
 void start(const OnDevice& on, Scatter& s) {
-  if (s.source && s.source->storage().get() == s.out.storage().get()) {
+  if (s.source && may_overlap(*s.source, s.out)) {
     TensorPtr kept = Tensor::empty(s.source->sizes(), s.source->dtype(), on.device());
     copy(*kept, *s.source);
     s.source = std::move(kept);

@@ -3,11 +3,11 @@
 
 #include "shims/cpu/cat.h"
 #include "shims/cpu/elementwise.h"
-#include "shims/nn.h"
 #include "shims/cpu/pad.h"
 #include "shims/cpu/view.h"
 #include "shims/cuda/factory.h"
 #include "shims/device_ops.h"
+#include "shims/nn.h"
 
 using namespace untorch;
 using namespace untorch::shims;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tests.native.shim import Opt, ShimError, call
@@ -144,7 +144,10 @@ def test_fractional(data: st.DataObject) -> None:
     batch = x.shape[0] if x.dim() == n + 2 else 1
     samples = torch.rand(batch, x.shape[-n - 1], n, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
     samples = samples.clamp(max=0.99).to(x.dtype).cuda()
-    want = getattr(torch.ops.aten, f"fractional_max_pool{n}d")(x.contiguous(), kernel, size, samples)
+    try:
+        want = getattr(torch.ops.aten, f"fractional_max_pool{n}d")(x.contiguous(), kernel, size, samples)
+    except RuntimeError:  # torch's own bounds are narrower here
+        reject()
     got = call(f"aoti_torch_cuda_fractional_max_pool{n}d", x, kernel, size, samples, returns=2)
     same(got[0], want[0])
     same(got[1], want[1])

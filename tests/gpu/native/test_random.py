@@ -39,7 +39,9 @@ def test_rand_and_randn_are_torchs(dtype: torch.dtype, shape: list[int]) -> None
         got = call("aoti_torch_cuda_rand", shape, *options(dtype), returns=1)
         torch.testing.assert_close(got, torch.rand(shape, dtype=dtype, device="cuda"))
         got = call("aoti_torch_cuda_randn", shape, *options(dtype), returns=1)
-        torch.testing.assert_close(got, torch.randn(shape, dtype=dtype, device="cuda"), rtol=2e-3, atol=1e-4)
+        # Sine and logarithm may differ in the last bit, which a half type may round either way.
+        rtol = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}.get(dtype, 2e-3)
+        torch.testing.assert_close(got, torch.randn(shape, dtype=dtype, device="cuda"), rtol=rtol, atol=1e-4)
 
 
 @pytest.mark.parametrize("high", [1, 10, 2**28 - 1, 2**28, 2**31, 2**40])
@@ -156,7 +158,7 @@ def test_a_callers_capture_is_refused() -> None:
     x = torch.zeros(10, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    text = "rand_like: the stream is being captured .* method.graph"
+    text = "rand_like: the stream is being captured .*method.graph"
     with torch.cuda.stream(stream):
         use_torch_stream()
         graph.capture_begin()
