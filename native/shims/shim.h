@@ -89,6 +89,11 @@ inline void give(AtenTensorHandle* slot, TensorPtr tensor, const char* op) {
   *slot = wrap(tensor.release());
 }
 
+// The same for a result that may go unread: generated code passes null for those that its graph does not use.
+inline void give_if_asked(AtenTensorHandle* slot, TensorPtr tensor) noexcept {
+  if (slot != nullptr) *slot = wrap(tensor.release());
+}
+
 // A list argument (pointer and length) as a span.
 inline DimSpan ints(const std::int64_t* values, std::int64_t length) {
   return {values, static_cast<std::size_t>(length < 0 ? 0 : length)};

@@ -52,6 +52,10 @@ def test_conforms(name: str, exporter: str, outcomes: dict[tuple[str, str], Any]
     outcome = outcomes[name, exporter]
     if outcome.get("stage") == "eager":
         pytest.skip(f"PyTorch itself does not run it on CUDA: {outcome['error']}")
+    if "Python kernels work on the CPU's memory only" in outcome.get("error", ""):
+        pytest.skip("its operator has a Python kernel only, which CUDA models are refused")
+    if outcome.get("stage") == "export" and "torch.export failed" in outcome["error"]:
+        pytest.skip(f"torch.export refuses it on CUDA: {outcome['error']}")
     if outcome.get("stage") == "export" and exporter == "stock":
         pytest.skip(f"PyTorch itself does not compile it for CUDA: {outcome['error']}")
     assert "error" not in outcome, f"{outcome['stage']}: {outcome['error']}"

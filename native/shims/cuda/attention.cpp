@@ -33,9 +33,9 @@ Dims strides_in_order_of(const Tensor& query, DimSpan sizes) {
 }
 
 // Without dropout there is no random state; PyTorch keeps it on the CPU then.
-void give_no_seed(AtenTensorHandle* seed, AtenTensorHandle* offset, const char* op) {
-  give(seed, Tensor::scalar<std::int64_t>(0, DType::kInt64), op);
-  give(offset, Tensor::scalar<std::int64_t>(0, DType::kInt64), op);
+void give_no_seed(AtenTensorHandle* seed, AtenTensorHandle* offset) {
+  give_if_asked(seed, Tensor::scalar<std::int64_t>(0, DType::kInt64));
+  give_if_asked(offset, Tensor::scalar<std::int64_t>(0, DType::kInt64));
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_flash_attention(
   return guarded(kFlash, [&] {
     const Operands in = operands(kFlash, query, key, value, kHeadsFirst, {});
     check_inference(kFlash, dropout_p, return_debug_mask != 0);
-    check_returns(kFlash, {ret0, ret1, ret2, ret3, ret4, ret5, ret6, ret7, ret8});
+    check_returns(kFlash, {ret0});
     const OnDevice on(kFlash, in.query, {&in.key, &in.value});
     TensorPtr out = Tensor::empty_strided(in.query.sizes(), result_strides(in.query), in.query.dtype(), on.device());
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries()}, DType::kFloat32, on.device());
@@ -61,13 +61,14 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_flash_attention(
     if (is_causal != 0) p.right = 0, p.bottom_right = true;
     run(on, kFlash, in, nullptr, *out, p);
     give(ret0, std::move(out), kFlash);
-    give(ret1, std::move(lse), kFlash);
-    give(ret2, std::make_unique<Tensor>(), kFlash);
-    give(ret3, std::make_unique<Tensor>(), kFlash);
-    *ret4 = in.queries(), *ret5 = in.keys();
-    give(ret6, std::move(random.state), kFlash);
-    give(ret7, std::move(random.unused), kFlash);
-    give(ret8, Tensor::empty(Dims{0}, in.query.dtype(), on.device()), kFlash);
+    give_if_asked(ret1, std::move(lse));
+    give_if_asked(ret2, std::make_unique<Tensor>());
+    give_if_asked(ret3, std::make_unique<Tensor>());
+    if (ret4 != nullptr) *ret4 = in.queries();
+    if (ret5 != nullptr) *ret5 = in.keys();
+    give_if_asked(ret6, std::move(random.state));
+    give_if_asked(ret7, std::move(random.unused));
+    give_if_asked(ret8, Tensor::empty(Dims{0}, in.query.dtype(), on.device()));
   });
 }
 
@@ -81,7 +82,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_efficient_attention(
     const Tensor* bias = optional_cuda_input(attn_bias, kEfficient, "attn_bias");
     check_bias(kEfficient, bias, in);
     check_inference(kEfficient, dropout_p, false);
-    check_returns(kEfficient, {ret0, ret1, ret2, ret3});
+    check_returns(kEfficient, {ret0});
     const OnDevice on(kEfficient, in.query, {&in.key, &in.value, bias});
     const std::int64_t batch = in.batch(), heads = in.heads(), queries = in.queries(), width = in.value_width();
     // [batch, length, heads, width] in memory.
@@ -98,8 +99,8 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_efficient_attention(
     if (is_causal != 0) p.right = 0;
     run(on, kEfficient, in, bias, *out, p);
     give(ret0, std::move(out), kEfficient);
-    give(ret1, std::move(lse), kEfficient);
-    give_no_seed(ret2, ret3, kEfficient);
+    give_if_asked(ret1, std::move(lse));
+    give_no_seed(ret2, ret3);
   });
 }
 
@@ -113,7 +114,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     const Tensor* bias = optional_cuda_input(attn_bias, kCudnn, "attn_bias");
     check_bias(kCudnn, bias, in);
     check_inference(kCudnn, dropout_p, return_debug_mask != 0);
-    check_returns(kCudnn, {ret0, ret1, ret2, ret3, ret4, ret5, ret6, ret7, ret8});
+    check_returns(kCudnn, {ret0});
     const OnDevice on(kCudnn, in.query, {&in.key, &in.value, bias});
     const Dims sizes{in.batch(), in.heads(), in.queries(), in.value_width()};
     TensorPtr out = Tensor::empty_strided(
@@ -128,11 +129,12 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     if (is_causal != 0) p.right = 0;
     run(on, kCudnn, in, bias, *out, p);
     give(ret0, std::move(out), kCudnn);
-    give(ret1, std::move(lse), kCudnn);
-    give(ret2, std::make_unique<Tensor>(), kCudnn);
-    give(ret3, std::make_unique<Tensor>(), kCudnn);
-    *ret4 = in.queries(), *ret5 = in.keys();
-    give_no_seed(ret6, ret7, kCudnn);
-    give(ret8, std::make_unique<Tensor>(), kCudnn);
+    give_if_asked(ret1, std::move(lse));
+    give_if_asked(ret2, std::make_unique<Tensor>());
+    give_if_asked(ret3, std::make_unique<Tensor>());
+    if (ret4 != nullptr) *ret4 = in.queries();
+    if (ret5 != nullptr) *ret5 = in.keys();
+    give_no_seed(ret6, ret7);
+    give_if_asked(ret8, std::make_unique<Tensor>());
   });
 }

@@ -120,7 +120,7 @@ UNTORCH_SHIM aoti_torch_cuda__flash_attention_forward(
     AtenTensorHandle* ret2, AtenTensorHandle* ret3, AtenTensorHandle* ret4) {
   constexpr const char* kOp = "_flash_attention_forward";
   return guarded(kOp, [&] {
-    check_returns(kOp, {ret0, ret1, ret2, ret3, ret4});
+    check_returns(kOp, {ret0});
     flash({kOp, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal != 0,
            return_debug_mask != 0, scale, window_size_left, window_size_right, seqused_k, alibi_slopes, nullptr},
           nullptr, ret0, ret1, ret2, ret3, ret4);
@@ -137,7 +137,7 @@ UNTORCH_SHIM aoti_torch_cuda__flash_attention_forward_v2(
     AtenTensorHandle* ret3, AtenTensorHandle* ret4) {
   constexpr const char* kOp = "_flash_attention_forward";
   return guarded(kOp, [&] {
-    check_returns(kOp, {ret0, ret1, ret2, ret3, ret4});
+    check_returns(kOp, {ret0});
     flash({kOp, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal != 0,
            return_debug_mask != 0, scale, window_size_left, window_size_right, seqused_k, alibi_slopes, block_table},
           nullptr, ret0, ret1, ret2, ret3, ret4);
@@ -187,7 +187,7 @@ UNTORCH_SHIM aoti_torch_cuda__efficient_attention_forward(
     const Tensor* first_key = optional_cuda_input(cu_seqlens_k, kOp, "cu_seqlens_k");
     const Tensor* used_keys = optional_cuda_input(seqlen_k, kOp, "seqlen_k");
     check_inference(kOp, dropout_p, false);
-    check_returns(kOp, {ret0, ret1, ret2, ret3, ret4, ret5});
+    check_returns(kOp, {ret0});
     check(custom_mask_type >= kNoMask && custom_mask_type <= kCausalBottomRight, kOp,
           ": argument 'custom_mask_type' must be 0 (none), 1 (causal, top left) or 2 (causal, bottom right), got ",
           custom_mask_type);
@@ -232,9 +232,10 @@ UNTORCH_SHIM aoti_torch_cuda__efficient_attention_forward(
     if (custom_mask_type != kNoMask) p.right = 0, p.bottom_right = custom_mask_type == kCausalBottomRight;
     run(on, kOp, in, add, *out, p);
     give(ret0, std::move(out), kOp);
-    give(ret1, std::move(lse), kOp);
-    give(ret2, Tensor::scalar<std::int64_t>(0, DType::kInt64), kOp);
-    give(ret3, Tensor::scalar<std::int64_t>(0, DType::kInt64), kOp);
-    *ret4 = p.queries, *ret5 = p.keys;
+    give_if_asked(ret1, std::move(lse));
+    give_if_asked(ret2, Tensor::scalar<std::int64_t>(0, DType::kInt64));
+    give_if_asked(ret3, Tensor::scalar<std::int64_t>(0, DType::kInt64));
+    if (ret4 != nullptr) *ret4 = p.queries;
+    if (ret5 != nullptr) *ret5 = p.keys;
   });
 }

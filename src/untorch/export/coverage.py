@@ -35,6 +35,7 @@ _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
+_RUNTIME_FUNCTION = re.compile(r"cuda[A-Z]\w*")
 _LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "<")
 # A declaration may give a function another symbol; calls use the function's name.
 _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
@@ -79,6 +80,11 @@ def needed_symbols(library: ElfFile) -> list[str]:
         and symbol.version_file in (None, "libuntorch.so")
         and not (driver and _DRIVER_FUNCTION.fullmatch(symbol.name))
     )
+
+
+def _name_in_runtime(symbol: str) -> str:
+    """Under which name libuntorch.so has a function: the loader renames those of the CUDA runtime (cudaMalloc)."""
+    return f"ut{symbol[2:]}" if _RUNTIME_FUNCTION.fullmatch(symbol) else symbol
 
 
 def origins_in_wrapper(source: str) -> tuple[dict[str, set[str]], dict[int, set[str]]]:
@@ -129,7 +135,11 @@ def find_missing(
         lines = (source_line(nodes[name]) for name in sorted(names) if nodes and name in nodes)
         return tuple(dict.fromkeys(line for line in lines if line))
 
-    missing = [MissingOperator("shim", name, sources(shims.get(name, ()))) for name in symbols if name not in available]
+    missing = [
+        MissingOperator("shim", name, sources(shims.get(name, ())))
+        for name in symbols
+        if _name_in_runtime(name) not in available
+    ]
     kernels: dict[str, set[str]] = {}
     for i, node in enumerate(_parse_extern_nodes(extern_nodes)):
         target = str(node.get("target", ""))

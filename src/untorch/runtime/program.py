@@ -14,7 +14,7 @@ import numpy
 
 from untorch import _core
 from untorch.runtime import pytree
-from untorch.runtime.errors import ClosedError, InvalidArgumentError, InvalidFileError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from untorch.runtime.graph import Graph
@@ -109,7 +109,14 @@ class Method:
         if (text := core.extern_nodes()) is not None:
             from untorch.runtime.proxy import parse_extern_nodes
 
-            core.set_proxy(_ProxyHandler(parse_extern_nodes(text)))
+            nodes = parse_extern_nodes(text)
+            if core.device != "cpu":
+                names = ", ".join(dict.fromkeys(node.target for node in nodes))
+                raise UnsupportedError(
+                    f"method '{core.name}' runs on {core.device} and needs operators that have no C shim: {names}; "
+                    "Python kernels work on the CPU's memory only: change the model, or export it for the CPU"
+                )
+            core.set_proxy(_ProxyHandler(nodes))
 
     @property
     def name(self) -> str:
