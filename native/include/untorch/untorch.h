@@ -157,7 +157,7 @@ UNTORCH_API void untorch_tensor_free(untorch_tensor* tensor);
 /* Tensor handles alive in the process: for leak tests. */
 UNTORCH_API int64_t untorch_live_tensors(void);
 
-/* The seed of the process's generator for random operators. */
+/* The seed of the process's generator for random operators, on the CPU and on every GPU. */
 UNTORCH_API void untorch_manual_seed(uint64_t seed);
 UNTORCH_API uint64_t untorch_initial_seed(void);
 

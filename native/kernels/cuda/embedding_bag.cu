@@ -5,6 +5,7 @@
 #include "kernels/cuda/embedding_bag.h"
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/divide.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) reduce_bags(EmbeddingBag task, BagMo
   const std::int64_t columns = task.width > 0 ? task.width : 1;
   const std::int64_t total = task.bags * columns, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
-    const std::int64_t bag = i / columns, column = i - bag * columns;
+    const std::int64_t bag = divided(i, columns, total), column = i - bag * columns;
     const bool first = column == 0, real = column < task.width;
     // The first bag starts at 0 whatever its offset says, the last one takes what is left; as in PyTorch.
     std::int64_t begin = bag == 0 ? 0 : static_cast<std::int64_t>(starts[bag]);

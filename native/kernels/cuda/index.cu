@@ -5,6 +5,7 @@
 #include "kernels/cuda/index.h"
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/divide.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -20,7 +21,8 @@ __global__ void __launch_bounds__(kThreads)
     std::int64_t at[kMaxIndices] = {};
     std::int64_t rest = i;
     for (int d = 0; d < list.ndim; ++d) {
-      const std::int64_t quotient = rest / list.sizes[d], position = rest - quotient * list.sizes[d];
+      const std::int64_t quotient = divided(rest, list.sizes[d], list.numel),
+                         position = rest - quotient * list.sizes[d];
       rest = quotient;
 #pragma unroll
       for (int n = 0; n < kMaxIndices; ++n) {
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t rank = ranks[i] - 1;
     std::int64_t rest = i;
     for (int d = shape.ndim - 1; d >= 0; --d) {
-      const std::int64_t quotient = rest / shape.sizes[d];
+      const std::int64_t quotient = divided(rest, shape.sizes[d], n);
       columns[d * count + rank] = rest - quotient * shape.sizes[d];
       rest = quotient;
     }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kernels/cuda/complex.cuh"
+#include "kernels/cuda/divide.cuh"
 #include "kernels/cuda/scatter.h"
 
 namespace untorch::kernels::cuda {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) reduce(Segments segments, Strided<3>
   constexpr std::uint64_t kSkipped = ~std::uint64_t{0};
   const std::int64_t total = segments.count * slice.numel, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
-    const std::int64_t entry = i / slice.numel;
+    const std::int64_t entry = divided(i, slice.numel, total);
     const std::uint64_t key = segments.keys[entry];
     if (key == kSkipped || (entry > 0 && segments.keys[entry - 1] == key)) continue;
     std::int64_t at[3];

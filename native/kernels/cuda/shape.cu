@@ -4,6 +4,7 @@
 #include "kernels/cuda/shape.h"
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/divide.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -16,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) copy_pieces(Pieces pieces, T* out) {
   const T* const from = static_cast<const T*>(piece.data);
   const std::int64_t total = pieces.rows * piece.length, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
-    const std::int64_t row = i / piece.length;
+    const std::int64_t row = divided(i, piece.length, total);
     out[row * pieces.pitch + piece.start + (i - row * piece.length)] = from[i];
   }
 }
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) pad_all(PadSpace space, Padding mode
     bool shown = true;
     for (int d = 0; d < space.ndim; ++d) {
       const PadSpace::Dim& dim = space.dims[d];
-      const std::int64_t quotient = rest / dim.out_size, position = rest - quotient * dim.out_size;
+      const std::int64_t quotient = divided(rest, dim.out_size, space.numel), position = rest - quotient * dim.out_size;
       rest = quotient;
       const std::int64_t source = source_of(mode, position, dim);
       shown = shown && source >= 0;

@@ -195,7 +195,8 @@ void fill_bernoulli(const Tensor& t, const Tensor& probability, Generator& gener
 
 }  // namespace
 
-// Seeds the process's generator; rand, randn, randint and randperm then give what torch.manual_seed(seed) gives.
+// Seeds the process's generator; rand, randn, randint and randperm then give what torch.manual_seed(seed) gives. The
+// GPUs take their seed from it too.
 extern "C" UNTORCH_EXPORT void untorch_manual_seed(std::uint64_t seed) {
   Generator& generator = kernels::default_generator();
   const std::lock_guard lock(generator.mutex());
