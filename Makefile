@@ -70,7 +70,7 @@ quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
 test: lint sanitize
-	$(PYTEST) tests -n 2
+	$(PYTEST) tests --ignore=tests/gpu -n 2
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh

@@ -5,7 +5,9 @@ set_property(CACHE UNTORCH_CUDA PROPERTY STRINGS AUTO ON OFF)
 # A cubin runs on every GPU of its major version from its minor version on; the PTX is for whatever comes after.
 set(UNTORCH_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities to compile the CUDA kernels for")
 
-if(NOT UNTORCH_CUDA STREQUAL "OFF")
+if(UNTORCH_CUDA STREQUAL "OFF")
+  unset(UNTORCH_NVCC CACHE)  # of an earlier configuration of this folder
+else()
   find_program(UNTORCH_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin)
   if(UNTORCH_NVCC)
     message(STATUS "CUDA kernels: ${UNTORCH_NVCC}, for ${UNTORCH_CUDA_ARCHITECTURES}")

@@ -97,9 +97,7 @@ VIEWS: list[tuple[str, tuple[Any, ...], torch.Tensor]] = [
 def is_dense(a: torch.Tensor) -> bool:
     """One run of memory without holes or overlaps, in any order of dimensions."""
     dims = sorted((stride, size) for stride, size in zip(a.stride(), a.shape, strict=True) if size > 1)
-    return all(
-        stride == math.prod(size for _, size in dims[:i]) for i, (stride, _) in enumerate(dims)
-    )
+    return all(stride == math.prod(size for _, size in dims[:i]) for i, (stride, _) in enumerate(dims))
 
 
 @pytest.mark.parametrize(("name", "args", "want"), VIEWS)
