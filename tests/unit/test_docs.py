@@ -119,6 +119,10 @@ def load_script(stem: str) -> ModuleType:
 
 
 def test_the_lists_of_operators_are_up_to_date() -> None:
+    from untorch import _core
+
+    if not _core.has_symbol("aoti_torch_cuda_mm_out"):
+        pytest.skip("the library was built without nvcc: the page lists what a build with it serves")
     # A process of its own: other tests register kernels.
     done = run_python(ROOT / "scripts" / "render_limits.py", "--check")
     assert done.returncode == 0, done.stderr
