@@ -3,15 +3,15 @@
 // counted for each GPU and starts over with the seed, as in PyTorch.
 //
 // In a graph the two must change from replay to replay, so they are read from device memory: the capture owns a cell
-// of two words {seed, position}, kernels add what they were given relative to it, and before each replay
-// set_random_cell (kernels/cuda/random.h) writes what reserve_replay() gave.
+// of two words {seed, position}, kernels add what they were given relative to it, and before each replay the graph's
+// owner writes what reserve_replay() gave (model/cuda_graph.cpp).
 //
 //   RandomCapture random(device, cell);              // while the graph is captured, in this thread
 //   …
 //   total = random.total_offset();                   // 0: the graph draws nothing
 //   // before each replay:
 //   const RandomBase base = reserve_replay(device, total);
-//   kernels::cuda::set_random_cell(cell, base.seed, base.offset, stream);
+//   // base.seed and base.offset into the cell, on the stream
 #pragma once
 
 #include <cstdint>

@@ -152,11 +152,6 @@ __global__ void __launch_bounds__(kThreads)
       });
 }
 
-__global__ void write_cell(std::uint64_t* cell, std::uint64_t seed, std::uint64_t offset) {
-  cell[0] = seed;
-  cell[1] = offset;
-}
-
 // By size of the element, with the value that stands for 1.
 template <class Body>
 int dispatch_one(int element_bytes, const void* one, Body&& body) {
@@ -286,11 +281,6 @@ int random_keys(std::uint64_t* keys, std::uint32_t* values, std::int64_t n, Phil
                 Stream stream) {
   if (n == 0) return 0;
   fill_keys<<<blocks, kThreads, 0, stream>>>(keys, values, n, state);
-  return cudaGetLastError();
-}
-
-int set_random_cell(std::uint64_t* cell, std::uint64_t seed, std::uint64_t offset, Stream stream) {
-  write_cell<<<1, 1, 0, stream>>>(cell, seed, offset);
   return cudaGetLastError();
 }
 

@@ -52,7 +52,4 @@ int dropout(const Strided<3>& space, void* out, bool* mask, const void* input, S
 int random_keys(std::uint64_t* keys, std::uint32_t* values, std::int64_t n, PhiloxState state, unsigned blocks,
                 Stream stream);
 
-// Writes a graph's cell.
-int set_random_cell(std::uint64_t* cell, std::uint64_t seed, std::uint64_t offset, Stream stream);
-
 }  // namespace untorch::kernels::cuda
