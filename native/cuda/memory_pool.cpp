@@ -239,24 +239,33 @@ class DevicePool {
   void release_unused() {
     const DeviceGuard guard(device_);
     (void)driver().context_synchronize();
-    const std::lock_guard lock(mutex_);
-    for (auto it = arenas_.begin(); it != arenas_.end();) {
-      // A graph's arena keeps everything until the graph is gone.
-      const bool of_graph = (it->first & 1) != 0 || it->first >> 63 != 0;
-      const bool alive = of_graph && !it->second->retired() && it->second.use_count() > 1;
-      if (!alive) it->second->release_unused();
-      if (of_graph && !alive && it->second->idle()) {
-        it = arenas_.erase(it);
-      } else {
-        ++it;
-      }
-    }
+    release(true);
+  }
+
+  void release_gone_graphs() {
+    const DeviceGuard guard(device_);
+    release(false);  // freeing memory waits for the work that may use it
   }
 
  private:
   int device_;
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Arena>> arenas_;
+
+  void release(bool streams_too) {
+    const std::lock_guard lock(mutex_);
+    for (auto it = arenas_.begin(); it != arenas_.end();) {
+      // A graph's arena keeps everything until the graph is gone.
+      const bool of_graph = (it->first & 1) != 0 || it->first >> 63 != 0;
+      const bool gone = of_graph && (it->second->retired() || it->second.use_count() == 1);
+      if (gone || (streams_too && !of_graph)) it->second->release_unused();
+      if (gone && it->second->idle()) {
+        it = arenas_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
 
   Arena& find(std::uint64_t key) {
     const std::lock_guard lock(mutex_);
@@ -320,6 +329,7 @@ Arena& arena_for(int device, Stream stream) {
 }
 
 std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+void release_gone_graphs(int device) { pool(device).release_gone_graphs(); }
 void start_log(Arena& arena) { arena.start_log(); }
 std::vector<AllocationRecord> allocation_log(const Arena& arena) { return arena.log(); }
 

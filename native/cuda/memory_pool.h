@@ -23,6 +23,8 @@ class Arena;
 Arena& arena_for(int device, Stream stream);
 // A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
 std::shared_ptr<Arena> make_private_arena(int device);
+// Frees what the arenas of graphs that are gone still hold. Waits for the device when there is something to free.
+void release_gone_graphs(int device);
 // What an arena handed out since start_log, in order.
 struct AllocationRecord {
   DevicePtr base;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <unordered_map>
 
 #include "cuda/device.h"
@@ -73,6 +74,11 @@ Container::~Container() { destroy(); }
 void Container::destroy() noexcept {
   {
     const shims::HandleTracker tracker(extra_handles_);
+    std::optional<cuda::DeviceGuard> guard;  // the model's kernels are unloaded from the device's context
+    try {
+      if (device_.type == DeviceType::kCUDA) guard.emplace(device_.index);
+    } catch (...) {  // the driver is going down with the process
+    }
     library_->api().destroy(handle_);
   }
   for (Tensor* handle : extra_handles_) delete handle;

@@ -57,8 +57,9 @@ CudaGraph::CudaGraph(Method& method, std::span<const TensorView> inputs)
     Captured other = capture(inputs);
     other_log_ = cuda::allocation_log(*other.arena);
     find_inputs(other);
-    other.outputs.clear();
     (void)cuda::driver().graph_destroy(other.graph);
+    other = {};
+    cuda::release_gone_graphs(device_);
     cuda::check_driver(cuda::driver().graph_instantiate(&exec_, captured_.graph, 0), "instantiating the graph");
   } catch (...) {
     release();
@@ -67,7 +68,15 @@ CudaGraph::CudaGraph(Method& method, std::span<const TensorView> inputs)
   for (const TensorPtr& input : captured_.inputs) bound_.push_back(is_on_device(*input) ? address(*input) : 0);
 }
 
-CudaGraph::~CudaGraph() { release(); }
+CudaGraph::~CudaGraph() {
+  release();
+  // Outputs that somebody still holds keep their blocks; the rest goes back now.
+  captured_ = {};
+  try {
+    cuda::release_gone_graphs(device_);
+  } catch (...) {  // the driver is going down with the process
+  }
+}
 
 void CudaGraph::release() noexcept {
   if (exec_ != nullptr) (void)cuda::driver().graph_exec_destroy(exec_);

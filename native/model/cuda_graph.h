@@ -34,7 +34,7 @@ class CudaGraph {
     std::vector<TensorPtr> inputs;   // static memory, or a copy on the CPU of an input that belongs there
     std::vector<TensorPtr> outputs;  // null for None
     StorageRef random_cell;          // seed and position for a replay's random numbers
-    std::uint64_t random_count;      // positions that a replay uses
+    std::uint64_t random_count = 0;  // positions that a replay uses
     cuda::Graph graph = nullptr;
   };
   // A kernel or copy that reads an input: where in its parameters the address lies.
