@@ -81,17 +81,12 @@ enum : Result {
   kErrorOutOfMemory = 2,
   kErrorNotInitialized = 3,
   kErrorNoDevice = 100,
-  kErrorNoBinaryForGpu = 209,
   kErrorNotFound = 500,
   kErrorNotReady = 600,
 };
 
 // CUdevice_attribute
 enum : int {
-  kAttributeMaxThreadsPerBlock = 1,
-  kAttributeMaxGridX = 5,
-  kAttributeMaxSharedMemoryPerBlock = 8,
-  kAttributeClockRate = 13,
   kAttributeMultiprocessorCount = 16,
   kAttributeL2CacheSize = 38,
   kAttributeMaxThreadsPerMultiprocessor = 39,
@@ -130,8 +125,6 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(mem_info, cuMemGetInfo_v2, (std::size_t * free_bytes, std::size_t * total_bytes))                                  \
   X(mem_host_alloc, cuMemHostAlloc, (void** pointer, std::size_t bytes, unsigned flags))                               \
   X(mem_host_free, cuMemFreeHost, (void* pointer))                                                                     \
-  X(mem_host_register, cuMemHostRegister_v2, (void* pointer, std::size_t bytes, unsigned flags))                       \
-  X(mem_host_unregister, cuMemHostUnregister, (void* pointer))                                                         \
   X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, DevicePtr pointer))                         \
   X(memcpy_async, cuMemcpyAsync, (DevicePtr to, DevicePtr from, std::size_t bytes, Stream stream))                     \
   X(memcpy_h2d_async, cuMemcpyHtoDAsync_v2, (DevicePtr to, const void* from, std::size_t bytes, Stream stream))        \
@@ -140,10 +133,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                  \
   X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                               \
   X(stream_synchronize, cuStreamSynchronize, (Stream stream))                                                          \
-  X(stream_query, cuStreamQuery, (Stream stream))                                                                      \
   X(stream_wait_event, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                                \
   X(stream_id, cuStreamGetId, (Stream stream, unsigned long long* id))                                                 \
-  X(stream_context, cuStreamGetCtx, (Stream stream, Context * context))                                                \
   X(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                                               \
   X(capture_info, cuStreamGetCaptureInfo_v2,                                                                           \
     (Stream stream, int* status, std::uint64_t* id, Graph* graph, const GraphNode** dependencies, std::size_t* count)) \
@@ -155,16 +146,13 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(event_record, cuEventRecord, (Event event, Stream stream))                                                         \
   X(event_query, cuEventQuery, (Event event))                                                                          \
   X(event_synchronize, cuEventSynchronize, (Event event))                                                              \
-  X(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event from, Event to))                                    \
   X(module_load_data, cuModuleLoadData, (Module * module, const void* image))                                          \
   X(library_load_data, cuLibraryLoadData,                                                                              \
     (Library * library, const void* image, int* jit_options, void** jit_values, unsigned num_jit, int* options,        \
      void** values, unsigned num_options))                                                                             \
   X(library_kernel, cuLibraryGetKernel, (Kernel * kernel, Library library, const char* name))                          \
-  X(library_global, cuLibraryGetGlobal, (DevicePtr * pointer, std::size_t * bytes, Library library, const char* name)) \
   X(stream_write_value64, cuStreamWriteValue64_v2,                                                                     \
     (Stream stream, DevicePtr address, std::uint64_t value, unsigned flags))                                           \
-  X(memset_d32_async, cuMemsetD32Async, (DevicePtr to, unsigned value, std::size_t count, Stream stream))              \
   X(kernel_function, cuKernelGetFunction, (Function * function, Kernel kernel))                                        \
   X(function_set_attribute, cuFuncSetAttribute, (Function function, int attribute, int value))                         \
   X(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function function))                            \
@@ -176,7 +164,6 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
      unsigned block_z, unsigned shared_bytes, Stream stream, void** params, void** extra))                             \
   X(launch_kernel_ex, cuLaunchKernelEx, (const LaunchConfig* config, Function function, void** params, void** extra))  \
-  X(launch_host_function, cuLaunchHostFunc, (Stream stream, void (*function)(void*), void* data))                      \
   X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec * exec, Graph graph, unsigned long long flags))         \
   X(graph_launch, cuGraphLaunch, (GraphExec exec, Stream stream))                                                      \
   X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec exec))                                                          \

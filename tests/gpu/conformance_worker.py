@@ -47,6 +47,11 @@ def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
         if exporter == "untorch":
             from untorch.export import export
 
+            # Alone, so that what torch.export itself refuses is told apart from a fault of ours.
+            stage = "torch.export"
+            with torch.no_grad():
+                torch.export.export(module, args, kwargs, dynamic_shapes=case.dynamic_shapes)
+            stage = "export"
             export(
                 case.module, case.args, package, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes,
                 device="cuda", progress=False, inductor={"compile_threads": 1},
