@@ -11,7 +11,7 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize bench test-gpu build-gpu bench-gpu clean help
+.PHONY: demo test quick lint sanitize bench test-gpu build-gpu bench-gpu sanitize-gpu clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
@@ -19,6 +19,7 @@ help:
 	@echo "make quick     lint, types and the tests that need no long compiles"
 	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
 	@echo "make bench-gpu the GPU benchmarks, there"
+	@echo "make sanitize-gpu  the kernels' tests under compute-sanitizer, there"
 	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader; fills the documents' tables"
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
@@ -105,6 +106,9 @@ build-gpu:
 # Warnings of other torch versions are no errors here.
 test-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest $(TESTS) -o filterwarnings=default $(PYTEST_OPTIONS)
+
+sanitize-gpu: build-gpu
+	$(GPU_ENVIRONMENT) PYTHON=$(GPU_PYTHON) tests/gpu/sanitize.sh
 
 bench-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_cold_start.py $(BENCH_OPTIONS)

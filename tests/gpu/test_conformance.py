@@ -7,10 +7,12 @@ a process without torch. The tests only compare.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import multiprocessing
 import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,18 +27,22 @@ _TOLERANCE = 2e-3
 
 
 @pytest.fixture(scope="session")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]:
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> dict[tuple[str, str], Any]:
     """What became of every model that a selected test asks for."""
     wanted = dict.fromkeys(
         (item.callspec.params["name"], item.callspec.params["exporter"])
         for item in request.session.items
         if "outcomes" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
     )
-    folder = str(tmp_path_factory.mktemp("conformance"))
+    place = str(tmp_path_factory.mktemp("conformance"))
     workers = max(1, min(len(wanted), os.cpu_count() or 1))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = {key: pool.submit(prepare, *key, folder) for key in wanted}
+    # Not while a test of another process fills the memory.
+    with open(folder / "gpu.lock", "w") as lock, ProcessPoolExecutor(workers, mp_context=context) as pool:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        futures = {key: pool.submit(prepare, *key, place) for key in wanted}
         results = {}
         for key, future in futures.items():
             try:

@@ -1,0 +1,32 @@
+#!/bin/sh
+# The kernels' tests under compute-sanitizer: bad memory accesses in all of them, races in those that share memory.
+# usage: tests/gpu/sanitize.sh     PYTHON: an interpreter with torch and CUDA (default: python3)
+#        MEMCHECK, RACECHECK: what to run instead of the defaults; empty: nothing
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$root"
+python=$(command -v "${PYTHON:-python3}")
+tool=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+test -x "$tool" || { echo "compute-sanitizer was not found: it comes with the CUDA toolkit" >&2; exit 1; }
+
+native=tests/gpu/native
+MEMCHECK=${MEMCHECK-$native}
+RACECHECK=${RACECHECK-$native/test_sort.py $native/test_scan.py $native/test_select.py $native/test_matmul.py}
+
+# Few examples a property; torch's own allocations one by one, so that a step beyond one is seen.
+export UNTORCH_SANITIZE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1
+status=0
+
+# Failed driver calls are no faults of ours: asking about an address that CUDA does not know is one. A found fault ends
+# the kernel's process with 86, whatever the tests say.
+check() {
+  kind=$1
+  shift
+  echo "compute-sanitizer --tool $kind: $*"
+  "$tool" --tool "$kind" --error-exitcode 86 --target-processes all --report-api-errors no --print-limit 20 \
+    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings=default "$@" || status=$?
+}
+
+test -z "$MEMCHECK" || check memcheck $MEMCHECK
+test -z "$RACECHECK" || check racecheck $RACECHECK
+exit "$status"
