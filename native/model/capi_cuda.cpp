@@ -18,10 +18,57 @@ struct untorch_graph {
   untorch::CudaGraph graph;
 };
 struct untorch_event {
-  untorch::cuda::Event event;
+  untorch::cuda::Event event = nullptr;
+  std::int32_t device = 0;
 };
 
 namespace {
+
+// Events that are free to be recorded again: making one costs more than a launch. An event belongs to its device.
+class EventPool {
+ public:
+  untorch::cuda::Event take(std::int32_t device) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<untorch::cuda::Event>& idle = of(device);
+      if (!idle.empty()) {
+        const untorch::cuda::Event event = idle.back();
+        idle.pop_back();
+        return event;
+      }
+    }
+    untorch::cuda::Event event = nullptr;
+    untorch::cuda::check_driver(untorch::cuda::driver().event_create(&event, untorch::cuda::kEventDisableTiming),
+                                "creating an event");
+    return event;
+  }
+  void give_back(std::int32_t device, untorch::cuda::Event event) noexcept {
+    constexpr std::size_t kMost = 256;
+    try {
+      const std::lock_guard lock(mutex_);
+      std::vector<untorch::cuda::Event>& idle = of(device);
+      if (idle.size() < kMost) {
+        idle.push_back(event);
+        return;
+      }
+    } catch (const std::bad_alloc&) {  // then it goes
+    }
+    (void)untorch::cuda::driver().event_destroy(event);
+  }
+
+ private:
+  std::vector<untorch::cuda::Event>& of(std::int32_t device) {
+    const auto index = static_cast<std::size_t>(device);
+    if (index >= idle_.size()) idle_.resize(index + 1);
+    return idle_[index];
+  }
+  std::mutex mutex_;
+  std::vector<std::vector<untorch::cuda::Event>> idle_;
+};
+EventPool& event_pool() {
+  static auto& made = *new EventPool;  // events may be freed while the process ends
+  return made;
+}
 
 // A JSON string.
 std::string quoted(const std::string& text) {
@@ -166,16 +213,35 @@ const char* untorch_gpu_libraries(void) {
   return text.c_str();
 }
 
+untorch_status untorch_device_enter(int32_t device_index, void** before) {
+  return guarded([&] {
+    check(before != nullptr, "untorch_device_enter: before is null");
+    untorch::cuda::Context current = nullptr;
+    untorch::cuda::check_driver(untorch::cuda::driver().context_current(&current), "asking for the current context");
+    *before = current;
+    untorch::cuda::set_device(device_index);
+  });
+}
+
+void untorch_device_leave(void* before) {
+  // A thread that had no context keeps the device's: it is what the thread would make next.
+  if (before != nullptr) {
+    (void)untorch::cuda::driver().context_set_current(static_cast<untorch::cuda::Context>(before));
+  }
+}
+
 untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out) {
   return guarded([&] {
     check(out != nullptr, "untorch_event_record: out is null");
     const untorch::cuda::DeviceGuard guard(device_index);
-    const untorch::cuda::Driver& api = untorch::cuda::driver();
+    const untorch::cuda::RelaxedCapture relaxed;
     auto point = std::make_unique<untorch_event>();
-    untorch::cuda::check_driver(api.event_create(&point->event, untorch::cuda::kEventDisableTiming),
-                                "creating an event");
-    if (const auto code = api.event_record(point->event, static_cast<untorch::cuda::Stream>(stream)); code != 0) {
-      (void)api.event_destroy(point->event);
+    point->device = device_index;
+    point->event = event_pool().take(device_index);
+    if (const auto code =
+            untorch::cuda::driver().event_record(point->event, static_cast<untorch::cuda::Stream>(stream));
+        code != 0) {
+      (void)untorch::cuda::driver().event_destroy(point->event);
       untorch::cuda::check_driver(code, "recording an event");
     }
     *out = point.release();
@@ -183,12 +249,14 @@ untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_
 }
 
 int32_t untorch_event_done(const untorch_event* event) {
+  // While another thread captures a stream in CUDA's strict mode, a question would end the capture.
+  const untorch::cuda::RelaxedCapture relaxed;
   return untorch::cuda::driver().event_query(event->event) != untorch::cuda::kErrorNotReady ? 1 : 0;
 }
 
 void untorch_event_free(untorch_event* event) {
   if (event == nullptr) return;
-  (void)untorch::cuda::driver().event_destroy(event->event);
+  event_pool().give_back(event->device, event->event);
   delete event;
 }
 

@@ -80,6 +80,8 @@ CudaGraph::~CudaGraph() {
 
 void CudaGraph::release() noexcept {
   if (exec_ != nullptr) (void)cuda::driver().graph_exec_destroy(exec_);
+  if (read_ != nullptr) (void)cuda::driver().event_destroy(read_);
+  read_ = nullptr;
   if (captured_.graph != nullptr) (void)cuda::driver().graph_destroy(captured_.graph);
   exec_ = nullptr;
   captured_.graph = nullptr;
@@ -174,7 +176,8 @@ bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Ca
   for (std::size_t i = 0; i < captured_.inputs.size(); ++i) {
     if (!is_on_device(*captured_.inputs[i])) continue;
     const cuda::DevicePtr start = address(*captured_.inputs[i]);
-    if (mine < start || mine > start + reach(*captured_.inputs[i])) continue;
+    // Strictly within: right behind an input lies something else, most likely the graph's own.
+    if (mine < start || mine >= start + reach(*captured_.inputs[i])) continue;
     if (theirs != address(*other.inputs[i]) + (mine - start)) continue;
     patch.input = i;
     patch.distance = mine - start;
@@ -287,7 +290,16 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
   const cuda::Stream stream = cuda::call_stream(device_);
   const cuda::StreamScope scope(device_, stream);
   const std::lock_guard lock(mutex_);
+  const cuda::Driver& api = cuda::driver();
   std::vector<bool> in_place(inputs.size(), false);
+  bool fills = false;
+  // Launches of one graph are in order by themselves, on whatever streams; what comes before one is not.
+  const auto before_filling = [&] {
+    if (!fills && read_ != nullptr && !cuda::is_capturing(stream)) {
+      cuda::check_driver(api.stream_wait_event(stream, read_, 0), "waiting for the last replay");
+    }
+    fills = true;
+  };
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& own = *captured_.inputs[i];
     if (!is_on_device(own)) continue;
@@ -298,6 +310,7 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
     in_place[i] = bindable_[i] && view.device.type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
     bind(i, in_place[i] ? given : address(own));
     if (in_place[i]) continue;
+    before_filling();
     if (view.device.type == DeviceType::kCPU) {
       cuda::to_device(own, *source);
     } else {
@@ -307,13 +320,17 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
   {
     const Container::SerialScope serial(*container_, stream);
     if (captured_.random_count != 0) {
+      before_filling();
       const cuda::RandomBase base = cuda::reserve_replay(device_, captured_.random_count);
       const auto cell = reinterpret_cast<cuda::DevicePtr>(captured_.random_cell->data());
-      const cuda::Driver& api = cuda::driver();
       cuda::check_driver(api.stream_write_value64(stream, cell, base.seed, 0), "seeding the graph");
       cuda::check_driver(api.stream_write_value64(stream, cell + 8, base.offset, 0), "seeding the graph");
     }
-    cuda::check_driver(cuda::driver().graph_launch(exec_, stream), "launching the graph");
+    cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
+    if (fills && !cuda::is_capturing(stream)) {
+      if (read_ == nullptr) cuda::check_driver(api.event_create(&read_, cuda::kEventDisableTiming), "replaying");
+      cuda::check_driver(api.event_record(read_, stream), "replaying");
+    }
   }
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     aliases[o] = -1;

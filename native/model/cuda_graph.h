@@ -69,6 +69,8 @@ class CudaGraph {
   std::vector<bool> bindable_;
   std::vector<cuda::DevicePtr> bound_;  // where the executable reads each input now
   cuda::GraphExec exec_ = nullptr;
+  // Behind the last replay that read the graph's own inputs: what fills them next waits for it.
+  cuda::Event read_ = nullptr;
   std::mutex mutex_;
 };
 

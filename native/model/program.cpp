@@ -61,6 +61,8 @@ Device resolve_cuda(const std::string& path, const MethodSpec& spec, const std::
                   ": export it for that architecture");
     }
   }
+  // The device is started here, not at the first call: importing numpy may take as long beside it.
+  (void)cuda::primary_context(index);
   return {DeviceType::kCUDA, index};
 }
 

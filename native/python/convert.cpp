@@ -10,6 +10,7 @@
 #include <string>
 
 #include "dlpack.h"
+#include "tensor.h"
 #include "types.h"
 
 extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
@@ -87,9 +88,15 @@ std::int64_t item_size(std::int32_t dtype) {
   return row != nullptr ? row->bits / 8 : 0;
 }
 
-bool initialize_numpy() { return _import_array() >= 0; }
+bool need_numpy() {
+  static bool there = false;  // guarded by the interpreter lock
+  if (!there) there = _import_array() >= 0;
+  return there;
+}
 
-bool is_numpy(PyObject* object) { return PyArray_Check(object) || PyArray_CheckScalar(object); }
+bool is_numpy(PyObject* object) {
+  return need_numpy() ? PyArray_Check(object) || PyArray_CheckScalar(object) : (PyErr_Clear(), false);
+}
 
 bool is_array(PyObject* object) {
   return is_numpy(object) || has_attribute(object, "__dlpack__") || has_attribute(object, "__cuda_array_interface__");
@@ -98,6 +105,8 @@ bool is_array(PyObject* object) {
 Operand::~Operand() { Py_XDECREF(owner_); }
 
 bool Operand::set(PyObject* object, const Taker& taker, std::size_t index) {
+  if (!need_numpy()) return false;
+  if (nanobind::isinstance<Tensor>(object)) return set_tensor(object, taker, index);
   if (PyArray_Check(object)) {
     Py_INCREF(object);
     owner_ = object;
@@ -155,7 +164,7 @@ PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
   untorch_view view;
   untorch_tensor_view(tensor, &view);
   const TypeRow* row = row_of(view.dtype);
-  PyArray_Descr* descr = row != nullptr ? descr_of(*row) : nullptr;
+  PyArray_Descr* descr = row != nullptr && need_numpy() ? descr_of(*row) : nullptr;
   if (descr != nullptr && view.ndim > kMaxDims) {
     PyErr_Format(PyExc_TypeError, "an output has %d dimensions, which numpy cannot hold", view.ndim);
     Py_DECREF(descr);

@@ -35,21 +35,25 @@ class Operand {
   // The same, now the caller's reference.
   PyObject* take_owner() noexcept { return std::exchange(owner_, nullptr); }
   bool is_numpy() const noexcept { return numpy_; }
+  // An array on a GPU that may not go away before the call's work is done. Not so for a Tensor of the call's own
+  // stream: its memory is used again in that stream's order.
+  bool must_stay() const noexcept { return view_.device_type != 0 && !ordered_; }
   bool writable() const noexcept { return writable_; }
 
  private:
   bool set_numpy(PyObject* array, const char* method, std::size_t index);
+  bool set_tensor(PyObject* tensor, const Taker& taker, std::size_t index);
   bool set_dlpack(PyObject* object, const Taker& taker, std::size_t index);
   bool set_cuda_array(PyObject* object, const Taker& taker, std::size_t index);
 
   untorch_view view_{};
   PyObject* owner_ = nullptr;
-  bool numpy_ = false, writable_ = false;
+  bool numpy_ = false, writable_ = false, ordered_ = false;
   std::int64_t sizes_[kMaxDims], strides_[kMaxDims];
 };
 
-// Loads numpy's C API; call once when the module is made. Sets a Python exception on failure.
-bool initialize_numpy();
+// Imports numpy and its C API, once: importing this module does not. Sets a Python exception on failure.
+bool need_numpy();
 // True for numpy.ndarray and its subclasses and numpy scalars.
 bool is_numpy(PyObject* object);
 // True for objects that this module can take as tensors.

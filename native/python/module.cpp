@@ -39,7 +39,7 @@ nb::list run_on_arrays(const Taker& taker, const nb::object& inputs, std::size_t
     if (!operands[i].set(input.ptr(), taker, i)) throw_python();
     views[i] = operands[i].view();
     numpy = numpy && operands[i].is_numpy();
-    borrows_gpu = borrows_gpu || views[i].device_type != 0;
+    borrows_gpu = borrows_gpu || operands[i].must_stay();
     ++i;
   }
   if (i != num_inputs) throw nb::value_error("the list of inputs changed while it was read");
@@ -95,7 +95,7 @@ nb::list run_on_arrays(const Taker& taker, const nb::object& inputs, std::size_t
   if (borrows_gpu && !caller_has_stream()) {
     std::vector<PyObject*> owners;
     for (std::size_t n = 0; n < num_inputs; ++n) {
-      if (views[n].device_type != 0) owners.push_back(operands[n].take_owner());
+      if (operands[n].must_stay()) owners.push_back(operands[n].take_owner());
     }
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     PyErr_Fetch(&type, &value, &traceback);
@@ -164,23 +164,29 @@ class Method {
   }
 
   nb::object call(const nb::args& args, const nb::kwargs& kwargs) {
+    return call_flat(args, kwargs, general_, [&](const nb::args& arrays) { return run(arrays, nb::none()); });
+  }
+
+  // The usual call by `run`, any other by `general`.
+  template <class Run>
+  nb::object call_flat(const nb::args& args, const nb::kwargs& kwargs, const nb::object& general, Run&& run) const {
     const std::size_t count = args.size();
     if (flat_inputs_ && flat_outputs_ >= 0 && count == num_inputs_ && kwargs.size() == 0) {
       bool arrays = true;
       for (std::size_t i = 0; i < count && arrays; ++i)
         arrays = is_array(PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i)));
       if (arrays) {
-        nb::list results = run(args, nb::none());
+        nb::list results = run(args);
         if (flat_outputs_ == 0) return results[0];
         if (flat_outputs_ == 1) return nb::tuple(results);
         return results;
       }
     }
-    if (!general_.is_valid()) {
+    if (!general.is_valid()) {
       PyErr_SetString(PyExc_RuntimeError, "the method was not bound");
       throw_python();
     }
-    return general_(args, kwargs);
+    return general(args, kwargs);
   }
 
   // Runs on flat arrays; see run_on_arrays.
@@ -274,11 +280,18 @@ class Graph {
                          [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
   }
 
+  // general(args, kwargs) serves the calls that are not flat.
+  void bind(nb::object general) { general_ = std::move(general); }
+  nb::object call(const nb::args& args, const nb::kwargs& kwargs) {
+    return nb::cast<Method&>(method_).call_flat(args, kwargs, general_,
+                                                [&](const nb::args& arrays) { return run(arrays, nb::none()); });
+  }
+
   void close() { graph_.reset(); }
   bool closed() const { return graph_ == nullptr; }
 
  private:
-  nb::object method_;
+  nb::object method_, general_;
   std::shared_ptr<untorch_graph> graph_;
 };
 
@@ -335,8 +348,6 @@ class Program {
 }  // namespace
 
 NB_MODULE(_core, m) {
-  if (!initialize_numpy()) throw_python();
-
   bind_tensor(m);
 
   nb::class_<Method>(m, "Method", nb::dynamic_attr())
@@ -354,6 +365,8 @@ NB_MODULE(_core, m) {
   nb::class_<Graph>(m, "Graph")
       .def(nb::init<const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"))
       .def("run", &Graph::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
+      .def("bind", &Graph::bind, nb::arg("general"))
+      .def("__call__", &Graph::call)
       .def("close", &Graph::close)
       .def_prop_ro("closed", &Graph::closed);
 

@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "stream.h"
+#include "tensor.h"
 #include "types.h"
 
 namespace untorch::python {
@@ -75,7 +76,45 @@ bool dlpack_device(PyObject* object, long& type, long& index) {
   return PyErr_Occurred() == nullptr;
 }
 
+// A producer may look at which device is current (PyTorch refuses others).
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(std::int32_t index) : entered_(untorch_device_enter(index, &before_) == UNTORCH_OK) {}
+  ~CurrentDevice() {
+    if (entered_) untorch_device_leave(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  void* before_ = nullptr;
+  bool entered_;
+};
+
 }  // namespace
+
+bool Operand::set_tensor(PyObject* object, const Taker& taker, std::size_t index) {
+  const Tensor& tensor = *nanobind::inst_ptr<Tensor>(object);
+  view_ = tensor.view();
+  if (view_.device_type != 0) {
+    if (!check_device(taker, index, view_.device_index)) return false;
+    void* stream = nullptr;
+    untorch_status status = untorch_call_stream(view_.device_index, &stream);
+    if (status == UNTORCH_OK && tensor.producer().known) {
+      status = untorch_stream_wait(view_.device_index, stream, tensor.producer().stream);
+    }
+    if (status != UNTORCH_OK) {
+      raise_status(status);
+      return false;
+    }
+    ordered_ = tensor.belongs_to(stream);
+  }
+  Py_INCREF(object);
+  owner_ = object;
+  writable_ = !tensor.read_only();
+  view_.read_only = writable_ ? 0 : 1;
+  return true;
+}
 
 bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index) {
   const char* const method = taker.method;
@@ -91,7 +130,10 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
     }
     PyObject* number = PyLong_FromUnsignedLongLong(stream_number(stream));
     if (number == nullptr) return false;
-    owner_ = ask_for_capsule(object, number);
+    {
+      const CurrentDevice current(static_cast<std::int32_t>(device_index));
+      owner_ = ask_for_capsule(object, number);
+    }
     Py_DECREF(number);
   } else {
     owner_ = ask_for_capsule(object, nullptr);

@@ -44,6 +44,11 @@ class Tensor {
   bool read_only() const { return read_only_ || untorch_tensor_is_writable(handle()) == 0; }
   untorch_view view() const;
   bool on_cpu() const { return view().device_type == 0; }
+  const Producer& producer() const { return producer_; }
+  // Whether its memory is the library's own and is used again in the order of this stream.
+  bool belongs_to(const void* stream) const {
+    return owned_ && !owner_.is_valid() && producer_.known && producer_.stream == stream;
+  }
   std::string device() const;
   std::string dtype() const;
 

@@ -37,7 +37,7 @@ def outcomes(
         if "outcomes" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
     )
     place = str(tmp_path_factory.mktemp("conformance"))
-    workers = max(1, min(len(wanted), os.cpu_count() or 1))
+    workers = max(1, min(len(wanted), len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("spawn")
     # Not while a test of another process fills the memory.
     with open(folder / "gpu.lock", "w") as lock, ProcessPoolExecutor(workers, mp_context=context) as pool:

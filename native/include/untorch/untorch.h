@@ -135,6 +135,10 @@ UNTORCH_API untorch_status untorch_graph_run(untorch_graph* graph, const untorch
                                              untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 UNTORCH_API void untorch_graph_free(untorch_graph* graph);
 
+/* Makes the device current for this thread, for code that asks which one is; `before` is for untorch_device_leave. */
+UNTORCH_API untorch_status untorch_device_enter(int32_t device_index, void** before);
+UNTORCH_API void untorch_device_leave(void* before);
+
 /* A point in a stream's work: how a caller knows when memory that it lent may be used again. */
 typedef struct untorch_event untorch_event;
 UNTORCH_API untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out);

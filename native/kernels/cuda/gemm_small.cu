@@ -9,7 +9,7 @@ namespace {
 
 // A block's tile is 16 rows and 32 columns; warp w takes k = w, w + 8, ...
 template <class T>
-__global__ void __launch_bounds__(kGemmThreads) any_strides(SmallGemm p) {
+__global__ void __launch_bounds__(kGemmThreads) any_strides(SmallGemm p, Shares shares) {
   using C = Compute<T>;
   constexpr int kCols = 32;
   __shared__ C sums[kGemmWarps * kGemmRows * kCols];
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kGemmThreads) any_strides(SmallGemm p) {
 #pragma unroll
   for (int m = 0; m < kGemmRows; ++m) sums[(warp * kGemmRows + m) * kCols + lane] = acc[m];
   __syncthreads();
-  finish<T>(p, sums, kGemmRows, kCols, kGemmWarps);
+  finish<T, kGemmRows, kCols>(p, sums, shares);
 }
 
 bool multiple_of_16(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
@@ -69,8 +69,7 @@ int gemm_small(const SmallGemm& p, Stream stream) {
   }
   return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    any_strides<T><<<grid_of(p, 32, kGemmWarps), kGemmThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_small(any_strides<T>, p, 32, {.split_bits = 3}, stream);
   });
 }
 

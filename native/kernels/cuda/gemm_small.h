@@ -23,6 +23,7 @@ struct SmallGemm {
   double alpha = 1.0, beta = 1.0;
   Activation activation = Activation::kNone;
   int multiprocessors = 1;
+  bool has_clusters = false;  // sm_90 and newer
 };
 
 // The kernels there are for a product: by what its operands' strides and addresses allow.

@@ -50,7 +50,8 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_flash_attention(
     check_inference(kFlash, dropout_p, return_debug_mask != 0);
     check_returns(kFlash, {ret0});
     const OnDevice on(kFlash, in.query, {&in.key, &in.value});
-    TensorPtr out = Tensor::empty_strided(in.query.sizes(), result_strides(in.query), in.query.dtype(), on.device());
+    const Dims strides = strides_like(in.query);
+    TensorPtr out = empty_result(in.query.sizes(), strides, in.query);
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries()}, DType::kFloat32, on.device());
     RandomState random(on);
     kernels::cuda::Attention p = problem(in, scale);
@@ -60,7 +61,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_flash_attention(
     // FlashAttention's diagonal ends in the bottom right corner.
     if (is_causal != 0) p.right = 0, p.bottom_right = true;
     run(on, kFlash, in, nullptr, *out, p);
-    give(ret0, std::move(out), kFlash);
+    give(ret0, in_layout(std::move(out), strides), kFlash);
     give_if_asked(ret1, std::move(lse));
     give_if_asked(ret2, std::make_unique<Tensor>());
     give_if_asked(ret3, std::make_unique<Tensor>());
@@ -117,9 +118,8 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     check_returns(kCudnn, {ret0});
     const OnDevice on(kCudnn, in.query, {&in.key, &in.value, bias});
     const Dims sizes{in.batch(), in.heads(), in.queries(), in.value_width()};
-    TensorPtr out = Tensor::empty_strided(
-        sizes, sizes == in.query.sizes() ? result_strides(in.query) : strides_in_order_of(in.query, sizes),
-        in.query.dtype(), on.device());
+    const Dims strides = sizes == in.query.sizes() ? strides_like(in.query) : strides_in_order_of(in.query, sizes);
+    TensorPtr out = empty_result(sizes, strides, in.query);
     TensorPtr lse = Tensor::empty(Dims{in.batch(), in.heads(), in.queries(), 1}, DType::kFloat32, on.device());
     kernels::cuda::Attention p = problem(in, scale);
     // PyTorch leaves it undefined when it is not asked for; its shape is known all the same, and it costs nothing.
@@ -128,7 +128,7 @@ UNTORCH_SHIM aoti_torch_cuda__scaled_dot_product_cudnn_attention(
     p.empty_lse = -std::numeric_limits<float>::infinity();
     if (is_causal != 0) p.right = 0;
     run(on, kCudnn, in, bias, *out, p);
-    give(ret0, std::move(out), kCudnn);
+    give(ret0, in_layout(std::move(out), strides), kCudnn);
     give_if_asked(ret1, std::move(lse));
     give_if_asked(ret2, std::make_unique<Tensor>());
     give_if_asked(ret3, std::make_unique<Tensor>());

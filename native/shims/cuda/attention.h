@@ -38,9 +38,11 @@ struct Operands {
 Operands operands(const char* op, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, Axes axes,
                   Accepts accepts);
 void check_inference(const char* op, double dropout_p, bool return_debug_mask);
+// Room for a result that a model counts on finding with these strides. Kernels write rows in one piece: where the last
+// dimension is not dense it is contiguous, and `in_layout` copies the result to its place.
+TensorPtr empty_result(const Dims& sizes, const Dims& strides, const Tensor& query);
+TensorPtr in_layout(TensorPtr out, const Dims& strides);
 // A bias that broadcasts to [batch, heads, queries, keys], of the query's dtype.
-// A result with the query's layout: rows are written in one piece, so the last dimension is dense in any case.
-Dims result_strides(const Tensor& query);
 void check_bias(const char* op, const Tensor* bias, const Operands& in);
 // First rows of packed sequences, or lengths: 1-D int32 without gaps.
 void check_lengths(const char* op, const char* argument, const Tensor* lengths, std::int64_t count);

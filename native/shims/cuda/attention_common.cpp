@@ -96,9 +96,16 @@ Operands operands(const char* op, AtenTensorHandle query, AtenTensorHandle key, 
   return {q, k, v, axes};
 }
 
-Dims result_strides(const Tensor& query) {
-  Dims strides = strides_like(query);
-  return query.size(-1) == 1 || strides[strides.size() - 1] == 1 ? strides : contiguous_strides(query.sizes());
+TensorPtr empty_result(const Dims& sizes, const Dims& strides, const Tensor& query) {
+  const bool dense_rows = sizes[sizes.size() - 1] == 1 || strides[strides.size() - 1] == 1;
+  return Tensor::empty_strided(sizes, dense_rows ? strides : contiguous_strides(sizes), query.dtype(), query.device());
+}
+
+TensorPtr in_layout(TensorPtr out, const Dims& strides) {
+  if (out->strides() == strides) return out;
+  TensorPtr laid = Tensor::empty_strided(out->sizes(), strides, out->dtype(), out->device());
+  copy(*laid, *out);
+  return laid;
 }
 
 void check_inference(const char* op, double dropout_p, bool return_debug_mask) {

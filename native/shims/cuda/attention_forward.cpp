@@ -86,7 +86,7 @@ void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot,
   const OnDevice on(op, in.query, {&in.key, &in.value, first_query, first_key, used_keys, given});
   TensorPtr out;
   if (given == nullptr) {
-    out = Tensor::empty_strided(in.query.sizes(), result_strides(in.query), in.query.dtype(), on.device());
+    out = empty_result(in.query.sizes(), strides_like(in.query), in.query);
   }
   const Dims lse_sizes = packed ? Dims{in.heads(), in.queries()} : Dims{batch, in.heads(), in.queries()};
   TensorPtr lse = Tensor::empty(lse_sizes, DType::kFloat32, on.device());
@@ -102,7 +102,7 @@ void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot,
     p.random_state = random->state->data<std::uint64_t>();
   }
   run(on, op, in, nullptr, given != nullptr ? *given : *out, p);
-  if (out_slot != nullptr) give(out_slot, std::move(out), op);
+  if (out_slot != nullptr) give(out_slot, in_layout(std::move(out), strides_like(in.query)), op);
   give(lse_slot, std::move(lse), op);
   if (state_slot == nullptr) return;
   give(state_slot, std::move(random->state), op);

@@ -67,6 +67,7 @@ SmallGemm small_of(const OnDevice& on, const CudaProduct& p) {
   s.out = p.out.data, s.out_row = p.out.row_stride, s.out_col = p.out.col_stride, s.out_batch = p.out.batch_stride;
   s.alpha = p.alpha, s.beta = p.beta, s.activation = p.activation;
   s.multiprocessors = on.properties().multiprocessors;
+  s.has_clusters = on.properties().major >= 9;
   return s;
 }
 

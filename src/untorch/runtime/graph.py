@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ class Graph:
     Use it as a context manager, or call ``close()``, to free its memory. It keeps its method's program.
     """
 
-    __slots__ = ("_core", "_method", "_shapes")
+    __slots__ = ("__weakref__", "_core", "_method", "_shapes")
 
     def __init__(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method.device == "cpu":
@@ -35,6 +36,15 @@ class Graph:
         self._method = method
         self._core = _core.Graph(method._core, leaves)
         self._shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+        # The native object must not keep this one alive in return.
+        this = weakref.ref(self)
+
+        def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            graph = this()
+            assert graph is not None, "a graph is called through its own object"
+            return method._call(graph._core.run, args, kwargs)
+
+        self._core.bind(general)
 
     @property
     def method(self) -> Method:
@@ -43,7 +53,7 @@ class Graph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments. ``out=`` as for a method. Other shapes or dtypes than captured are an error."""
-        return self._method._call(self._core.run, args, kwargs)
+        return self._core(*args, **kwargs)
 
     def run_flat(self, inputs: list[Any]) -> list[Any]:
         """Replay with the flat list of tensor inputs, in the file's order; gives the flat list of outputs."""

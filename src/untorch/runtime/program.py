@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import numpy
 
 from untorch import _core
 from untorch.runtime import pytree
@@ -57,7 +57,17 @@ def load(
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise InvalidArgumentError(f"the path must not contain zero bytes, got {path!r}")
-    return Program(_core.Program(encoded, device, num_runners, num_threads), os.fsdecode(path))
+    # Starting a GPU and importing numpy take tenths of a second each, and neither needs the interpreter for long.
+    if "numpy" in sys.modules:
+        core = _core.Program(encoded, device, num_runners, num_threads)
+    else:
+        numpy_import = threading.Thread(target=importlib.import_module, args=("numpy",), name="untorch-numpy")
+        numpy_import.start()
+        try:
+            core = _core.Program(encoded, device, num_runners, num_threads)
+        finally:
+            numpy_import.join()
+    return Program(core, os.fsdecode(path))
 
 
 class Method:
@@ -200,6 +210,8 @@ class Method:
 
     def _call(self, run: Callable[..., list[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Trees of arguments to a flat run, and its results to the model's tree."""
+        import numpy
+
         keyword = self._in_spec.children[1]
         out = None
         if "out" in kwargs and "out" not in keyword.keys:
@@ -247,6 +259,8 @@ class Method:
         return f"; it takes {signature}" if signature else ""
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        import numpy
+
         positional, keyword = self._in_spec.children
         prefix = f"method '{self.name}', "
         if len(args) != len(positional.children):
@@ -282,6 +296,8 @@ class Method:
         return tensors
 
     def _out_buffers(self, out: Any) -> list[Any]:
+        import numpy
+
         path = f"method '{self.name}', out"
         buffers = [leaf for _, leaf in pytree.flatten(out, self._out_spec, path)]
         for i, buffer in enumerate(buffers):
@@ -305,6 +321,8 @@ class _ProxyHandler:
     def __call__(self, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
         if not 0 <= index < len(self._nodes):
             raise InvalidFileError(f"the model calls operator node {index}, the package describes {len(self._nodes)}")
+        import numpy
+
         node = self._nodes[index]
         inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
         results = node.call(ints, inputs)
@@ -324,6 +342,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _copy_out(method: str, results: list[Any], buffers: list[Any]) -> list[Any]:
+    import numpy
+
     arrays: dict[int, Any] = {}
     for i, (result, buffer) in enumerate(zip(results, buffers, strict=True)):
         if buffer is None:

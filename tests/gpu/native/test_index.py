@@ -23,10 +23,6 @@ def gpu(indices: list[Any]) -> list[Any]:
     return [None if i is None else i.cuda() for i in indices]
 
 
-def python(indices: list[Any]) -> tuple[Any, ...]:
-    return tuple(slice(None) if i is None else i for i in indices)
-
-
 @st.composite
 def expressions(draw: st.DrawFn, masks: bool = True) -> tuple[torch.Tensor, list[Any]]:
     """A tensor with any strides and an index expression on it."""
@@ -68,13 +64,13 @@ def expressions(draw: st.DrawFn, masks: bool = True) -> tuple[torch.Tensor, list
 @given(expressions())
 def test_index(case: tuple[torch.Tensor, list[Any]]) -> None:
     x, indices = case
-    want = x[python(indices)]
+    want = torch.ops.aten.index.Tensor(x, indices)  # in Python's brackets a 0-D index is a number
     on_gpu = x.cuda()  # keeps dense strides
     got = call("aoti_torch_cuda_index_Tensor", on_gpu, OptHandles(gpu(indices)), returns=1)
     assert torch.equal(got.cpu(), want)
     assert got.shape == want.shape
     if want.numel() != 0:
-        eager = on_gpu[python(gpu(indices))]
+        eager = torch.ops.aten.index.Tensor(on_gpu, gpu(indices))
         # The stride of a dimension of size 1 says nothing.
         for size, stride, expected in zip(got.shape, got.stride(), eager.stride(), strict=True):
             assert size == 1 or stride == expected
@@ -115,11 +111,10 @@ def test_large_mask() -> None:
 @given(expressions(), st.booleans())
 def test_index_put(case: tuple[torch.Tensor, list[Any]], scalar: bool) -> None:
     x, indices = case
-    shape = x[python(indices)].shape
+    shape = torch.ops.aten.index.Tensor(x, indices).shape
     # Equal values wherever one place may be named twice.
     source = torch.full([] if scalar else list(shape), 3).to(x.dtype)
-    want = x.clone()
-    want[python(indices)] = source
+    want = torch.ops.aten.index_put_(x.clone(), indices, source)
     got = call("aoti_torch_cuda_index_put", x.cuda(), OptHandles(gpu(indices)), source.cuda(), I32(0), returns=1)
     assert torch.equal(got.cpu(), want)
     if scalar:  # a 0-D value may be on the CPU
