@@ -93,7 +93,7 @@ def compile_method(
         mutations = find_mutations(module.graph)
         inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
         with progress.step(f"{method.name}: passes"):
-            passes = run_passes(module, options, device)
+            passes = run_passes(module, options, device, method.name)
         nodes = {node.name: node for node in module.graph.nodes}
         with progress.step(f"{method.name}: AOTInductor"):
             produced = _run_inductor(method.name, program, module, target, options, folder, gpu)
