@@ -163,7 +163,9 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         rows += [("output", *(("None", "", "") if item is None else _type_of(item))) for item in method["outputs"]]
         console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
         for item in method["passes"]:
-            values = [f"{key}: {_text(value)}" for key, value in item.items() if key != "name" and value]
+            values = [
+                f"{key.replace('_', ' ')}: {_text(value)}" for key, value in item.items() if key != "name" and value
+            ]
             console.print(f"pass {item.get('name', '')}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
         for item in method["differences"]:
             values = [f"{key} {_text(value)}" for key, value in item.items() if key != "name"]

@@ -2,7 +2,8 @@
 
 Inductor puts a 0-D constant into its code as a number of which it forgets that it is an integer (torch 2.11 to 2.13,
 https://github.com/pytorch/pytorch/issues/186164): a division that rounds down then rounds to zero, one of 2^53 or more
-loses digits, and one that rounds to zero gives garbage or kills the process; on CPUs and GPUs alike.
+loses digits, and one that rounds to zero gives garbage or kills the process; fmod of a constant does not compile. That
+is so on CPUs, and on GPUs by the same code.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ __all__ = ["exact_floor_division"]
 _aten = torch.ops.aten
 _DIVISIONS = {
     _aten.floor_divide.default, _aten.floor_divide_.Tensor, _aten.div.Tensor_mode, _aten.div_.Tensor_mode,
+    _aten.fmod.Tensor, _aten.fmod_.Tensor,
 }  # fmt: skip
 
 
 def exact_floor_division(module: fx.GraphModule) -> PassReport:
     """Gives such a constant to the division as ``aten.full``: the same value, dtype and device, and an integer tensor.
 
-    Looked at are divisions with a rounding mode, of integers or booleans. Others are right: remainders, and divisions
-    by Python numbers, by sizes and by tensors that are no constants.
+    Looked at are divisions with a rounding mode and fmod, of integers or booleans. Others are right: remainder, and
+    divisions by Python numbers, by sizes and by tensors that are no constants.
     """
     report = PassReport("exact_floor_division")
     constants = Constants(module)

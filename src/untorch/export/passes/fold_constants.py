@@ -7,6 +7,7 @@ import math
 import torch
 from torch import fx
 
+from untorch.export.mutations import Aliases
 from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import add_constant, attribute
 from untorch.export.passes.constants import Constants, is_alias
@@ -21,27 +22,29 @@ def fold_constants(module: fx.GraphModule, limit: int) -> PassReport:
     """Replaces nodes whose values are known by buffers, as late in the graph as possible.
 
     A result is stored if it has at most ``limit`` bytes; all together may have ``limit`` bytes more than the tensors
-    that are no longer read. Left alone are views of a tensor, which cost nothing and keep its memory shared, and what
-    is made from numbers only (arange, full), which is cheaper to compute than to read. Random operators, writes, and
-    tensors that the model writes are never folded. A result keeps its dtype, strides and device.
+    that are no longer read. Left alone are views of a tensor, which cost nothing and keep its memory shared; what is
+    made from numbers only (arange, full), which is cheaper to compute than to read; and outputs, which each call makes
+    anew. Random operators, writes, and tensors that the model writes are never folded. A result keeps its dtype,
+    strides and device.
     """
     report = PassReport("fold_constants")
-    constants = Constants(module)
+    constants, aliases = Constants(module), Aliases(module.graph)
+    returned = set(module.graph.output_node().all_input_nodes)
     banned: set[fx.Node] = set()
     while True:
         found = _last_known(module.graph, constants, banned)
-        large = [node for node in found if _nbytes(node) > limit]
-        if not large and _growth(module, found) > limit:
-            large = [max(found, key=_nbytes)]
-            reason = f"the folded tensors together would add more than {limit} bytes"
-            report.skipped.update({node.name: reason for node in large})
-        elif large:
-            report.skipped.update(
-                {node.name: f"its {_nbytes(node)} bytes are above the limit of {limit}" for node in large}
-            )
-        else:
+        refused = {}
+        for node in found:
+            if _nbytes(node) > limit:
+                refused[node] = f"its {_nbytes(node)} bytes are above the limit of {limit}"
+            elif returned.intersection(aliases.group(node)):
+                refused[node] = "an output would become a tensor of the module"
+        if not refused and _growth(module, found) > limit:
+            refused[max(found, key=_nbytes)] = f"the folded tensors together would add more than {limit} bytes"
+        if not refused:
             break
-        banned.update(large)
+        report.skipped.update({node.name: reason for node, reason in refused.items()})
+        banned.update(refused)
     _settle_checks(found, constants)
     for node in found:
         value = constants.value(node)
@@ -81,7 +84,7 @@ def _settle_checks(found: list[fx.Node], constants: Constants) -> None:
         for user in list(node.users):
             if user.target in _CHECKS and user.all_input_nodes == [node] and node.op != "get_attr":
                 args, kwargs = fx.map_arg((user.args, user.kwargs), constants.value)
-                user.target(*args, **kwargs)  # type: ignore[operator]
+                user.target(*args, **kwargs)
                 node.graph.erase_node(user)
         new = [source for source in node.all_input_nodes if source not in seen]
         seen.update(new)

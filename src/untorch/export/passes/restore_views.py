@@ -25,8 +25,8 @@ def restore_views(module: fx.GraphModule) -> PassReport:
 
     It stays a copy where the graph writes into its source, its result or anything that shares memory with them; where
     an output would come to share memory with an input, a tensor of the module or another output; where an output would
-    get other strides; and where an operator behind it does not take the view's strides. One that stays and gives several
-    tensors (split_copy) is spelt as the view and a clone of each, which AOTInductor can compile.
+    get other strides; and where an operator behind it does not take the view's strides. One that stays, and gives
+    several tensors (split_copy), becomes the view and a clone of each, which AOTInductor can compile.
     """
     report = PassReport("restore_views")
     aliases = Aliases(module.graph)
@@ -112,7 +112,8 @@ def _clone_parts(graph: fx.Graph, node: fx.Node, view: torch._ops.OpOverload) ->
         with graph.inserting_after(part):
             clone = graph.call_function(torch.ops.aten.clone.default, (part,), {"memory_format": layout})
         clone.meta = dict(part.meta)
-        part.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+        part.replace_all_uses_with(clone)
+        clone.replace_input_with(clone, part)
 
 
 def _propagate(node: fx.Node, values: dict[fx.Node, object], mode: FakeTensorMode) -> str | None:

@@ -171,6 +171,12 @@ def test_a_buffer_in_memory_that_is_written_through_another() -> None:
     assert targets(module) == before
 
 
+def test_an_output_is_made_anew() -> None:
+    before, after, report, _ = run(lambda m, x: (x + 1, (m.row + 1)[None]))
+    assert after == before
+    assert list(report.skipped.values()) == ["an output would become a tensor of the module"]
+
+
 def test_the_limit_of_one_result() -> None:
     _, after, report, _ = run(lambda m, x: (m.row.exp()[:, None] * m.row).sin() * x, limit=100)
     assert report.changed == ["exp"]
