@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from untorch.export.mutations import is_mutating
 from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import remove_attribute
 from untorch.export.passes.constants import is_pure
@@ -13,7 +14,7 @@ __all__ = ["drop_dead_code"]
 
 
 def drop_dead_code(module: fx.GraphModule) -> PassReport:
-    """Runs the pass in place. A node that writes, draws a random number or checks something stays, and says so."""
+    """Runs the pass in place. Writes and checks stay, and so do random numbers and graphs, which the report says."""
     report = PassReport("drop_dead_code")
     for node in reversed(module.graph.nodes):
         if node.users or node.op in ("placeholder", "output", "call_module"):
@@ -21,8 +22,8 @@ def drop_dead_code(module: fx.GraphModule) -> PassReport:
         if is_pure(node):
             module.graph.erase_node(node)
             report.changed.append(node.name)
-        else:
-            report.skipped[node.name] = "its result is not used, but it does more than compute"
+        elif not is_mutating(node) and _has_result(node):
+            report.skipped[node.name] = "its result is not used, but it may do more than compute"
     report.changed.reverse()
     used = {str(node.target) for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
     for target in _attributes(module):
@@ -30,6 +31,10 @@ def drop_dead_code(module: fx.GraphModule) -> PassReport:
             remove_attribute(module, target)
             report.changed.append(target)
     return report
+
+
+def _has_result(node: fx.Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload) or bool(node.target._schema.returns)
 
 
 def _attributes(module: fx.GraphModule) -> list[str]:
