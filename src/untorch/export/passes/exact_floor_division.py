@@ -1,9 +1,8 @@
 """Keeps integer division by, or of, a 0-D constant an integer division.
 
-Inductor puts a 0-D constant into its code as a number of which it forgets that it is an integer (torch 2.11 to 2.13,
-https://github.com/pytorch/pytorch/issues/186164): a division that rounds down then rounds to zero, one of 2^53 or more
-loses digits, and one that rounds to zero gives garbage or kills the process; fmod of a constant does not compile. That
-is so on CPUs, and on GPUs by the same code.
+Inductor puts a 0-D constant into its code as a number of which it forgets that it is an integer (reported for torch 2.12
+on CUDA, https://github.com/pytorch/pytorch/issues/186164, and so on CPUs with 2.13): a division that rounds down then
+rounds to zero, one that rounds to zero gives garbage or kills the process, and fmod of a constant does not compile.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -69,11 +71,19 @@ def _last_known(graph: fx.Graph, constants: Constants, banned: set[fx.Node]) -> 
     for node in graph.nodes:
         if node not in known or all(user in known or user.target in _CHECKS for user in node.users):
             continue
-        while is_alias(node) and isinstance(node.args[0], fx.Node) and isinstance(_value(node.args[0]), torch.Tensor):
-            node = node.args[0]
+        node = _base(node)
         if node.op == "call_function" and isinstance(_value(node), torch.Tensor) and constants.from_module(node):
             found[node] = None
     return list(found)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What ``node`` is a view of, or itself; of an operator with several results, the one that is taken."""
+    while True:
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        if not is_alias(made) or not isinstance(made.args[0], fx.Node):
+            return node
+        node = made.args[0]
 
 
 def _settle_checks(found: list[fx.Node], constants: Constants) -> None:

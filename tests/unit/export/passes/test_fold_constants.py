@@ -96,6 +96,11 @@ def test_views_of_a_tensor_stay_views() -> None:
     before, after, report, _ = run(lambda m, x: (m.weight.t()[1:3].reshape(4, 2), x * m.row.expand(3, 6)))
     assert after == before
     assert not report.changed
+    before, after, report, _ = run(lambda m, x: (lambda parts: parts[0] * x + parts[1])(m.weight.chunk(2)))
+    assert after == before
+    assert not report.changed
+    _, after, _, _ = run(lambda m, x: (lambda parts: parts[0] * x + parts[1])((m.weight * 2).chunk(2)))
+    assert after[:2] == ["self.mul_folded", "chunk"]
     _, after, _, module = run(lambda m, x: (m.row * 2).expand(1000, 6) * x)
     assert after == ["self.mul_folded", "expand", "mul.Tensor"]
     assert module.get_buffer("mul_folded").shape == (6,)
