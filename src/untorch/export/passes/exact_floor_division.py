@@ -1,8 +1,8 @@
 """Keeps integer division by, or of, a 0-D constant an integer division.
 
-Inductor puts a 0-D constant into its code as a number of which it forgets that it is an integer (reported for torch 2.12
-on CUDA, https://github.com/pytorch/pytorch/issues/186164, and so on CPUs with 2.13): a division that rounds down then
-rounds to zero, one that rounds to zero gives garbage or kills the process, and fmod of a constant does not compile.
+Inductor puts a 0-D constant into its code as a number of which it forgets that it is an integer (reported for CUDA with
+torch 2.12, https://github.com/pytorch/pytorch/issues/186164, and seen on CPUs with 2.13): a division that rounds down
+then rounds to zero, one that rounds to zero gives garbage or kills the process, and fmod of one does not compile.
 """
 
 from __future__ import annotations
