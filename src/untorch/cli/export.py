@@ -36,7 +36,10 @@ def export(
         ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The .pt2 file to write.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="List the operators and do not compile.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="List the operators, which of them are called and what lacks; write no file."),
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, or cuda (cuda:1): the GPU to compile for and on.")] = None,
     cpu: Annotated[
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
@@ -75,7 +78,7 @@ def export(
     if check:
         from untorch.cli.forecast import forecast, render_forecast
 
-        document = {"source": source, **forecast(model, keywords)}
+        document = {"source": source, **forecast(model, keywords, fields, device or "cpu")}
         if not quiet or json:
             emit(document, json, lambda console: render_forecast(console, document))
         if document["missing"]:
@@ -163,7 +166,9 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         rows += [("output", *(("None", "", "") if item is None else _type_of(item))) for item in method["outputs"]]
         console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
         for item in method["passes"]:
-            values = [f"{key}: {_text(value)}" for key, value in item.items() if key != "name" and value]
+            values = [
+                f"{key.replace('_', ' ')}: {_text(value)}" for key, value in item.items() if key != "name" and value
+            ]
             console.print(f"pass {item.get('name', '')}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
         for item in method["differences"]:
             values = [f"{key} {_text(value)}" for key, value in item.items() if key != "name"]

@@ -1,4 +1,4 @@
-"""``untorch export --check``: a model's operators and what the runtime lacks of them; nothing is compiled."""
+"""``untorch export --check``: a model's operators, which of them it calls, and what the runtime lacks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,33 @@ if TYPE_CHECKING:
 __all__ = ["forecast", "render_forecast"]
 
 
-def forecast(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
-    """The operators of each method with their counts, and everything that would be refused.
+def forecast(
+    model: Any, keywords: dict[str, Any], fields: dict[str, Any] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """The operators of each method with their counts, what of them would be called, and what would be refused.
 
-    Raises CompileError when torch.export itself fails.
+    ``fields`` are those of ExportOptions. Raises CompileError when torch.export or the code generation fails.
     """
-    from untorch.export.coverage import predict_missing
+    from untorch.export.fallbacks import forecast_fallbacks
+    from untorch.export.options import resolve_options
 
+    options = resolve_options(None, fields or {})
     methods, missing = [], []
     for name, program in _programs(model, keywords).items():
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
-        methods.append({"name": name, "operators": dict(sorted(counts.items()))})
+        found = forecast_fallbacks(program, options, device)
+        entries = [
+            {
+                "operator": item.operator, "kind": item.kind, "name": item.name, "served": item.served,
+                "sources": list(item.sources), "todo": item.todo,
+            }
+            for item in found
+        ]  # fmt: skip
+        methods.append({"name": name, "operators": dict(sorted(counts.items())), "fallbacks": entries})
         missing += [
             {"method": name, "kind": item.kind, "name": item.name, "sources": list(item.sources), "text": str(item)}
-            for item in predict_missing(program)
+            for item in found
+            if not item.served
         ]
     return {"methods": methods, "missing": missing}
 
@@ -64,12 +77,26 @@ def _programs(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def render_forecast(console: Console, document: dict[str, Any]) -> None:
-    """Tables of the operators, and what is missing."""
+    """Tables of the operators and of those that are called, and what is missing."""
     for method in document["methods"]:
         console.print(f"method {method['name']}", style="bold")
         console.print(make_table(None, ("operator", ">nodes"), method["operators"].items()))
+        rows = [
+            (
+                item["operator"],
+                item["name"],
+                "yes" if item["served"] else "no",
+                "\n".join(item["sources"]),
+                item["todo"],
+            )
+            for item in method["fallbacks"]
+        ]
+        if rows:
+            console.print(make_table(None, ("called", "C function or kernel", "served", "source", "to do"), rows))
+        else:
+            console.print("Everything is compiled: the model calls no operator.")
     if not document["missing"]:
-        console.print("Nothing is missing as far as can be told before compiling.")
+        console.print("Nothing is missing.")
         return
     console.print(f"missing: {len(document['missing'])}", style="bold")
     for item in document["missing"]:

@@ -1,14 +1,16 @@
 """The build half: ``export`` compiles a model into one file that runs without PyTorch. Needs torch."""
 
-from untorch.export.coverage import MissingOperator, check
+from untorch.export.coverage import MissingOperator
 from untorch.export.errors import CompileError, OptionError, UnsupportedOperatorsError, VerificationError
 from untorch.export.exporter import ExportReport, MethodReport, export
+from untorch.export.fallbacks import Fallback, check
 from untorch.export.options import ExportOptions
 
 __all__ = [
     "CompileError",
     "ExportOptions",
     "ExportReport",
+    "Fallback",
     "MethodReport",
     "MissingOperator",
     "OptionError",

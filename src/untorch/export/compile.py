@@ -25,13 +25,15 @@ from untorch.export.passes import PassReport, run_passes
 from untorch.export.progress import Progress
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.targets import CpuTarget, compiler_features
-from untorch.export.torch_patches import compile_patches, has_cpp_march
+from untorch.export.torch_patches import compile_patches, generated_only, has_cpp_march
 from untorch.export.weights import Constant, parse_constants
 from untorch.ops.packed_linear import C_SHIM, OPERATOR
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
-__all__ = ["CompiledMethod", "MethodInput", "compile_method", "temporary_folder"]
+__all__ = [
+    "CompiledMethod", "GeneratedCode", "MethodInput", "compile_method", "generate_code", "temporary_folder",
+]  # fmt: skip
 
 # Inductor weighs parallel loops against a number of threads. A fixed one keeps the code the same on every build
 # machine; how many run is decided where the file runs.
@@ -70,6 +72,15 @@ class CompiledMethod:
     gpu_architecture: str | None = None
 
 
+@dataclass(frozen=True)
+class GeneratedCode:
+    """What Inductor wrote for a method, before the host's part is compiled; ``nodes`` are the graph's, by name."""
+
+    wrapper: str
+    extern_nodes: str | None
+    nodes: dict[str, fx.Node]
+
+
 def compile_method(
     method: MethodInput,
     target: CpuTarget,
@@ -93,7 +104,7 @@ def compile_method(
         mutations = find_mutations(module.graph)
         inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
         with progress.step(f"{method.name}: passes"):
-            passes = run_passes(module, options, device)
+            passes = run_passes(module, options, device, method.name)
         nodes = {node.name: node for node in module.graph.nodes}
         with progress.step(f"{method.name}: AOTInductor"):
             produced = _run_inductor(method.name, program, module, target, options, folder, gpu)
@@ -140,6 +151,26 @@ def compile_method(
         device=device,
         gpu_architecture=None if gpu is None else gpu.architecture,
     )
+
+
+def generate_code(
+    method: MethodInput, target: CpuTarget, options: ExportOptions, folder: Path, gpu: CudaTarget | None = None
+) -> GeneratedCode:
+    """Does what compile_method does up to the generated code. Raises CompileError or UnsupportedError."""
+    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None), generated_only() as generated:
+        program = _export(method, options)
+        module = program.module()
+        assert isinstance(module, fx.GraphModule)
+        run_passes(module, options, "cpu" if gpu is None else "cuda", method.name)
+        nodes = {node.name: node for node in module.graph.nodes}
+        try:
+            _run_inductor(method.name, program, module, target, options, folder, gpu)
+        except CompileError:
+            if not generated:
+                raise
+    wrapper, extern_nodes = generated[-1]
+    return GeneratedCode(wrapper, extern_nodes, nodes)
 
 
 @contextlib.contextmanager

@@ -6,27 +6,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from untorch.archive import ArchiveReader
 from untorch.export.errors import UnsupportedOperatorsError
-from untorch.export.library import find_runtime_library
 from untorch.ops.packed_linear import C_SHIM
-from untorch.runtime.elf import ElfFile, parse_elf, read_elf
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.elf import ElfFile
+from untorch.runtime.errors import UnsupportedError
 
 __all__ = [
     "MissingOperator",
-    "check",
     "find_missing",
     "needed_symbols",
     "origins_in_wrapper",
-    "predict_missing",
     "source_line",
 ]
 
@@ -53,17 +46,23 @@ class MissingOperator:
     name: str
     sources: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        where = f" ({'; '.join(self.sources)})" if self.sources else ""
+    @property
+    def todo(self) -> str:
+        """Why it is missing, and what to do."""
         if self.kind == "kernel":
-            todo = f'register a kernel with untorch.register_kernel("{self.name}", fn), or change the model'
-            return f"operator {self.name}{where}: it has no C shim and no registered kernel; {todo}"
+            advice = f'register a kernel with untorch.register_kernel("{self.name}", fn), or change the model'
+            return f"it has no C shim and no registered kernel; {advice}"
         if self.kind == "cuda kernel":
             return (
-                f"operator {self.name}{where}: it has no C shim, and Python kernels work on the CPU's memory only; "
-                f"change the model, or export it for the CPU"
+                "it has no C shim, and Python kernels work on the CPU's memory only; change the model, or export it "
+                "for the CPU"
             )
-        return f"C function {self.name}{where}: libuntorch.so does not have it; change the model, or update untorch"
+        return "libuntorch.so does not have it; change the model, or update untorch"
+
+    def __str__(self) -> str:
+        where = f" ({'; '.join(self.sources)})" if self.sources else ""
+        what = "C function" if self.kind == "shim" else "operator"
+        return f"{what} {self.name}{where}: {self.todo}"
 
 
 def needed_symbols(library: ElfFile) -> list[str]:
@@ -129,24 +128,42 @@ def find_missing(
     device: str = "cpu",
 ) -> list[MissingOperator]:
     """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have on ``device``."""
-    shims, externals = origins_in_wrapper(wrapper) if wrapper else ({}, {})
-
-    def sources(names: Iterable[str]) -> tuple[str, ...]:
-        lines = (source_line(nodes[name]) for name in sorted(names) if nodes and name in nodes)
-        return tuple(dict.fromkeys(line for line in lines if line))
-
+    lines = dict(sources_of(symbols := list(symbols), kernel_targets(extern_nodes), wrapper, nodes))
     missing = [
-        MissingOperator("shim", name, sources(shims.get(name, ())))
-        for name in symbols
-        if _name_in_runtime(name) not in available
+        MissingOperator("shim", name, lines[name]) for name in symbols if _name_in_runtime(name) not in available
     ]
-    kernels: dict[str, set[str]] = {}
-    for i, node in enumerate(_parse_extern_nodes(extern_nodes)):
-        target = str(node.get("target", ""))
-        if device != "cpu" or not _has_kernel(target):
-            kernels.setdefault(target, set()).update(externals.get(i, ()))
     kind = "kernel" if device == "cpu" else "cuda kernel"
-    return missing + [MissingOperator(kind, name, sources(names)) for name, names in kernels.items()]
+    return missing + [
+        MissingOperator(kind, target, lines[target])
+        for target in dict.fromkeys(kernel_targets(extern_nodes))
+        if device != "cpu" or not _has_kernel(target)
+    ]
+
+
+def function_calls(wrapper: str) -> list[str]:
+    """The C functions that a generated wrapper calls; those that it only declares are not among them."""
+    lines = (line for line in wrapper.splitlines() if not line.lstrip().startswith("extern "))
+    return sorted({_SYMBOLS.get(name, name) for line in lines for name in _SHIM_CALL.findall(line)})
+
+
+def kernel_targets(extern_nodes: str | None) -> list[str]:
+    """The operators in the extern nodes JSON, in its order: those that go to Python kernels."""
+    return [str(node.get("target", "")) for node in _parse_extern_nodes(extern_nodes)]
+
+
+def sources_of(
+    functions: Iterable[str], kernels: list[str], wrapper: str | None, nodes: Mapping[str, fx.Node] | None
+) -> list[tuple[str, tuple[str, ...]]]:
+    """For each function and each kernel, once and in order, the user's lines behind its calls in the wrapper."""
+    shims, externals = origins_in_wrapper(wrapper) if wrapper else ({}, {})
+    found: dict[str, set[str]] = {name: shims.get(name, set()) for name in functions}
+    for i, target in enumerate(kernels):
+        found[target] = found.get(target, set()) | externals.get(i, set())
+    result = []
+    for name, origins in found.items():
+        lines = (source_line(nodes[origin]) for origin in sorted(origins) if nodes and origin in nodes)
+        result.append((name, tuple(dict.fromkeys(line for line in lines if line))))
+    return result
 
 
 def raise_if_missing(missing: list[MissingOperator], what: str) -> None:
@@ -155,78 +172,6 @@ def raise_if_missing(missing: list[MissingOperator], what: str) -> None:
         count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
         lines = "".join(f"\n  {entry}" for entry in missing)
         raise UnsupportedOperatorsError(f"{what}: the runtime lacks {count}:{lines}", tuple(missing))
-
-
-def check(subject: torch.export.ExportedProgram | str | Path) -> None:
-    """Checks an exported program, a compiled .so or a .pt2 file against the runtime.
-
-    For a program this is a forecast from its operators; export() checks again what was really compiled.
-    Raises UnsupportedOperatorsError with everything that is missing.
-    """
-    if isinstance(subject, torch.export.ExportedProgram):
-        raise_if_missing(predict_missing(subject), "the exported program")
-        return
-    if not isinstance(subject, str | Path):
-        raise InvalidArgumentError(
-            f"check: expected an ExportedProgram or the path of a .so or .pt2 file, got {type(subject).__name__}"
-        )
-    path = Path(subject)
-    available = read_elf(find_runtime_library()).exported()
-    if path.suffix != ".pt2":
-        raise_if_missing(find_missing(needed_symbols(read_elf(path)), None, available), str(path))
-        return
-    missing: list[MissingOperator] = []
-    with ArchiveReader(path) as archive:
-        for entry in archive:
-            if entry.name.startswith("data/aotinductor/") and entry.name.endswith(".so"):
-                beside = entry.name.removesuffix(".so") + ".json"
-                nodes = archive.read(beside).decode() if beside in archive.entries else None
-                library = parse_elf(archive.read(entry.name), f"{path}:{entry.name}")
-                device = "cuda" if "libcuda.so.1" in library.needed else "cpu"
-                missing += find_missing(needed_symbols(library), nodes, available, device=device)
-    raise_if_missing(list(dict.fromkeys(missing)), str(path))
-
-
-def predict_missing(program: torch.export.ExportedProgram) -> list[MissingOperator]:
-    """A forecast: operators of the graph that Inductor does not compile itself and that the runtime lacks.
-
-    Operators that Inductor decomposes are taken as served, so this can miss a gap but names no false one.
-    """
-    import torch._inductor.lowering as lowering
-    from torch._inductor.decomposition import select_decomp_table
-    from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
-
-    available = read_elf(find_runtime_library()).exported()
-    table: Any = select_decomp_table()
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in program.graph.nodes:
-        target = node.target
-        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
-            continue
-        composite = target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-        served = target in lowering.lowerings and target not in lowering.fallbacks
-        if served or target in table or composite or target.namespace == "untorch":
-            continue
-        name, overload = target._schema.name.split("::")[-1], target._overloadname
-        suffix = "" if overload == "default" else f"_{overload}"
-        shim = f"aoti_torch_{_device_type(node)}_{name}{suffix}"
-        if target.namespace == "aten" and f"aten.{name}.{overload}".removesuffix(".default") in {
-            key.removesuffix(".default") for key in inductor_fallback_ops
-        }:
-            key = ("shim", shim) if shim not in available else None
-        else:
-            operator = target._schema.name + ("" if overload == "default" else f".{overload}")
-            key = ("kernel", operator) if not _has_kernel(operator) else None
-        if key is not None:
-            line = source_line(node)
-            found.setdefault(key, []).extend([line] if line else [])
-    return [MissingOperator(kind, name, tuple(dict.fromkeys(lines))) for (kind, name), lines in found.items()]
-
-
-def _device_type(node: fx.Node) -> str:
-    values = pytree.tree_leaves([node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]])
-    types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    return "cuda" if "cuda" in types else "cpu"
 
 
 def _parse_extern_nodes(text: str | None) -> list[dict[str, Any]]:

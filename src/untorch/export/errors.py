@@ -12,7 +12,7 @@ class OptionError(InvalidArgumentError):
 
 
 class CompileError(UntorchError, RuntimeError):
-    """torch.export or AOTInductor failed; the original error is the cause."""
+    """torch.export, a pass or AOTInductor failed; the original error is the cause."""
 
 
 class UnsupportedOperatorsError(UnsupportedError):

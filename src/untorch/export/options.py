@@ -6,13 +6,20 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 from untorch.export.errors import OptionError
 
-__all__ = ["Cpu", "ExportOptions", "OptimisationLevel", "resolve_options"]
+__all__ = ["PASS_NAMES", "Cpu", "ExportOptions", "OptimisationLevel", "resolve_options"]
+
+# In the order in which they run. What computes constants comes first, so that the others see them; dead code goes
+# before the last, which fuses a node into the only one that reads it.
+PASS_NAMES = (
+    "drop_inference_dropout", "cond_predicates_to_host", "restore_views", "fold_constants", "exact_floor_division",
+    "conv1d_as_conv2d", "drop_dead_code", "pack_linears",
+)  # fmt: skip
 
 Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
@@ -25,6 +32,8 @@ class ExportOptions:
     cpu: the oldest CPU that the file has to run on. "native" uses everything that the build machine has; "x86-64-v4"
         needs AVX-512, "x86-64-v3" AVX2 and FMA; "x86-64-v2" generates scalar code and is slow.
     pack_linears: pack the weights of linear layers for the matrix kernels (float32 only).
+    passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
+    fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
     verify_tolerance: the largest difference that verify accepts, relative to the largest value of each output.
     strict: use torch.export's strict mode.
@@ -38,6 +47,8 @@ class ExportOptions:
 
     cpu: Cpu = "native"
     pack_linears: bool = True
+    passes: Mapping[str, bool] = field(default_factory=dict)
+    fold_limit: int = 16 << 20
     verify: bool = False
     verify_tolerance: float = 1e-3
     strict: bool = False
@@ -50,12 +61,16 @@ class ExportOptions:
         hints = typing.get_type_hints(type(self))
         for option in dataclasses.fields(self):
             _check(option.name, getattr(self, option.name), hints[option.name])
+        _check_passes(self.passes)
+        if self.fold_limit < 0:
+            raise OptionError(f"option fold_limit: expected a number of bytes, 0 or more, got {self.fold_limit!r}")
         if not self.verify_tolerance > 0:
             raise OptionError(f"option verify_tolerance: expected a number above 0, got {self.verify_tolerance!r}")
 
     def to_json(self) -> dict[str, Any]:
         """The options as the manifest records them; values that JSON does not have become their repr."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "progress"}
+        values["passes"] = dict(self.passes)
         values["inductor"] = {
             key: value if isinstance(value, bool | int | float | str | None) else repr(value)
             for key, value in self.inductor.items()
@@ -70,10 +85,21 @@ def resolve_options(options: ExportOptions | None, fields: Mapping[str, Any]) ->
     known = [f.name for f in dataclasses.fields(ExportOptions)]
     for name in fields:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise OptionError(f"unknown option {name!r}: {hint}")
+            raise OptionError(f"unknown option {name!r}: {_hint(name, known)}")
     return dataclasses.replace(options or ExportOptions(), **fields)
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def _check_passes(passes: Mapping[str, bool]) -> None:
+    for name, value in passes.items():
+        if name not in PASS_NAMES:
+            raise OptionError(f"option passes: unknown pass {name!r}: {_hint(name, PASS_NAMES)}")
+        if not isinstance(value, bool):
+            raise OptionError(f"option passes: {name}: expected bool, got {type(value).__name__} ({value!r})")
 
 
 def _check(name: str, value: Any, kind: Any) -> None:

@@ -198,11 +198,19 @@ def test_unknown_option_before_the_script_runs(tmp_path: Path) -> None:
 def test_check(script: Path) -> None:
     done = run_process("export", f"{script}:build", "--check", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    document = json.loads(done.stdout)
+    [method] = document["methods"]
+    called = method.pop("fallbacks")
+    assert document == {
         "source": f"{script}:build",
         "methods": [{"name": "forward", "operators": {"aten.linear.default": 1, "aten.relu.default": 1}}],
         "missing": [],
     }
+    assert called
+    for item in called:
+        assert set(item) == {"operator", "kind", "name", "served", "sources", "todo"}
+        assert item["served"] is True
+        assert item["name"].startswith("aoti_torch_cpu_")
 
 
 @needs_torch

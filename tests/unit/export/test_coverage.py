@@ -9,22 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from untorch.archive import ArchiveWriter
-from untorch.export import coverage
 from untorch.export.coverage import (
     MissingOperator,
-    check,
     find_missing,
     needed_symbols,
     origins_in_wrapper,
-    predict_missing,
     raise_if_missing,
     source_line,
 )
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import find_runtime_library
 from untorch.runtime.elf import ElfFile, Symbol, read_elf
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.errors import UnsupportedError
 
 WRAPPER = """
     // Topologically Sorted Source Nodes: [linear, relu], Original ATen: [aten.addmm]
@@ -96,41 +92,6 @@ def test_a_registered_kernel_counts() -> None:
 
 def test_nothing_missing_is_no_error() -> None:
     raise_if_missing([], "x")
-
-
-def test_check_of_a_library_and_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = find_runtime_library()
-    check(library)
-    monkeypatch.setattr(coverage, "needed_symbols", lambda elf: ["aoti_torch_nothing"])
-    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 1 operator:\n  C function aoti_torch_noth"):
-        check(str(library))
-    path = tmp_path / "m.pt2"
-    with ArchiveWriter(path) as writer:
-        writer.write("data/aotinductor/forward/a.so", library.read_bytes())
-        writer.write("data/aotinductor/forward/a.json", extern("mine::op").encode())
-    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 2 operators"):
-        check(path)
-    with pytest.raises(InvalidArgumentError, match=r"expected an ExportedProgram or the path of a \.so or \.pt2"):
-        check(3)  # type: ignore[arg-type]
-
-
-def test_forecast_for_a_program() -> None:
-    @torch.library.custom_op("untorch_test::opaque", mutates_args=())
-    def opaque(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    opaque.register_fake(torch.empty_like)
-
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.gelu(torch.ops.untorch_test.opaque(x)).softmax(-1)
-
-    program = torch.export.export(Model(), (torch.randn(2, 3),))
-    (missing,) = predict_missing(program)
-    assert (missing.kind, missing.name) == ("kernel", "untorch_test::opaque")
-    assert "torch.ops.untorch_test.opaque(x)" in missing.sources[0]
-    with pytest.raises(UnsupportedOperatorsError, match="untorch_test::opaque"):
-        check(program)
 
 
 def test_find_runtime_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

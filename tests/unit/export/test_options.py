@@ -27,6 +27,18 @@ def test_defaults_and_fields() -> None:
         ({"verify_tolerance": 0.0}, "option verify_tolerance: expected a number above 0, got 0.0"),
         ({"cpu": "x86-64-v5"}, "option cpu: expected one of 'native', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4', got"),
         ({"cpu": "x86_64-v3"}, "(did you mean 'x86-64-v3'?)"),
+        (
+            {"passes": {"fold_constant": False}},
+            "option passes: unknown pass 'fold_constant': did you mean 'fold_constants'?",
+        ),
+        (
+            {"passes": {"xyzzy": False}},
+            "option passes: unknown pass 'xyzzy': known are drop_inference_dropout, cond_pred",
+        ),
+        ({"passes": {"fold_constants": 0}}, "option passes: fold_constants: expected bool, got int (0)"),
+        ({"passes": ["fold_constants"]}, "option passes: expected Mapping, got list (['fold_constants'])"),
+        ({"fold_limit": -1}, "option fold_limit: expected a number of bytes, 0 or more, got -1"),
+        ({"fold_limit": 1.5}, "option fold_limit: expected int, got float (1.5)"),
         ({"inductor": [1]}, "option inductor: expected Mapping, got list ([1])"),
         ({"inductor": {1: 2}}, "option inductor: expected names as keys, got [1]"),
     ],
@@ -43,7 +55,9 @@ def test_options_object_of_another_type() -> None:
 
 
 def test_json() -> None:
-    values = ExportOptions(inductor={"a": 1, "b": (1, 2)}).to_json()
+    values = ExportOptions(inductor={"a": 1, "b": (1, 2)}, passes={"fold_constants": False}).to_json()
+    assert values["passes"] == {"fold_constants": False}
+    assert values["fold_limit"] == 16 * 1024 * 1024
     assert values["inductor"] == {"a": 1, "b": "(1, 2)"}
     assert values["cpu"] == "native"
     assert "progress" not in values

@@ -1,0 +1,155 @@
+"""Every operator that a model calls instead of compiling it: what serves it, and what to do where nothing does."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from untorch.archive import ArchiveReader
+from untorch.export.coverage import (
+    MissingOperator,
+    find_missing,
+    function_calls,
+    kernel_targets,
+    needed_symbols,
+    raise_if_missing,
+    sources_of,
+)
+from untorch.export.cuda import Mover, resolve_device
+from untorch.export.library import find_runtime_library
+from untorch.export.options import ExportOptions
+from untorch.export.targets import resolve_cpu
+from untorch.runtime.elf import ElfFile, parse_elf, read_elf
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
+
+__all__ = ["Fallback", "check", "forecast_fallbacks", "list_fallbacks"]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One operator that the generated code calls.
+
+    ``kind`` is "function", a C function of the runtime, or "kernel", a Python kernel. ``operator`` is the function
+    without its prefix, or the kernel's operator; ``sources`` are the user's lines. ``todo`` is empty if it is served.
+    """
+
+    operator: str
+    kind: str
+    name: str
+    served: bool
+    sources: tuple[str, ...] = ()
+    todo: str = ""
+
+    def missing(self, device: str) -> MissingOperator:
+        """The entry of an error that lists it."""
+        kernel = "kernel" if device == "cpu" else "cuda kernel"
+        return MissingOperator("shim" if self.kind == "function" else kernel, self.name, self.sources)
+
+    def __str__(self) -> str:
+        where = f" ({'; '.join(self.sources)})" if self.sources else ""
+        return f"{self.operator}: {self.kind} {self.name}{where}: {self.todo or 'served'}"
+
+
+def list_fallbacks(
+    functions: Iterable[str],
+    extern_nodes: str | None,
+    *,
+    wrapper: str | None = None,
+    nodes: Mapping[str, fx.Node] | None = None,
+    device: str = "cpu",
+) -> list[Fallback]:
+    """The operators among the C ``functions`` that a library needs and in its extern nodes JSON, for ``device``.
+
+    Functions that are no operators (allocating, asking for sizes) are left out. ``wrapper``, the generated code, and
+    the graph's ``nodes`` by name bring the source lines.
+    """
+    available = read_elf(find_runtime_library()).exported()
+    functions = [name for name in sorted(set(functions)) if _operator(name) is not None]
+    found = find_missing(functions, extern_nodes, available, wrapper=wrapper, nodes=nodes, device=device)
+    missing = {(item.kind == "shim", item.name): item for item in found}
+    result = []
+    for name, lines in sources_of(functions, kernel_targets(extern_nodes), wrapper, nodes):
+        operator = _operator(name)
+        item = missing.get((operator is not None, name))
+        kind = "kernel" if operator is None else "function"
+        todo = item.todo if item is not None else ""
+        if item is not None and (reason := UNSUPPORTED_SHIMS.get(name)):
+            todo = f"{reason}; change the model"
+        result.append(Fallback(operator or name, kind, name, item is None, lines, todo))
+    return result
+
+
+def forecast_fallbacks(
+    program: torch.export.ExportedProgram, options: ExportOptions | None = None, device: str = "cpu"
+) -> list[Fallback]:
+    """What ``export`` of this program for ``device`` would call: the same code is generated, and not compiled.
+
+    Kernels for a GPU are compiled, as the choice between them and a C function may depend on their speed. Raises what
+    ``export`` raises before compiling.
+    """
+    from untorch.export.compile import MethodInput, generate_code
+
+    options = options or ExportOptions()
+    gpu = resolve_device(device)
+    if gpu is not None:
+        program = Mover(gpu.device).program("forward", program)
+    with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
+        code = generate_code(
+            MethodInput("forward", program, None), resolve_cpu(options.cpu), options, Path(folder), gpu
+        )
+    functions, kind = function_calls(code.wrapper), "cpu" if gpu is None else "cuda"
+    return list_fallbacks(functions, code.extern_nodes, wrapper=code.wrapper, nodes=code.nodes, device=kind)
+
+
+def check(subject: torch.export.ExportedProgram | str | Path, device: str = "cpu") -> list[Fallback]:
+    """Every operator that an exported program, a compiled .so or a .pt2 file calls, if the runtime serves them all.
+
+    For a program, ``device`` says for which it would be exported, with the default options. A file brings its own.
+    Raises UnsupportedOperatorsError with everything that is missing, and for a program what ``export`` raises.
+    """
+    if isinstance(subject, torch.export.ExportedProgram):
+        found = forecast_fallbacks(subject, device=device)
+        raise_if_missing([item.missing(device) for item in found if not item.served], "the exported program")
+        return found
+    if not isinstance(subject, str | Path):
+        raise InvalidArgumentError(
+            f"check: expected an ExportedProgram or the path of a .so or .pt2 file, got {type(subject).__name__}"
+        )
+    path = Path(subject)
+    libraries = [(read_elf(path), None)] if path.suffix != ".pt2" else _libraries(path)
+    available = read_elf(find_runtime_library()).exported()
+    missing: list[MissingOperator] = []
+    result: list[Fallback] = []
+    for library, extern_nodes in libraries:
+        device = "cuda" if "libcuda.so.1" in library.needed else "cpu"
+        functions = needed_symbols(library)
+        missing += find_missing(functions, extern_nodes, available, device=device)
+        result += list_fallbacks(functions, extern_nodes, device=device)
+    raise_if_missing(list(dict.fromkeys(missing)), str(path))
+    return list(dict.fromkeys(result))
+
+
+def _libraries(path: Path) -> list[tuple[ElfFile, str | None]]:
+    """The model libraries of an archive, each with its extern nodes JSON."""
+    found = []
+    with ArchiveReader(path) as archive:
+        for entry in archive:
+            if entry.name.startswith("data/aotinductor/") and entry.name.endswith(".so"):
+                beside = entry.name.removesuffix(".so") + ".json"
+                nodes = archive.read(beside).decode() if beside in archive.entries else None
+                found.append((parse_elf(archive.read(entry.name), f"{path}:{entry.name}"), nodes))
+    return found
+
+
+def _operator(function: str) -> str | None:
+    """The operator behind a C function, or None: "aoti_torch_cpu_addmm_out" → "addmm_out"."""
+    for device in ("cpu", "cuda"):
+        if function.startswith(prefix := f"aoti_torch_{device}_"):
+            return function.removeprefix(prefix)
+    return None

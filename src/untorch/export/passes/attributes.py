@@ -1,0 +1,52 @@
+"""Tensors and graphs that a module's graph reads by name: looking up, adding and removing them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["add_constant", "attribute", "remove_attribute", "set_attribute", "unused_name"]
+
+
+def attribute(module: fx.GraphModule, target: str) -> Any:
+    """What the get_attr target names."""
+    return operator.attrgetter(target)(module)
+
+
+def unused_name(module: torch.nn.Module, name: str) -> str:
+    """``name``, with a number behind it if the module has an attribute of that name."""
+    name = name.replace(".", "_")
+    found, number = name, 0
+    while hasattr(module, found):
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def add_constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
+    """Adds ``value`` as a buffer and returns a get_attr node for it, with the metadata of ``like``.
+
+    The node is inserted where the graph inserts at the moment.
+    """
+    target = unused_name(module, name)
+    set_attribute(module, target, value)
+    node = module.graph.get_attr(target)
+    node.meta = dict(like.meta)
+    return node
+
+
+def set_attribute(module: fx.GraphModule, name: str, value: Any) -> None:
+    """Gives the module a tensor or a graph; a tensor that is no parameter becomes a buffer."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        module.register_buffer(name, value)
+    else:
+        setattr(module, name, value)
+
+
+def remove_attribute(module: fx.GraphModule, target: str) -> None:
+    """Removes the tensor or the graph ``target`` from the module."""
+    prefix, _, name = target.rpartition(".")
+    delattr(module.get_submodule(prefix), name)

@@ -1,0 +1,166 @@
+"""Tests of check(): what a model calls, before and after compiling, and what is said of what nothing serves."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from untorch.archive import ArchiveWriter
+from untorch.export import Fallback, check, export, fallbacks
+from untorch.export.errors import UnsupportedOperatorsError
+from untorch.export.fallbacks import forecast_fallbacks, list_fallbacks
+from untorch.export.library import find_runtime_library
+from untorch.runtime.errors import InvalidArgumentError
+
+
+class Fn(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Many(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        values = torch.linalg.svd(x @ x.t())[1]
+        return values, torch.topk(x, 2)[0], x.cumsum(0), torch.nonzero(x > 0), torch.linalg.qr(x)[0]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 8)), (torch.randn(4, 32),)),
+    "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)), (torch.randn(1, 3, 8, 8),)),
+    "attention": (lambda: Fn(attend), (torch.randn(1, 2, 8, 16),)),
+    "lstm": (lambda: nn.LSTM(8, 16, batch_first=True), (torch.randn(2, 5, 8),)),
+    "many": (Many, (torch.randn(6, 6),)),
+    "pointwise": (lambda: Fn(lambda x: x.sin() + x.softmax(-1)), (torch.randn(4, 6),)),
+}  # fmt: skip
+
+
+def quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return function(*args, **kwargs)
+
+
+def names(found: list[Fallback]) -> set[tuple[str, str, bool]]:
+    return {(item.kind, item.name, item.served) for item in found}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_forecast_is_what_the_library_needs(name: str, tmp_path: Path) -> None:
+    make, args = MODELS[name]
+    program = quietly(torch.export.export, make().eval(), args)
+    forecast = quietly(check, program)
+    quietly(export, program, path=tmp_path / "m.pt2", progress=False)
+    compiled = check(tmp_path / "m.pt2")
+    assert names(forecast) == names(compiled)
+    assert bool(forecast) is (name != "pointwise")
+    assert all(item.sources and not item.todo for item in forecast if name == "many")
+
+
+def test_both_kinds_with_their_source() -> None:
+    make, args = MODELS["many"]
+    found = {item.name: item for item in quietly(check, quietly(torch.export.export, make(), args))}
+    kernel, function = found["aten::_linalg_svd"], found["aoti_torch_cpu_topk"]
+    assert (kernel.kind, kernel.operator, kernel.served) == ("kernel", "aten::_linalg_svd", True)
+    assert (function.kind, function.operator, function.served) == ("function", "topk", True)
+    assert function.sources[0].startswith(f"{__file__}:")
+    assert "torch.topk(x, 2)" in function.sources[0]
+
+
+def test_what_to_do() -> None:
+    functions = [
+        "aoti_torch_cpu_mm_out",
+        "aoti_torch_cpu__pdist_backward",
+        "aoti_torch_clone",
+        "aoti_torch_cpu_new_thing",
+    ]
+    nodes = json.dumps({"nodes": [{"name": "b", "node": {"target": "mine::op"}}]})
+    assert list_fallbacks(functions, nodes) == [
+        Fallback(
+            "_pdist_backward", "function", "aoti_torch_cpu__pdist_backward", False, (),
+            "a backward operator: untorch runs inference only; change the model",
+        ),
+        Fallback("mm_out", "function", "aoti_torch_cpu_mm_out", True),
+        Fallback(
+            "new_thing", "function", "aoti_torch_cpu_new_thing", False, (),
+            "libuntorch.so does not have it; change the model, or update untorch",
+        ),
+        Fallback(
+            "mine::op", "kernel", "mine::op", False, (),
+            'it has no C shim and no registered kernel; register a kernel with untorch.register_kernel("mine::op", fn), '
+            "or change the model",
+        ),
+    ]  # fmt: skip
+    [item] = list_fallbacks([], nodes, device="cuda")
+    assert "Python kernels work on the CPU's memory only" in item.todo
+
+
+def test_nothing_is_written_and_nothing_stays_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codecache import AotCodeCompiler
+
+    before = AotCodeCompiler.compile
+    make, args = MODELS["pointwise"]
+    monkeypatch.chdir(tmp_path)
+    assert quietly(forecast_fallbacks, quietly(torch.export.export, make(), args)) == []
+    assert AotCodeCompiler.compile == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_torch_still_compiles_what_it_generates() -> None:
+    """When torch has an option that stops behind the generated code, generated_only is no longer needed."""
+    from torch._inductor import config
+
+    options = [name for name in config.get_config_copy() if name.startswith("aot_inductor")]
+    assert not [name for name in options if "codegen_only" in name or "generate_only" in name or "skip_compile" in name]
+
+
+def test_check_of_a_library_and_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = find_runtime_library()
+    check(library)
+    monkeypatch.setattr(fallbacks, "needed_symbols", lambda elf: ["aoti_torch_nothing"])
+    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 1 operator:\n  C function aoti_torch_noth"):
+        check(str(library))
+    path = tmp_path / "m.pt2"
+    with ArchiveWriter(path) as writer:
+        writer.write("data/aotinductor/forward/a.so", library.read_bytes())
+        writer.write(
+            "data/aotinductor/forward/a.json",
+            json.dumps({"nodes": [{"name": "b", "node": {"target": "mine::op"}}]}).encode(),
+        )
+    with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 2 operators"):
+        check(path)
+    with pytest.raises(InvalidArgumentError, match=r"expected an ExportedProgram or the path of a \.so or \.pt2"):
+        check(3)  # type: ignore[arg-type]
+
+
+def test_forecast_for_a_program() -> None:
+    @torch.library.custom_op("untorch_test::opaque", mutates_args=())
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    opaque.register_fake(torch.empty_like)
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.gelu(torch.ops.untorch_test.opaque(x)).softmax(-1)
+
+    program = torch.export.export(Model(), (torch.randn(2, 3),))
+    (missing,) = quietly(forecast_fallbacks, program)
+    assert (missing.kind, missing.name, missing.served) == ("kernel", "untorch_test::opaque", False)
+    assert "torch.ops.untorch_test.opaque(x)" in missing.sources[0]
+    with pytest.raises(UnsupportedOperatorsError, match="untorch_test::opaque"):
+        quietly(check, program)

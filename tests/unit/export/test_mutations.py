@@ -1,0 +1,59 @@
+"""Tests of the alias analysis: what shares memory, and which attributes and inputs are written, through what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from untorch.export.mutations import Aliases, Mutations, find_mutations
+
+
+class Holds(nn.Module):
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("table", torch.arange(6.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def unlift(function: Callable[[Any, torch.Tensor], Any]) -> fx.GraphModule:
+    with torch.no_grad():
+        module = torch.export.export(Holds(function), (torch.randn(6),)).module()
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("function", "attributes", "inputs"),
+    [
+        (lambda m, x: x + m.table, set(), set()),
+        (lambda m, x: m.table.add_(x).sum(), {"table"}, set()),
+        (lambda m, x: x.add_(m.table).sum(), set(), {"x"}),
+        (lambda m, x: (m.table[1:3].view(2, 1).mul_(2), x * 2)[1], {"table"}, set()),
+        (lambda m, x: (m.table.split(2)[1].zero_(), x * 2)[1], {"table"}, set()),
+        (lambda m, x: (m.table.clone().zero_(), x * 2)[1], set(), set()),
+        (lambda m, x: (torch.atleast_2d(x).zero_(), x * 2)[1], set(), {"x"}),
+        (lambda m, x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), set(), set()),
+    ],
+)
+def test_writes_reach_their_source(
+    function: Callable[[Any, torch.Tensor], Any], attributes: set[str], inputs: set[str]
+) -> None:
+    assert find_mutations(unlift(function).graph) == Mutations(frozenset(attributes), frozenset(inputs))
+
+
+def test_groups() -> None:
+    graph = unlift(lambda m, x: (m.table[1:].view(5) + x[0], x.clone())).graph
+    aliases = Aliases(graph)
+    nodes = {node.name: node for node in graph.nodes}
+    assert {node.name for node in aliases.group(nodes["table"])} == {"table", "slice_1", "view"}
+    assert {node.name for node in aliases.group(nodes["x"])} == {"x", "select"}
+    assert not any(aliases.is_written(node) for node in graph.nodes)
+    aliases.join(nodes["select"], nodes["view"])
+    assert nodes["x"] in aliases.group(nodes["table"])
