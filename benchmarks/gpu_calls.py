@@ -80,9 +80,10 @@ def untorch_child(calls: int) -> dict[str, Any]:
 def torch_child(calls: int) -> dict[str, Any]:
     import torch
 
+    from torch._inductor.package.package import AOTICompiledModel
+
     # What aoti_load_package makes, without its search for compilers, which takes most of a minute.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(ensure("mlp_stock")), "model", False, 1, -1)
-    model = torch._inductor.package.package.AOTICompiledModel(loader)
+    model = AOTICompiledModel(torch._C._aoti.AOTIModelPackageLoader(str(ensure("mlp_stock")), "model", False, 1, -1))
     x = torch.zeros(BATCH, 64, device="cuda")
     wait = torch.cuda.synchronize
     with torch.no_grad():

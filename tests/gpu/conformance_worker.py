@@ -15,7 +15,10 @@ EXPORTERS = ("untorch", "stock")
 
 
 def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
-    """{"stage": …, "error": …} if something failed, else {"results", "expected"}: flat lists, one a sample."""
+    """{"stage": …, "error": …} if something failed, else {"results", "expected"}: flat lists, one a sample.
+
+    For a stock package also "theirs": what PyTorch's own loader makes of it.
+    """
     warnings.simplefilter("ignore")
     # Of hardware queues, which a test's process takes many of, a GPU has not enough for all of these.
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
@@ -79,8 +82,30 @@ def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
             return {"stage": stage, "error": outcome["error"]}
         # Tensors do not go through pickle cheaply; numpy has no bfloat16 everywhere.
         torch.save(expected, place / "expected.pt")
-        return {"results": str(place / "job.pickle.out"), "expected": str(place / "expected.pt")}
+        found = {"results": str(place / "job.pickle.out"), "expected": str(place / "expected.pt")}
+        if exporter == "stock":
+            stage = "PyTorch's loader"
+            torch.save(by_torchs_loader(package, copy.deepcopy(moved)), place / "theirs.pt")
+            found["theirs"] = str(place / "theirs.pt")
+        return found
     except Exception as error:
         return {"stage": stage, "error": f"{type(error).__name__}: {error}"[:4000]}
     finally:
         torch.cuda.empty_cache()
+
+
+def by_torchs_loader(package: Path, samples: list[tuple[Any, Any]]) -> list[list[Any]]:
+    """The same calls with PyTorch, without the search for compilers that ``aoti_load_package`` begins with."""
+    import torch
+    from torch._inductor.package.package import AOTICompiledModel
+
+    from tests.conformance.runner import flatten
+    from tests.conformance.test_conformance import copies
+
+    model = AOTICompiledModel(torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1))
+    results = []
+    with torch.no_grad():
+        for args, kwargs in samples:
+            leaves = copies(flatten(model(*args, **kwargs)))
+            results.append([leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+    return results

@@ -7,6 +7,7 @@
 | changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. | test_changing_scalars.py::test_torch_still_folds_them |
 | small_loops | 2.11–2.15 | With `cpp.dynamic_threads` Inductor opens a parallel region for every loop, however small; starting threads costs more than a few thousand elements do. Loops whose size is known and small stay on one thread. | test_small_loops.py::test_torch_still_parallelises_small_loops |
 | cuda_home | 2.11–2.15 | torch takes the folder above the first `nvcc` on the PATH for the toolkit, also where that is a link or a script, and then finds no headers. | test_cuda.py::test_torch_still_takes_the_folder_above_nvcc |
+| lstm_hidden_state | 2.11 | The decomposition of an LSTM gives its last hidden states a dimension too many. | test_compile.py::test_torch_gives_an_lstms_hidden_state_its_shape |
 | generated_only | 2.13 | There is no way to have the code generated and not compiled, which a forecast needs. In force for `check` only. | test_fallbacks.py::test_torch_still_compiles_what_it_generates |
 | treespec_warning | 2.13 | Copying a program's tree specs warns about a class that torch itself uses. | test_compile.py::test_copying_a_program_still_warns |
 """  # noqa: E501
@@ -33,6 +34,7 @@ def compile_patches(target: CpuTarget, cuda: bool = False) -> Iterator[None]:
         stack.enter_context(treespec_warning())
         stack.enter_context(_changing_scalars())
         stack.enter_context(_small_loops())
+        stack.enter_context(_lstm_hidden_state())
         if cuda:
             stack.enter_context(_cuda_home())
         if target.vector_bits is not None:
@@ -172,3 +174,18 @@ def torch_version() -> tuple[int, int]:
     """(major, minor) of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+@contextlib.contextmanager
+def _lstm_hidden_state() -> Iterator[None]:
+    from torch._decomp import decompositions
+
+    original = decompositions.one_layer_lstm
+
+    def one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        out, states = original(*args, **kwargs)
+        hidden, cell = (state.squeeze(0) if state.dim() == 3 else state for state in states)
+        return out, (hidden, cell)
+
+    with _replaced(decompositions, "one_layer_lstm", one_layer_lstm):
+        yield

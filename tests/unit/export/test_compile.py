@@ -236,3 +236,19 @@ def test_copying_a_program_still_warns() -> None:
     program = torch.export.export(Linear, (torch.ones(16),))
     with pytest.warns(FutureWarning, match=r"isinstance\(treespec, LeafSpec\)"):
         copy.deepcopy(program.call_spec)
+
+
+def test_torch_gives_an_lstms_hidden_state_its_shape() -> None:
+    """From 2.13 on; the patch for older ones changes nothing there, and gives them the shape."""
+    from torch._decomp import decompositions
+
+    from untorch.export.torch_patches import _lstm_hidden_state
+
+    parameters = [torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16)]
+    arguments = (torch.randn(5, 2, 3), (torch.zeros(2, 4), torch.zeros(2, 4)), parameters, True)
+    out, states = decompositions.one_layer_lstm(*arguments)
+    assert (states[0].dim() == 2) == (torch_version() >= (2, 13))
+    with _lstm_hidden_state():
+        patched, fixed = decompositions.one_layer_lstm(*arguments)
+    assert torch.equal(out, patched) and torch.equal(states[0].reshape(2, 4), fixed[0])
+    assert [tuple(state.shape) for state in fixed] == [(2, 4), (2, 4)]
