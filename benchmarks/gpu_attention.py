@@ -192,7 +192,7 @@ def main() -> None:
         columns += [f"{who} µs" for who in ("untorch", "torch flash", "torch cuDNN")]
         note = f"{report.machine['gpu']}, bfloat16; the largest difference of a result is "
         note += f"{max((r.largest_difference for r in chosen), default=0.0):.4f}."
-        report.tables[name] = common.Table(columns, rows, note)
+        report.tables[f"gpu_attention_{name}"] = common.Table(columns, rows, note)
     report.write(options.output)
 
 

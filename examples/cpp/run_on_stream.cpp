@@ -6,6 +6,7 @@
 #include <untorch/caller_stream.h>
 #include <untorch/untorch.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>

@@ -13,10 +13,12 @@ using kernels::cuda::kMaxAttentionWidth;
 
 std::int64_t lanes_of(DType dtype) { return 16 / static_cast<std::int64_t>(element_size(dtype)); }
 
-// Whether the kernels can read rows of 16-byte chunks where they are.
+// Whether the kernels can read rows of 16-byte chunks where they are. A row that ends within a chunk may be the last of
+// its memory.
 bool in_place(const Tensor& t) {
   if (t.numel() == 0) return true;
   const std::int64_t last = t.dim() - 1, lanes = lanes_of(t.dtype());
+  if (t.size(last) % lanes != 0) return false;
   if (t.size(last) > 1 && t.stride(last) != 1) return false;
   for (std::int64_t d = 0; d < last; ++d) {
     if (t.size(d) > 1 && t.stride(d) % lanes != 0) return false;
