@@ -152,7 +152,8 @@ untorch_status untorch_program_memory(untorch_program* program, const char** jso
     int device = -1;
     for (const auto& method : program->program->methods()) device = std::max(device, method->device().index);
     text = "{\"mapped\": " + std::to_string(program->program->archive().file()->bytes().size()) +
-           ", \"weights\": " + std::to_string(weights);
+           ", \"weights\": " + std::to_string(weights) +
+           ", \"state\": " + std::to_string(program->program->states().nbytes());
     if (device >= 0) {
       const untorch::cuda::MemoryUse use = untorch::cuda::memory_use(device);
       std::size_t free_bytes = 0, total = 0;

@@ -30,14 +30,14 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
 }  // namespace
 
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
-                     const MethodSpec& spec, Device device, std::size_t num_runners)
-    : method_(spec.name), device_(device) {
+                     const MethodSpec& spec, std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states,
+                     Device device, std::size_t num_runners)
+    : method_(spec.name), library_(std::move(library)), states_(std::move(states)), device_(device) {
   const Archive& archive = *shared_archive;
-  const std::string name = archive.file()->path() + ": " + spec.library;
+  const std::string& name = library_->name();
   const bool on_cuda = device.type == DeviceType::kCUDA;
   std::unique_ptr<cuda::DeviceGuard> guard;
   if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device.index);
-  library_ = std::make_unique<ModelLibrary>(archive.read_checked(spec.library), name, !spec.has_specs);
   const ModelApi& api = library_->api();
   if (on_cuda && api.run_single_threaded == nullptr) {
     throw_error(ErrorKind::kUnsupported, name, " has no AOTInductorModelContainerRunSingleThreaded; it is too old");
@@ -83,8 +83,6 @@ void Container::destroy() noexcept {
   }
   for (Tensor* handle : extra_handles_) delete handle;
   extra_handles_.clear();
-  if (last_run_ != nullptr) (void)cuda::driver().event_destroy(last_run_);
-  last_run_ = nullptr;
 }
 
 bool Container::has_folded_constants() const {
@@ -106,16 +104,14 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
     return std::make_unique<Tensor>(std::move(storage), constant.storage_offset, constant.dtype, constant.shape,
                                     constant.strides);
   };
-  if (device_.type == DeviceType::kCUDA && !constant.on_cpu) {
-    return tensor(constant.mutated ? private_device_weight(archive, manifest, constant.weight, device_.index)
-                                   : shared[constant.weight]);
-  }
+  if (constant.mutated) return tensor(states_->storage(constant.state));
+  if (device_.type == DeviceType::kCUDA && !constant.on_cpu) return tensor(shared[constant.weight]);
   const WeightSpec& weight = manifest.weights[constant.weight];
   const auto bytes = archive.read(weight.file).first(weight.nbytes);
   TensorPtr mapped = tensor(mapped_storage(archive.file(), bytes));
   const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
   const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped->raw()) % alignment != 0;
-  if (!constant.mutated && !misaligned) return mapped;
+  if (!misaligned) return mapped;
   // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
   StorageRef copy = StorageRef::allocate(bytes.size());
   std::memcpy(copy->data(), bytes.data(), bytes.size());
@@ -194,7 +190,6 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
                   dtype_name(static_cast<DType>(dtype)), ", the manifest has ", dtype_name(constant.dtype));
     }
     constants_.push_back(bind_weight(archive, manifest, constant, shared));
-    serial_ = serial_ || constant.mutated;
     const AtenTensorHandle handle = shims::wrap(constants_.back().get());
     pairs.push_back({it->first.c_str(), handle});
     map.emplace(name, handle);
@@ -208,36 +203,6 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     check_code(api.set_constants_map(handle_, &map, false, true), "giving the model its weights");
   } else {
     throw_error(ErrorKind::kUnsupported, library_->name(), " cannot take its weights from outside; it is too old");
-  }
-}
-
-void Container::wait_for_last_run(cuda::Stream stream) {
-  // A capture takes no events from outside; who replays the graph orders it (SerialScope).
-  if (has_run_ && !cuda::is_capturing(stream)) {
-    cuda::check_driver(cuda::driver().stream_wait_event(stream, last_run_, 0), "waiting for the last run");
-  }
-}
-
-void Container::note_run(cuda::Stream stream) {
-  if (cuda::is_capturing(stream)) return;
-  const cuda::Driver& api = cuda::driver();
-  if (last_run_ == nullptr) cuda::check_driver(api.event_create(&last_run_, cuda::kEventDisableTiming), "running");
-  cuda::check_driver(api.event_record(last_run_, stream), "running");
-  has_run_ = true;
-}
-
-Container::SerialScope::SerialScope(Container& container, cuda::Stream stream)
-    : container_(container), stream_(stream), lock_(container.serial_mutex_, std::defer_lock) {
-  if (!container_.serial_) return;
-  lock_.lock();
-  container_.wait_for_last_run(stream_);
-}
-
-Container::SerialScope::~SerialScope() {
-  if (!container_.serial_) return;
-  try {
-    container_.note_run(stream_);
-  } catch (...) {  // the stream is gone: there is nothing to wait for
   }
 }
 
@@ -257,13 +222,12 @@ void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, P
   std::int32_t code = 0;
   {
     const bool on_cuda = device_.type == DeviceType::kCUDA;
-    std::unique_lock<std::mutex> lock(serial_mutex_, std::defer_lock);
-    if (serial_ || on_cuda) lock.lock();
+    const States::Turn turn(states_.get(), device_, stream);
+    std::unique_lock<std::mutex> lock(enqueue_mutex_, std::defer_lock);
+    if (on_cuda) lock.lock();
     clear_last_error();
     if (on_cuda) {
-      if (serial_) wait_for_last_run(stream);
       code = library_->api().run_single_threaded(handle_, in, inputs.size(), out, outputs.size(), stream, proxy);
-      if (serial_) note_run(stream);
     } else {
       code = library_->api().run(handle_, in, inputs.size(), out, outputs.size(), nullptr, proxy);
     }

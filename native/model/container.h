@@ -13,6 +13,7 @@
 #include "model/cubins.h"
 #include "model/library.h"
 #include "model/manifest.h"
+#include "model/session.h"
 #include "untorch/untorch.h"
 
 namespace untorch {
@@ -26,11 +27,12 @@ struct ProxyExecutor {
 
 class Container {
  public:
-  // Opens the library and gives it its weights: in place from the mapped file or as shared copies on the device, except
-  // those that the model changes, which get a copy of their own. `num_runners` calls may run at the same time; on CUDA
-  // a call only enqueues, so there one model serves all threads.
+  // Gives the library its weights: in place from the mapped file or as shared copies on the device, and those that the
+  // model changes from `states`. `num_runners` calls may run at the same time; on CUDA a call only enqueues, so there
+  // one model serves all threads.
   Container(const std::shared_ptr<const Archive>& archive, const Manifest& manifest, const MethodSpec& spec,
-            Device device, std::size_t num_runners);
+            std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states, Device device,
+            std::size_t num_runners);
   ~Container();
   Container(const Container&) = delete;
   Container& operator=(const Container&) = delete;
@@ -46,10 +48,9 @@ class Container {
   // On CUDA everything is enqueued on `stream`. Throws kModel with what the shims and the library said. Thread-safe.
   void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
            cuda::Stream stream = nullptr);
-  // For a model that changes its buffers: `stream` waits for the last run, and the next run will wait for `stream`.
-  // Nothing for other models. Around graph launches, which the container does not see.
-  class SerialScope;
-  bool serial() const noexcept { return serial_; }
+  // The buffers that the model changes, whose turn every run takes; null when there are none. For graph launches, which
+  // the container does not see.
+  States* states() const noexcept { return states_.get(); }
 
  private:
   void destroy() noexcept;
@@ -57,37 +58,20 @@ class Container {
   TensorPtr bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,
                         const std::vector<StorageRef>& shared) const;
   bool has_folded_constants() const;
-  void wait_for_last_run(cuda::Stream stream);
-  void note_run(cuda::Stream stream);
   [[noreturn]] void fail(const std::string& what) const;
   void check_code(std::int32_t code, const char* what) const;
 
   std::string method_;
-  std::unique_ptr<ModelLibrary> library_;
+  std::shared_ptr<ModelLibrary> library_;
+  std::shared_ptr<States> states_;  // null when the model changes nothing
   ModelApi::Handle handle_ = nullptr;
   std::vector<TensorPtr> constants_;           // the container borrows them
   std::unordered_set<Tensor*> extra_handles_;  // on the same storages: the container makes them and forgets them
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::string in_spec_, out_spec_;
-  bool serial_ = false;  // the model changes its buffers: one call at a time
-  std::mutex serial_mutex_;
+  std::mutex enqueue_mutex_;  // on CUDA: the container is one model
   Device device_;
   std::unique_ptr<CubinFolder> cubins_;
-  cuda::Event last_run_ = nullptr;  // of a serial model on CUDA
-  bool has_run_ = false;
-};
-
-class Container::SerialScope {
- public:
-  SerialScope(Container& container, cuda::Stream stream);
-  ~SerialScope();
-  SerialScope(const SerialScope&) = delete;
-  SerialScope& operator=(const SerialScope&) = delete;
-
- private:
-  Container& container_;
-  cuda::Stream stream_;
-  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace untorch

@@ -318,7 +318,7 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
     }
   }
   {
-    const Container::SerialScope serial(*container_, stream);
+    const States::Turn turn(container_->states(), method_.device(), stream);
     if (captured_.random_count != 0) {
       before_filling();
       const cuda::RandomBase base = cuda::reserve_replay(device_, captured_.random_count);

@@ -53,8 +53,16 @@ class Reader {
       manifest.weights.push_back(
           read_weight(weight, what + " weights[" + std::to_string(manifest.weights.size()) + "]"));
     }
+    if (const json::Value* states = root.find("states", what)) {
+      for (const json::Value& state : states->as_array(what + " states")) {
+        manifest.states.push_back(
+            read_state(state, manifest.weights, what + " states[" + std::to_string(manifest.states.size()) + "]"));
+      }
+    }
+    std::vector<bool> placed(manifest.states.size(), false);
     for (const auto& [name, method] : root.at("methods", what).as_object(what + " methods")) {
-      manifest.methods.push_back(read_method(name, method, manifest.weights, what + " method '" + name + "'"));
+      manifest.methods.push_back(read_method(name, method, manifest, what + " method '" + name + "'"));
+      place_states(manifest, manifest.methods.back(), placed, what + " method '" + name + "'");
     }
     if (manifest.methods.empty()) throw_error(ErrorKind::kInvalidFile, what, " has no methods");
     return manifest;
@@ -174,8 +182,10 @@ class Reader {
     return device != nullptr && !device->is_null() && device->as_string(what + " device") == "cpu";
   }
 
-  ConstantSpec read_constant(const json::Value& value, const std::vector<WeightSpec>& weights,
-                             const std::string& what) const {
+  static constexpr std::size_t kNoState = static_cast<std::size_t>(-1);
+
+  ConstantSpec read_constant(const json::Value& value, const Manifest& manifest, const std::string& what) const {
+    const std::vector<WeightSpec>& weights = manifest.weights;
     ConstantSpec constant;
     constant.name = value.at("name", what).as_string(what + " name");
     constant.fqn = value.at("fqn", what).as_string(what + " fqn");
@@ -188,6 +198,13 @@ class Reader {
     constant.on_cpu = is_on_cpu(value, what);
     if (const json::Value* mutated = value.find("mutated", what))
       constant.mutated = mutated->as_bool(what + " mutated");
+    constant.state = kNoState;
+    if (const json::Value* state = value.find("state", what); state != nullptr && constant.mutated) {
+      constant.state = natural(*state, what + " state");
+      if (constant.state >= manifest.states.size()) {
+        throw_error(ErrorKind::kInvalidFile, what, " names state ", constant.state, " of ", manifest.states.size());
+      }
+    }
     if (constant.weight >= weights.size()) {
       throw_error(ErrorKind::kInvalidFile, what, " names weight ", constant.weight, " of ", weights.size());
     }
@@ -207,7 +224,40 @@ class Reader {
     return constant;
   }
 
-  MethodSpec read_method(const std::string& name, const json::Value& value, const std::vector<WeightSpec>& weights,
+  StateSpec read_state(const json::Value& value, const std::vector<WeightSpec>& weights,
+                       const std::string& what) const {
+    StateSpec state;
+    state.fqn = value.at("fqn", what).as_string(what + " fqn");
+    state.weight = natural(value.at("weight", what), what + " weight");
+    if (state.weight >= weights.size()) {
+      throw_error(ErrorKind::kInvalidFile, what, " names weight ", state.weight, " of ", weights.size());
+    }
+    return state;
+  }
+
+  // A state lies where the methods that share it run. Files from before sessions give every changed constant one.
+  static void place_states(Manifest& manifest, MethodSpec& method, std::vector<bool>& placed, const std::string& what) {
+    const bool on_cpu = method.device.rfind("cuda", 0) != 0;
+    for (ConstantSpec& constant : method.constants) {
+      if (!constant.mutated) continue;
+      const bool here = on_cpu || constant.on_cpu;
+      if (constant.state == kNoState) {
+        constant.state = manifest.states.size();
+        manifest.states.push_back({constant.fqn, constant.weight, here});
+        placed.push_back(true);
+        continue;
+      }
+      StateSpec& state = manifest.states[constant.state];
+      if (state.weight != constant.weight || (placed[constant.state] && state.on_cpu != here)) {
+        throw_error(ErrorKind::kInvalidFile, what, ": the constant '", constant.fqn, "' does not fit state ",
+                    constant.state, ", '", state.fqn, "'");
+      }
+      state.on_cpu = here;
+      placed[constant.state] = true;
+    }
+  }
+
+  MethodSpec read_method(const std::string& name, const json::Value& value, const Manifest& manifest,
                          const std::string& what) const {
     MethodSpec method;
     method.name = name;
@@ -237,7 +287,7 @@ class Reader {
     }
     for (const json::Value& constant : value.at("constants", what).as_array(what + " constants")) {
       method.constants.push_back(
-          read_constant(constant, weights, what + " constant " + std::to_string(method.constants.size())));
+          read_constant(constant, manifest, what + " constant " + std::to_string(method.constants.size())));
     }
     return method;
   }

@@ -43,12 +43,20 @@ struct ConstantSpec {
   std::int64_t storage_offset = 0;
   std::size_t weight = 0;  // index into Manifest::weights
   bool mutated = false;
-  bool on_cpu = false;  // of a method for another device
+  std::size_t state = 0;  // index into Manifest::states, when mutated
+  bool on_cpu = false;    // of a method for another device
 };
 
 struct WeightSpec {
   std::string file;
   std::uint64_t nbytes = 0;
+};
+
+// A buffer that calls change. Every session has its own copy, which all methods that name it share.
+struct StateSpec {
+  std::string fqn;
+  std::size_t weight = 0;  // its initial value: index into Manifest::weights
+  bool on_cpu = true;
 };
 
 struct MethodSpec {
@@ -72,6 +80,7 @@ struct MethodSpec {
 struct Manifest {
   bool stock = false;  // made by PyTorch's own packager
   std::vector<WeightSpec> weights;
+  std::vector<StateSpec> states;
   std::vector<MethodSpec> methods;
 };
 

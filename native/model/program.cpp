@@ -153,6 +153,10 @@ bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std:
   return true;
 }
 
+bool has_states(const MethodSpec& spec) {
+  return std::any_of(spec.constants.begin(), spec.constants.end(), [](const ConstantSpec& c) { return c.mutated; });
+}
+
 std::string describe(const TensorSpec& spec) {
   std::string out = dtype_name(spec.dtype) + "[";
   for (std::size_t d = 0; d < spec.shape.size(); ++d) {
@@ -165,14 +169,50 @@ std::string describe(const TensorSpec& spec) {
 
 }  // namespace
 
+std::shared_ptr<ModelLibrary> MethodLibrary::open() {
+  const std::lock_guard lock(mutex_);
+  if (!library_) {
+    library_ = std::make_shared<ModelLibrary>(archive_->read_checked(spec_.library),
+                                              archive_->file()->path() + ": " + spec_.library, !spec_.has_specs);
+  }
+  return library_;
+}
+
+void MethodLibrary::release() noexcept {
+  const std::lock_guard lock(mutex_);
+  library_.reset();
+}
+
 Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-               const LoadOptions& options, Device device)
-    : archive_(std::move(archive)), manifest_(std::move(manifest)), spec_(spec), options_(options), device_(device) {}
+               const LoadOptions& options, Device device, std::shared_ptr<States> states)
+    : archive_(std::move(archive)),
+      manifest_(std::move(manifest)),
+      spec_(spec),
+      options_(options),
+      device_(device),
+      library_(std::make_shared<MethodLibrary>(archive_, spec)),
+      states_(has_states(spec) ? std::move(states) : nullptr),
+      owner_("program") {}
+
+Method::Method(Method& shared, std::shared_ptr<States> states)
+    : archive_(shared.archive_),
+      manifest_(shared.manifest_),
+      spec_(shared.spec_),
+      options_(shared.options_),
+      device_(shared.device_),
+      library_(shared.library_),
+      states_(shared.states_ ? std::move(states) : nullptr),
+      shared_(states_ ? nullptr : &shared),
+      owner_("session") {}
 
 std::shared_ptr<Container> Method::container() {
   const std::lock_guard lock(mutex_);
-  if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the program is closed");
-  if (!container_) container_ = std::make_shared<Container>(archive_, *manifest_, spec_, device_, options_.num_runners);
+  if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the ", owner_, " is closed");
+  if (shared_ != nullptr) return shared_->container();
+  if (!container_) {
+    container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), states_, device_,
+                                             options_.num_runners);
+  }
   return container_;
 }
 
@@ -402,14 +442,36 @@ Program::Program(const std::string& path, const LoadOptions& options) {
         ", got ", options.num_threads);
   archive_ = std::make_shared<const Archive>(MappedFile::open(path));
   manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
+  std::vector<Device> devices;
   for (const MethodSpec& spec : manifest_->methods) {
-    const Device device = check_machine(path, spec, options.device);
-    methods_.push_back(std::make_unique<Method>(archive_, manifest_, spec, options, device));
+    devices.push_back(check_machine(path, spec, options.device));
+    device_index_ = std::max(device_index_, devices.back().index);
+  }
+  states_ = std::make_shared<States>(archive_, manifest_, device_index_);
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    methods_.push_back(
+        std::make_unique<Method>(archive_, manifest_, manifest_->methods[i], options, devices[i], states_));
   }
 }
 
-void Program::close() noexcept {
+std::unique_ptr<Session> Program::session() {
+  return std::make_unique<Session>(methods_, std::make_shared<States>(archive_, manifest_, device_index_));
+}
+
+Session::Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<States> states)
+    : states_(std::move(states)) {
+  for (const auto& method : methods) methods_.push_back(std::make_unique<Method>(*method, states_));
+}
+
+void Session::close() noexcept {
   for (const auto& method : methods_) method->close();
+}
+
+void Program::close() noexcept {
+  for (const auto& method : methods_) {
+    method->close();
+    method->release_library();
+  }
 }
 
 }  // namespace untorch

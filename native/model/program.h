@@ -27,10 +27,28 @@ struct TensorView {
   bool read_only = false;
 };
 
+// What all sessions' instances of a method have in common: its library, opened when first needed.
+class MethodLibrary {
+ public:
+  MethodLibrary(std::shared_ptr<const Archive> archive, const MethodSpec& spec)
+      : archive_(std::move(archive)), spec_(spec) {}
+  std::shared_ptr<ModelLibrary> open();
+  // Lets go of it; containers that were made keep it.
+  void release() noexcept;
+
+ private:
+  std::shared_ptr<const Archive> archive_;
+  const MethodSpec& spec_;
+  std::mutex mutex_;
+  std::shared_ptr<ModelLibrary> library_;
+};
+
 class Method {
  public:
   Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-         const LoadOptions& options, Device device);
+         const LoadOptions& options, Device device, std::shared_ptr<States> states);
+  // The same method on a session's buffers. One that changes nothing is `shared` itself, which must outlive it.
+  Method(Method& shared, std::shared_ptr<States> states);
 
   const MethodSpec& spec() const noexcept { return spec_; }
   Device device() const noexcept { return device_; }
@@ -47,6 +65,8 @@ class Method {
   // copied to the device in the stream's order.
   void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
   void close() noexcept;
+  // Lets go of the library, for all sessions; for when the program is closed.
+  void release_library() noexcept { library_->release(); }
 
   // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
   void check_inputs(std::span<const TensorView> inputs, const Container& container) const;
@@ -68,6 +88,10 @@ class Method {
   const MethodSpec& spec_;  // in manifest_
   const LoadOptions options_;
   const Device device_;
+  std::shared_ptr<MethodLibrary> library_;
+  std::shared_ptr<States> states_;  // null when the model changes nothing
+  Method* shared_ = nullptr;        // whose container this one uses
+  const char* const owner_;         // "program" or "session", for messages
   ProxyExecutor proxy_;
   std::mutex mutex_;
   std::shared_ptr<Container> container_;
@@ -80,6 +104,21 @@ TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec = nullptr);
 // A view that the loader made itself, of an output that looks at memory of the model library: keeps the container.
 TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container);
 
+// Buffers of its own and the program's methods on them. The program must outlive it.
+class Session {
+ public:
+  Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<States> states);
+
+  // In the program's order.
+  std::span<const std::unique_ptr<Method>> methods() const noexcept { return methods_; }
+  States& states() const noexcept { return *states_; }
+  void close() noexcept;
+
+ private:
+  std::shared_ptr<States> states_;
+  std::vector<std::unique_ptr<Method>> methods_;
+};
+
 class Program {
  public:
   // Maps and checks the file; the methods' libraries are checked and opened when first used.
@@ -88,6 +127,9 @@ class Program {
   const Manifest& manifest() const noexcept { return *manifest_; }
   const Archive& archive() const noexcept { return *archive_; }
   std::span<const std::unique_ptr<Method>> methods() const noexcept { return methods_; }
+  // Buffers as they are in the file. The methods of the program itself have a session of their own.
+  std::unique_ptr<Session> session();
+  States& states() const noexcept { return *states_; }
   // Calls that still run finish; everything is freed when the last of them and the last output that looks at a weight
   // is gone.
   void close() noexcept;
@@ -95,6 +137,8 @@ class Program {
  private:
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
+  int device_index_ = -1;
+  std::shared_ptr<States> states_;
   std::vector<std::unique_ptr<Method>> methods_;
 };
 

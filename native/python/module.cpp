@@ -114,12 +114,23 @@ struct ProgramHandle {
   untorch_program* program;
 };
 
+struct SessionHandle {
+  SessionHandle(std::shared_ptr<ProgramHandle> owner, untorch_session* handle)
+      : program(std::move(owner)), session(handle) {}
+  ~SessionHandle() { untorch_session_free(session); }
+  SessionHandle(const SessionHandle&) = delete;
+  SessionHandle& operator=(const SessionHandle&) = delete;
+  std::shared_ptr<ProgramHandle> program;
+  untorch_session* session;
+};
+
 // One method as a callable. The usual call, arrays by position and a flat result, is served here; any other goes
 // through the functions that the Python side bound.
 class Method {
  public:
-  Method(std::shared_ptr<ProgramHandle> program, untorch_method* method)
-      : program_(std::move(program)), method_(method), name_(untorch_method_name(method)) {}
+  // `owner` keeps the method: its program or its session.
+  Method(std::shared_ptr<void> owner, untorch_method* method)
+      : owner_(std::move(owner)), method_(method), name_(untorch_method_name(method)) {}
 
   const std::string& name() const { return name_; }
 
@@ -253,7 +264,7 @@ class Method {
     return code;
   }
 
-  std::shared_ptr<ProgramHandle> program_;
+  std::shared_ptr<void> owner_;
   untorch_method* method_;
   std::string name_;
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
@@ -293,6 +304,45 @@ class Graph {
  private:
   nb::object method_, general_;
   std::shared_ptr<untorch_graph> graph_;
+};
+
+class Session {
+ public:
+  Session(const std::shared_ptr<ProgramHandle>& program, untorch_session* session)
+      : handle_(std::make_shared<SessionHandle>(program, session)) {}
+
+  nb::list methods() const {
+    nb::list out;
+    const std::size_t count = untorch_program_num_methods(handle_->program->program);
+    for (std::size_t i = 0; i < count; ++i) {
+      out.append(
+          nb::cast(new Method(handle_, untorch_session_method(handle_->session, i)), nb::rv_policy::take_ownership));
+    }
+    return out;
+  }
+  void reset() const {
+    untorch_status status;
+    {
+      nb::gil_scoped_release release;
+      status = untorch_session_reset(nullptr, handle_->session);
+    }
+    check(status);
+  }
+  Session* fork() const {
+    untorch_session* made = nullptr;
+    untorch_status status;
+    {
+      nb::gil_scoped_release release;
+      status = untorch_session_fork(handle_->program->program, handle_->session, &made);
+    }
+    check(status);
+    return new Session(handle_->program, made);
+  }
+  std::size_t nbytes() const { return untorch_session_nbytes(handle_->session); }
+  void close() const { untorch_session_close(handle_->session); }
+
+ private:
+  std::shared_ptr<SessionHandle> handle_;
 };
 
 class Program {
@@ -338,6 +388,20 @@ class Program {
     return json;
   }
 
+  Session* session() const {
+    untorch_session* made = nullptr;
+    check(untorch_program_session(handle_->program, &made));
+    return new Session(handle_, made);
+  }
+  void reset() const {
+    untorch_status status;
+    {
+      nb::gil_scoped_release release;
+      status = untorch_session_reset(handle_->program, nullptr);
+    }
+    check(status);
+  }
+
   bool is_stock() const { return untorch_program_is_stock(handle_->program) != 0; }
   void close() const { untorch_program_close(handle_->program); }
 
@@ -370,12 +434,21 @@ NB_MODULE(_core, m) {
       .def("close", &Graph::close)
       .def_prop_ro("closed", &Graph::closed);
 
+  nb::class_<Session>(m, "Session")
+      .def("methods", &Session::methods)
+      .def("reset", &Session::reset)
+      .def("fork", &Session::fork, nb::rv_policy::take_ownership)
+      .def("nbytes", &Session::nbytes)
+      .def("close", &Session::close);
+
   nb::class_<Program>(m, "Program")
       .def(nb::init<const nb::bytes&, const nb::object&, std::size_t, int>(), nb::arg("path"), nb::arg("device").none(),
            nb::arg("num_runners"), nb::arg("num_threads"))
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)
+      .def("session", &Program::session, nb::rv_policy::take_ownership)
+      .def("reset", &Program::reset)
       .def_prop_ro("is_stock", &Program::is_stock)
       .def("close", &Program::close);
 

@@ -14,7 +14,8 @@ from untorch.runtime.errors import (
     UntorchError,
 )
 from untorch.runtime.graph import Graph
-from untorch.runtime.program import Method, Program, load
+from untorch.runtime.method import Method
+from untorch.runtime.program import Program, Session, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import manual_seed
 from untorch.runtime.stream import stream
@@ -38,6 +39,7 @@ __all__ = [
     "ModelError",
     "OutOfMemoryError",
     "Program",
+    "Session",
     "Tensor",
     "UnsupportedError",
     "UntorchError",

@@ -92,6 +92,23 @@ typedef int32_t (*untorch_proxy_callback)(void* context, int32_t node, int32_t n
 UNTORCH_API void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback callback, void* context);
 UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 
+/* A session: buffers that the methods change (a KV cache) in copies of its own, shared by the methods that name the same
+ * buffer; weights are shared by all sessions. The program's own methods have one to themselves. Free a session before
+ * its program. Methods of one session run one at a time, those of several side by side. */
+typedef struct untorch_session untorch_session;
+UNTORCH_API untorch_status untorch_program_session(untorch_program* program, untorch_session** out);
+/* The program's methods on the session's buffers, in the program's order. They live as long as the session. */
+UNTORCH_API untorch_method* untorch_session_method(const untorch_session* session, size_t index);
+/* Buffers as they are in the file again; for a NULL session, those of the program itself. */
+UNTORCH_API untorch_status untorch_session_reset(untorch_program* program, untorch_session* session);
+/* A new session with the values of now. */
+UNTORCH_API untorch_status untorch_session_fork(untorch_program* program, untorch_session* session,
+                                                untorch_session** out);
+/* Bytes of its buffers so far: each is made when a method that has it is first opened. */
+UNTORCH_API size_t untorch_session_nbytes(const untorch_session* session);
+UNTORCH_API void untorch_session_close(untorch_session* session);
+UNTORCH_API void untorch_session_free(untorch_session* session);
+
 /* Runs the method on views of the caller's memory, which must stay valid during the call. outputs and aliases have
  * num_outputs slots. An output is a new handle (free it), or NULL where the model gives None; aliases[i] is the index
  * of the input whose memory output i is (it stays the caller's), or -1. */

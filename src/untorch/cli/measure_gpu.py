@@ -8,7 +8,7 @@ from typing import Any
 
 from untorch import _core
 from untorch.cli.measure import Plan, Times, measure, summarise
-from untorch.runtime.program import Method
+from untorch.runtime.method import Method
 
 __all__ = ["measure_gpu"]
 

@@ -13,7 +13,8 @@ from untorch.cli.output import DebugOption, JsonOption, emit, make_table, second
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from untorch.runtime.program import Method, Program
+    from untorch.runtime.method import Method
+    from untorch.runtime.program import Program
 
 __all__ = ["DEVICE_HELP", "INPUT_HELP", "pick_method", "run"]
 

@@ -19,7 +19,7 @@ from untorch.export.coverage import find_missing, needed_symbols, raise_if_missi
 from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
-from untorch.export.mutations import Mutations, find_mutations
+from untorch.export.mutations import WRITTEN_ELSEWHERE, Mutations, find_mutations
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
 from untorch.export.progress import Progress
@@ -32,7 +32,8 @@ from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
 __all__ = [
-    "CompiledMethod", "GeneratedCode", "MethodInput", "compile_method", "generate_code", "temporary_folder",
+    "CompiledMethod", "GeneratedCode", "MethodInput", "TracedMethod", "compile_method", "generate_code",
+    "temporary_folder", "trace_method",
 ]  # fmt: skip
 
 # Inductor weighs parallel loops against a number of threads. A fixed one keeps the code the same on every build
@@ -49,6 +50,15 @@ class MethodInput:
     args: tuple[Any, ...] | None
     kwargs: dict[str, Any] | None = None
     dynamic_shapes: Any = None
+
+
+@dataclass
+class TracedMethod:
+    """A method as a graph, with its tensors as attributes."""
+
+    method: MethodInput
+    program: torch.export.ExportedProgram
+    module: fx.GraphModule
 
 
 @dataclass
@@ -81,26 +91,37 @@ class GeneratedCode:
     nodes: dict[str, fx.Node]
 
 
+def trace_method(
+    method: MethodInput, target: CpuTarget, options: ExportOptions, progress: Progress, gpu: CudaTarget | None = None
+) -> TracedMethod:
+    """torch.export of one method, on ``gpu`` if there is one. Raises CompileError or InvalidArgumentError."""
+    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None):
+        with progress.step(f"{method.name}: torch.export"):
+            program = _export(method, options)
+        module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    return TracedMethod(method, program, module)
+
+
 def compile_method(
-    method: MethodInput,
+    traced: TracedMethod,
     target: CpuTarget,
     options: ExportOptions,
     folder: Path,
     progress: Progress,
     gpu: CudaTarget | None = None,
 ) -> CompiledMethod:
-    """Exports and compiles one method with its files below ``folder``; for ``gpu``, if there is one, on which it lies.
+    """Compiles one method with its files below ``folder``; for ``gpu``, if there is one, on which it lies.
 
     Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
     """
+    method, program, module = traced.method, traced.program, traced.module
     device = "cpu" if gpu is None else "cuda"
     on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
-    with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None):
-        with progress.step(f"{method.name}: torch.export"):
-            program = _export(method, options)
+    reads_states = bool(module.meta.get(WRITTEN_ELSEWHERE))
+    with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None, reads_states):
         model = method.model if isinstance(method.model, torch.nn.Module) else None
-        module = program.module()
-        assert isinstance(module, fx.GraphModule)
         mutations = find_mutations(module.graph)
         inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
         with progress.step(f"{method.name}: passes"):

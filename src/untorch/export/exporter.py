@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
-from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder
+from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder, trace_method
 from untorch.export.cuda import Mover, resolve_device
 from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
 from untorch.export.progress import Progress
+from untorch.export.states import StateTable, share_states
 from untorch.export.targets import CpuTarget, resolve_cpu
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
@@ -96,19 +97,28 @@ def export(
     with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
         compiled: list[CompiledMethod] = []
         entries: dict[str, Any] = {}
+        states = StateTable()
         mover = Mover(gpu.device) if gpu is not None else None
+        traced = []
         for method in methods:
-            place = folder / method.name
-            place.mkdir()
             if mover is not None:
                 with progress.step(f"{method.name}: move"):
                     method = _move(method, mover)
-            result = compile_method(method, target, resolved, place, progress, gpu)
+            traced.append(trace_method(method, target, resolved, progress, gpu))
+        share_states(traced)
+        for graph in traced:
+            name = graph.method.name
+            place = folder / name
+            place.mkdir()
+            result = compile_method(graph, target, resolved, place, progress, gpu)
             compiled.append(result)
-            constants = store.add_method(result.constants, result.tensors, result.mutations.attributes, result.device)
-            entries[method.name] = _method_entry(result, constants, target, resolved)
+            constants, storages = store.add_method(
+                result.constants, result.tensors, result.mutations.attributes, result.device
+            )
+            states.add_method(name, result.device, constants, storages)
+            entries[name] = _method_entry(result, constants, target, resolved)
         with progress.step("write"):
-            _write(writer, compiled, store, entries)
+            _write(writer, compiled, store, states, entries)
             finished = writer.finish()
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
@@ -220,7 +230,13 @@ def _method_entry(
     }
 
 
-def _write(writer: ArchiveWriter, compiled: list[CompiledMethod], store: WeightStore, entries: dict[str, Any]) -> None:
+def _write(
+    writer: ArchiveWriter,
+    compiled: list[CompiledMethod],
+    store: WeightStore,
+    states: StateTable,
+    entries: dict[str, Any],
+) -> None:
     from untorch import __version__
 
     for method in compiled:
@@ -234,6 +250,7 @@ def _write(writer: ArchiveWriter, compiled: list[CompiledMethod], store: WeightS
         "untorch_version": __version__,
         "torch_version": torch.__version__,
         "weights": store.entries,
+        "states": states.entries,
         "methods": entries,
     }
     writer.write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["Aliases", "Mutations", "find_mutations", "is_mutating"]
+__all__ = ["WRITTEN_ELSEWHERE", "Aliases", "Mutations", "find_mutations", "is_mutating"]
 
 _aten = torch.ops.aten
 # They write into arguments 3 and 4, the running statistics, when argument 5 is true; their schemas do not say so.
@@ -23,6 +23,10 @@ class Mutations:
 
     attributes: frozenset[str]
     inputs: frozenset[str]
+
+
+# In a module's meta: names of attributes that are written by another method of the file, which shares them.
+WRITTEN_ELSEWHERE = "untorch_written_elsewhere"
 
 
 class Aliases:
@@ -38,8 +42,11 @@ class Aliases:
         self._members: dict[fx.Node, list[fx.Node]] = {}
         self._written: set[fx.Node] = set()
         storages: dict[int, fx.Node] = {}
+        elsewhere = getattr(graph.owning_module, "meta", {}).get(WRITTEN_ELSEWHERE, frozenset())
         for node in graph.nodes:
             self._parent[node], self._members[node] = node, [node]
+            if node.op == "get_attr" and node.target in elsewhere:
+                self._written.add(node)
             for value in pytree.tree_leaves(node.meta.get("val")):
                 if isinstance(value, torch.Tensor) and value.layout == torch.strided:
                     self.join(node, storages.setdefault(value.untyped_storage()._cdata, node))

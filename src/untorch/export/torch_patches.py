@@ -4,7 +4,7 @@
 |---|---|---|---|
 | vector_isa | 2.11–2.15 | Inductor probes a vector ISA by loading a library that it links like the model. With our library among `custom_op_libs` the probe cannot be loaded, and Inductor falls back to scalar code without a word. A target other than the build machine's own cannot be probed at all. | test_compile.py::test_the_isa_probe_still_fails_with_custom_op_libs |
 | march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
-| changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. | test_changing_scalars.py::test_torch_still_folds_them |
+| changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. Where another method of the file writes, it also writes small ones into the code. | test_changing_scalars.py::test_torch_still_folds_them |
 | small_loops | 2.11–2.15 | With `cpp.dynamic_threads` Inductor opens a parallel region for every loop, however small; starting threads costs more than a few thousand elements do. Loops whose size is known and small stay on one thread. | test_small_loops.py::test_torch_still_parallelises_small_loops |
 | cuda_home | 2.11–2.15 | torch takes the folder above the first `nvcc` on the PATH for the toolkit, also where that is a link or a script, and then finds no headers. | test_cuda.py::test_torch_still_takes_the_folder_above_nvcc |
 | lstm_hidden_state | 2.11 | The decomposition of an LSTM gives its last hidden states a dimension too many. | test_compile.py::test_torch_gives_an_lstms_hidden_state_its_shape |
@@ -28,11 +28,11 @@ __all__ = ["compile_patches", "generated_only", "has_cpp_march", "torch_version"
 
 
 @contextlib.contextmanager
-def compile_patches(target: CpuTarget, cuda: bool = False) -> Iterator[None]:
-    """All patches, for one compile for ``target``, and for CUDA if so."""
+def compile_patches(target: CpuTarget, cuda: bool = False, reads_states: bool = False) -> Iterator[None]:
+    """All patches, for one compile for ``target``, for CUDA if so, of a method that reads what others write if so."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(treespec_warning())
-        stack.enter_context(_changing_scalars())
+        stack.enter_context(_changing_scalars(reads_states))
         stack.enter_context(_small_loops())
         stack.enter_context(_lstm_hidden_state())
         if cuda:
@@ -120,20 +120,25 @@ def _march(march: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _changing_scalars() -> Iterator[None]:
+def _changing_scalars(reads_states: bool) -> Iterator[None]:
+    from torch._inductor import config
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 
     original = UniformValueConstantFolder._deduce_value
 
     def patched(self: Any, node: torch.fx.Node) -> Any:
-        # After functionalisation a write is a copy_ back into the buffer.
-        if node.op == "get_attr" and any(
-            user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users
+        # After functionalisation a write is a copy_ back into the buffer. Another method's is not seen here, and names
+        # are not what they were.
+        if node.op == "get_attr" and (
+            reads_states
+            or any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users)
         ):
             return self.unknown_value
         return original(self, node)
 
-    with _replaced(UniformValueConstantFolder, "_deduce_value", patched):
+    # Small tensors become numbers in the code, but for those that the method itself writes.
+    keep: Any = config.patch(always_keep_tensor_constants=True) if reads_states else contextlib.nullcontext()
+    with keep, _replaced(UniformValueConstantFolder, "_deduce_value", patched):
         yield
 
 
@@ -180,7 +185,7 @@ def torch_version() -> tuple[int, int]:
 def _lstm_hidden_state() -> Iterator[None]:
     from torch._decomp import decompositions
 
-    original = decompositions.one_layer_lstm
+    original: Any = decompositions.one_layer_lstm
 
     def one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         out, states = original(*args, **kwargs)

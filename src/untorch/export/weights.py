@@ -79,10 +79,10 @@ class WeightStore:
         tensors: dict[str, torch.Tensor],
         mutated: frozenset[str],
         device: str = "cpu",
-    ) -> list[dict[str, Any]]:
-        """Stores a method's constants and returns their manifest entries.
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """Stores a method's constants; gives their manifest entries, and which of them lie in one storage (a number).
 
-        ``tensors`` is by FQN; ``mutated`` are the FQNs that the method writes, whose storages count as written too.
+        ``tensors`` is by FQN; ``mutated`` are the FQNs that are written, whose storages count as written too.
         ``device`` is the method's: a constant that lies elsewhere says so.
         """
         used: dict[int, int] = {}
@@ -95,9 +95,11 @@ class WeightStore:
                 written.add(pointer)
         stored: dict[tuple[int, int, int], int] = {}
         entries = []
+        pointers: list[int] = []
         for constant in constants:
             tensor = self._tensor(constant, tensors)
             storage = tensor.untyped_storage()
+            pointers.append(storage.data_ptr() or -len(pointers) - 1)  # empty ones share nothing
             pointer, start, offset = storage.data_ptr(), 0, int(tensor.storage_offset())
             length = storage.nbytes()
             extent = _extent(tensor) * tensor.element_size()
@@ -121,7 +123,7 @@ class WeightStore:
                     **elsewhere,
                 }
             )
-        return entries
+        return entries, pointers
 
     def _tensor(self, constant: Constant, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         tensor = tensors.get(constant.fqn)

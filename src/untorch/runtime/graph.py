@@ -10,7 +10,7 @@ from untorch import _core
 from untorch.runtime.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from untorch.runtime.program import Method
+    from untorch.runtime.method import Method
 
 __all__ = ["Graph"]
 

@@ -1,0 +1,142 @@
+// Initial values come from the mapped file each time: a copy on the device would double what a cache takes.
+#include "model/session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/device.h"
+#include "cuda/memory_pool.h"
+#include "cuda/transfer.h"
+#include "model/device_weights.h"
+
+namespace untorch {
+namespace {
+
+std::span<const std::byte> initial(const Archive& archive, const Manifest& manifest, const StateSpec& state) {
+  const WeightSpec& weight = manifest.weights[state.weight];
+  return archive.read(weight.file).first(weight.nbytes);
+}
+
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+cuda::DevicePtr address(const StorageRef& storage) { return reinterpret_cast<cuda::DevicePtr>(storage->data()); }
+
+}  // namespace
+
+States::States(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, int device_index)
+    : archive_(std::move(archive)),
+      manifest_(std::move(manifest)),
+      device_index_(device_index),
+      buffers_(manifest_->states.size()) {
+  for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].on_cpu = manifest_->states[i].on_cpu;
+}
+
+States::~States() {
+  if (last_ != nullptr) (void)cuda::driver().event_destroy(last_);
+}
+
+StorageRef States::make(std::size_t index, bool filled) const {
+  const StateSpec& state = manifest_->states[index];
+  const auto bytes = initial(*archive_, *manifest_, state);
+  if (!state.on_cpu) {
+    return filled ? private_device_weight(*archive_, *manifest_, state.weight, device_index_)
+                  : cuda::allocate_unpooled(bytes.size(), device_index_);
+  }
+  StorageRef storage = StorageRef::allocate(bytes.size());
+  if (filled && !bytes.empty()) std::memcpy(storage->data(), bytes.data(), bytes.size());
+  return storage;
+}
+
+StorageRef States::storage(std::size_t index) {
+  const std::lock_guard lock(buffers_mutex_);
+  Buffer& buffer = buffers_.at(index);
+  if (!buffer.storage) buffer.storage = make(index, true);
+  return buffer.storage;
+}
+
+std::size_t States::nbytes() const {
+  const std::lock_guard lock(buffers_mutex_);
+  std::size_t total = 0;
+  for (const Buffer& buffer : buffers_) total += buffer.storage ? buffer.storage->nbytes() : 0;
+  return total;
+}
+
+void States::reset() {
+  const Device device{device_index_ >= 0 ? DeviceType::kCUDA : DeviceType::kCPU, device_index_};
+  const bool on_cuda = device.type == DeviceType::kCUDA;
+  std::unique_ptr<cuda::DeviceGuard> guard;
+  if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device_index_);
+  const cuda::Stream stream = on_cuda ? cuda::call_stream(device_index_) : nullptr;
+  const Turn turn(this, device, stream);
+  const std::lock_guard lock(buffers_mutex_);
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    const StorageRef& storage = buffers_[i].storage;
+    if (!storage) continue;
+    const auto bytes = initial(*archive_, *manifest_, manifest_->states[i]);
+    if (bytes.empty()) continue;
+    if (buffers_[i].on_cpu) {
+      std::memcpy(storage->data(), bytes.data(), bytes.size());
+    } else if (all_zero(bytes)) {
+      cuda::check_driver(cuda::driver().memset_d8_async(address(storage), 0, bytes.size(), stream), "resetting");
+    } else {
+      cuda::check_driver(cuda::driver().memcpy_h2d_async(address(storage), bytes.data(), bytes.size(), stream),
+                         "resetting");
+    }
+  }
+}
+
+std::shared_ptr<States> States::fork() {
+  auto copy = std::make_shared<States>(archive_, manifest_, device_index_);
+  const Device device{device_index_ >= 0 ? DeviceType::kCUDA : DeviceType::kCPU, device_index_};
+  const bool on_cuda = device.type == DeviceType::kCUDA;
+  std::unique_ptr<cuda::DeviceGuard> guard;
+  if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device_index_);
+  const cuda::Stream stream = on_cuda ? cuda::call_stream(device_index_) : nullptr;
+  const Turn mine(this, device, stream), theirs(copy.get(), device, stream);
+  const std::lock_guard lock(buffers_mutex_);
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    const StorageRef& from = buffers_[i].storage;
+    if (!from) continue;  // still as in the file, for both
+    StorageRef to = make(i, false);
+    if (from->nbytes() != 0 && buffers_[i].on_cpu) {
+      std::memcpy(to->data(), from->data(), from->nbytes());
+    } else if (from->nbytes() != 0) {
+      cuda::check_driver(cuda::driver().memcpy_async(address(to), address(from), from->nbytes(), stream), "forking");
+    }
+    copy->buffers_[i].storage = std::move(to);
+  }
+  return copy;
+}
+
+void States::wait(cuda::Stream stream) {
+  if (has_run_ && !cuda::is_capturing(stream)) {
+    cuda::check_driver(cuda::driver().stream_wait_event(stream, last_, 0), "waiting for the last run");
+  }
+}
+
+void States::note(cuda::Stream stream) {
+  if (cuda::is_capturing(stream)) return;
+  const cuda::Driver& api = cuda::driver();
+  if (last_ == nullptr) cuda::check_driver(api.event_create(&last_, cuda::kEventDisableTiming), "running");
+  cuda::check_driver(api.event_record(last_, stream), "running");
+  has_run_ = true;
+}
+
+States::Turn::Turn(States* states, Device device, cuda::Stream stream)
+    : states_(states), on_cuda_(device.type == DeviceType::kCUDA), stream_(stream) {
+  if (states_ == nullptr) return;
+  lock_ = std::unique_lock(states_->turn_);
+  if (on_cuda_) states_->wait(stream_);
+}
+
+States::Turn::~Turn() {
+  if (states_ == nullptr || !on_cuda_) return;
+  try {
+    states_->note(stream_);
+  } catch (...) {  // the stream is gone: there is nothing to wait for
+  }
+}
+
+}  // namespace untorch

@@ -1,0 +1,95 @@
+"""Buffers that calls change, and which methods of a file share them: a session has one copy of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from untorch.export.compile import TracedMethod
+from untorch.export.errors import CompileError
+from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
+from untorch.export.passes.attributes import attribute
+
+__all__ = ["StateTable", "share_states"]
+
+
+def share_states(methods: Sequence[TracedMethod]) -> None:
+    """Tells every method which of its tensors others write: those of the same name, dtype and shape.
+
+    A method that only reads such a buffer must not take it for a constant.
+    """
+    written: dict[str, set[tuple[torch.dtype, tuple[int, ...]]]] = {}
+    own = [find_mutations(method.module.graph).attributes for method in methods]
+    for method, names in zip(methods, own, strict=True):
+        for name in names:
+            written.setdefault(name, set()).add(_kind(attribute(method.module, name)))
+    for method, names in zip(methods, own, strict=True):
+        read = {str(node.target) for node in method.module.graph.nodes if node.op == "get_attr"} - names
+        method.module.meta[WRITTEN_ELSEWHERE] = frozenset(
+            name for name in read & written.keys() if _kind(attribute(method.module, name)) in written[name]
+        )
+
+
+def _kind(tensor: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+@dataclass
+class _State:
+    weight: int
+    shapes: dict[str, tuple[str, tuple[int, ...]]]
+    device: str
+    methods: list[str] = field(default_factory=list)
+
+
+class StateTable:
+    """The states of a file. Methods are added one after the other; what they name alike is one state."""
+
+    def __init__(self) -> None:
+        self._states: list[_State] = []
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """As the manifest has them: the name, the initial value, and the methods that share it."""
+        return [{"fqn": min(state.shapes), "weight": state.weight, "methods": state.methods} for state in self._states]
+
+    def add_method(self, method: str, device: str, constants: list[dict[str, Any]], storages: Sequence[int]) -> None:
+        """Gives every changed constant (a manifest entry) its state. ``storages``: the constants' memory, by identity.
+
+        Raises CompileError when methods name a buffer alike and give it different initial values.
+        """
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for constant, storage in zip(constants, storages, strict=True):
+            if constant["mutated"]:
+                groups.setdefault(storage, []).append(constant)
+        for group in groups.values():
+            shapes = {c["fqn"]: (c["dtype"], tuple(c["shape"])) for c in group}
+            where = group[0].get("device", device)
+            index = self._find(method, shapes, group[0]["weight"], where)
+            state = self._states[index]
+            state.shapes |= shapes
+            state.methods.append(method)
+            for constant in group:
+                constant["state"] = index
+
+    def _find(self, method: str, shapes: dict[str, tuple[str, tuple[int, ...]]], weight: int, device: str) -> int:
+        for index, state in enumerate(self._states):
+            common = [name for name, shape in shapes.items() if state.shapes.get(name) == shape]
+            if not common or method in state.methods:
+                continue
+            if state.device != device:
+                raise CompileError(
+                    f"methods {state.methods[0]!r} and {method!r} share the buffer {common[0]!r}, which the one has on "
+                    f"{state.device} and the other on {device}: keep it on one device"
+                )
+            if state.weight != weight:
+                raise CompileError(
+                    f"methods {state.methods[0]!r} and {method!r} both have a buffer {common[0]!r} that calls change, "
+                    f"with different values: a session has one; give both modules the same values, or other names"
+                )
+            return index
+        self._states.append(_State(weight, shapes, device))
+        return len(self._states) - 1
