@@ -77,6 +77,9 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*C, "weight"), 1, "names weight 1 of 1"),
     ((*C, "weight"), HUGE, "of 1"),
     ((*C, "mutated"), 1, "mutated is not true or false"),
+    (("states",), 1, "states is not"),
+    (("states",), [{"fqn": "s"}], "weight"),
+    (("states",), [{"fqn": "s", "weight": 1}], "names weight 1 of 1"),
 ]
 
 
@@ -164,6 +167,16 @@ def test_a_mutated_constant_gets_a_copy(package: Package, prober: Prober) -> Non
     # The manifest's shape is smaller than what the library reads.
     lie = package.with_manifest((*C, "mutated"), True).with_manifest((*C, "shape"), [1])
     assert prober.open(lie.bytes()) == "ok: [1.0, 4.0, 7.0, 10.0]"
+
+
+def test_states_that_do_not_fit(package: Package, prober: Prober) -> None:
+    mutated = package.with_manifest((*C, "mutated"), True)
+    assert "names state 0 of 0" in prober.open(mutated.with_manifest((*C, "state"), 0).bytes())
+    good = mutated.with_manifest(("states",), [{"fqn": "s", "weight": 0}]).with_manifest((*C, "state"), 0)
+    assert prober.open(good.bytes()) == "ok: [1.0, 4.0, 7.0, 10.0]"
+    for number in (1, HUGE, -1):
+        answer = prober.open(good.with_manifest((*C, "state"), number).bytes())
+        assert answer.startswith("InvalidFileError:") and "state" in answer
 
 
 def test_a_misaligned_weight_is_copied(package: Package, prober: Prober) -> None:

@@ -41,6 +41,12 @@ def own_package() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def cache_package() -> pathlib.Path:
+    """Made by untorch.export: put and get on the same rows, and plain, on the same weight."""
+    return compiled("cache")
+
+
+@pytest.fixture(scope="session")
 def stock_tree() -> pathlib.Path:
     """Made by PyTorch: a dict and a keyword in; a dict with an alias, a list and a None out."""
     return compiled("stock_tree")

@@ -53,6 +53,41 @@ class Counter(torch.nn.Module):
         return x + self.count
 
 
+class Cache(torch.nn.Module):
+    """Eight rows, how many of them are filled, and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, generator=generator))
+        self.register_buffer("rows", torch.full((8, 4), 0.25))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+
+
+class Put(Cache):
+    """Writes a row and counts; gives the number of rows before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.filled.clone()
+        self.rows.index_copy_(0, self.filled.reshape(1), (x @ self.weight)[None])
+        self.filled += 1
+        return before
+
+
+class Get(Cache):
+    """Only reads: all rows, weighed, and their number."""
+
+    def forward(self, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rows * scale, self.filled + 0
+
+
+class Stateless(Cache):
+    """Uses the weight alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
 class Tree(torch.nn.Module):
     """A dict and a keyword in, a tree out."""
 
@@ -90,6 +125,13 @@ def main(kind: str, path: str) -> None:
             },
             path,
         )
+        return
+    if kind == "cache":
+        from untorch.export import export
+
+        x, scale = torch.randn(4), torch.ones(())
+        methods = {"put": (Put(), (x,)), "get": (Get(), (scale,)), "plain": (Stateless(), (x,))}
+        export(methods, path)
         return
     model, args, kwargs = Linear(), (x,), None
     if kind == "stock_tree":

@@ -5,6 +5,7 @@
 | vector_isa | 2.11–2.15 | Inductor probes a vector ISA by loading a library that it links like the model. With our library among `custom_op_libs` the probe cannot be loaded, and Inductor falls back to scalar code without a word. A target other than the build machine's own cannot be probed at all. | test_compile.py::test_the_isa_probe_still_fails_with_custom_op_libs |
 | march | < 2.13 | There is no `cpp.march`: the flag -march=native is fixed. | test_compile.py::test_torch_has_cpp_march |
 | changing_scalars | 2.11–2.15 | Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter would stay at its first value. Where another method of the file writes, it also writes small ones into the code. | test_changing_scalars.py::test_torch_still_folds_them |
+| clones_of_buffers | 2.11–2.15 | A clone of a buffer that is written afterwards is dropped as doing nothing, and an output that is to have the value of before has that of after. | test_changing_scalars.py::test_torch_still_drops_clones |
 | small_loops | 2.11–2.15 | With `cpp.dynamic_threads` Inductor opens a parallel region for every loop, however small; starting threads costs more than a few thousand elements do. Loops whose size is known and small stay on one thread. | test_small_loops.py::test_torch_still_parallelises_small_loops |
 | cuda_home | 2.11–2.15 | torch takes the folder above the first `nvcc` on the PATH for the toolkit, also where that is a link or a script, and then finds no headers. | test_cuda.py::test_torch_still_takes_the_folder_above_nvcc |
 | lstm_hidden_state | 2.11 | The decomposition of an LSTM gives its last hidden states a dimension too many. | test_compile.py::test_torch_gives_an_lstms_hidden_state_its_shape |
@@ -33,6 +34,7 @@ def compile_patches(target: CpuTarget, cuda: bool = False, reads_states: bool = 
     with contextlib.ExitStack() as stack:
         stack.enter_context(treespec_warning())
         stack.enter_context(_changing_scalars(reads_states))
+        stack.enter_context(_clones_of_buffers())
         stack.enter_context(_small_loops())
         stack.enter_context(_lstm_hidden_state())
         if cuda:
@@ -179,6 +181,35 @@ def torch_version() -> tuple[int, int]:
     """(major, minor) of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def _kept_clone(*_: Any) -> None:
+    """Stands in for a clone while no-ops are dropped."""
+
+
+@contextlib.contextmanager
+def _clones_of_buffers() -> Iterator[None]:
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.remove_noop_ops
+
+    def written(node: Any) -> bool:
+        if not isinstance(node, torch.fx.Node) or node.op != "get_attr":
+            return False
+        return any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users)
+
+    def patched(graph: torch.fx.Graph) -> None:
+        kept = [n for n in graph.nodes if n.target is torch.ops.aten.clone.default and written(n.args[0])]
+        for node in kept:
+            node.target = _kept_clone
+        try:
+            original(graph)
+        finally:
+            for node in kept:
+                node.target = torch.ops.aten.clone.default
+
+    with _replaced(post_grad, "remove_noop_ops", patched):
+        yield
 
 
 @contextlib.contextmanager

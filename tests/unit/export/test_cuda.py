@@ -185,9 +185,9 @@ def test_tensors_that_lie_elsewhere_say_so() -> None:
     assert output is not None and output["device"] == "cpu"
     store = WeightStore()
     constants = [Constant("x", "x", (2,), (1,))]
-    [entry] = store.add_method(constants, {"x": torch.ones(2)}, frozenset(), "cuda")
+    [entry], _ = store.add_method(constants, {"x": torch.ones(2)}, frozenset(), "cuda")
     assert entry["device"] == "cpu"
-    [entry] = store.add_method(constants, {"x": torch.ones(2)}, frozenset())
+    [entry], _ = store.add_method(constants, {"x": torch.ones(2)}, frozenset())
     assert "device" not in entry
 
 

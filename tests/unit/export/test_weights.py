@@ -38,7 +38,7 @@ def constant(name: str, tensor: torch.Tensor) -> Constant:
 
 
 def add(store: WeightStore, mutated: frozenset[str] = frozenset(), **tensors: torch.Tensor) -> list[dict[str, object]]:
-    return store.add_method([constant(name, t) for name, t in tensors.items()], tensors, mutated)
+    return store.add_method([constant(name, t) for name, t in tensors.items()], tensors, mutated)[0]
 
 
 def read(store: WeightStore, entry: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
