@@ -1,0 +1,140 @@
+"""A causal language model in two methods on one cache: exported with transformers, generating without it and torch.
+
+    python causal_lm.py build Qwen/Qwen3-0.6B -o qwen.pt2          # or --tiny qwen3: random weights, nothing is loaded
+    python causal_lm.py run qwen.pt2 --prompt "The capital of France is" --tokenizer tokenizer.json
+    python causal_lm.py run qwen.pt2 --tokens 5,17,3 --new 20
+
+`prefill` takes the prompt, `decode` one token; both give the logits of what comes next. Keys, values and the position
+are buffers that calls change, so a session has its own: generations run side by side on one copy of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import untorch
+
+TINY = {"llama": "Llama", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+
+
+def tiny_model(kind: str) -> Any:
+    """A model of the architecture with random weights."""
+    import torch
+    import transformers
+
+    name = TINY[kind] + ("Text" if kind == "gemma3" else "")
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=64, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return getattr(transformers, f"{TINY[kind]}ForCausalLM")(config).eval()
+
+
+def with_cache(model: Any, length: int) -> Any:
+    """The model as a module of tokens [1, n] to logits [1, vocabulary], which keeps up to ``length`` positions."""
+    import torch
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    text = model.config.get_text_config()
+
+    class WithCache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.cache = StaticCache(config=text, max_cache_len=length)
+            # A sliding layer decides in Python where its window is; the mask does it for a whole one.
+            self.cache.layers = [StaticLayer(length) for _ in self.cache.layers]
+            heads, width = text.num_key_value_heads, getattr(text, "head_dim", None)
+            width = width or text.hidden_size // text.num_attention_heads
+            parameter = next(model.parameters())
+            self.cache.early_initialization(1, heads, width, parameter.dtype, parameter.device)
+            for i, layer in enumerate(self.cache.layers):
+                self.register_buffer(f"keys_{i}", layer.keys)
+                self.register_buffer(f"values_{i}", layer.values)
+                self.register_buffer(f"position_{i}", layer.cumulative_length.clone())
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            for i, layer in enumerate(self.cache.layers):
+                layer.keys, layer.values = getattr(self, f"keys_{i}"), getattr(self, f"values_{i}")
+                layer.cumulative_length = getattr(self, f"position_{i}")
+            out = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            return out.logits[:, -1].float()
+
+    return WithCache().eval()
+
+
+def build(model: Any, path: pathlib.Path, length: int, **options: Any) -> None:
+    """Writes ``prefill`` and ``decode`` of a transformers model to one file."""
+    import torch
+    from torch.export import Dim
+
+    from untorch.export import export
+
+    module = with_cache(model, length)
+    prompt, token = torch.ones(1, 7, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
+    prefill = {"model": module, "args": (prompt,), "dynamic_shapes": ({1: Dim("n", min=2, max=length)},)}
+    export({"prefill": prefill, "decode": (module, (token,))}, path, **options)
+
+
+def generate(session: untorch.Session, tokens: list[int], new: int) -> Iterator[int]:
+    """The likeliest next token, ``new`` times, from a session that is as in the file."""
+    import numpy
+
+    for position in range(new):
+        if position == 0 and len(tokens) > 1:
+            logits = session.prefill(numpy.array([tokens]))
+        else:
+            logits = session.decode(numpy.array([tokens[-1:]]))
+        tokens = [int(logits[0].argmax())]
+        yield tokens[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("build", help="needs torch, transformers and untorch[export]")
+    make.add_argument("model", nargs="?", help="a name or folder that transformers knows")
+    make.add_argument("--tiny", choices=list(TINY), help="random weights instead")
+    make.add_argument("-o", "--output", type=pathlib.Path, required=True)
+    make.add_argument("--length", type=int, default=256, help="positions that the cache has")
+    make.add_argument("--device", default="cpu")
+    run = commands.add_parser("run", help="needs numpy and untorch")
+    run.add_argument("package", type=pathlib.Path)
+    run.add_argument("--tokens", help="numbers with commas between them")
+    run.add_argument("--prompt")
+    run.add_argument("--tokenizer", help="the tokenizer.json that --prompt goes through (needs tokenizers)")
+    run.add_argument("--new", type=int, default=20, help="tokens to generate")
+    options = parser.parse_args()
+    if options.command == "build":
+        if options.tiny is None:
+            import transformers
+
+            model = transformers.AutoModelForCausalLM.from_pretrained(options.model).eval()
+        else:
+            model = tiny_model(options.tiny)
+        build(model, options.output, options.length, device=options.device)
+        return
+
+    import untorch
+
+    tokenizer = None
+    if options.prompt is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(options.tokenizer)
+        tokens = tokenizer.encode(options.prompt).ids
+    else:
+        tokens = [int(number) for number in options.tokens.split(",")]
+    with untorch.load(options.package) as program, program.session() as session:
+        found = list(generate(session, tokens, options.new))
+    print(tokenizer.decode(found) if tokenizer is not None else ",".join(map(str, found)))
+
+
+if __name__ == "__main__":
+    main()
