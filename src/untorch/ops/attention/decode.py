@@ -22,7 +22,7 @@ __all__ = ["combine", "decode"]
 def _is_visible(mask, offsets, inside, MASK: tl.constexpr):
     """1 if the mask lets any query see any key of a block, else 0."""
     if MASK == 1:
-        seen = tl.load(mask + offsets, inside, other=0) != 0
+        seen = tl.load(mask + offsets, inside, other=0).to(tl.int1)
     else:
         seen = tl.load(mask + offsets, inside, other=float("-inf")) > float("-inf")
     return tl.max(tl.max(seen.to(tl.int32), 1), 0)

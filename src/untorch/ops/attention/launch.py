@@ -115,14 +115,15 @@ def launch_decode(
     blocks = (keys + config.block_n - 1) // config.block_n
     splits = _max(1, _min(blocks, config.programs * processors // _max(1, pairs)))
     single = _known(splits == 1)
-    parts, peaks, totals = out, out, out
+    # A tensor that a kernel does not touch must not be one that it writes: torch would make it a copy.
+    parts, peaks, totals = q, q, q
     if not single:
         parts = q.new_empty((pairs, splits, rows, width_v), dtype=torch.float32)
         peaks = q.new_empty((pairs, splits, rows), dtype=torch.float32)
         totals = q.new_empty((pairs, splits, rows), dtype=torch.float32)
     kind, mask_tensor, mask_strides = _mask(mask, q)
     wrap(decode)[(pairs * splits,)](
-        q, k, v, mask_tensor, out, parts, peaks, totals,
+        q, k, v, mask_tensor, out if single else q, parts, peaks, totals,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides, *_result_strides(out),
         heads_kv, group, queries, keys, splits,
         SCALE=factor, NEGATE=negate, WIDTH=int(width), WIDTH_V=int(width_v),
@@ -173,9 +174,7 @@ def _mask(mask: torch.Tensor | None, q: torch.Tensor) -> tuple[int, torch.Tensor
     strides: list[Any] = [0] * (4 - mask.dim())
     for size, stride in zip(mask.shape, mask.stride(), strict=True):
         strides.append(0 if _known(size == 1) else stride)
-    if mask.dtype == torch.bool:
-        return 1, mask.view(torch.uint8), strides
-    return 2, mask, strides
+    return 1 if mask.dtype == torch.bool else 2, mask, strides
 
 
 def _are_aligned(*tensors: torch.Tensor) -> bool:

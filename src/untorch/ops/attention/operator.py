@@ -13,19 +13,10 @@ from torch._library.custom_ops import CustomOpDef
 
 from untorch.ops.attention.reference import attention_reference
 
-__all__ = ["DTYPES", "MAX_WIDTH", "OPERATOR", "attention", "has_triton"]
+__all__ = ["DTYPES", "MAX_WIDTH", "OPERATOR", "attention"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 256
-
-
-def has_triton() -> bool:
-    """Whether Triton can be imported here."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _attention(

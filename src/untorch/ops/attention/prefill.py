@@ -30,7 +30,7 @@ def dot(a, b, acc, PRECISE: tl.constexpr):
 def score_mask(mask, pointers, inside, scores, MASK: tl.constexpr):
     """Scores (in powers of two) with a mask applied. MASK: 1 of bool, 2 additive."""
     if MASK == 1:
-        return tl.where(tl.load(mask + pointers, inside, other=0) != 0, scores, float("-inf"))
+        return tl.where(tl.load(mask + pointers, inside, other=0).to(tl.int1), scores, float("-inf"))
     added = tl.load(mask + pointers, inside, other=0.0).to(tl.float32)
     # The lowest finite number stays finite: a row of them is a mean, a row of -inf is nothing.
     finite = tl.maximum(added * 1.4426950408889634, -3.3e38)
