@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from untorch.ops.attention.configs import DecodeConfig, PrefillConfig, block_width, decode_config, prefill_config
+from untorch.ops.attention.configs import (
+    DecodeConfig,
+    PrefillConfig,
+    block_width,
+    decode_config,
+    decode_rows,
+    prefill_config,
+)
 from untorch.ops.attention.decode import combine, decode
 from untorch.ops.attention.prefill import prefill
 
-__all__ = ["DECODE_ROWS", "launch", "launch_decode", "launch_prefill", "uses_decode"]
+__all__ = ["launch", "launch_decode", "launch_prefill", "uses_decode"]
 
 Wrap = Callable[[Any], Any]
 
@@ -25,18 +32,16 @@ Wrap = Callable[[Any], Any]
 _max: Callable[[Any, Any], Any] = torch.sym_max
 _min: Callable[[Any, Any], Any] = torch.sym_min
 
-# The largest tile of queries that the kernel for few of them takes: above, its rows no longer fit into registers.
-DECODE_ROWS = 64
-
 _LOG2_E = 1.4426950408889634
 # So much of keys and values may be in use by programs that run together: less than half of the L2 cache.
 _CACHED_BYTES = 16 << 20
 _COMBINE_BLOCK = 32
 
 
-def uses_decode(q: torch.Tensor, k: torch.Tensor, causal: bool) -> bool:
+def uses_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> bool:
     """Whether the queries are known to be few enough for the kernel that splits the keys."""
-    return not causal and _known(q.shape[1] // k.shape[1] * q.shape[2] <= DECODE_ROWS)
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    return not causal and _known(rows <= decode_rows(q.element_size(), _widest(q, v)))
 
 
 def launch(
@@ -50,8 +55,8 @@ def launch(
 ) -> torch.Tensor:
     """``untorch::attention`` on a GPU; ``wrap`` makes a kernel traceable."""
     major, minor = torch.cuda.get_device_capability(q.device)
-    width = block_width(max(int(q.shape[3]), int(v.shape[3])))
-    if uses_decode(q, k, causal):
+    width = _widest(q, v)
+    if uses_decode(q, k, v, causal):
         decoding = decode_config(10 * major + minor, q.element_size(), width)
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
         return launch_decode(q, k, v, mask, scale, decoding, processors, wrap)
@@ -109,7 +114,7 @@ def launch_decode(
     heads_kv, keys, width_v = k.shape[1], k.shape[2], v.shape[3]
     group = heads // heads_kv
     pairs, rows = batch * heads_kv, group * queries
-    block_m = next(size for size in (16, 32, DECODE_ROWS) if _known(rows <= size))
+    block_m = next(size for size in (16, 32, 64) if _known(rows <= size))
     out = _empty_result(q, v)
     factor, negate = _scale(scale, width)
     blocks = (keys + config.block_n - 1) // config.block_n
@@ -118,9 +123,10 @@ def launch_decode(
     # A tensor that a kernel does not touch must not be one that it writes: torch would make it a copy.
     parts, peaks, totals = q, q, q
     if not single:
-        parts = q.new_empty((pairs, splits, rows, width_v), dtype=torch.float32)
-        peaks = q.new_empty((pairs, splits, rows), dtype=torch.float32)
-        totals = q.new_empty((pairs, splits, rows), dtype=torch.float32)
+        count = pairs * splits * rows
+        parts = q.new_empty((count * width_v,), dtype=torch.float32)
+        peaks = q.new_empty((count,), dtype=torch.float32)
+        totals = q.new_empty((count,), dtype=torch.float32)
     kind, mask_tensor, mask_strides = _mask(mask, q)
     wrap(decode)[(pairs * splits,)](
         q, k, v, mask_tensor, out if single else q, parts, peaks, totals,
@@ -144,6 +150,10 @@ def launch_decode(
 def _known(condition: Any) -> bool:
     """Whether the condition holds for all sizes that the model may be called with."""
     return bool(statically_known_true(condition))
+
+
+def _widest(q: torch.Tensor, v: torch.Tensor) -> int:
+    return block_width(max(int(q.shape[3]), int(v.shape[3])))
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
