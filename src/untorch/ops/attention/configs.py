@@ -1,6 +1,6 @@
 """How the attention kernels are launched: block sizes, warps and pipeline stages, by GPU, type and head size.
 
-An entry is measured with ``benchmarks/gpu_attention.py --tune`` on the GPU that its table names; the others serve
+An entry is measured with ``benchmarks/gpu_attention_tune.py`` on the GPU that its table names; the others serve
 until somebody measures them.
 """
 
@@ -40,7 +40,7 @@ _PREFILL_90 = {
     (2, 64, False): PrefillConfig(128, 128, 8, 3),
     (2, 64, True): PrefillConfig(128, 128, 8, 3),
     (2, 128, False): PrefillConfig(128, 128, 8, 2),
-    (2, 128, True): PrefillConfig(128, 64, 8, 3),
+    (2, 128, True): PrefillConfig(128, 128, 8, 2),
     (2, 256, False): PrefillConfig(128, 64, 8, 2),
     (2, 256, True): PrefillConfig(128, 64, 8, 2),
 }

@@ -13,7 +13,7 @@ hides everything are left out at both ends.
 import triton
 import triton.language as tl
 
-from untorch.ops.attention.prefill import attend, dot, score_mask
+from untorch.ops.attention.prefill import attend, dot, load_rows, score_mask
 
 __all__ = ["combine", "decode"]
 
@@ -102,12 +102,8 @@ def decode(
         columns = start + n
         k_block = k_ptr + tl.cast(start, tl.int64) * stride_kn + offsets_k
         v_block = v_ptr + tl.cast(start, tl.int64) * stride_vn + offsets_v
-        if not EVEN:
-            k_tile = tl.load(k_block, (columns < keys)[:, None] & (d < WIDTH)[None, :], other=0.0)
-            v_tile = tl.load(v_block, (columns < keys)[:, None] & (dv < WIDTH_V)[None, :], other=0.0)
-        else:
-            k_tile = tl.load(k_block, (d < WIDTH)[None, :], other=0.0)
-            v_tile = tl.load(v_block, (dv < WIDTH_V)[None, :], other=0.0)
+        k_tile = load_rows(k_block, columns, keys, d, WIDTH, BLOCK_D, EVEN)
+        v_tile = load_rows(v_block, columns, keys, dv, WIDTH_V, BLOCK_DV, EVEN)
         scores = dot(q, tl.trans(k_tile), None, PRECISE)
         if MASK != 0:
             inside = (r < rows)[:, None] & (columns < keys)[None, :]

@@ -4,8 +4,8 @@
     k,v [batch, heads_kv, keys, width]          blocks of BLOCK_N keys, streamed through NUM_STAGES buffers
     out [batch, heads, queries, width_v]        an accumulator of float32 [BLOCK_M, BLOCK_DV] in registers
 
-Each program keeps a running maximum and sum of its rows (in powers of two: the scale has log2 e folded in). Blocks that
-every row sees whole run without mask code; those that the diagonal or the end of the keys cuts come last.
+Each program keeps a running maximum and sum of its rows (in powers of two: the scale has log2 e folded in). Only
+blocks that the diagonal or the end of the keys cuts are masked; those behind the diagonal are not visited.
 
 Roofline: 4 · queries · keys · width operations a head (half when causal); a program reads 2 · BLOCK_N · width elements
 for 4 · BLOCK_M · BLOCK_N · width operations, BLOCK_M operations a byte in 16 bits. That is more than device memory
@@ -15,7 +15,7 @@ gives, so programs that run together share keys and values in the L2 cache.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "dot", "prefill", "score_mask"]
+__all__ = ["attend", "dot", "load_rows", "prefill", "score_mask"]
 
 
 @triton.jit
@@ -24,6 +24,19 @@ def dot(a, b, acc, PRECISE: tl.constexpr):
     if PRECISE:
         return tl.dot(a, b, acc, input_precision="tf32x3")
     return tl.dot(a, b, acc)
+
+
+@triton.jit
+def load_rows(pointers, rows, count, lanes, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Rows of keys or values, with zeros behind ``count`` rows, unless EVEN, and behind WIDTH of BLOCK lanes."""
+    if EVEN and WIDTH == BLOCK:
+        return tl.load(pointers)
+    elif EVEN:
+        return tl.load(pointers, (lanes < WIDTH)[None, :], other=0.0)
+    elif WIDTH == BLOCK:
+        return tl.load(pointers, (rows < count)[:, None], other=0.0)
+    else:
+        return tl.load(pointers, (rows < count)[:, None] & (lanes < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit
@@ -53,49 +66,6 @@ def attend(scores, v, acc, peak, total, SCALE: tl.constexpr, MASK: tl.constexpr,
     total = total * decay + tl.sum(weights, 1)
     acc = dot(weights.to(v.dtype), v, acc * decay[:, None], PRECISE)
     return acc, new_peak, total
-
-
-@triton.jit
-def _blocks(
-    acc, peak, total, q, k, v, mask, rows, first, last, queries, keys,
-    stride_kn, stride_vn, stride_mm, stride_mn,
-    SCALE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, MASK: tl.constexpr, CUT: tl.constexpr, CAUSAL: tl.constexpr, PRECISE: tl.constexpr,
-):  # fmt: skip
-    """The keys [first, last). CUT: blocks may reach over the end of the keys, or over the diagonal if CAUSAL."""
-    n = tl.arange(0, BLOCK_N)
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    offsets_k = n[:, None] * stride_kn + d[None, :]
-    offsets_v = n[:, None] * stride_vn + dv[None, :]
-    for start in tl.range(first, last, BLOCK_N):
-        start = tl.multiple_of(start, BLOCK_N)
-        k_block = k + tl.cast(start, tl.int64) * stride_kn + offsets_k
-        v_block = v + tl.cast(start, tl.int64) * stride_vn + offsets_v
-        columns = start + n
-        if CUT:
-            k_tile = tl.load(k_block, (columns < keys)[:, None] & (d < WIDTH)[None, :], other=0.0)
-        elif WIDTH != BLOCK_D:
-            k_tile = tl.load(k_block, (d < WIDTH)[None, :], other=0.0)
-        else:
-            k_tile = tl.load(k_block)
-        scores = dot(q, tl.trans(k_tile), None, PRECISE)
-        if MASK != 0:
-            inside = (rows < queries)[:, None] & (columns < keys)[None, :]
-            pointers = tl.cast(rows, tl.int64)[:, None] * stride_mm + tl.cast(columns, tl.int64)[None, :] * stride_mn
-            scores = score_mask(mask, pointers, inside, scores * SCALE, MASK)
-        if CUT:
-            if CAUSAL:
-                scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
-            scores = tl.where((columns < keys)[None, :], scores, float("-inf"))
-        if CUT:
-            v_tile = tl.load(v_block, (columns < keys)[:, None] & (dv < WIDTH_V)[None, :], other=0.0)
-        elif WIDTH_V != BLOCK_DV:
-            v_tile = tl.load(v_block, (dv < WIDTH_V)[None, :], other=0.0)
-        else:
-            v_tile = tl.load(v_block)
-        acc, peak, total = attend(scores, v_tile, acc, peak, total, SCALE, MASK, PRECISE)
-    return acc, peak, total
 
 
 @triton.jit
@@ -162,25 +132,39 @@ def prefill(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    whole, last = keys // BLOCK_N * BLOCK_N, keys
+    dv = tl.arange(0, BLOCK_DV)
+    n = tl.arange(0, BLOCK_N)
+    offsets_k = n[:, None] * stride_kn + d[None, :]
+    offsets_v = n[:, None] * stride_vn + dv[None, :]
+    mask_rows = tl.cast(rows, tl.int64)[:, None] * stride_mm
+    # Every row sees the keys before the edge.
+    edge, last = keys, keys
     if CAUSAL:
-        whole = tl.minimum(whole, top // BLOCK_N * BLOCK_N)
-        last = tl.minimum(keys, top + BLOCK_M)
-    acc, peak, total = _blocks(
-        acc, peak, total, q, k_ptr, v_ptr, mask_ptr, rows, 0, whole, queries, keys,
-        stride_kn, stride_vn, stride_mm, stride_mn,
-        SCALE, WIDTH, WIDTH_V, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, False, CAUSAL, PRECISE,
-    )  # fmt: skip
-    if CAUSAL or not EVEN:
-        acc, peak, total = _blocks(
-            acc, peak, total, q, k_ptr, v_ptr, mask_ptr, rows, whole, last, queries, keys,
-            stride_kn, stride_vn, stride_mm, stride_mn,
-            SCALE, WIDTH, WIDTH_V, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, True, CAUSAL, PRECISE,
-        )  # fmt: skip
+        edge, last = tl.minimum(keys, top + 1), tl.minimum(keys, top + BLOCK_M)
+    for start in tl.range(0, last, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        columns = start + n
+        k_block = k_ptr + tl.cast(start, tl.int64) * stride_kn + offsets_k
+        v_block = v_ptr + tl.cast(start, tl.int64) * stride_vn + offsets_v
+        k_tile = load_rows(k_block, columns, keys, d, WIDTH, BLOCK_D, EVEN)
+        scores = dot(q, tl.trans(k_tile), None, PRECISE)
+        if MASK != 0:
+            inside = (rows < queries)[:, None] & (columns < keys)[None, :]
+            offsets = mask_rows + tl.cast(columns, tl.int64)[None, :] * stride_mn
+            scores = score_mask(mask_ptr, offsets, inside, scores * SCALE, MASK)
+        if CAUSAL or not EVEN:
+            # One loop with a branch that all threads take alike: with a second loop for the last blocks, the compiler
+            # no longer runs matrix instructions side by side.
+            if start + BLOCK_N > edge:
+                seen = (columns < keys)[None, :]
+                if CAUSAL:
+                    seen = seen & (rows[:, None] >= columns[None, :])
+                scores = tl.where(seen, scores, float("-inf"))
+        v_tile = load_rows(v_block, columns, keys, dv, WIDTH_V, BLOCK_DV, EVEN)
+        acc, peak, total = attend(scores, v_tile, acc, peak, total, SCALE, MASK, PRECISE)
 
     # A row that saw no key has a sum of zero, and its result is zero.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    dv = tl.arange(0, BLOCK_DV)
     out_ptr += batch * stride_ob + head * stride_oh + tl.cast(top, tl.int64) * stride_om
     out_inside = (rows < queries)[:, None] & (dv < WIDTH_V)[None, :]
     tl.store(out_ptr + m[:, None] * stride_om + dv[None, :], acc.to(out_ptr.dtype.element_ty), out_inside)
