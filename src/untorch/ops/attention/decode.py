@@ -38,7 +38,7 @@ def decode(
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, SINGLE: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [batch · heads_kv · splits]. SINGLE: there is one split, which writes the result.
+    """Grid: [batch * heads_kv * splits]. SINGLE: there is one split, which writes the result.
 
     EVEN: keys are a multiple of BLOCK_N. ALIGNED: strides of q, k and v are multiples of 16.
     """
@@ -131,7 +131,7 @@ def combine(
     heads_kv, group, queries, splits,
     WIDTH_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [batch · heads_kv · group · queries]. Joins the parts of one row, BLOCK_S at a time."""
+    """Grid: [batch * heads_kv * group * queries]. Joins the parts of one row, BLOCK_S at a time."""
     queries, splits = tl.cast(queries, tl.int32), tl.cast(splits, tl.int32)
     heads_kv, group = tl.cast(heads_kv, tl.int32), tl.cast(group, tl.int32)
     rows = group * queries

@@ -20,7 +20,7 @@ __all__ = ["attend", "dot", "load_rows", "prefill", "score_mask"]
 
 @triton.jit
 def dot(a, b, acc, PRECISE: tl.constexpr):
-    """a · b + acc in float32. PRECISE: float32 operands as three tf32 products, instead of one."""
+    """a * b + acc in float32. PRECISE: float32 operands as three tf32 products, instead of one."""
     if PRECISE:
         return tl.dot(a, b, acc, input_precision="tf32x3")
     return tl.dot(a, b, acc)
@@ -78,9 +78,9 @@ def prefill(
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [blocks of queries · batch · heads].
+    """Grid: [blocks of queries * batch * heads].
 
-    heads: of q; group: heads of q for each of k; pairs: batch · heads; together: how many pairs run at a time when
+    heads: of q; group: heads of q for each of k; pairs: batch * heads; together: how many pairs run at a time when
     CAUSAL. EVEN: keys are a multiple of BLOCK_N. ALIGNED: strides of q, k and v are multiples of 16.
     """
     if ALIGNED:

@@ -208,6 +208,28 @@ def test_math(model: nn.Module) -> None:
     assert_same(module(*args), model(*args), rtol=1e-5, atol=1e-5)
 
 
+class Viewed(nn.Module):
+    """A view that the strides of the result decide about."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.view(-1, 16) if q.dim() == 3 else y.transpose(1, 2).view(2, 5, 64)
+
+
+@pytest.mark.parametrize("choice", ["triton", "math"])
+@pytest.mark.parametrize("dimensions", [3, 4])
+def test_views_of_the_result(choice: str, dimensions: int) -> None:
+    args = [t.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for t in tensors()]
+    args = args if dimensions == 4 else [t[0].contiguous() for t in args]
+    expected = Viewed()(*args)
+    module = unlift(Viewed(), *args)
+    choose_attention(module, choice, "cuda")  # type: ignore[arg-type]
+    close(module)
+    assert_same(module(*args), expected, rtol=1e-5, atol=1e-5)
+    layouts = {"triton": {3: True, 4: False}, "math": {3: False, 4: True}}
+    assert ("clone" in targets(module)) is layouts[choice][dimensions]
+
+
 @pytest.mark.parametrize("choice", ["native", "math"])
 def test_a_file(choice: str, tmp_path: Path) -> None:
     """ "math" stays what it is, and AOTInductor does not make a fused operator of it again."""
