@@ -206,6 +206,21 @@ def test_decode_compiles(capability: int, size: int, width: int) -> None:
         compiled(combine, capability, {"WIDTH_V": width, "BLOCK_DV": width, "BLOCK_S": 32}, 4, 1, size)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+def test_ones_are_constants() -> None:
+    """Triton and AOTInductor put arguments that are 1 into the code."""
+    from untorch.ops.attention.decode import combine, decode
+    from untorch.ops.attention.prefill import prefill
+
+    ones = dict.fromkeys(("heads", "group", "pairs", "together", "queries", "keys", "stride_mn"), 1)
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "CAUSAL": True}
+    compiled(prefill, 90, constants(64, 2, 2, **blocks, **ones), 4, 2, 2)
+    ones = dict.fromkeys(("heads_kv", "group", "queries", "keys", "splits", "stride_mn"), 1)
+    compiled(decode, 90, constants(64, 2, 1, BLOCK_M=16, BLOCK_N=64, SINGLE=False, **ones), 4, 2, 2)
+    ones = dict.fromkeys(("heads_kv", "group", "queries", "splits"), 1)
+    compiled(combine, 90, {"WIDTH_V": 64, "BLOCK_DV": 64, "BLOCK_S": 32, **ones}, 4, 1, 2)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="runs the others")
 def test_in_the_interpreter() -> None:
     """Triton reads the variable when it is imported, so the tests above run in a process of their own."""
