@@ -53,7 +53,10 @@ def mask_of(kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype, gen
         "none": None,
         "bool": seen,
         "additive": torch.where(seen, values, -math.inf).to(dtype),
-        "lowest": torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype),
+        # float16's lowest number is not so low that nothing is left of a score that it is added to.
+        "lowest": torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        if dtype == torch.float16
+        else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype),
         "keys": seen[:, :1, -1:],
         "prefix": (torch.arange(shape[3], device="cuda") < shape[3] // 3)[None],
         "float32": values[0, :1],

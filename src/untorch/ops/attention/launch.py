@@ -82,7 +82,8 @@ def launch_prefill(
     factor, negate = _scale(scale, width)
     pairs = batch * heads
     blocks = (queries + config.block_m - 1) // config.block_m
-    together = _max(1, _CACHED_BYTES // _max(1, keys * (width + width_v) * q.element_size()))
+    together = _CACHED_BYTES // _max(1, keys * (width + width_v) * q.element_size())
+    together = _max(1, _min(pairs, together))
     kind, mask_tensor, mask_strides = _mask(mask, q)
     wrap(prefill)[(pairs * blocks,)](
         q, k, v, mask_tensor, out,
