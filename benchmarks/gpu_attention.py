@@ -1,6 +1,7 @@
-"""How fast is attention on the GPU? The flash operator against torch's FlashAttention-2 and cuDNN, in one run.
+"""How fast is attention on the GPU? Our flash operator and Triton kernels against torch's flash and cuDNN, in one run.
 
     UNTORCH_LIBRARY=build/py/native/libuntorch.so python benchmarks/gpu_attention.py [--quick]
+    python benchmarks/gpu_attention_tune.py: which blocks, warps and stages the Triton kernels should have
 
 Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decoding: one query over long keys,
 eight key heads for 32 query heads, in GB/s of the keys and values. Each contestant's calls are captured into a CUDA
@@ -22,6 +23,7 @@ sys.path.insert(0, str(common.ROOT))
 FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 KEYS = (4096, 16384, 65536, 131072)
+CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN")
 TOKENS = 16384  # of a prefill: batch * length
 
 
@@ -64,6 +66,7 @@ class Result:
     operations: float
     bytes: float
     untorch_seconds: float
+    untorch_triton_seconds: float
     torch_flash_seconds: float | None
     torch_cudnn_seconds: float | None
     largest_difference: float
@@ -86,6 +89,7 @@ def measure(case: Case, rounds: int) -> Result:
     from torch.nn import attention, functional
 
     from tests.native import shim
+    from untorch.ops.attention.launch import launch
 
     generator = torch.Generator(device="cuda").manual_seed(0)
 
@@ -137,7 +141,12 @@ def measure(case: Case, rounds: int) -> Result:
     results: list[torch.Tensor] = []
     ours(results)
     contestants = {"untorch": graph(ours)}
-    largest = 0.0
+
+    def triton() -> torch.Tensor:
+        return launch(q, k, v, None, case.causal, None, lambda kernel: kernel)
+
+    largest = float((triton().float() - results[0].float()).abs().max())
+    contestants["triton"] = graph(triton)
     for name, backend in (
         ("flash", attention.SDPBackend.FLASH_ATTENTION),
         ("cudnn", attention.SDPBackend.CUDNN_ATTENTION),
@@ -161,8 +170,9 @@ def measure(case: Case, rounds: int) -> Result:
         shim.delete(h)
     seconds = {name: statistics.median(values[1:]) for name, values in times.items()}
     return Result(
-        case.label, case.operations, case.bytes, seconds["untorch"], seconds.get("flash"), seconds.get("cudnn"), largest
-    )
+        case.label, case.operations, case.bytes, seconds["untorch"], seconds["triton"], seconds.get("flash"),
+        seconds.get("cudnn"), largest,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -185,11 +195,11 @@ def main() -> None:
         rows = []
         for r in chosen:
             work = r.operations / 1e12 if name == "prefill" else r.bytes / 1e9
-            seconds = (r.untorch_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds)
+            seconds = (r.untorch_seconds, r.untorch_triton_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds)
             rates = ["–" if s is None else f"{work / s:.0f}" for s in seconds]
             rows.append([r.case, *rates, *("–" if s is None else f"{s * 1e6:.1f}" for s in seconds)])
-        columns = ["case", *(f"{who} {unit}" for who in ("untorch", "torch flash", "torch cuDNN"))]
-        columns += [f"{who} µs" for who in ("untorch", "torch flash", "torch cuDNN")]
+        columns = ["case", *(f"{who} {unit}" for who in CONTESTANTS)]
+        columns += [f"{who} µs" for who in CONTESTANTS]
         note = f"{report.machine['gpu']}, bfloat16; the largest difference of a result is "
         note += f"{max((r.largest_difference for r in chosen), default=0.0):.4f}."
         report.tables[f"gpu_attention_{name}"] = common.Table(columns, rows, note)

@@ -12,15 +12,16 @@ from typing import Any, Literal, get_args, get_origin
 
 from untorch.export.errors import OptionError
 
-__all__ = ["PASS_NAMES", "Cpu", "ExportOptions", "OptimisationLevel", "resolve_options"]
+__all__ = ["PASS_NAMES", "Attention", "Cpu", "ExportOptions", "OptimisationLevel", "resolve_options"]
 
 # In the order in which they run. What computes constants comes first, so that the others see them; dead code goes
 # before the last, which fuses a node into the only one that reads it.
 PASS_NAMES = (
     "drop_inference_dropout", "cond_predicates_to_host", "restore_views", "fold_constants", "exact_floor_division",
-    "conv1d_as_conv2d", "drop_dead_code", "pack_linears",
+    "conv1d_as_conv2d", "choose_attention", "drop_dead_code", "pack_linears",
 )  # fmt: skip
 
+Attention = Literal["auto", "triton", "native", "math"]
 Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
@@ -32,6 +33,9 @@ class ExportOptions:
     cpu: the oldest CPU that the file has to run on. "native" uses everything that the build machine has; "x86-64-v4"
         needs AVX-512, "x86-64-v3" AVX2 and FMA; "x86-64-v2" generates scalar code and is slow.
     pack_linears: pack the weights of linear layers for the matrix kernels (float32 only).
+    attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
+        an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
+        matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
     passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
@@ -47,6 +51,7 @@ class ExportOptions:
 
     cpu: Cpu = "native"
     pack_linears: bool = True
+    attention: Attention = "auto"
     passes: Mapping[str, bool] = field(default_factory=dict)
     fold_limit: int = 16 << 20
     verify: bool = False

@@ -39,7 +39,7 @@ def run_passes(
     ``device`` is the method's. A pass that ``options`` switch off, or that is for another device, only reports that.
     Raises CompileError with the method and the pass, when one fails or leaves a graph that is not well-formed.
     """
-    passes = _passes(options)
+    passes = _passes(options, device)
     reports = []
     for name in PASS_NAMES:
         if reason := _reason_not_to_run(name, options, device):
@@ -49,6 +49,8 @@ def run_passes(
             reports.append(passes[name](module))
             module.graph.lint()
             module.recompile()
+        except CompileError as error:  # it says what to do
+            raise CompileError(f"method {method!r}: {error}") from error
         except Exception as error:
             raise CompileError(
                 f"method {method!r}: pass {name!r} failed: {error}; passes={{{name!r}: False}} switches it off"
@@ -56,8 +58,9 @@ def run_passes(
     return reports
 
 
-def _passes(options: ExportOptions) -> dict[str, Pass]:
+def _passes(options: ExportOptions, device: str) -> dict[str, Pass]:
     # A pass has its own file and needs PassReport from here.
+    from untorch.export.passes.choose_attention import choose_attention
     from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
     from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
     from untorch.export.passes.drop_dead_code import drop_dead_code
@@ -74,6 +77,7 @@ def _passes(options: ExportOptions) -> dict[str, Pass]:
         "fold_constants": lambda module: fold_constants(module, options.fold_limit),
         "exact_floor_division": exact_floor_division,
         "conv1d_as_conv2d": conv1d_as_conv2d,
+        "choose_attention": lambda module: choose_attention(module, options.attention, device),
         "drop_dead_code": drop_dead_code,
         "pack_linears": pack_linears,
     }

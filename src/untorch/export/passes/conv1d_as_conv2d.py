@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from untorch.export.passes import PassReport
+from untorch.export.passes.calls import add_call, arguments_of
 
 __all__ = ["conv1d_as_conv2d"]
 
@@ -34,7 +35,7 @@ def conv1d_as_conv2d(module: fx.GraphModule) -> PassReport:
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target not in _FORMS:
             continue
-        arguments = _arguments(node)
+        arguments = arguments_of(node)
         if not _has_dimensions(arguments["input"], 3) and node.target is _aten.convolution.default:
             continue
         if reason := _reason_to_skip(arguments):
@@ -43,27 +44,17 @@ def conv1d_as_conv2d(module: fx.GraphModule) -> PassReport:
         graph = module.graph
         with graph.inserting_before(node):
             for name in ("input", "weight"):
-                arguments[name] = _call(graph, node, _aten.unsqueeze.default, (arguments[name], -2))
+                arguments[name] = add_call(graph, node, _aten.unsqueeze.default, (arguments[name], -2))
             for name, height in _HEIGHT.items():
                 if isinstance(arguments.get(name), list | tuple):
                     values = list(arguments[name])
                     arguments[name] = [height, *values]
-            convolution = _call(graph, node, _FORMS[node.target], tuple(arguments.values()))
-            result = _call(graph, node, _aten.squeeze.dim, (convolution, -2))
+            convolution = add_call(graph, node, _FORMS[node.target], tuple(arguments.values()))
+            result = add_call(graph, node, _aten.squeeze.dim, (convolution, -2))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
         report.changed.append(node.name)
     return report
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments by name in the order of the schema, with its defaults."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    found = {}
-    for i, argument in enumerate(node.target._schema.arguments):
-        given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        found[argument.name] = given
-    return found
 
 
 def _has_dimensions(node: Any, count: int) -> bool:
@@ -81,13 +72,3 @@ def _reason_to_skip(arguments: dict[str, Any]) -> str | None:
     if arguments["groups"] != 1 and arguments["weight"].meta["val"].shape[1] == 1:
         return "it is depthwise: Inductor has a Triton convolution for it as it is"
     return None
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A call with the metadata of ``like``, and an example value computed from those of ``args``."""
-    node = graph.call_function(target, args)
-    node.meta = dict(like.meta)
-    values = fx.map_arg(args, lambda source: source.meta["val"])
-    with torch.no_grad():
-        node.meta["val"] = target(*values)
-    return node

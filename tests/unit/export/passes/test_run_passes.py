@@ -20,7 +20,7 @@ def module() -> fx.GraphModule:
 
 
 def test_every_pass_reports_in_its_order() -> None:
-    assert set(_passes(ExportOptions())) == set(PASS_NAMES)
+    assert set(_passes(ExportOptions(), "cpu")) == set(PASS_NAMES)
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
     assert {report.name for report in reports if report.not_run} == {"conv1d_as_conv2d"}

@@ -1,0 +1,304 @@
+"""Decides for each scaled dot-product attention what computes it: Triton kernels, PyTorch's operators, or plain math.
+
+"native" leaves the call to AOTInductor, which takes a fused operator (flash, memory-efficient, cuDNN) that the runtime
+has; "math" makes it matrix products and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled
+into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from untorch.export.coverage import source_line
+from untorch.export.errors import CompileError
+from untorch.export.mutations import Aliases, is_mutating
+from untorch.export.options import Attention
+from untorch.export.passes import PassReport
+from untorch.export.passes.calls import add_call, arguments_of
+from untorch.export.passes.constants import is_alias
+
+__all__ = ["choose_attention"]
+
+_aten = torch.ops.aten
+_COPIES = (_aten.clone.default, _aten.contiguous.default)
+_MAX_WIDTH = 256
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one attention; ``repeated`` if key heads are repeated to as many as there are query heads."""
+
+    q: fx.Node
+    k: fx.Node
+    v: fx.Node
+    mask: fx.Node | None
+    dropout: Any
+    causal: Any
+    scale: Any
+    repeated: bool
+
+
+def choose_attention(module: fx.GraphModule, choice: Attention, device: str) -> PassReport:
+    """Runs the pass in place. Raises CompileError if ``choice`` is "triton" and a call cannot be served by it."""
+    report = PassReport("choose_attention")
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target != _aten.scaled_dot_product_attention.default:
+            continue
+        call = _arguments(node)
+        if choice == "native" or (choice == "auto" and device != "cuda"):
+            why = "the option attention asks for it" if choice == "native" else f"the method is for {device}"
+            report.skipped[node.name] = f"native: {why}"
+            continue
+        if choice == "math":
+            _replace_by_math(module.graph, node, call)
+            report.changed.append(f"{node.name}: math: the option attention asks for it")
+            continue
+        shared = _without_repetition(node, call)
+        reason = _reason_against_triton(shared, device)
+        if reason is None:
+            name = node.name
+            _replace_by_triton(module.graph, node, shared)
+            report.changed.append(f"{name}: {_description(call, shared)}")
+        elif choice == "triton":
+            where = source_line(node)
+            raise CompileError(
+                f"attention='triton' cannot serve {node.name}{f' ({where})' if where else ''}: {reason}; "
+                f"attention='auto' takes a native operator for such calls"
+            )
+        else:
+            report.skipped[node.name] = f"native: {reason}"
+    return report
+
+
+def _arguments(node: fx.Node) -> _Call:
+    found = arguments_of(node)
+    return _Call(
+        found["query"], found["key"], found["value"], found["attn_mask"], found["dropout_p"], found["is_causal"],
+        found["scale"], bool(found["enable_gqa"]),
+    )  # fmt: skip
+
+
+def _value(node: fx.Node | None) -> torch.Tensor:
+    value = node.meta.get("val") if node is not None else None
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    return statically_known_true(a == b)
+
+
+def _reason_against_triton(call: _Call, device: str) -> str | None:
+    if device != "cuda":
+        return f"the method is for {device}"
+    if not _has_triton():
+        return "Triton is not installed"
+    return _reason_of_shapes(call)
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _reason_of_shapes(call: _Call) -> str | None:
+    q, k, v = (_value(node) for node in (call.q, call.k, call.v))
+    if call.dropout != 0:
+        return f"it has a dropout of {call.dropout}"
+    if not isinstance(call.causal, bool) or not isinstance(call.scale, int | float | None):
+        return "its scale is not a number that is known at export"
+    if q.dtype not in _DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        names = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (q, k, v)))
+        return f"the type is {names}, expected float16, bfloat16 or float32"
+    if not (q.dim() == k.dim() == v.dim() and q.dim() in (3, 4)):
+        return f"the query has {q.dim()} dimensions, the key {k.dim()}, the value {v.dim()}, expected 3 or 4 of each"
+    for name, size in (("head size", q.shape[-1]), ("head size of the values", v.shape[-1])):
+        if not isinstance(size, int):
+            return f"the {name} varies"
+        if not 1 <= size <= _MAX_WIDTH:
+            return f"the {name} is {size}, expected 1 to {_MAX_WIDTH}"
+    if not _same(q.shape[-1], k.shape[-1]) or not _same(k.shape[-2], v.shape[-2]):
+        return "keys and queries differ in their head size, or keys and values in their length"
+    heads, heads_kv = q.shape[-3], k.shape[-3]
+    if q.dim() == 4:
+        if not _same(q.shape[0], k.shape[0]) or not _same(q.shape[0], v.shape[0]):
+            return "the batch sizes of query, key and value are not known to be equal"
+        if not isinstance(heads, int) or not isinstance(heads_kv, int) or not isinstance(v.shape[1], int):
+            return "the number of heads varies"
+        if heads_kv < 1 or v.shape[1] != heads_kv or heads % heads_kv or not (call.repeated or heads == heads_kv):
+            return f"there are {heads} heads of queries, {heads_kv} of keys and {v.shape[1]} of values"
+    elif not _same(heads, heads_kv) or not _same(heads, v.shape[0]):
+        return "the heads of query, key and value are not known to be as many"
+    return _reason_of_mask(call, q, k)
+
+
+def _reason_of_mask(call: _Call, q: torch.Tensor, k: torch.Tensor) -> str | None:
+    if call.mask is None:
+        return None
+    mask = _value(call.mask)
+    if mask.dtype not in (torch.bool, *_DTYPES):
+        return f"the mask's type is {str(mask.dtype).removeprefix('torch.')}"
+    full = (*q.shape[:-1], k.shape[-2])
+    if mask.dim() > len(full):
+        return f"the mask has {mask.dim()} dimensions, expected at most {len(full)}"
+    for size, expected in zip(reversed(mask.shape), reversed(full), strict=False):
+        if not _same(size, 1) and not _same(size, expected):
+            return f"the mask {list(mask.shape)} is not known to have the sizes {list(full)}"
+    return None
+
+
+def _without_repetition(node: fx.Node, call: _Call) -> _Call:
+    """The call with keys and values as they were before their heads were repeated, if that is how they were made."""
+    k, v = _unrepeated(call.k), _unrepeated(call.v)
+    if k is None or v is None or call.repeated or _value(k).shape[1] != _value(v).shape[1]:
+        return call
+    aliases = Aliases(node.graph)
+    if _is_written_between(aliases, k, call.k, node) or _is_written_between(aliases, v, call.v, node):
+        return call
+    return replace(call, k=k, v=v, repeated=True)
+
+
+def _is_written_between(aliases: Aliases, source: fx.Node, copied: fx.Node, node: fx.Node) -> bool:
+    """Whether the memory of ``source`` may change while a copy of it waits to be read by ``node``."""
+    if not aliases.is_written(source):
+        return False
+    group = set(aliases.group(source))
+    step = copied  # up from here all are views, but for a clone
+    while step is not source:
+        copied = step if step.target in _COPIES else copied
+        step = step.all_input_nodes[0]
+    between = copied.next
+    while between is not node:
+        may_write = is_mutating(between) or isinstance(between.target, torch._ops.HigherOrderOperator)
+        if may_write and not group.isdisjoint(between.all_input_nodes):
+            return True
+        between = between.next
+    return False
+
+
+def _unrepeated(node: fx.Node) -> fx.Node | None:
+    """x [b, h, l, d], if the node is x with every head n times in a row."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return None
+    if node.target == _aten.repeat_interleave.self_int:
+        source, repeats = node.args[0], node.args[1]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim")
+        good = isinstance(repeats, int) and dim in (1, -3) and isinstance(source, fx.Node)
+        return source if good and isinstance(source, fx.Node) and _value(source).dim() == 4 else None
+    if node.target not in (_aten.reshape.default, _aten.view.default, _aten._unsafe_view.default):
+        return None
+    expanded = _skip(node.args[0], _COPIES)
+    if expanded is None or expanded.target != _aten.expand.default:
+        return None
+    wide = _skip(expanded.args[0], ())
+    if wide is None or wide.target != _aten.unsqueeze.default or wide.args[1] not in (2, -3):
+        return None
+    source = _skip(wide.args[0], ())
+    if source is None or _value(source).dim() != 4:
+        return None
+    b, h, length, width = _value(source).shape
+    n = _value(expanded).shape[2]
+    if not isinstance(h, int) or not isinstance(n, int):
+        return None
+    pairs = zip((*_value(expanded).shape, *value.shape), (b, h, n, length, width, b, h * n, length, width), strict=True)
+    return source if all(_same(a, other) for a, other in pairs) else None
+
+
+def _skip(node: Any, targets: tuple[Any, ...]) -> fx.Node | None:
+    """The first node from ``node`` up that is none of ``targets`` and no slice of everything."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if node.target == _aten.slice.Tensor:
+            before, after = _value(node.args[0]), _value(node)  # type: ignore[arg-type]
+            if not all(_same(a, b) for a, b in zip(before.shape, after.shape, strict=True)):
+                return node
+        elif node.target not in targets:
+            return node
+        node = node.args[0]
+    return node if isinstance(node, fx.Node) else None
+
+
+def _description(call: _Call, shared: _Call) -> str:
+    q, k = _value(shared.q), _value(shared.k)
+    parts = [str(q.dtype).removeprefix("torch."), f"head size {q.shape[-1]}"]
+    if q.dim() == 4 and q.shape[1] != k.shape[1]:
+        parts.append(f"{q.shape[1]} heads over {k.shape[1]}")
+    if shared.k is not call.k:
+        parts.append("keys and values no longer repeated")
+    return f"triton: {', '.join(parts)}"
+
+
+def _replace_by_triton(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
+    from untorch.ops.attention.operator import OPERATOR
+
+    with graph.inserting_before(node):
+        tensors: list[fx.Node] = [call.q, call.k, call.v]
+        batched = _value(call.q).dim() == 4
+        if not batched:
+            tensors = [add_call(graph, node, _aten.unsqueeze.default, (tensor, 0)) for tensor in tensors]
+        scale = None if call.scale is None else float(call.scale)
+        result = add_call(graph, node, OPERATOR, (*tensors, call.mask, call.causal, scale))
+        if not batched:
+            result = add_call(graph, node, _aten.squeeze.dim, (result, 0))
+    _replace(graph, node, result)
+
+
+def _replace_by_math(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
+    args = (call.q, call.k, call.v, call.mask, call.dropout, call.causal)
+    named = {"scale": call.scale, "enable_gqa": call.repeated}
+    with graph.inserting_before(node):
+        pair = add_call(graph, node, _aten._scaled_dot_product_attention_math.default, args, named)
+        result = add_call(graph, node, operator.getitem, (pair, 0))
+    _replace(graph, node, result)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, result: fx.Node) -> None:
+    if _is_viewed(node):
+        with graph.inserting_before(node):
+            result = _laid_out_like(graph, node, result)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _is_viewed(node: fx.Node) -> bool:
+    """Whether an operator follows that the strides decide about: it works with some, and fails with others."""
+    waiting, seen = list(node.users), set()
+    while waiting:
+        user = waiting.pop()
+        if user in seen or not is_alias(user):
+            continue
+        seen.add(user)
+        if user.target in (_aten.view.default, _aten.as_strided.default, _aten.view.dtype):
+            return True
+        waiting += user.users
+    return False
+
+
+def _laid_out_like(graph: fx.Graph, node: fx.Node, result: fx.Node) -> fx.Node:
+    """The result with the strides of ``node``: itself, or a copy, contiguous as it is or with heads behind queries."""
+    if _has_strides(result, node):
+        return result
+    kept = {"memory_format": torch.contiguous_format}
+    copied = add_call(graph, node, _aten.clone.default, (result,), kept)
+    if _has_strides(copied, node):
+        return copied
+    graph.erase_node(copied)
+    turned = add_call(graph, node, _aten.transpose.int, (result, -3, -2))
+    copied = add_call(graph, node, _aten.clone.default, (turned,), kept)
+    copied = add_call(graph, node, _aten.transpose.int, (copied, -3, -2))
+    if not _has_strides(copied, node):
+        raise ValueError(f"{node.name} has strides that are unknown here: {_value(node).stride()}")
+    return copied
+
+
+def _has_strides(node: fx.Node, like: fx.Node) -> bool:
+    value, expected = _value(node), _value(like)
+    pairs = zip(value.shape, value.stride(), expected.stride(), strict=True)
+    return all(_same(size, 1) or _same(a, b) for size, a, b in pairs)

@@ -1,0 +1,1 @@
+"""Attention by Triton kernels: the operator, the two kernels, and how they are launched."""
