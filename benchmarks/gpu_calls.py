@@ -79,7 +79,6 @@ def untorch_child(calls: int) -> dict[str, Any]:
 
 def torch_child(calls: int) -> dict[str, Any]:
     import torch
-
     from torch._inductor.package.package import AOTICompiledModel
 
     # What aoti_load_package makes, without its search for compilers, which takes most of a minute.

@@ -92,9 +92,9 @@ typedef int32_t (*untorch_proxy_callback)(void* context, int32_t node, int32_t n
 UNTORCH_API void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback callback, void* context);
 UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 
-/* A session: buffers that the methods change (a KV cache) in copies of its own, shared by the methods that name the same
- * buffer; weights are shared by all sessions. The program's own methods have one to themselves. Free a session before
- * its program. Methods of one session run one at a time, those of several side by side. */
+/* A session: buffers that the methods change (a KV cache) in copies of its own, shared by the methods that name the
+ * same buffer; weights are shared by all sessions. The program's own methods have one to themselves. Free a session
+ * before its program. Methods of one session run one at a time, those of several side by side. */
 typedef struct untorch_session untorch_session;
 UNTORCH_API untorch_status untorch_program_session(untorch_program* program, untorch_session** out);
 /* The program's methods on the session's buffers, in the program's order. They live as long as the session. */
