@@ -36,7 +36,7 @@ def tiny_model(kind: str) -> Any:
 
 
 def with_cache(model: Any, length: int) -> Any:
-    """The model as a module of tokens [1, n] to logits [1, vocabulary], which keeps up to ``length`` positions."""
+    """A module of tokens [1, n], or of their embeddings, to logits [1, vocabulary]; it keeps ``length`` positions."""
     import torch
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
@@ -63,7 +63,8 @@ def with_cache(model: Any, length: int) -> Any:
             for i, layer in enumerate(self.cache.layers):
                 layer.keys, layer.values = getattr(self, f"keys_{i}"), getattr(self, f"values_{i}")
                 layer.cumulative_length = getattr(self, f"position_{i}")
-            out = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+            out = self.model(**{name: tokens}, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             return out.logits[:, -1].float()
 
     return WithCache().eval()

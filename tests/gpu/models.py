@@ -97,8 +97,8 @@ class View:
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": None}
 
 
-def exported(folder: Path, name: str, module: nn.Module, args: tuple[Any, ...], **options: Any) -> Path:
-    """``folder/name.pt2``, exported for CUDA by whoever comes first; others wait."""
+def exported(folder: Path, name: str, module: Any, args: tuple[Any, ...] | None, **options: Any) -> Path:
+    """``folder/name.pt2``, exported for CUDA by whoever comes first; others wait. ``module`` may be several methods."""
     return _once(folder, name, lambda path: export(module, args, path, device="cuda", progress=False, **options))
 
 

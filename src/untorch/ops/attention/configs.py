@@ -1,7 +1,7 @@
 """How the attention kernels are launched: block sizes, warps and pipeline stages, by GPU, type and head size.
 
-An entry is measured with ``benchmarks/gpu_attention_tune.py`` on the GPU that its table names; the others serve
-until somebody measures them.
+The entries fit into shared memory and keep the matrix units busy by count; none has been measured yet.
+``benchmarks/gpu_attention_tune.py`` finds better ones on the GPU that a table names.
 """
 
 from __future__ import annotations

@@ -1,0 +1,228 @@
+"""Voxtral-Mini-3B in three methods: file, load and run times, untorch beside torch's own loader.
+
+    python benchmarks/voxtral.py [--quick] [--tiny] [--device cpu]
+
+Random weights in the published sizes, nothing is downloaded; bfloat16 on the GPU. The text decoder runs a prompt of 388
+positions, of which 375 are audio, and one more. Load times are those of fresh processes, with the files in the page
+cache; run times come from one process, in which both sides take turns, and end when the device is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import RESULTS, WORK, Report, Table
+
+METHODS = ("audio_encoder", "token_embedding", "text_decoder")
+CACHE = 1024
+
+
+def folder(tiny: bool, device: str) -> pathlib.Path:
+    return WORK / f"voxtral-{'tiny' if tiny else 'mini'}-{device}"
+
+
+def build(tiny: bool, device: str) -> None:
+    """Our file with all methods, and a stock package for each."""
+    import torch
+    from voxtral_model import build_model, methods
+
+    from untorch.export import export
+
+    place = folder(tiny, device)
+    place.mkdir(parents=True, exist_ok=True)
+    model = build_model(tiny, "float32" if device == "cpu" else "bfloat16", device)
+    length = 448 if tiny else CACHE
+    found = methods(model, length)
+    if not (place / "untorch.pt2").exists():
+        export(found, place / "untorch.pt2", device=device, progress=False)
+    for name, entry in methods(model, length).items():
+        path = place / f"{name}.pt2"
+        if path.exists():
+            continue
+        entry = entry if isinstance(entry, dict) else {"model": entry[0], "args": entry[1]}
+        with torch.no_grad():
+            program = torch.export.export(entry["model"], entry["args"], dynamic_shapes=entry.get("dynamic_shapes"))
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(path),
+                inductor_configs={
+                    "aot_inductor.check_lowerbound": False,
+                    "aot_inductor.package_constants_in_so": False,
+                    "aot_inductor.package_constants_on_disk_format": "binary_blob",
+                },
+            )
+
+
+def stock(path: pathlib.Path) -> Any:
+    """What aoti_load_package makes, without its search for compilers."""
+    import torch
+    from torch._inductor.package.package import AOTICompiledModel
+
+    return AOTICompiledModel(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1))
+
+
+def rewind(model: Any) -> None:
+    """Puts a stock package's position back to the start of its cache."""
+    import torch
+
+    names = [name for name in model.loader.get_constant_fqns() if name.startswith("position_")]
+    if names:
+        model.loader.load_constants({name: torch.zeros((), dtype=torch.int64) for name in names}, False, False)
+
+
+def load_untorch(tiny: bool, device: str) -> dict[str, float]:
+    import untorch
+
+    seconds = {}
+    if device != "cpu":
+        untorch._core.call_stream(0)  # the driver and its context
+    start = time.perf_counter()
+    program = untorch.load(folder(tiny, device) / "untorch.pt2")
+    for name in METHODS:
+        begin = time.perf_counter()
+        program[name]
+        seconds[name] = time.perf_counter() - begin
+    seconds["all"] = time.perf_counter() - start
+    return seconds
+
+
+def load_torch(tiny: bool, device: str) -> dict[str, float]:
+    import torch
+
+    if device != "cpu":
+        torch.zeros(1, device=device)
+    seconds, models = {}, []
+    start = time.perf_counter()
+    for name in METHODS:
+        begin = time.perf_counter()
+        models.append(stock(folder(tiny, device) / f"{name}.pt2"))
+        seconds[name] = time.perf_counter() - begin
+    seconds["all"] = time.perf_counter() - start
+    return seconds
+
+
+def run(tiny: bool, device: str, rounds: int) -> dict[str, Any]:
+    """Medians of both sides, in turns; and the largest difference between their results."""
+    import torch
+    from voxtral_model import PROMPT, build_model, examples
+
+    import untorch
+
+    place = folder(tiny, device)
+    model = build_model(tiny, "float32" if device == "cpu" else "bfloat16", device) if tiny else None
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    if model is not None:
+        features, hidden, vocabulary = examples(model)[0], model.config.text_config.hidden_size, 99
+    else:
+        features, hidden, vocabulary = torch.randn(1, 128, 3000, generator=generator).to(dtype), 3072, 131072
+    inputs = {
+        "audio_encoder": features.to(device),
+        "token_embedding": torch.randint(0, vocabulary, (1, PROMPT), generator=generator).to(device),
+        "text_decoder": torch.randn(1, PROMPT, hidden, generator=generator).to(dtype).to(device),
+        "text_decoder, one token": torch.randn(1, 1, hidden, generator=generator).to(dtype).to(device),
+    }
+    wait: Callable[[], object] = torch.cuda.synchronize if device != "cpu" else (lambda: None)
+    program = untorch.load(place / "untorch.pt2")
+    theirs = {name: stock(place / f"{name}.pt2") for name in METHODS}
+    results: dict[str, Any] = {}
+    with torch.no_grad():
+        for label, x in inputs.items():
+            name = label.partition(",")[0]
+            session = program.session()
+            calls: dict[str, Callable[[], Any]] = {
+                "untorch": lambda name=name, x=x, session=session: session[name](x),
+                "torch": lambda name=name, x=x: theirs[name](x),
+            }
+            with untorch.stream(torch.cuda.current_stream() if device != "cpu" else None):
+                rewind(theirs[name])
+                first = {who: torch.as_tensor(call()).float().cpu() for who, call in calls.items()}
+                times: dict[str, list[float]] = {who: [] for who in calls}
+                for _ in range(rounds):
+                    session.reset()
+                    rewind(theirs[name])
+                    for who, call in calls.items():
+                        wait()
+                        begin = time.perf_counter()
+                        call()
+                        wait()
+                        times[who].append(time.perf_counter() - begin)
+            results[label] = {
+                **{who: statistics.median(values) for who, values in times.items()},
+                "difference": float((first["untorch"] - first["torch"]).abs().max()),
+                "largest": float(first["torch"].abs().max()),
+            }
+            session.close()
+    return results
+
+
+def child(request: dict[str, Any]) -> Any:
+    command = [sys.executable, __file__, "--child", json.dumps(request)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{request}: its process ended with exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def answer(request: dict[str, Any]) -> None:
+    tiny, device = request["tiny"], request["device"]
+    what = {"build": build, "load_untorch": load_untorch, "load_torch": load_torch}.get(request["what"])
+    result = run(tiny, device, request["rounds"]) if what is None else what(tiny, device)
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        answer(json.loads(sys.argv[2]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script; like --quick otherwise")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    options = parser.parse_args()
+    quick = options.quick or options.tiny
+    report = Report("voxtral", quick)
+    if options.device != "cpu":
+        from gpu_common import describe_gpu
+
+        describe_gpu(report)
+    base = {"tiny": options.tiny, "device": options.device}
+    child({**base, "what": "build"})
+    place = folder(options.tiny, options.device)
+    files = {path.stem: path.stat().st_size for path in sorted(place.glob("*.pt2"))}
+    loads = {}
+    for who in ("untorch", "torch"):
+        child({**base, "what": f"load_{who}"})  # fills the page cache
+        found = [child({**base, "what": f"load_{who}"}) for _ in range(1 if quick else 5)]
+        loads[who] = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    runs = child({**base, "what": "run", "rounds": 3 if quick else 30})
+    report.values = {"bytes": files, "load_seconds": loads, "run": runs}
+    three = sum(files[name] for name in METHODS)
+    rows = [
+        ["file", f"{files['untorch'] / 1e9:.2f} GB", f"{three / 1e9:.2f} GB, three files"],
+        *[
+            [f"load, {name}", *(f"{loads[who][name] * 1e3:.0f} ms" for who in ("untorch", "torch"))]
+            for name in (*METHODS, "all")
+        ],
+        *[
+            [f"run, {label}", *(f"{runs[label][who] * 1e3:.2f} ms" for who in ("untorch", "torch"))]
+            for label in runs
+        ],
+    ]  # fmt: skip
+    worst = max(run["difference"] / max(run["largest"], 1e-30) for run in runs.values())
+    note = f"Medians. The largest difference of a first result is {worst:.1e} of the largest value."
+    report.tables["voxtral"] = Table(["", "untorch", "torch's loader"], rows, note)
+    report.write(options.output or (WORK / "results" if quick else RESULTS))
+
+
+if __name__ == "__main__":
+    main()

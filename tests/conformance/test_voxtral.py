@@ -1,0 +1,77 @@
+"""A tiny Voxtral: three methods in one file, generating from audio and text token for token like eager."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+NEW = 8
+
+# Two conversations in turns on one program, as JSON. No torch.
+RUN = """
+import json, sys
+sys.modules["torch"] = None
+import numpy, untorch
+inputs = numpy.load(sys.argv[2])
+new = int(sys.argv[3])
+
+def talk(program, features, before, after):
+    session = program.session()
+    embed = lambda tokens: program.token_embedding(numpy.array([tokens]))
+    audio = program.audio_encoder(features)
+    x = numpy.concatenate([embed(before), audio[None], embed(after)], 1)
+    for _ in range(new):
+        token = int(session.text_decoder(x)[0].argmax())
+        x = embed([token])
+        yield token
+
+with untorch.load(sys.argv[1]) as program:
+    talks = [talk(program, inputs[f"features_{i}"], inputs[f"before_{i}"].tolist(), inputs[f"after_{i}"].tolist())
+             for i in range(2)]
+    print(json.dumps([list(tokens) for tokens in zip(*zip(*talks))]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_generates_like_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from voxtral_model import build_model, methods
+
+    from untorch.export import export
+
+    model = build_model(tiny=True, dtype="float32")
+    export(methods(model, 64), tmp_path / "voxtral.pt2", progress=False)
+    generator = numpy.random.default_rng(0)
+    config = model.config
+    inputs, expected = {}, []
+    for i in range(2):
+        features = generator.standard_normal((1, config.audio_config.num_mel_bins, 64)).astype(numpy.float32)
+        before, after = generator.integers(30, 99, 3 + i), generator.integers(30, 99, 4)
+        inputs |= {f"features_{i}": features, f"before_{i}": before, f"after_{i}": after}
+        expected.append(_eager(model, torch.from_numpy(features), before.tolist(), after.tolist()))
+    numpy.savez(tmp_path / "inputs.npz", **inputs)
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    command = [python, "-c", RUN, str(tmp_path / "voxtral.pt2"), str(tmp_path / "inputs.npz"), str(NEW)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def _eager(model: torch.nn.Module, features: torch.Tensor, before: list[int], after: list[int]) -> list[int]:
+    found: list[int] = []
+    with torch.no_grad():
+        audio = model.get_audio_features(features, return_dict=True).pooler_output
+        placeholders = [model.config.audio_token_id] * audio.shape[0]
+        for _ in range(NEW):
+            tokens = torch.tensor([before + placeholders + after + found])
+            logits = model(input_ids=tokens, input_features=features, use_cache=False).logits
+            found.append(int(logits[0, -1].argmax()))
+    return found
