@@ -280,7 +280,7 @@ def test_what_only_a_gpu_has(program: untorch.Program, x: np.ndarray[Any, Any]) 
     with pytest.raises(untorch.InvalidArgumentError, match="a CUDA graph needs a method compiled for CUDA"):
         method.graph(x)
     memory = program.memory()
-    assert set(memory) == {"mapped", "weights"}
+    assert set(memory) == {"mapped", "weights", "state"}
     assert memory["mapped"] > memory["weights"] >= 0
     with pytest.raises(
         untorch.InvalidArgumentError, match="argument 0: the array is on cuda:0, the method runs on the"
