@@ -35,8 +35,7 @@ class ExportOptions:
     pack_linears: pack the weights of linear layers for the matrix kernels (float32 only).
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
-        matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native". "native" is the default
-        as long as the kernels have not been measured.
+        matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
     passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
@@ -52,7 +51,7 @@ class ExportOptions:
 
     cpu: Cpu = "native"
     pack_linears: bool = True
-    attention: Attention = "native"
+    attention: Attention = "auto"
     passes: Mapping[str, bool] = field(default_factory=dict)
     fold_limit: int = 16 << 20
     verify: bool = False
