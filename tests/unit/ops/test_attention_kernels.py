@@ -221,6 +221,50 @@ def test_ones_are_constants() -> None:
     compiled(combine, 90, {"WIDTH_V": 64, "BLOCK_DV": 64, "BLOCK_S": 32, **ones}, 4, 1, 2)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_pytorch_sees_what_they_write(causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its analysis fails, PyTorch takes every argument for written: it copies them all, or fails to compile."""
+    import triton
+    from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors, kernel_side_table
+    from triton.backends.compiler import GPUTarget
+
+    from untorch.ops.attention.configs import decode_config, prefill_config
+    from untorch.ops.attention.launch import launch_decode, launch_prefill
+
+    class Driver:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(), raising=False)
+    written: dict[str, list[str]] = {}
+
+    class Wrapped:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: Any) -> Any:
+            def launched(*args: Any, **named: Any) -> None:
+                names = [parameter.name for parameter in self.kernel.params]
+                given = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
+                tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+                numbers = kernel_side_table.add_constant_args({k: v for k, v in given.items() if k not in tensors})
+                number = kernel_side_table.add_kernel(self.kernel)
+                written[self.kernel.__name__] = get_mutated_tensors(number, numbers, tensors, {})
+
+            return launched
+
+    q, k = torch.randn(2, 8, 64, 64).half(), torch.randn(2, 2, 4096, 64).half()
+    mask = torch.ones(2, 1, 64, 4096, dtype=torch.bool) if masked else None
+    launch_prefill(q, k, k, mask, causal, None, prefill_config(90, 2, 64, causal), Wrapped)
+    mask = None if mask is None else mask[:, :, :1]
+    launch_decode(q[:, :, :1], k, k, mask, None, decode_config(90, 2, 64), 132, Wrapped)
+    assert written == {
+        "prefill": ["out_ptr"], "decode": ["parts_ptr", "peaks_ptr", "totals_ptr"], "combine": ["out_ptr"],
+    }  # fmt: skip
+
+
 @pytest.mark.skipif(INTERPRETED, reason="runs the others")
 def test_in_the_interpreter() -> None:
     """Triton reads the variable when it is imported, so the tests above run in a process of their own."""

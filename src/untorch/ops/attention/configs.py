@@ -1,7 +1,7 @@
 """How the attention kernels are launched: block sizes, warps and pipeline stages, by GPU, type and head size.
 
-``benchmarks/gpu_attention_tune.py`` found those for 90 at widths 64 and 128 on an H200 (4096 queries and keys; one query
-over 4096 and 65536 keys). The others fit into shared memory and keep the matrix units busy by count.
+``benchmarks/gpu_attention_tune.py`` found those for 90 at widths 64 and 128 on an H200 (4096 queries and keys; one
+query over 4096 and 65536 keys). The others fit into shared memory and keep the matrix units busy by count.
 """
 
 from __future__ import annotations

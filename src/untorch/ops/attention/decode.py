@@ -43,16 +43,8 @@ def decode(
     EVEN: keys are a multiple of BLOCK_N. ALIGNED: strides of q, k and v are multiples of 16.
     """
     if ALIGNED:
-        stride_kb, stride_kh, stride_kn = (
-            tl.multiple_of(stride_kb, 16),
-            tl.multiple_of(stride_kh, 16),
-            tl.multiple_of(stride_kn, 16),
-        )
-        stride_vb, stride_vh, stride_vn = (
-            tl.multiple_of(stride_vb, 16),
-            tl.multiple_of(stride_vh, 16),
-            tl.multiple_of(stride_vn, 16),
-        )
+        stride_kb, stride_kh, stride_kn = stride_kb // 16 * 16, stride_kh // 16 * 16, stride_kn // 16 * 16
+        stride_vb, stride_vh, stride_vn = stride_vb // 16 * 16, stride_vh // 16 * 16, stride_vn // 16 * 16
     queries, keys, splits = tl.cast(queries, tl.int32), tl.cast(keys, tl.int32), tl.cast(splits, tl.int32)
     heads_kv, group = tl.cast(heads_kv, tl.int32), tl.cast(group, tl.int32)
     program = tl.program_id(0)
