@@ -65,6 +65,23 @@ def test_generates_like_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_compiles_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from voxtral_model import build_model, methods
+
+    from untorch.export import check, export
+
+    found = methods(build_model(tiny=True), 64)
+    report = export(found, tmp_path / "voxtral.pt2", device="cuda", arch="sm_90", progress=False)
+    assert all(item.served for item in check(tmp_path / "voxtral.pt2"))
+    for name, calls in (("audio_encoder", 2), ("token_embedding", 0), ("text_decoder", 2)):
+        method = report.methods[name]
+        [done] = [p for p in method.passes if p.name == "choose_attention"]
+        assert [": triton: " in text for text in done.changed] == [True] * calls and not done.skipped
+        assert "aoti_torch_create_cuda_stream_guard" in method.operators
+
+
 def _eager(model: torch.nn.Module, features: torch.Tensor, before: list[int], after: list[int]) -> list[int]:
     found: list[int] = []
     with torch.no_grad():

@@ -37,9 +37,10 @@ def library_path() -> Path:
 
 @lru_cache(maxsize=1)
 def exported_functions() -> frozenset[str]:
-    """Every function of libuntorch.so that a model library can call."""
-    names = read_elf(library_path()).exported()
-    return frozenset(name for name in names if name.startswith((*_SHIM_PREFIXES, "Sleef_")))
+    """Every function of libuntorch.so that a model library can call, under the name by which it calls it."""
+    # The loader renames functions of the CUDA runtime: cudaMalloc is utdaMalloc there.
+    names = (re.sub("^utda(?=[A-Z])", "cuda", name) for name in read_elf(library_path()).exported())
+    return frozenset(name for name in names if name.startswith((*_SHIM_PREFIXES, "Sleef_", "cuda")))
 
 
 def needed_functions(library: ElfFile) -> list[str]:

@@ -41,6 +41,10 @@ def export(
         typer.Option("--check", help="List the operators, which of them are called and what lacks; write no file."),
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, or cuda (cuda:1): the GPU to compile for and on.")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="With --device cuda: a GPU that need not be here, sm_90 or a name such as H200."),
+    ] = None,
     cpu: Annotated[
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
     ] = None,
@@ -78,7 +82,7 @@ def export(
     if check:
         from untorch.cli.forecast import forecast, render_forecast
 
-        document = {"source": source, **forecast(model, keywords, fields, device or "cpu")}
+        document = {"source": source, **forecast(model, keywords, fields, device or "cpu", arch)}
         if not quiet or json:
             emit(document, json, lambda console: render_forecast(console, document))
         if document["missing"]:
@@ -86,6 +90,8 @@ def export(
         return
     if device is not None:
         keywords = {**keywords, "device": device}
+    if arch is not None:
+        keywords = {**keywords, "arch": arch}
     report = untorch.export.export(model, path=output, **{**keywords, **fields})
     document = {"source": source, **_describe(report)}
     if not quiet or json:

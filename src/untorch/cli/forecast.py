@@ -14,7 +14,11 @@ __all__ = ["forecast", "render_forecast"]
 
 
 def forecast(
-    model: Any, keywords: dict[str, Any], fields: dict[str, Any] | None = None, device: str = "cpu"
+    model: Any,
+    keywords: dict[str, Any],
+    fields: dict[str, Any] | None = None,
+    device: str = "cpu",
+    arch: str | None = None,
 ) -> dict[str, Any]:
     """The operators of each method with their counts, what of them would be called, and what would be refused.
 
@@ -27,7 +31,7 @@ def forecast(
     methods, missing = [], []
     for name, program in _programs(model, keywords).items():
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
-        found = forecast_fallbacks(program, options, device)
+        found = forecast_fallbacks(program, options, device, arch)
         entries = [
             {
                 "operator": item.operator, "kind": item.kind, "name": item.name, "served": item.served,

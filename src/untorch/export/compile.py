@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.absent_gpu import Produced, compile_elsewhere, refuse_native_attention, stub_driver
 from untorch.export.coverage import find_missing, needed_symbols, raise_if_missing
 from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
@@ -72,6 +73,7 @@ class CompiledMethod:
     extern_nodes: str | None
     constants: list[Constant]
     tensors: dict[str, torch.Tensor]
+    on_gpu: frozenset[str]  # tensors that are for the GPU and lie on the CPU, as it is not there
     mutations: Mutations
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any] | None]
@@ -95,7 +97,7 @@ def trace_method(
     method: MethodInput, target: CpuTarget, options: ExportOptions, progress: Progress, gpu: CudaTarget | None = None
 ) -> TracedMethod:
     """torch.export of one method, on ``gpu`` if there is one. Raises CompileError or InvalidArgumentError."""
-    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    on_gpu = _on(gpu)
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None):
         with progress.step(f"{method.name}: torch.export"):
             program = _export(method, options)
@@ -118,7 +120,7 @@ def compile_method(
     """
     method, program, module = traced.method, traced.program, traced.module
     device = "cpu" if gpu is None else "cuda"
-    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    on_gpu = _on(gpu)
     reads_states = bool(module.meta.get(WRITTEN_ELSEWHERE))
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None, reads_states):
         model = method.model if isinstance(method.model, torch.nn.Module) else None
@@ -126,13 +128,15 @@ def compile_method(
         inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
         with progress.step(f"{method.name}: passes"):
             passes = run_passes(module, options, device, method.name)
+        if gpu is not None and gpu.absent is not None:
+            refuse_native_attention(module, passes, method.name, gpu.absent)
         nodes = {node.name: node for node in module.graph.nodes}
         with progress.step(f"{method.name}: AOTInductor"):
             produced = _run_inductor(method.name, program, module, target, options, folder, gpu)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
             features = compiler_features(target, get_cpp_compiler())
-    paths = {Path(file).name: Path(file) for file in produced if isinstance(file, str) and file}
+    paths = {Path(file).name: Path(file) for file in produced.paths}
     library = _one(paths, ".so", method.name)
     wrapper = _one(paths, ".wrapper.cpp", method.name)
     _check_device(method.name, paths.get(library.removesuffix(".so") + "_metadata.json"), device)
@@ -154,7 +158,6 @@ def compile_method(
         or (name == nodes_name and extern_nodes is not None)
         or (options.keep_sources and path.suffix in (".cpp", ".h", ".json"))
     }
-    tensors = {fqn: tensor for item in produced if isinstance(item, Mapping) for fqn, (tensor, _) in item.items()}
     return CompiledMethod(
         name=method.name,
         program=program,
@@ -162,7 +165,8 @@ def compile_method(
         library=library,
         extern_nodes=nodes_name if extern_nodes is not None else None,
         constants=parse_constants(source),
-        tensors=tensors,
+        tensors=produced.tensors,
+        on_gpu=produced.on_gpu,
         mutations=mutations,
         inputs=inputs,
         outputs=outputs,
@@ -178,20 +182,19 @@ def generate_code(
     method: MethodInput, target: CpuTarget, options: ExportOptions, folder: Path, gpu: CudaTarget | None = None
 ) -> GeneratedCode:
     """Does what compile_method does up to the generated code. Raises CompileError or UnsupportedError."""
-    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu.device)
+    on_gpu = _on(gpu)
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None), generated_only() as generated:
         program = _export(method, options)
         module = program.module()
         assert isinstance(module, fx.GraphModule)
-        run_passes(module, options, "cpu" if gpu is None else "cuda", method.name)
+        passes = run_passes(module, options, "cpu" if gpu is None else "cuda", method.name)
+        if gpu is not None and gpu.absent is not None:
+            refuse_native_attention(module, passes, method.name, gpu.absent)
         nodes = {node.name: node for node in module.graph.nodes}
-        try:
-            _run_inductor(method.name, program, module, target, options, folder, gpu)
-        except CompileError:
-            if not generated:
-                raise
-    wrapper, extern_nodes = generated[-1]
-    return GeneratedCode(wrapper, extern_nodes, nodes)
+        wrapper, extern_nodes = _run_inductor(
+            method.name, program, module, target, options, folder, gpu, generated
+        ).paths
+    return GeneratedCode(wrapper, extern_nodes or None, nodes)
 
 
 @contextlib.contextmanager
@@ -269,7 +272,11 @@ def _inductor_options(
         "compile_threads": 1,
         "freezing": False,
     }
-    if gpu is not None:
+    if gpu is not None and gpu.absent is not None:
+        # Padding is decided by measuring. Small tensors are looked at for numbers, and have no values while compiling.
+        values |= {"shape_padding": False, "always_keep_tensor_constants": True}
+        values["aot_inductor.embed_kernel_binary"] = True
+    elif gpu is not None:
         # One file: the kernels lie in the library. They are compiled by torch's own pool of processes.
         values["aot_inductor.embed_kernel_binary"] = True
         del values["compile_threads"]
@@ -302,27 +309,52 @@ def _run_inductor(
     options: ExportOptions,
     folder: Path,
     gpu: CudaTarget | None,
-) -> list[Any]:
+    generated: list[tuple[str, str | None]] | None = None,
+) -> Produced:
+    """Compiles; or, with what generated_only() gives, has the code generated, which is then in the place of paths."""
     links, output = folder / "lib", folder / "out"
     links.mkdir()
     output.mkdir()
     (links / "libuntorch.so").symlink_to(find_runtime_library())
-    if gpu is not None:
+    if gpu is not None and gpu.absent is None:
         (links / "libcuda.so").symlink_to(driver_library())
+    elif gpu is not None:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        stub_driver(links / "libcuda.so", get_cpp_compiler())
     assert program.example_inputs is not None
     args, kwargs = program.example_inputs
-    with _environment("LIBRARY_PATH", str(links)):
+    values = _inductor_options(target, options, output, gpu)
+
+    def compile_graph(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         try:
-            result = torch._inductor.aot_compile(
-                module, tuple(args), dict(kwargs), options=_inductor_options(target, options, output, gpu)
-            )
+            result = torch._inductor.aot_compile(module, args, kwargs, options=values)
+        except Exception:
+            if not generated:
+                raise
+            wrapper, extern_nodes = generated[-1]
+            return [wrapper, extern_nodes or ""]
+        if not isinstance(result, list):
+            raise CompileError(f"method {name!r}: AOTInductor gave {type(result).__name__}, expected a list of files")
+        return [item for item in result if isinstance(item, dict) or item]
+
+    with _environment("LIBRARY_PATH", str(links)):
+        if gpu is not None and gpu.absent is not None:
+            return compile_elsewhere(name, module, (tuple(args), dict(kwargs)), gpu.absent, compile_graph)
+        try:
+            result = compile_graph(module, tuple(args), dict(kwargs))
         except UntorchError:
             raise
         except Exception as error:
-            raise CompileError(f"method {name!r}: AOTInductor failed: {error}") from error
-    if not isinstance(result, list):
-        raise CompileError(f"method {name!r}: AOTInductor gave {type(result).__name__}, expected a list of files")
-    return result
+            reason = str(error) or type(error).__name__
+            raise CompileError(f"method {name!r}: AOTInductor failed: {reason}") from error
+    paths = [item for item in result if isinstance(item, str)]
+    tensors = {fqn: tensor for item in result if isinstance(item, dict) for fqn, (tensor, _) in item.items()}
+    return Produced(paths, tensors, frozenset())
+
+
+def _on(gpu: CudaTarget | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if gpu is None or gpu.absent is not None else torch.cuda.device(gpu.device)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.ops.packed_linear import C_SHIM
-from untorch.runtime.elf import ElfFile
+from untorch.runtime.elf import ElfFile, name_in_runtime
 from untorch.runtime.errors import UnsupportedError
 
 __all__ = [
@@ -28,7 +28,6 @@ _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
-_RUNTIME_FUNCTION = re.compile(r"cuda[A-Z]\w*")
 _LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "<")
 # A declaration may give a function another symbol; calls use the function's name.
 _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
@@ -81,11 +80,6 @@ def needed_symbols(library: ElfFile) -> list[str]:
     )
 
 
-def _name_in_runtime(symbol: str) -> str:
-    """Under which name libuntorch.so has a function: the loader renames those of the CUDA runtime (cudaMalloc)."""
-    return f"ut{symbol[2:]}" if _RUNTIME_FUNCTION.fullmatch(symbol) else symbol
-
-
 def origins_in_wrapper(source: str) -> tuple[dict[str, set[str]], dict[int, set[str]]]:
     """From the generated wrapper: C function → names of graph nodes, and index of an external call → names.
 
@@ -129,9 +123,7 @@ def find_missing(
 ) -> list[MissingOperator]:
     """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have on ``device``."""
     lines = dict(sources_of(symbols := list(symbols), kernel_targets(extern_nodes), wrapper, nodes))
-    missing = [
-        MissingOperator("shim", name, lines[name]) for name in symbols if _name_in_runtime(name) not in available
-    ]
+    missing = [MissingOperator("shim", name, lines[name]) for name in symbols if name_in_runtime(name) not in available]
     kind = "kernel" if device == "cpu" else "cuda kernel"
     return missing + [
         MissingOperator(kind, target, lines[target])

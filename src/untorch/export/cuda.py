@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from untorch.export.errors import CompileError
+from untorch.export.gpus import GpuModel, find_gpu
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "resolve_device"]
@@ -24,14 +26,28 @@ _HEADER = Path("include") / "cuda_runtime.h"
 
 @dataclass(frozen=True)
 class CudaTarget:
-    """The GPU that compiles and tunes the kernels, as torch calls it ("cuda:0"), and its architecture ("sm_90")."""
+    """The GPU that compiles and tunes the kernels, as torch calls it ("cuda:0"), and its architecture ("sm_90").
+
+    ``absent``: the GPU to compile for, where it is not there and nothing can be tuned.
+    """
 
     device: str
     architecture: str
+    absent: GpuModel | None = None
+
+    @property
+    def home(self) -> str:
+        """The device on which the model lies while it is compiled."""
+        return self.device if self.absent is None else "cpu"
 
 
-def resolve_device(device: object) -> CudaTarget | None:
-    """What export()'s ``device`` means here; None for the CPU. Raises if this machine cannot compile for it."""
+def resolve_device(device: object, arch: str | None = None) -> CudaTarget | None:
+    """What export()'s ``device`` and ``arch`` mean here; None for the CPU.
+
+    Raises UnsupportedError or InvalidArgumentError if this machine cannot compile for it.
+    """
+    if arch is not None:
+        return _absent(device, arch)
     if device == "cpu":
         return None
     match = _DEVICE.fullmatch(device) if isinstance(device, str) else None
@@ -40,12 +56,13 @@ def resolve_device(device: object) -> CudaTarget | None:
     if torch.version.cuda is None:
         raise UnsupportedError(
             f"export: device={device!r} needs PyTorch with CUDA, and {torch.__version__} was built without it: install "
-            f"a CUDA build on a machine with an NVIDIA GPU"
+            f"a CUDA build on a machine with an NVIDIA GPU, or name the GPU to compile for: arch='sm_90'"
         )
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"export: device={device!r} needs a GPU on the build machine, since kernels are compiled and tuned on it, "
-            f"and torch finds none: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            f"and torch finds none: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or name the GPU to compile for: "
+            f"arch='sm_90'"
         )
     count = torch.cuda.device_count()
     index = torch.cuda.current_device() if match[1] is None else int(match[1])
@@ -60,20 +77,43 @@ def resolve_device(device: object) -> CudaTarget | None:
     return CudaTarget(f"cuda:{index}", f"sm_{major}{minor}")
 
 
+def _absent(device: object, arch: str) -> CudaTarget:
+    from untorch.export.absent_gpu import require_triton
+
+    if device != "cuda":
+        raise InvalidArgumentError(
+            f"export: arch={arch!r} names a GPU that need not be here: device must be 'cuda', got {device!r}"
+        )
+    gpu = find_gpu(arch)
+    require_triton()
+    cuda_home()
+    return CudaTarget("cuda:0", gpu.architecture, gpu)
+
+
 def cuda_home() -> Path:
     """The folder of the CUDA toolkit, whose headers the generated code includes."""
     from torch.utils import cpp_extension
 
     nvcc = shutil.which("nvcc")
-    candidates = [cpp_extension.CUDA_HOME, nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
+    candidates = [
+        cpp_extension.CUDA_HOME, nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda", *_wheels(),
+    ]  # fmt: skip
     for candidate in candidates:
         if candidate and (Path(candidate) / _HEADER).is_file():
             return Path(candidate)
     tried = ", ".join(dict.fromkeys(str(c) for c in candidates if c))
     raise UnsupportedError(
         f"export: compiling for CUDA needs the toolkit's headers, and no {_HEADER} was found below {tried}: install "
-        f"the CUDA toolkit {torch.version.cuda}, or set CUDA_HOME"
+        f"the CUDA toolkit{f' {torch.version.cuda}' if torch.version.cuda else ''} or NVIDIA's wheel of its runtime "
+        f"(nvidia-cuda-runtime, nvidia-cuda-crt), or set CUDA_HOME"
     )
+
+
+def _wheels() -> list[Path]:
+    """Where NVIDIA's wheels have their headers, beside those of CUDA 13 and newer."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return [home for folder in folders for home in sorted(Path(folder).glob("cu[0-9]*"), reverse=True)]
 
 
 def driver_library() -> Path:

@@ -14,6 +14,7 @@ import torch
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder, trace_method
 from untorch.export.cuda import Mover, resolve_device
+from untorch.export.gpus import GpuModel
 from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
@@ -58,6 +59,7 @@ def export(
     kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
     device: str = "cpu",
+    arch: str | None = None,
     options: ExportOptions | None = None,
     **option_fields: Any,
 ) -> ExportReport:
@@ -75,6 +77,8 @@ def export(
         dynamic_shapes: As for ``torch.export.export``.
         device: "cpu", or "cuda" ("cuda:1"): compiled on that GPU, for its architecture. The model and its example
             inputs are copied there; a model that has parameters on a GPU already is taken as it is, with its inputs.
+        arch: For device="cuda": the GPU to compile for, as an architecture ("sm_90") or a name ("H200"). This machine
+            needs no GPU then, and none is used: the model is traced on the CPU, and no kernel is timed.
         options: See ExportOptions; its fields can also be given by name.
         option_fields: Fields of ExportOptions that replace those in ``options``.
 
@@ -88,7 +92,9 @@ def export(
     """
     resolved = resolve_options(options, option_fields)
     methods, target_path = _methods(model, args, path, kwargs, dynamic_shapes)
-    gpu = resolve_device(device)
+    gpu = resolve_device(device, arch)
+    if gpu is not None and gpu.absent is not None:
+        _check_absent(methods, resolved, gpu.absent)
     target = resolve_cpu(resolved.cpu)
     find_runtime_library()
     progress = Progress(resolved.progress)
@@ -98,7 +104,7 @@ def export(
         compiled: list[CompiledMethod] = []
         entries: dict[str, Any] = {}
         states = StateTable()
-        mover = Mover(gpu.device) if gpu is not None else None
+        mover = Mover(gpu.device) if gpu is not None and gpu.absent is None else None
         traced = []
         for method in methods:
             if mover is not None:
@@ -113,7 +119,7 @@ def export(
             result = compile_method(graph, target, resolved, place, progress, gpu)
             compiled.append(result)
             constants, storages = store.add_method(
-                result.constants, result.tensors, result.mutations.attributes, result.device
+                result.constants, result.tensors, result.mutations.attributes, result.device, result.on_gpu
             )
             states.add_method(name, result.device, constants, storages)
             entries[name] = _method_entry(result, constants, target, resolved)
@@ -200,6 +206,23 @@ def _checked(method: MethodInput) -> MethodInput:
             f"{where}: args: expected a tuple of example inputs, got {type(method.args).__name__}: write (x,) for one"
         )
     return method
+
+
+def _check_absent(methods: list[MethodInput], options: ExportOptions, gpu: GpuModel) -> None:
+    if options.verify:
+        raise InvalidArgumentError(
+            f"export: verify=True runs the file, and with arch it is compiled for a GPU ({gpu.name}) that is taken to "
+            f"be elsewhere: leave verify out, and run it there"
+        )
+    for method in methods:
+        model = method.model
+        parts = [*model.state_dict().values()] if isinstance(model, torch.nn.Module) else [*model.state_dict.values()]
+        there = {t.device.type for t in parts if isinstance(t, torch.Tensor)} - {"cpu"}
+        if there:
+            raise InvalidArgumentError(
+                f"export: method {method.name!r}: with arch the model is traced on the CPU, and it has tensors on "
+                f"{', '.join(sorted(there))}: move it with model.cpu()"
+            )
 
 
 def _move(method: MethodInput, mover: Mover) -> MethodInput:

@@ -86,9 +86,12 @@ def list_fallbacks(
 
 
 def forecast_fallbacks(
-    program: torch.export.ExportedProgram, options: ExportOptions | None = None, device: str = "cpu"
+    program: torch.export.ExportedProgram,
+    options: ExportOptions | None = None,
+    device: str = "cpu",
+    arch: str | None = None,
 ) -> list[Fallback]:
-    """What ``export`` of this program for ``device`` would call: the same code is generated, and not compiled.
+    """What ``export`` of this program for ``device`` and ``arch`` would call: its code is generated, and not compiled.
 
     Kernels for a GPU are compiled, as the choice between them and a C function may depend on their speed. Raises what
     ``export`` raises before compiling.
@@ -96,8 +99,8 @@ def forecast_fallbacks(
     from untorch.export.compile import MethodInput, generate_code
 
     options = options or ExportOptions()
-    gpu = resolve_device(device)
-    if gpu is not None:
+    gpu = resolve_device(device, arch)
+    if gpu is not None and gpu.absent is None:
         program = Mover(gpu.device).program("forward", program)
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
         code = generate_code(
@@ -107,14 +110,17 @@ def forecast_fallbacks(
     return list_fallbacks(functions, code.extern_nodes, wrapper=code.wrapper, nodes=code.nodes, device=kind)
 
 
-def check(subject: torch.export.ExportedProgram | str | Path, device: str = "cpu") -> list[Fallback]:
+def check(
+    subject: torch.export.ExportedProgram | str | Path, device: str = "cpu", arch: str | None = None
+) -> list[Fallback]:
     """Every operator that an exported program, a compiled .so or a .pt2 file calls, if the runtime serves them all.
 
-    For a program, ``device`` says for which it would be exported, with the default options. A file brings its own.
+    For a program, ``device`` and ``arch`` say for which it would be exported, with the default options. A file brings
+    its own.
     Raises UnsupportedOperatorsError with everything that is missing, and for a program what ``export`` raises.
     """
     if isinstance(subject, torch.export.ExportedProgram):
-        found = forecast_fallbacks(subject, device=device)
+        found = forecast_fallbacks(subject, device=device, arch=arch)
         raise_if_missing([item.missing(device) for item in found if not item.served], "the exported program")
         return found
     if not isinstance(subject, str | Path):

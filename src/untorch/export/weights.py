@@ -79,11 +79,12 @@ class WeightStore:
         tensors: dict[str, torch.Tensor],
         mutated: frozenset[str],
         device: str = "cpu",
+        placed: frozenset[str] = frozenset(),
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """Stores a method's constants; gives their manifest entries, and which of them lie in one storage (a number).
 
         ``tensors`` is by FQN; ``mutated`` are the FQNs that are written, whose storages count as written too.
-        ``device`` is the method's: a constant that lies elsewhere says so.
+        ``device`` is the method's: a constant that lies elsewhere says so, but for those ``placed`` there by FQN.
         """
         used: dict[int, int] = {}
         written: set[int] = set()
@@ -109,7 +110,7 @@ class WeightStore:
             key = (pointer, start, length)
             if key not in stored or pointer == 0:
                 stored[key] = self._add(storage, start, length, dtype_name(tensor.dtype))
-            elsewhere = {} if tensor.device.type == device else {"device": tensor.device.type}
+            elsewhere = {} if tensor.device.type == device or constant.fqn in placed else {"device": tensor.device.type}
             entries.append(
                 {
                     "name": constant.name,

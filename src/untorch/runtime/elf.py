@@ -7,6 +7,7 @@ GNU symbol versioning of the Linux Standard Base.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from untorch.runtime.errors import InvalidFileError
 
-__all__ = ["ElfFile", "Symbol", "parse_elf", "read_elf"]
+__all__ = ["ElfFile", "Symbol", "name_in_runtime", "parse_elf", "read_elf"]
+
+_RUNTIME_FUNCTION = re.compile(r"cuda[A-Z]\w*")
 
 MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64", 22: "s390x"}
 
@@ -81,6 +84,11 @@ def read_elf(path: str | Path) -> ElfFile:
     except OSError as error:
         raise InvalidFileError(f"{path}: cannot be read: {error.strerror}") from error
     return parse_elf(data, str(path))
+
+
+def name_in_runtime(symbol: str) -> str:
+    """Under which name libuntorch.so has a function: the loader renames those of the CUDA runtime (cudaMalloc)."""
+    return f"ut{symbol[2:]}" if _RUNTIME_FUNCTION.fullmatch(symbol) else symbol
 
 
 def parse_elf(data: bytes | memoryview, name: str = "<memory>") -> ElfFile:

@@ -238,3 +238,18 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
     (output,) = result.document()["outputs"]
     assert output["shape"] == [2, 3]
     assert numpy.load(output["file"]).min() >= 0
+
+
+@needs_torch
+def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
+    source, output = f"{script}:build", tmp_path / "gpu.pt2"
+    done = run_process("export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--json")
+    assert done.returncode == 0, done.stderr
+    done = run_process("inspect", str(output), "--json")
+    [method] = json.loads(done.stdout)["methods"]
+    assert (method["device"], method["gpu_architecture"]) == ("cuda", "sm_90")
+    assert all(entry["served"] for entry in method["operators"])
+    done = run_process("export", source, "--check", "--device", "cuda", "--arch", "sm_90", "--json")
+    assert done.returncode == 0 and not json.loads(done.stdout)["missing"]
+    done = run_process("export", source, "-o", str(output), "--arch", "sm_90")
+    assert done.returncode != 0 and "device must be 'cuda', got 'cpu'" in done.stderr

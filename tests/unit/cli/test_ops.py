@@ -58,3 +58,9 @@ def test_other_devices(cli: Callable[..., Any]) -> None:
     done = cli("ops", "--device", "tpu")
     assert done.code == 1
     assert done.err == "untorch: --device tpu: expected cpu or cuda\n"
+
+
+@pytest.mark.skipif(not _core.has_symbol("aoti_torch_cuda_mm_out"), reason="the library was built without CUDA")
+def test_functions_of_the_cuda_runtime_have_the_names_that_models_call() -> None:
+    assert "cudaMalloc" in exported_functions()
+    assert not [name for name in exported_functions() if name.startswith("utda")]

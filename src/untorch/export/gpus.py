@@ -1,0 +1,72 @@
+"""NVIDIA GPUs by their numbers: what a compiler has to know of a GPU that the build machine does not have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = ["GPUS", "GpuModel", "find_gpu"]
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One model, from NVIDIA's data sheets and the table of compute capabilities in the CUDA programming guide.
+
+    shared_memory: the most bytes that a block may ask for. l2, memory: bytes. bandwidth: of the memory, GB/s.
+    matrix_rate: dense bfloat16 products with float32 sums, TFLOP/s. threads: a multiprocessor's.
+    """
+
+    name: str
+    architecture: str
+    multiprocessors: int
+    shared_memory: int
+    l2: int
+    memory: int
+    bandwidth: float
+    matrix_rate: float
+    threads: int = 1536
+    registers: int = 65536
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """(9, 0) for sm_90."""
+        number = int(self.architecture.removeprefix("sm_"))
+        return number // 10, number % 10
+
+
+# The first of an architecture stands for it.
+GPUS = tuple(
+    GpuModel(*entry)
+    for entry in (
+        ("A100", "sm_80", 108, 163 * _KIB, 40 * _MIB, 80 * _GIB, 2039, 312, 2048),
+        ("A10", "sm_86", 72, 99 * _KIB, 6 * _MIB, 24 * _GIB, 600, 125),
+        ("L40S", "sm_89", 142, 99 * _KIB, 96 * _MIB, 48 * _GIB, 864, 362),
+        ("L4", "sm_89", 58, 99 * _KIB, 48 * _MIB, 24 * _GIB, 300, 121),
+        ("RTX 4090", "sm_89", 128, 99 * _KIB, 72 * _MIB, 24 * _GIB, 1008, 165),
+        ("H100", "sm_90", 132, 227 * _KIB, 50 * _MIB, 80 * _GIB, 3350, 989, 2048),
+        ("H200", "sm_90", 132, 227 * _KIB, 50 * _MIB, 141 * _GIB, 4800, 989, 2048),
+        ("B200", "sm_100", 148, 227 * _KIB, 126 * _MIB, 180 * _GIB, 8000, 2250, 2048),
+        ("RTX 5090", "sm_120", 170, 99 * _KIB, 96 * _MIB, 32 * _GIB, 1792, 209),
+    )
+)
+
+
+def find_gpu(name: str) -> GpuModel:
+    """The GPU of that name ("H200"), or the one that stands for an architecture ("sm_90").
+
+    Raises InvalidArgumentError with the known ones.
+    """
+    if isinstance(name, str):
+        wanted = re.sub(r"[\s_-]+", "", name).lower()
+        for gpu in GPUS:
+            if wanted in (re.sub(r"\s+", "", gpu.name).lower(), gpu.architecture.replace("_", "")):
+                return gpu
+    architectures = ", ".join(dict.fromkeys(gpu.architecture for gpu in GPUS))
+    raise InvalidArgumentError(
+        f"export: arch: expected one of {architectures}, or the name of a GPU: {', '.join(gpu.name for gpu in GPUS)}; "
+        f"got {name!r}"
+    )

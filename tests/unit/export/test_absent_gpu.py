@@ -1,0 +1,240 @@
+"""Compiling for GPUs that this machine does not have; tests/gpu runs such files."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+from untorch.archive import MANIFEST, ArchiveReader
+from untorch.export import CompileError, ExportReport, absent_gpu, check, export
+from untorch.export.absent_gpu import refuse_native_attention, require_triton, stub_driver
+from untorch.export.coverage import find_missing, needed_symbols
+from untorch.export.library import find_runtime_library
+from untorch.runtime.elf import parse_elf, read_elf
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+_CUDA_MACHINE = 190
+
+
+class Mlp(nn.Module):
+    """Has what a compile without a GPU could get wrong: a counter, constants, tied weights, a device by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.Linear(64, 128))
+        self.layers[3].weight = self.layers[0].weight
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("two", torch.tensor(2.0))
+        self.register_buffer("steps", torch.arange(128.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        numbers = torch.arange(128, device=x.device) + torch.tensor(3)
+        return self.layers(x) * self.two + self.steps.to(x.device) + numbers + self.calls
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(128, 128) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(x).view(*x.shape[:2], 4, 32).transpose(1, 2) for p in self.projections)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+
+
+class Cnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layers(x).mean((2, 3))
+        return torch.sort(y, dim=1)[0], torch.cumsum(y, 1)
+
+
+def methods() -> dict[str, Any]:
+    length = {1: Dim("length", min=1, max=512)}
+    return {
+        "mlp": (Mlp().eval(), (torch.randn(8, 64),)),
+        "attention": {
+            "model": Attention().eval().to(torch.bfloat16), "args": (torch.randn(2, 20, 128).to(torch.bfloat16),),
+            "dynamic_shapes": (length,),
+        },
+        "cnn": (Cnn().eval(), (torch.randn(2, 3, 16, 16),)),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["sm_80", "H200"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExportReport, str]:
+    path = tmp_path_factory.mktemp("absent") / "model.pt2"
+    report = export(methods(), path, device="cuda", arch=request.param, progress=False)
+    return report, "sm_90" if request.param == "H200" else request.param
+
+
+def kernels(library: bytes) -> list[int]:
+    """The architecture of every kernel in a library: 90 for sm_90."""
+    found, at = [], library.find(b"\x7fELF", 1)
+    while at >= 0:
+        (machine,), (flags,) = struct.unpack_from("<H", library, at + 18), struct.unpack_from("<I", library, at + 48)
+        if machine == _CUDA_MACHINE:
+            # The ABI of newer architectures has other flags in the lowest byte.
+            found.append(flags >> 8 & 0xFF if library[at + 8] >= 8 else flags & 0xFF)
+        at = library.find(b"\x7fELF", at + 1)
+    return found
+
+
+def test_the_kernels_are_in_the_file(exported: tuple[ExportReport, str]) -> None:
+    report, architecture = exported
+    with ArchiveReader(report.path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        assert set(manifest["methods"]) == {"mlp", "attention", "cnn"}
+        for method in manifest["methods"].values():
+            assert (method["device"], method["gpu_architecture"]) == ("cuda", architecture)
+            found = kernels(archive.read(method["library"]))
+            assert found and set(found) == {int(architecture[3:])}
+
+
+def test_every_function_is_there(exported: tuple[ExportReport, str]) -> None:
+    available = read_elf(find_runtime_library()).exported()
+    with ArchiveReader(exported[0].path) as archive:
+        for name in ("mlp", "attention", "cnn"):
+            [entry] = [
+                e.name for e in archive if e.name.startswith(f"data/aotinductor/{name}/") and e.name[-3:] == ".so"
+            ]
+            library = parse_elf(archive.read(entry), entry)
+            assert "libcuda.so.1" in library.needed
+            needed = needed_symbols(library)
+            assert not find_missing(needed, None, available, device="cuda")
+            assert any(n.startswith("aoti_torch_cuda_") for n in needed)
+
+
+def test_attention_is_not_math(exported: tuple[ExportReport, str]) -> None:
+    method = exported[0].methods["attention"]
+    [done] = [p for p in method.passes if p.name == "choose_attention"]
+    assert done.changed == ["scaled_dot_product_attention: triton: bfloat16, head size 32"]
+    assert not [name for name in method.operators if "bmm" in name or "softmax" in name]
+
+
+def test_the_values(exported: tuple[ExportReport, str]) -> None:
+    torch.manual_seed(0)
+    model = Mlp()
+    with ArchiveReader(exported[0].path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        constants = {c["fqn"]: c for c in manifest["methods"]["mlp"]["constants"]}
+        assert constants["calls"]["mutated"] and not constants["two"]["mutated"]
+        assert not any("device" in c for c in constants.values())
+        steps = archive.read(manifest["weights"][constants["steps"]["weight"]]["file"])
+        assert torch.equal(torch.frombuffer(bytearray(steps), dtype=torch.float32), model.steps)
+        weights = [c["weight"] for c in constants.values() if c["shape"] == [128, 64]]
+        assert len(set(weights)) == 1
+
+
+def test_what_would_be_called() -> None:
+    program = torch.export.export(Mlp(), (torch.randn(8, 64),))
+    found = check(program, "cuda", "sm_90")
+    assert all(item.served for item in found)
+    assert {item.operator for item in found} & {"mm_out", "addmm_out"}
+
+
+@pytest.mark.parametrize("arch", ["sm_70", "H1000", "", "cuda", 90])
+def test_an_unknown_gpu(arch: Any, tmp_path: Path) -> None:
+    text = r"arch: expected one of sm_80, .*sm_120, or the name of a GPU: A100, .*RTX 5090; got"
+    with pytest.raises(InvalidArgumentError, match=text):
+        export(Mlp(), (torch.randn(8, 64),), tmp_path / "a.pt2", device="cuda", arch=arch, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_another_device(device: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"arch='sm_90' .* device must be 'cuda', got '{device}'"):
+        export(Mlp(), (torch.randn(8, 64),), tmp_path / "a.pt2", device=device, arch="sm_90", progress=False)
+
+
+def test_verify_needs_the_gpu(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"verify=True runs the file, .* \(H200\) .* leave verify out"):
+        export(
+            Mlp(), (torch.randn(8, 64),), tmp_path / "a.pt2", device="cuda", arch="H200", verify=True, progress=False
+        )
+
+
+def test_a_model_that_is_not_on_the_cpu(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2, device="meta")
+    with pytest.raises(InvalidArgumentError, match=r"method 'forward': .* it has tensors on meta: move it"):
+        export(model, (torch.randn(1, 2),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(UnsupportedError, match="compiled by Triton, which is not installed: install the triton"):
+        require_triton()
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_attention_that_torch_would_choose(tmp_path: Path) -> None:
+    x = torch.randn(1, 2, 8, 16, dtype=torch.float64)
+    text = (
+        r"method 'forward': scaled_dot_product_attention \(.*test_absent_gpu.py.*\) would be left to PyTorch's fused "
+    )
+    with pytest.raises(
+        CompileError, match=text + r".*H100 is not here \(native: the type is float64.*attention='math'"
+    ):
+        export(Doubles(), (x,), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
+    module = torch.export.export(Doubles(), (x,)).module()
+    with pytest.raises(CompileError, match="the pass choose_attention was switched off"):
+        refuse_native_attention(module, [], "forward", absent_gpu.GpuModel("H100", "sm_90", 1, 1, 1, 1, 1, 1))
+
+
+class AddOne(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_an_error_in_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the compiler is on strike")
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", fails)
+    with pytest.raises(CompileError, match="method 'forward': AOTInductor failed: the compiler is on strike") as caught:
+        export(AddOne(), (torch.ones(2),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
+    assert "in fails" in str(caught.value.__cause__)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_child_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: os._exit(7))
+    with pytest.raises(CompileError, match="the process that compiles for H100 ended with exit code 7"):
+        export(AddOne(), (torch.ones(2),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
+
+
+def test_torch_sees_no_gpu_before_and_after(tmp_path: Path) -> None:
+    """It remembers that it has no use for Triton, which must not reach the child."""
+    from torch.utils._triton import has_triton
+
+    assert not has_triton()
+    export(AddOne(), (torch.ones(2),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
+    assert not has_triton() and not torch.cuda.is_available()
+
+
+def test_the_stub_needs_a_compiler(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"false -shared .* failed"):
+        stub_driver(tmp_path / "libcuda.so", "false")
+    stub_driver(tmp_path / "libcuda.so", "cc")
+    done = subprocess.run(["readelf", "-d", tmp_path / "libcuda.so"], capture_output=True, text=True, check=True)
+    assert "libcuda.so.1" in done.stdout
