@@ -10,6 +10,8 @@ from untorch.cli.output import make_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from untorch.export.options import ExportOptions
+
 __all__ = ["forecast", "render_forecast"]
 
 
@@ -25,7 +27,7 @@ def forecast(
 
     options = resolve_options(None, fields or {})
     methods, missing = [], []
-    for name, program in _programs(model, keywords).items():
+    for name, program in _programs(model, keywords, options).items():
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
         found = forecast_fallbacks(program, options, device)
         entries = [
@@ -44,14 +46,16 @@ def forecast(
     return {"methods": methods, "missing": missing}
 
 
-def _programs(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> dict[str, Any]:
     import torch
 
     from untorch.export.errors import CompileError
+    from untorch.export.quantize import quantized_module
     from untorch.runtime.errors import InvalidArgumentError
 
     entries = model if isinstance(model, dict) else {"forward": {"model": model, **keywords}}
     programs: dict[str, Any] = {}
+    quantized = options.quantize_methods([str(name) for name in entries])
     for name, entry in entries.items():
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {"model": entry}
         if isinstance(entry, tuple) and len(entry) == 2:
@@ -66,6 +70,8 @@ def _programs(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(args, tuple | list) and not (args is None and kwargs):
             got = type(args).__name__
             raise InvalidArgumentError(f"method '{name}': expected a tuple of example inputs, got {got}")
+        if name in quantized:
+            module = quantized_module(name, module, quantized[name], quick=True)
         try:
             with torch.no_grad():
                 programs[name] = torch.export.export(

@@ -124,13 +124,13 @@ class Quantizer:
             for name, part in list(owner._modules.items()):
                 if part is not None and id(part) in replacements:
                     owner._modules[name] = replacements[id(part)]
-        return QuantizationReport(
-            tuple(layers), selection.skipped, before, _nbytes(module), time.perf_counter() - start
-        )
+        root = self.replacement(module)
+        after = _nbytes(module if root is None else root)
+        return QuantizationReport(tuple(layers), selection.skipped, before, after, time.perf_counter() - start)
 
-    def replacement(self, linear: nn.Linear) -> Int4Linear | None:
-        """What the layer was replaced by, if this object replaced it."""
-        found = self._layers.get(id(linear))
+    def replacement(self, module: nn.Module) -> Int4Linear | None:
+        """What a linear layer was replaced by, if this object replaced it: needed if it is the whole module."""
+        found = self._layers.get(id(module))
         return None if found is None else found[1]
 
     def _pays(self, linear: nn.Linear) -> str:
