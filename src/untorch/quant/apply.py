@@ -14,6 +14,7 @@ from untorch.ops.int4 import GROUP_SIZES
 from untorch.ops.int4_layout import pack_int4
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_weight, relative_error
+from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.select import Selector, select, tensor_key
 from untorch.runtime.errors import InvalidArgumentError
@@ -105,7 +106,7 @@ class Quantizer:
     ) -> QuantizationReport:
         """As ``quantize``. ``on_layer`` is told each layer when it begins."""
         start = time.perf_counter()
-        before = _nbytes(module)
+        before = module_nbytes(module)
         selection = select(module, include, exclude, self._pays)
         if not selection.chosen:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.skipped.items())
@@ -120,12 +121,9 @@ class Quantizer:
                 step(f"{number} of {len(groups)}: {members[0][1][0]}")
                 layers.append(self._quantize(key, members, tuple(kept.get(key, ()))))
         replacements = {id(linear): self._layers[id(linear)][1] for linear, _ in selection.chosen}
-        for owner in list(module.modules()):
-            for name, part in list(owner._modules.items()):
-                if part is not None and id(part) in replacements:
-                    owner._modules[name] = replacements[id(part)]
+        replace_modules(module, replacements)
         root = self.replacement(module)
-        after = _nbytes(module if root is None else root)
+        after = module_nbytes(module if root is None else root)
         return QuantizationReport(tuple(layers), selection.skipped, before, after, time.perf_counter() - start)
 
     def replacement(self, module: nn.Module) -> Int4Linear | None:
@@ -213,12 +211,3 @@ def _other_readers(module: nn.Module, chosen: list[nn.Linear]) -> dict[tuple[obj
             if key := storages.get(tensor.untyped_storage()._cdata):
                 found.setdefault(key, []).append(f"{prefix}.{name}" if prefix else name)
     return found
-
-
-def _nbytes(module: nn.Module) -> int:
-    """The bytes of all parameters and buffers, what is shared once."""
-    storages = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.layout == torch.strided:
-            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
