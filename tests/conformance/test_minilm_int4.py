@@ -34,29 +34,12 @@ BUILD = Path(__file__).parents[2] / "examples" / "sentence_embeddings" / "build.
 RUNNER = Path(__file__).with_name("runner.py")
 OPTIONS = {"group_size": 32, "exclude": "*.value"}
 
-SENTENCES = [
-    "A man is eating food.",
-    "A man is eating a piece of bread.",
-    "The girl is carrying a baby.",
-    "A woman is playing violin.",
-    "Someone plays a string instrument.",
-    "Two men pushed carts through the woods.",
-    "The new law was rejected by parliament on Tuesday.",
-    "How do I reset my password?",
-    "Interest rates rose by half a percent, more than most had expected.",
-    "Photosynthesis turns light into chemical energy.",
-    "The goalkeeper saved two penalties.",
-    "Preheat the oven to 180 degrees and grease the tin.",
-    "She sold her shares before the market fell.",
-    "A black hole bends the light of the stars behind it.",
-    "The train to the airport leaves every ten minutes.",
-    "He forgot his umbrella and got soaked.",
-    "Python raises an exception when a key is missing from a dictionary.",
-    "The patient was given antibiotics for an infection of the lung.",
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.",
-]
-# Inputs of a word or a few common ones say little, and what they say moves further than sentences do.
-SHORT = ["Yes.", "No.", "Hello", "What time is it?"]
+# Sentences, and behind an empty line inputs of a word or a few common ones: these say little, and what they say moves
+# further than what sentences do.
+SENTENCES, SHORT = (
+    part.splitlines()
+    for part in (Path(__file__).parents[2] / "benchmarks" / "sentences.txt").read_text().strip().split("\n\n")
+)
 
 
 @pytest.fixture(scope="module")
