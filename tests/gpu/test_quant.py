@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
+import untorch
+from untorch.export import export
+from untorch.export.library import find_runtime_library
 from untorch.ops.int4 import OPERATOR, dequantize_int4
 from untorch.ops.int4_layout import pack_int4, unpack_int4, values_to_nibbles
 from untorch.quant import Int4Linear, quantize
+from untorch.runtime.elf import read_elf
 
 
 @pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
@@ -54,3 +61,32 @@ def test_quantising_on_the_gpu_is_as_good(method: str, dtype: torch.dtype) -> No
         x = torch.randn(3, 1000, device=where, dtype=dtype)
         assert model(x).shape == (3, 301)
     assert errors == pytest.approx([errors[0]] * 3, rel=1e-3)
+
+
+@pytest.mark.skipif(
+    "aoti_torch_cuda_int4_linear" not in read_elf(find_runtime_library()).exported(),
+    reason="libuntorch.so has no int4_linear for CUDA",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
+    x = torch.randn(4, 1000, dtype=dtype)
+    report = export(
+        model, (x,), tmp_path / "model.pt2", device="cuda", dynamic_shapes=({0: Dim("rows", min=1, max=4096)},),
+        quantize={"dtype": "int4", "group_size": 64, "method": "rtn"}, progress=False,
+    )  # fmt: skip
+    assert "aoti_torch_cuda_int4_linear" in report.methods["forward"].operators
+    assert type(model[0]) is nn.Linear
+    reference = nn.Sequential(*model)
+    # As export does it: on the GPU, from weights that lie on the CPU.
+    quantize(reference, group_size=64, method="rtn", device="cuda", progress=False)
+    reference = reference.cuda()
+    with untorch.load(tmp_path / "model.pt2") as program:
+        for rows in (1, 5, 16, 100, 1000):
+            x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+            with torch.no_grad():
+                expected = reference(x)
+            got = torch.from_dlpack(program.forward(x))
+            tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)

@@ -189,6 +189,8 @@ def _render(console: Console, document: dict[str, Any]) -> None:
 def quantization_text(report: dict[str, Any]) -> str:
     """A quantisation report in one line; the whole is in --json and in ``untorch quantize-report``."""
     layers = report["layers"]
+    if not layers:
+        return "nothing: the method has no linear layer"
     worst = max(layers, key=lambda layer: layer["error"] or 0.0)
     text = (
         f"{len(layers)} weights, {bytes_text(report['before_bytes'])} → {bytes_text(report['after_bytes'])}, largest "

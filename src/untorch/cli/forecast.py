@@ -71,7 +71,7 @@ def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> d
             got = type(args).__name__
             raise InvalidArgumentError(f"method '{name}': expected a tuple of example inputs, got {got}")
         if name in quantized:
-            module = quantized_module(name, module, quantized[name], quick=True)
+            module = quantized_module(name, module, quantized[name], options.quantizes_by_name)
         try:
             with torch.no_grad():
                 programs[name] = torch.export.export(

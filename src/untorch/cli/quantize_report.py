@@ -54,7 +54,7 @@ def quantize_report(
     wanted = ExportOptions(quantize=options)  # a wrong option is an error before the script loads a model
     methods = [MethodInput(name, model, ()) for name, model in _modules(load_models(source), source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
-    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), compute)
+    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), compute, by_name=False)
     if plot is not None:
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {

@@ -106,7 +106,9 @@ def export(
         entries: dict[str, Any] = {}
         states = StateTable()
         mover = Mover(gpu.device) if gpu is not None else None
-        methods, quantized = quantize_methods(methods, wanted, progress, None if gpu is None else gpu.device)
+        methods, quantized = quantize_methods(
+            methods, wanted, progress, None if gpu is None else gpu.device, by_name=resolved.quantizes_by_name
+        )
         traced = []
         for method in methods:
             if mover is not None:

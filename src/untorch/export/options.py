@@ -57,7 +57,8 @@ class ExportOptions:
         as long as the kernels have not been measured.
     quantize: what becomes of linear layers: "int4", or a dictionary of options ({"dtype": "int4", "group_size": 64,
         "method": "rtn", "include": …, "exclude": …}, see ``untorch.quant.quantize``), or a dictionary of methods with
-        either of the two ({"decoder": "int4"}). A copy is quantised; the module stays as it is.
+        either of the two ({"decoder": "int4"}). A copy is quantised; the module stays as it is. Methods without a
+        linear layer are left as they are, unless they are named.
     passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
@@ -95,6 +96,11 @@ class ExportOptions:
             raise OptionError(f"option fold_limit: expected a number of bytes, 0 or more, got {self.fold_limit!r}")
         if not self.verify_tolerance > 0:
             raise OptionError(f"option verify_tolerance: expected a number above 0, got {self.verify_tolerance!r}")
+
+    @property
+    def quantizes_by_name(self) -> bool:
+        """Whether ``quantize`` names the methods; else it is for all of them."""
+        return isinstance(self.quantize, Mapping) and "dtype" not in self.quantize
 
     def quantize_methods(self, names: Sequence[str]) -> dict[str, QuantizeOptions]:
         """Which of the methods are quantised, and how. Raises OptionError for a method that is not there."""

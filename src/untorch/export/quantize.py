@@ -20,7 +20,9 @@ from untorch.ops.int4 import OPERATOR
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.quant.apply import Quantizer
 from untorch.quant.linear import Int4Linear
+from untorch.quant.modules import module_nbytes
 from untorch.quant.report import QuantizationReport
+from untorch.quant.select import linears
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["describe_quantized", "quantize_methods", "quantized_module"]
@@ -31,12 +33,18 @@ def quantize_methods(
     wanted: Mapping[str, QuantizeOptions],
     progress: Progress,
     device: str | None = None,
+    *,
+    by_name: bool = True,
 ) -> tuple[list[MethodInput], dict[str, QuantizationReport]]:
     """The methods, those in ``wanted`` with a quantised copy of their module, and a report for each of these.
 
     A weight that several methods use is quantised once for all that do it alike. ``device`` computes, if given; the
-    copies lie where the modules do. Raises InvalidArgumentError, or CompileError where a module cannot be copied.
+    copies lie where the modules do. Unless the caller named the methods, those without a linear layer stay as they are,
+    with a report that says so, if others have some. Raises InvalidArgumentError, or CompileError where a module cannot
+    be copied.
     """
+    if not by_name and not any(_has_linears(method) for method in methods):
+        raise InvalidArgumentError("option quantize: no method has a linear layer")
     quantizers: dict[tuple[str, int, str], Quantizer] = {}
     result, reports = [], {}
     for method in methods:
@@ -49,6 +57,11 @@ def quantize_methods(
                 f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
                 f"module with untorch.quant.quantize before torch.export.export"
             )
+        if not by_name and not _has_linears(method):
+            size = module_nbytes(method.model)
+            reports[method.name] = QuantizationReport((), {}, size, size)
+            result.append(method)
+            continue
         kind = options.dtype, options.group_size, options.method
         if kind not in quantizers:
             quantizers[kind] = Quantizer(
@@ -65,9 +78,11 @@ def quantize_methods(
     return result, reports
 
 
-def quantized_module(name: str, model: nn.Module, options: QuantizeOptions, *, quick: bool = False) -> nn.Module:
-    """A quantised copy of the module of the method ``name``. ``quick``: the same operators, by the quickest method."""
-    options = dataclasses.replace(options, method="rtn") if quick else options
+def quantized_module(name: str, model: nn.Module, options: QuantizeOptions, by_name: bool) -> nn.Module:
+    """A quantised copy of the module of the method ``name``, to see its operators: by the quickest method."""
+    if not by_name and not linears(model):
+        return model
+    options = dataclasses.replace(options, method="rtn")
     [method], _ = quantize_methods([MethodInput(name, model, ())], {name: options}, Progress(False))
     assert isinstance(method.model, nn.Module)
     return method.model
@@ -96,6 +111,11 @@ def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
             "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         }
     return list(found.values())
+
+
+def _has_linears(method: MethodInput) -> bool:
+    """An exported program may have some, for all that is known here."""
+    return not isinstance(method.model, nn.Module) or bool(linears(method.model))
 
 
 def _submodule(model: object, name: str) -> Int4Linear | None:

@@ -81,7 +81,7 @@ class QuantizationReport:
 
     @property
     def worst(self) -> LayerReport:
-        """The layer with the largest known error; the first, if none is known."""
+        """The layer with the largest known error; the first, if none is known. ValueError if there is no layer."""
         return max(self.layers, key=lambda layer: -1.0 if math.isnan(layer.error) else layer.error)
 
     def table(self) -> str:

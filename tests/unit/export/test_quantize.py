@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -162,6 +166,24 @@ def test_a_module_that_is_one_linear_layer() -> None:
     assert entry["shape"] == [64, 128]
 
 
+def test_methods_without_linear_layers() -> None:
+    entries = methods()
+    entries["embed"] = {"model": nn.Embedding(10, 4), "args": (torch.tensor([1]),), "dynamic_shapes": None}
+    options = ExportOptions(quantize="int4")
+    assert not options.quantizes_by_name
+    wanted = options.quantize_methods(list(entries))
+    made, reports = quantize_methods(inputs(entries), wanted, Progress(False), by_name=False)
+    assert made[2].model is entries["embed"]["model"]
+    assert reports["embed"].layers == ()
+    assert reports["embed"].module_nbytes_after == 160
+    assert ExportOptions(quantize={"embed": "int4"}).quantizes_by_name
+    with pytest.raises(InvalidArgumentError, match="method 'embed': quantize: nothing to quantise: the module has no "):
+        quantised(entries, {"embed": "int4"})
+    only = {"embed": entries["embed"]}
+    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
+        quantize_methods(inputs(only), options.quantize_methods(["embed"]), Progress(False), by_name=False)
+
+
 def test_errors_name_the_method() -> None:
     with pytest.raises(
         InvalidArgumentError, match="method 'encode': include: 'out' matches no linear layer; there are"
@@ -254,6 +276,53 @@ def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_
             got = from_numpy(bits, str(dtype).removeprefix("torch."))
             tolerance = 8 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+class Views(nn.Module):
+    """A linear layer on what is not contiguous: columns, and rows with something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 40), nn.Linear(64, 17)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mixed = self.a(y[:, 3:67])
+        # A view that a slice of the padded result would not allow.
+        return self.a(x.transpose(1, 2)), mixed, self.b(mixed @ mixed.T @ y[:, 3:67]).view(-1)
+
+
+@needs_kernel
+def test_inputs_that_are_not_contiguous(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch, length, rows = (torch.export.Dim(name, min=1, max=64) for name in ("batch", "length", "rows"))
+    path = tmp_path / "model.pt2"
+    report = export(
+        Views(), (torch.randn(3, 64, 5), torch.randn(7, 80)), path, dynamic_shapes=({0: batch, 2: length}, {0: rows}),
+        quantize={"dtype": "int4", "include": "*", "group_size": 32}, verify=True, progress=False,
+    )  # fmt: skip
+    assert all(difference.max_rel < 1e-5 for difference in report.methods["forward"].differences)
+    with untorch.load(path) as program:
+        shapes = [array.shape for array in program.forward(*(numpy.ones(s, numpy.float32) for s in _SHAPES))]
+    assert shapes == [(2, 1, 40), (1, 40), (17,)]
+
+
+_SHAPES = ((2, 64, 1), (1, 80))
+
+
+def test_the_running_layer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    progress = Progress()
+    with progress.step("encode: quantise") as show:
+        show("3 of 12: layers.up")
+        time.sleep(0.2)  # it is drawn some times a second
+    assert "encode: quantise 3 of 12: layers.up" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert progress.seconds["encode: quantise"] >= 0.2
 
 
 def _array(x: torch.Tensor) -> Any:
