@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -91,7 +91,7 @@ class Quantizer:
             known = ", ".join(repr(name) for name in METHODS)
             raise InvalidArgumentError(f"quantize: method: expected one of {known}, got {method!r}")
         self._group_size, self._method = int(group_size), method
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else _usable(device)
         self._weights: dict[tuple[object, ...], _Weight] = {}
         self._layers: dict[int, tuple[nn.Linear, Int4Linear]] = {}
 
@@ -181,21 +181,22 @@ class Quantizer:
         return _Weight(pack_int4(padded).to(weight.device), scale_and_zero.to(weight.device), error, weight)
 
 
-class _steps:  # noqa: N801 - used like a function
+def _usable(device: str | torch.device) -> torch.device:
+    try:
+        torch.zeros(1, device=device).cpu()
+        return torch.device(device)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArgumentError(f"quantize: device: {str(device)!r} cannot be used here: {reason}") from error
+
+
+@contextlib.contextmanager
+def _steps(progress: bool, on_layer: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
     """Shows the running layer as export shows its steps, or tells it to ``on_layer``."""
+    from untorch.export.progress import Progress
 
-    def __init__(self, progress: bool, on_layer: Callable[[str], None] | None) -> None:
-        from untorch.export.progress import Progress
-
-        self._on_layer = on_layer
-        self._step = Progress(progress).step("quantise")
-
-    def __enter__(self) -> Callable[[str], None]:
-        shown = self._step.__enter__()
-        return self._on_layer or shown
-
-    def __exit__(self, *error: Any) -> None:
-        self._step.__exit__(*error)
+    with Progress(progress).step("quantise") as show:
+        yield on_layer or show
 
 
 def _other_readers(module: nn.Module, chosen: list[nn.Linear]) -> dict[tuple[object, ...], list[str]]:

@@ -119,4 +119,6 @@ def _obstacle(linear: nn.Linear, reader: str | None) -> str:
         return f"its weight is a {type(weight).__name__} with the layout {weight.layout}, expected a plain parameter"
     if weight.dtype not in _DTYPES:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}, expected float32, bfloat16 or float16"
+    if weight.is_meta:
+        return "its weight is on the meta device: load it first"
     return "it has no weights" if weight.numel() == 0 else ""

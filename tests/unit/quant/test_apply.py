@@ -151,6 +151,8 @@ def test_include_and_exclude(options: dict[str, Any], chosen: list[str], reason:
         ({"dtype": "int8"}, "quantize: dtype: expected 'int4', got 'int8'"),
         ({"group_size": 16}, "quantize: group_size: expected 32, 64, 128 or 256, got 16"),
         ({"group_size": True}, "quantize: group_size: expected 32, 64, 128 or 256, got True"),
+        ({"device": "meta"}, "quantize: device: 'meta' cannot be used here: "),
+        ({"device": "nowhere"}, "quantize: device: 'nowhere' cannot be used here: "),
         ({"method": "gptq"}, "quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
     ],
 )
@@ -191,6 +193,7 @@ def test_layers_that_are_left_alone_say_why() -> None:
             "hooked": hooked,
             "wide": nn.Linear(128, 128).double(),
             "small": nn.Linear(4, 8),
+            "meta": nn.Linear(128, 128, device="meta"),
             "normed": nn.utils.parametrizations.weight_norm(nn.Linear(128, 128)),
             "plain": nn.Linear(128, 128),
         }
@@ -207,6 +210,7 @@ def test_layers_that_are_left_alone_say_why() -> None:
         "hooked": "it has forward hooks, which a replacement would lose",
         "wide": "its weight is float64, expected float32, bfloat16 or float16",
         "small": "it would grow from 128 to 576 bytes",
+        "meta": "its weight is on the meta device: load it first",
         "normed": "it is a ParametrizedLinear, not an nn.Linear: something may read its weight or extend its forward",
     }
     x = torch.randn(2, 5, 128)
