@@ -46,7 +46,7 @@ def quantize(
         module: Changed in place. Its biases and everything else stay as they are.
         dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight.
         group_size: Inputs that share a scale: 32, 64, 128 or 256. Inputs that fill no group are padded.
-        method: "hqq": the zeros are optimised for few large errors (half-quadratic quantisation, no data needed).
+        method: "hqq": the zeros are optimised so that outliers do not spoil the rest (half-quadratic quantisation).
             "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
         include: Which layers: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of (name,
             module). None: all.
