@@ -61,6 +61,8 @@ def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> d
         if isinstance(entry, tuple) and len(entry) == 2:
             fields = {"model": entry[0], "args": entry[1]}
         module = fields.get("model")
+        if name in quantized:
+            module = quantized_module(name, module, quantized[name], options.quantizes_by_name)
         if isinstance(module, torch.export.ExportedProgram):
             programs[name] = module
             continue
@@ -70,8 +72,6 @@ def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> d
         if not isinstance(args, tuple | list) and not (args is None and kwargs):
             got = type(args).__name__
             raise InvalidArgumentError(f"method '{name}': expected a tuple of example inputs, got {got}")
-        if name in quantized:
-            module = quantized_module(name, module, quantized[name], options.quantizes_by_name)
         try:
             with torch.no_grad():
                 programs[name] = torch.export.export(

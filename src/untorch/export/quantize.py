@@ -78,13 +78,16 @@ def quantize_methods(
     return result, reports
 
 
-def quantized_module(name: str, model: nn.Module, options: QuantizeOptions, by_name: bool) -> nn.Module:
-    """A quantised copy of the module of the method ``name``, to see its operators: by the quickest method."""
-    if not by_name and not linears(model):
+def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: bool) -> Any:
+    """A quantised copy of the module of the method ``name``, to see its operators: by the quickest method.
+
+    What is no module is returned as it is, or refused as ``quantize_methods`` does.
+    """
+    method = MethodInput(name, model, ())
+    if not isinstance(model, nn.Module | torch.export.ExportedProgram) or not (by_name or _has_linears(method)):
         return model
     options = dataclasses.replace(options, method="rtn")
-    [method], _ = quantize_methods([MethodInput(name, model, ())], {name: options}, Progress(False))
-    assert isinstance(method.model, nn.Module)
+    [method], _ = quantize_methods([method], {name: options}, Progress(False))
     return method.model
 
 

@@ -22,7 +22,7 @@ from untorch.export.compile import MethodInput, generate_code, trace_method
 from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, QuantizeOptions
 from untorch.export.progress import Progress
-from untorch.export.quantize import describe_quantized, quantize_methods
+from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
 from untorch.export.targets import resolve_cpu
 from untorch.export.verify import from_numpy, to_numpy
 from untorch.quant import Int4Linear, quantize
@@ -192,6 +192,11 @@ def test_errors_name_the_method() -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
     with pytest.raises(InvalidArgumentError, match="method 'a': option quantize: an ExportedProgram has no modules to"):
         quantised({"a": {"model": program, "args": None, "dynamic_shapes": None}}, "int4")
+    with pytest.raises(InvalidArgumentError, match="method 'a': option quantize: an ExportedProgram has no modules to"):
+        quantized_module("a", program, QuantizeOptions("int4"), by_name=False)
+    embedding = nn.Embedding(3, 3)
+    assert quantized_module("a", embedding, QuantizeOptions("int4"), by_name=False) is embedding
+    assert quantized_module("a", None, QuantizeOptions("int4"), by_name=True) is None  # for others to refuse
     encoder = Encoder()
     encoder.lock = threading.Lock()
     with pytest.raises(CompileError, match="method 'a': option quantize works on a copy of the model, which cannot be"):
