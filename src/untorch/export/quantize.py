@@ -43,7 +43,7 @@ def quantize_methods(
     with a report that says so, if others have some. Raises InvalidArgumentError, or CompileError where a module cannot
     be copied.
     """
-    if not by_name and not any(_has_linears(method) for method in methods):
+    if wanted and not by_name and not any(_has_linears(method) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
     quantizers: dict[tuple[str, int, str], Quantizer] = {}
     result, reports = [], {}

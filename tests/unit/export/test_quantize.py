@@ -182,6 +182,10 @@ def test_methods_without_linear_layers() -> None:
     only = {"embed": entries["embed"]}
     with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
         quantize_methods(inputs(only), options.quantize_methods(["embed"]), Progress(False), by_name=False)
+    # and without the option nothing is asked of anybody
+    made, reports = quantize_methods(inputs(only), {}, Progress(False), by_name=ExportOptions().quantizes_by_name)
+    assert made[0].model is only["embed"]["model"]
+    assert reports == {}
 
 
 def test_errors_name_the_method() -> None:
