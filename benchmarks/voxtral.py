@@ -1,10 +1,11 @@
 """Voxtral-Mini-3B in three methods: file, load and run times, untorch beside torch's own loader.
 
-    python benchmarks/voxtral.py [--quick] [--tiny] [--device cpu]
+    python benchmarks/voxtral.py [--quick] [--tiny] [--device cpu] [--quantize int4]
 
 Random weights in the published sizes, nothing is downloaded; bfloat16 on the GPU. The text decoder runs a prompt of 388
 positions, of which 375 are audio, and one more. Load times are those of fresh processes, with the files in the page
-cache; run times come from one process, in which both sides take turns, and end when the device is done.
+cache; run times come from one process, in which both sides take turns, and end when the device is done. With --quantize
+our side's linear layers are in int4 (RTN: random weights gain nothing from a better method), torch's are as they were.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def folder(tiny: bool, device: str) -> pathlib.Path:
     return WORK / f"voxtral-{'tiny' if tiny else 'mini'}-{device}"
 
 
-def build(tiny: bool, device: str) -> None:
+def ours(quantize: str | None) -> str:
+    return "untorch.pt2" if quantize is None else f"untorch-{quantize}.pt2"
+
+
+def build(tiny: bool, device: str, quantize: str | None) -> None:
     """Our file with all methods, and a stock package for each."""
     import torch
     from voxtral_model import build_model, methods
@@ -42,8 +47,9 @@ def build(tiny: bool, device: str) -> None:
     model = build_model(tiny, "float32" if device == "cpu" else "bfloat16", device)
     length = 448 if tiny else CACHE
     found = methods(model, length)
-    if not (place / "untorch.pt2").exists():
-        export(found, place / "untorch.pt2", device=device, progress=False)
+    if not (place / ours(quantize)).exists():
+        options = None if quantize is None else {"dtype": quantize, "method": "rtn"}
+        export(found, place / ours(quantize), device=device, quantize=options, progress=False)
     for name, entry in methods(model, length).items():
         path = place / f"{name}.pt2"
         if path.exists():
@@ -79,14 +85,14 @@ def rewind(model: Any) -> None:
         model.loader.load_constants({name: torch.zeros((), dtype=torch.int64) for name in names}, False, False)
 
 
-def load_untorch(tiny: bool, device: str) -> dict[str, float]:
+def load_untorch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
     import untorch
 
     seconds = {}
     if device != "cpu":
         untorch._core.call_stream(0)  # the driver and its context
     start = time.perf_counter()
-    program = untorch.load(folder(tiny, device) / "untorch.pt2")
+    program = untorch.load(folder(tiny, device) / ours(quantize))
     for name in METHODS:
         begin = time.perf_counter()
         program[name]
@@ -95,7 +101,7 @@ def load_untorch(tiny: bool, device: str) -> dict[str, float]:
     return seconds
 
 
-def load_torch(tiny: bool, device: str) -> dict[str, float]:
+def load_torch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
     import torch
 
     if device != "cpu":
@@ -110,7 +116,7 @@ def load_torch(tiny: bool, device: str) -> dict[str, float]:
     return seconds
 
 
-def run(tiny: bool, device: str, rounds: int) -> dict[str, Any]:
+def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str, Any]:
     """Medians of both sides, in turns; and the largest difference between their results."""
     import torch
     from voxtral_model import PROMPT, build_model, examples
@@ -132,7 +138,7 @@ def run(tiny: bool, device: str, rounds: int) -> dict[str, Any]:
         "text_decoder, one token": torch.randn(1, 1, hidden, generator=generator).to(dtype).to(device),
     }
     wait: Callable[[], object] = torch.cuda.synchronize if device != "cpu" else (lambda: None)
-    program = untorch.load(place / "untorch.pt2")
+    program = untorch.load(place / ours(quantize))
     theirs = {name: stock(place / f"{name}.pt2") for name in METHODS}
     results: dict[str, Any] = {}
     with torch.no_grad():
@@ -177,9 +183,9 @@ def child(request: dict[str, Any]) -> Any:
 
 
 def answer(request: dict[str, Any]) -> None:
-    tiny, device = request["tiny"], request["device"]
+    tiny, device, quantize = request["tiny"], request["device"], request["quantize"]
     what = {"build": build, "load_untorch": load_untorch, "load_torch": load_torch}.get(request["what"])
-    result = run(tiny, device, request["rounds"]) if what is None else what(tiny, device)
+    result = run(tiny, device, quantize, request["rounds"]) if what is None else what(tiny, device, quantize)
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 
@@ -191,18 +197,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script; like --quick otherwise")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quantize", choices=["int4"], help="our side's linear layers in this dtype")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
     quick = options.quick or options.tiny
-    report = Report("voxtral", quick)
+    name = "voxtral" if options.quantize is None else f"voxtral_{options.quantize}"
+    report = Report(name, quick)
     if options.device != "cpu":
         from gpu_common import describe_gpu
 
         describe_gpu(report)
-    base = {"tiny": options.tiny, "device": options.device}
+    base = {"tiny": options.tiny, "device": options.device, "quantize": options.quantize}
     child({**base, "what": "build"})
     place = folder(options.tiny, options.device)
-    files = {path.stem: path.stat().st_size for path in sorted(place.glob("*.pt2"))}
+    sizes = {path.stem: path.stat().st_size for path in sorted(place.glob("*.pt2"))}
+    files = {name: sizes[name] for name in METHODS} | {"untorch": (place / ours(options.quantize)).stat().st_size}
     loads = {}
     for who in ("untorch", "torch"):
         child({**base, "what": f"load_{who}"})  # fills the page cache
@@ -229,7 +238,8 @@ def main() -> None:
     ]  # fmt: skip
     worst = max(run["difference"] / max(run["largest"], 1e-30) for run in runs.values())
     note = f"Medians. The largest difference of a first result is {worst:.1e} of the largest value."
-    report.tables["voxtral"] = Table(["", "untorch", "torch's loader"], rows, note)
+    who = "untorch" if options.quantize is None else f"untorch, {options.quantize}"
+    report.tables[name] = Table(["", who, "torch's loader"], rows, note)
     report.write(options.output or (WORK / "results" if quick else RESULTS))
 
 

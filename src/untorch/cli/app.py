@@ -18,6 +18,7 @@ from untorch.cli.doctor import doctor
 from untorch.cli.export import export
 from untorch.cli.inspect import inspect
 from untorch.cli.ops import ops
+from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
 
 __all__ = ["app", "one_line"]
@@ -123,5 +124,5 @@ def _root(
         raise typer.Exit(2)
 
 
-for _command in (export, run, bench, inspect, ops, doctor):
+for _command in (export, run, bench, inspect, ops, doctor, quantize_report):
     app.command()(_command)

@@ -22,7 +22,7 @@ from untorch.cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["export", "parse_options"]
+__all__ = ["export", "parse_options", "quantization_text"]
 
 
 def export(
@@ -48,6 +48,9 @@ def export(
     cpu: Annotated[
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
     ] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="int4: the weights of linear layers in four bits. More by --option quantize.…")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the file without torch, compare with eager.")] = False,
     options: Annotated[
         list[str] | None,
@@ -63,6 +66,10 @@ def export(
     fields = parse_options(options or ())
     if cpu is not None:
         fields["cpu"] = cpu
+    if quantize is not None:
+        # Beside its own options, --option quantize.group_size=64, it is their dtype.
+        given = fields.get("quantize")
+        fields["quantize"] = {"dtype": quantize, **given} if isinstance(given, dict) else quantize
     if verify:
         fields["verify"] = True
     if quiet or json:
@@ -139,6 +146,7 @@ def _describe(report: Any) -> dict[str, Any]:
                 "operators": list(method.operators),
                 "passes": [_fields(item) for item in method.passes],
                 "differences": [_fields(item) for item in method.differences],
+                "quantization": None if method.quantization is None else method.quantization.to_json(),
             }
             for method in report.methods.values()
         ],
@@ -171,6 +179,8 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         rows = [("input", *_type_of(item)) for item in method["inputs"]]
         rows += [("output", *(("None", "", "") if item is None else _type_of(item))) for item in method["outputs"]]
         console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
+        if method["quantization"] is not None:
+            console.print(f"quantised: {quantization_text(method['quantization'])}", soft_wrap=True)
         for item in method["passes"]:
             values = [
                 f"{key.replace('_', ' ')}: {_text(value)}" for key, value in item.items() if key != "name" and value
@@ -180,6 +190,21 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             values = [f"{key} {_text(value)}" for key, value in item.items() if key != "name"]
             console.print(f"verified {item.get('name', '')}: {', '.join(values)}", soft_wrap=True)
         console.print(f"functions of the runtime: {len(method['operators'])}")
+
+
+def quantization_text(report: dict[str, Any]) -> str:
+    """A quantisation report in one line; the whole is in --json and in ``untorch quantize-report``."""
+    layers = report["layers"]
+    if not layers:
+        return "nothing: the method has no linear layer"
+    worst = max(layers, key=lambda layer: layer["error"] or 0.0)
+    text = (
+        f"{len(layers)} weights, {bytes_text(report['before_bytes'])} → {bytes_text(report['after_bytes'])}, largest "
+        f"error {worst['error'] or 0.0:.3g} ({worst['names'][0] or 'the module itself'})"
+    )
+    notes = [f"{layer['names'][0]}: {layer['note']}" for layer in layers if layer["kept_by"]]
+    skipped = [f"left alone: {name} ({reason})" for name, reason in report["skipped"].items()]
+    return "; ".join([text, *notes, *skipped])
 
 
 def _text(value: Any) -> str:

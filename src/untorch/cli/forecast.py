@@ -10,6 +10,8 @@ from untorch.cli.output import make_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from untorch.export.options import ExportOptions
+
 __all__ = ["forecast", "render_forecast"]
 
 
@@ -29,7 +31,7 @@ def forecast(
 
     options = resolve_options(None, fields or {})
     methods, missing = [], []
-    for name, program in _programs(model, keywords).items():
+    for name, program in _programs(model, keywords, options).items():
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
         found = forecast_fallbacks(program, options, device, arch)
         entries = [
@@ -48,19 +50,23 @@ def forecast(
     return {"methods": methods, "missing": missing}
 
 
-def _programs(model: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> dict[str, Any]:
     import torch
 
     from untorch.export.errors import CompileError
+    from untorch.export.quantize import quantized_module
     from untorch.runtime.errors import InvalidArgumentError
 
     entries = model if isinstance(model, dict) else {"forward": {"model": model, **keywords}}
     programs: dict[str, Any] = {}
+    quantized = options.quantize_methods([str(name) for name in entries])
     for name, entry in entries.items():
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {"model": entry}
         if isinstance(entry, tuple) and len(entry) == 2:
             fields = {"model": entry[0], "args": entry[1]}
         module = fields.get("model")
+        if name in quantized:
+            module = quantized_module(name, module, quantized[name], options.quantizes_by_name)
         if isinstance(module, torch.export.ExportedProgram):
             programs[name] = module
             continue

@@ -77,6 +77,15 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         constants = method["constants"]
         mutated = f", {constants['mutated']} of them changed by calls" if constants["mutated"] else ""
         console.print(f"constants: {constants['count']}, {bytes_text(constants['bytes'])}{mutated}")
+    if method["quantization"] is not None:
+        quantized = method["quantization"]
+        groups = ", ".join(map(str, quantized["group_sizes"]))
+        how = f", {', '.join(quantized['methods'])}" if quantized["methods"] else ""
+        bits = 8 * quantized["bytes"] / max(1, quantized["values"])
+        console.print(
+            f"quantised: {quantized['weights']} weights in {', '.join(quantized['dtypes'])}, "
+            f"{bytes_text(quantized['bytes'])} ({bits:.2f} bits a weight), groups of {groups}{how}"
+        )
     lacking = [entry for entry in method["operators"] if not entry["served"]]
     console.print(f"needed functions and operators: {len(method['operators'])}, not served: {len(lacking)}")
     if shown := method["operators"] if operators else lacking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,8 +104,23 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str
             "bytes": sum(sizes[index] for index in {constant["weight"] for constant in constants}),
             "mutated": sum(bool(constant.get("mutated")) for constant in constants),
         }
+        entry["quantization"] = _quantization(spec.get("quantization") or [])
         methods.append(entry)
     return methods
+
+
+def _quantization(weights: list[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What of a method's weights is quantised, in sums; None if nothing is."""
+    if not weights:
+        return None
+    return {
+        "dtypes": sorted({str(weight["dtype"]) for weight in weights}),
+        "weights": len(weights),
+        "bytes": sum(int(weight["nbytes"]) for weight in weights),
+        "values": sum(math.prod(map(int, weight.get("shape") or weight["packed_shape"])) for weight in weights),
+        "group_sizes": sorted({int(weight["group_size"]) for weight in weights}),
+        "methods": sorted({str(weight["method"]) for weight in weights if "method" in weight}),
+    }
 
 
 def _checked(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +153,7 @@ def _stock_methods(archive: ArchiveReader, where: str | None) -> list[dict[str, 
             folder + nodes if nodes in names else None, "native" if words else None,
             metadata.get("AOTI_MACHINE"), list(features), f"sm_{capability}" if capability else None, where,
         )  # fmt: skip
-        methods.append({**described, "inputs": None, "outputs": None, "constants": None})
+        methods.append({**described, "inputs": None, "outputs": None, "constants": None, "quantization": None})
     if not methods:
         raise InvalidFileError(f"{archive.path} holds no compiled model: it has no {_METHODS}<method>/*.so")
     return methods

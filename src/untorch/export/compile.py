@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from untorch.export.absent_gpu import Produced, compile_elsewhere, refuse_native_attention, stub_driver
+from untorch.export.absent_driver import stub_driver
+from untorch.export.absent_gpu import Produced, compile_elsewhere, refuse_native_attention
 from untorch.export.coverage import find_missing, needed_symbols, raise_if_missing
 from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
@@ -28,7 +29,7 @@ from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.targets import CpuTarget, compiler_features
 from untorch.export.torch_patches import compile_patches, generated_only, has_cpp_march
 from untorch.export.weights import Constant, parse_constants
-from untorch.ops.packed_linear import C_SHIM, OPERATOR
+from untorch.ops import int4, packed_linear
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
@@ -260,7 +261,10 @@ def _inductor_options(
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.package_constants_on_disk_format": "pickle_weights",
         "aot_inductor.custom_op_libs": ["untorch"],
-        "aot_inductor.custom_ops_to_c_shims": {OPERATOR: [C_SHIM]},
+        "aot_inductor.custom_ops_to_c_shims": {
+            packed_linear.OPERATOR: [packed_linear.C_SHIM],
+            int4.OPERATOR: int4.C_SHIMS,
+        },
         "aot_inductor.precompile_headers": False,
         # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.
         "aot_inductor.check_lowerbound": False,

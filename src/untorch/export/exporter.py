@@ -19,10 +19,12 @@ from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
 from untorch.export.progress import Progress
+from untorch.export.quantize import describe_quantized, quantize_methods
 from untorch.export.states import StateTable, share_states
 from untorch.export.targets import CpuTarget, resolve_cpu
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
+from untorch.quant.report import QuantizationReport
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExportReport", "MethodReport", "export"]
@@ -30,7 +32,10 @@ __all__ = ["ExportReport", "MethodReport", "export"]
 
 @dataclass(frozen=True)
 class MethodReport:
-    """What was made of one method. ``differences`` is filled by verify=True, one entry an output."""
+    """What was made of one method. ``differences`` is filled by verify=True, one entry an output.
+
+    ``quantization`` is what the option quantize did to it, None if it did not.
+    """
 
     name: str
     inputs: list[dict[str, Any]]
@@ -38,6 +43,7 @@ class MethodReport:
     operators: list[str]
     passes: list[PassReport]
     differences: list[OutputDifference] = field(default_factory=list)
+    quantization: QuantizationReport | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ def export(
     """
     resolved = resolve_options(options, option_fields)
     methods, target_path = _methods(model, args, path, kwargs, dynamic_shapes)
+    wanted = resolved.quantize_methods([method.name for method in methods])
     gpu = resolve_device(device, arch)
     if gpu is not None and gpu.absent is not None:
         _check_absent(methods, resolved, gpu.absent)
@@ -105,6 +112,9 @@ def export(
         entries: dict[str, Any] = {}
         states = StateTable()
         mover = Mover(gpu.device) if gpu is not None and gpu.absent is None else None
+        methods, quantized = quantize_methods(
+            methods, wanted, progress, None if gpu is None else gpu.home, by_name=resolved.quantizes_by_name
+        )
         traced = []
         for method in methods:
             if mover is not None:
@@ -116,6 +126,7 @@ def export(
             name = graph.method.name
             place = folder / name
             place.mkdir()
+            int4_weights = describe_quantized(graph)
             result = compile_method(graph, target, resolved, place, progress, gpu)
             compiled.append(result)
             constants, storages = store.add_method(
@@ -123,6 +134,8 @@ def export(
             )
             states.add_method(name, result.device, constants, storages)
             entries[name] = _method_entry(result, constants, target, resolved)
+            if int4_weights:
+                entries[name]["quantization"] = int4_weights
         with progress.step("write"):
             _write(writer, compiled, store, states, entries)
             finished = writer.finish()
@@ -134,7 +147,9 @@ def export(
                         finished, method.name, result.program, result.outputs, resolved.verify_tolerance
                     )
     reports = {
-        r.name: MethodReport(r.name, r.inputs, r.outputs, r.operators, r.passes, differences.get(r.name, []))
+        r.name: MethodReport(
+            r.name, r.inputs, r.outputs, r.operators, r.passes, differences.get(r.name, []), quantized.get(r.name)
+        )
         for r in compiled
     }
     return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)

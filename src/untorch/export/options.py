@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from untorch.export.errors import OptionError
 
-__all__ = ["PASS_NAMES", "Attention", "Cpu", "ExportOptions", "OptimisationLevel", "resolve_options"]
+__all__ = [
+    "PASS_NAMES", "Attention", "Cpu", "ExportOptions", "OptimisationLevel", "QuantizeOptions", "resolve_options",
+]  # fmt: skip
 
 # In the order in which they run. What computes constants comes first, so that the others see them; dead code goes
 # before the last, which fuses a node into the only one that reads it.
@@ -27,6 +29,22 @@ OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
 
 @dataclass(frozen=True)
+class QuantizeOptions:
+    """How the linear layers of a method are quantised: the arguments of ``untorch.quant.quantize``."""
+
+    dtype: Literal["int4"]
+    group_size: Literal[32, 64, 128, 256] = 128
+    method: Literal["hqq", "rtn"] = "hqq"
+    include: Any = None
+    exclude: Any = None
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for name in ("dtype", "group_size", "method"):
+            _check(f"quantize: {name}", getattr(self, name), hints[name])
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """How a model is exported.
 
@@ -36,6 +54,10 @@ class ExportOptions:
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
         matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
+    quantize: what becomes of linear layers: "int4", or a dictionary of options ({"dtype": "int4", "group_size": 64,
+        "method": "rtn", "include": …, "exclude": …}, see ``untorch.quant.quantize``), or a dictionary of methods with
+        either of the two ({"decoder": "int4"}). A copy is quantised; the module stays as it is. Methods without a
+        linear layer are left as they are, unless they are named.
     passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
@@ -52,6 +74,7 @@ class ExportOptions:
     cpu: Cpu = "native"
     pack_linears: bool = True
     attention: Attention = "auto"
+    quantize: str | Mapping[str, Any] | None = None
     passes: Mapping[str, bool] = field(default_factory=dict)
     fold_limit: int = 16 << 20
     verify: bool = False
@@ -67,10 +90,42 @@ class ExportOptions:
         for option in dataclasses.fields(self):
             _check(option.name, getattr(self, option.name), hints[option.name])
         _check_passes(self.passes)
+        self._quantize()
         if self.fold_limit < 0:
             raise OptionError(f"option fold_limit: expected a number of bytes, 0 or more, got {self.fold_limit!r}")
         if not self.verify_tolerance > 0:
             raise OptionError(f"option verify_tolerance: expected a number above 0, got {self.verify_tolerance!r}")
+
+    @property
+    def quantizes_by_name(self) -> bool:
+        """Whether ``quantize`` names the methods; else it is for all of them."""
+        return isinstance(self.quantize, Mapping) and "dtype" not in self.quantize
+
+    def quantize_methods(self, names: Sequence[str]) -> dict[str, QuantizeOptions]:
+        """Which of the methods are quantised, and how. Raises OptionError for a method that is not there."""
+        found = self._quantize()
+        if isinstance(found, QuantizeOptions):
+            return dict.fromkeys(names, found)
+        for name in found:
+            if name not in names:
+                raise OptionError(f"option quantize: there is no method {name!r}: {_hint(name, names)}")
+        return {name: options for name, options in found.items() if options is not None}
+
+    def _quantize(self) -> QuantizeOptions | dict[str, QuantizeOptions | None]:
+        """One for all methods, or one for each that is named."""
+        if self.quantize is None:
+            return {}
+        if isinstance(self.quantize, str) or "dtype" in self.quantize:
+            return _quantize_options(self.quantize)
+        found: dict[str, QuantizeOptions | None] = {}
+        for name, value in self.quantize.items():
+            if not isinstance(value, str | Mapping | None):
+                raise OptionError(
+                    f"option quantize: {name}: expected 'int4', a dictionary of options or None for the method, got "
+                    f"{type(value).__name__} ({value!r}); a dictionary of options has the key 'dtype'"
+                )
+            found[name] = None if value is None else _quantize_options(value)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The options as the manifest records them; values that JSON does not have become their repr."""
@@ -80,6 +135,7 @@ class ExportOptions:
             key: value if isinstance(value, bool | int | float | str | None) else repr(value)
             for key, value in self.inductor.items()
         }
+        values["quantize"] = _plain(self.quantize)
         return values
 
 
@@ -92,6 +148,27 @@ def resolve_options(options: ExportOptions | None, fields: Mapping[str, Any]) ->
         if name not in known:
             raise OptionError(f"unknown option {name!r}: {_hint(name, known)}")
     return dataclasses.replace(options or ExportOptions(), **fields)
+
+
+def _quantize_options(value: str | Mapping[str, Any]) -> QuantizeOptions:
+    if isinstance(value, str):
+        value = {"dtype": value}
+    known = [f.name for f in dataclasses.fields(QuantizeOptions)]
+    for name in value:
+        if name not in known:
+            raise OptionError(f"option quantize: unknown option {name!r}: {_hint(name, known)}")
+    if "dtype" not in value:
+        raise OptionError("option quantize: a dictionary of options needs 'dtype', such as {'dtype': 'int4'}")
+    return QuantizeOptions(**value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; what it does not have, such as a function, becomes its repr."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
@@ -117,7 +194,7 @@ def _check(name: str, value: Any, kind: Any) -> None:
             raise OptionError(f"option {name}: expected one of {expected}, got {value!r}{hint}")
         return
     if isinstance(kind, types.UnionType):
-        accepted: tuple[type, ...] = get_args(kind)
+        accepted: tuple[type, ...] = tuple(get_origin(part) or part for part in get_args(kind))
     elif origin is not None:
         accepted = (origin,)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 __all__ = ["Progress"]
 
@@ -18,27 +18,31 @@ class Progress:
         self._enabled = enabled and sys.stderr.isatty()
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Runs the block as the step ``name``."""
+    def step(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Runs the block as the step ``name``. What it yields shows where the step is: "3 of 12: encoder.fc"."""
         start = time.perf_counter()
         try:
-            with self._spinner(name):
-                yield
+            with self._spinner(name) as update:
+                yield update
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @contextlib.contextmanager
-    def _spinner(self, name: str) -> Iterator[None]:
+    def _spinner(self, name: str) -> Iterator[Callable[[str], None]]:
         if not self._enabled:
-            yield
+            yield _silent
             return
         try:
             from rich.console import Console
         except ImportError:
-            yield
+            yield _silent
             return
         console = Console(stderr=True)
         start = time.perf_counter()
-        with console.status(name):
-            yield
+        with console.status(name) as status:
+            yield lambda where: status.update(f"{name} [dim]{where}[/]")
         console.print(f"[green]✓[/] {name} [dim]{time.perf_counter() - start:.1f} s[/]", highlight=False)
+
+
+def _silent(where: str) -> None:
+    del where

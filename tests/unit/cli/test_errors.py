@@ -63,7 +63,7 @@ def test_usage_error_as_json(cli: Callable[..., Any]) -> None:
 def test_no_command_prints_help(cli: Callable[..., Any]) -> None:
     done = cli()
     assert (done.code, done.out) == (2, "")
-    for name in ("export", "run", "bench", "inspect", "ops", "doctor"):
+    for name in ("export", "run", "bench", "inspect", "ops", "doctor", "quantize-report"):
         assert f" {name} " in done.err
 
 

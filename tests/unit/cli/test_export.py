@@ -35,6 +35,10 @@ def build():
     torch.manual_seed(0)
     return Net().eval(), (torch.ones(2, 4),)
 
+def large():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3)).eval(), (torch.ones(2, 64),)
+
 class Sorter(torch.nn.Module):
     def forward(self, x):
         return torch.ops.shop.discount(x)
@@ -231,7 +235,8 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
     assert set(document) == {"source", "file", "file_bytes", "weight_bytes", "seconds", "methods"}
     assert document["file_bytes"] == path.stat().st_size
     (method,) = document["methods"]
-    assert set(method) == {"name", "inputs", "outputs", "operators", "passes", "differences"}
+    assert set(method) == {"name", "inputs", "outputs", "operators", "passes", "differences", "quantization"}
+    assert method["quantization"] is None
     assert method["inputs"][0]["name"] == "x"
     result = cli("run", path, "--input", "x=ones", "--output", tmp_path, "--json")
     assert result.code == 0, result.err
@@ -253,3 +258,27 @@ def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
     assert done.returncode == 0 and not json.loads(done.stdout)["missing"]
     done = run_process("export", source, "-o", str(output), "--arch", "sm_90")
     assert done.returncode != 0 and "device must be 'cuda', got 'cpu'" in done.stderr
+
+
+@needs_torch
+def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    path = tmp_path / "net.pt2"
+    command = ("export", f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")
+    wrong = run_process(*command, "--option", "quantize.method=gptq", "-o", path)
+    assert wrong.stderr == "untorch: option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'\n"
+
+    done = run_process(*command, "--check", "--json")
+    [method] = json.loads(done.stdout)["methods"]
+    assert method["operators"]["untorch.int4_linear.default"] == 1
+    called = {item["name"]: item["served"] for item in method["fallbacks"]}
+    if not called["aoti_torch_cpu_int4_linear"]:
+        pytest.skip("libuntorch.so has no int4_linear")
+
+    done = run_process(*command, "-o", path, "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "quantised: 1 weights, 10.0 KiB → 3.8 KiB, largest error 0.0" in done.stdout
+    assert "(0); left alone: 2 (it would grow from 480 to 768 bytes)" in done.stdout
+    (method,) = cli("inspect", path, "--json").document()["methods"]
+    assert method["quantization"]["weights"] == 1
+    result = cli("run", path, "--input", "random", "--output", tmp_path, "--json")
+    assert result.document()["outputs"][0]["shape"] == [2, 3]

@@ -42,6 +42,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "inputs": [{"name": "x", "dtype": "float32", "shape": SHAPE, "contiguous": True, "strides": [4, 1]}],
         "outputs": [{"name": "output", "dtype": "float32", "shape": SHAPE}],
         "constants": {"count": 1, "bytes": 4, "mutated": 0},
+        "quantization": None,
         "runs_here": True,
         "problems": [],
     }
@@ -58,6 +59,25 @@ def test_text(cli: Callable[..., Any], package: Path) -> None:
     assert "checksums   all right" in out
     assert "aoti_torch_get_sizes" in out
     assert "not served: 0" in out
+
+
+def test_quantised_weights(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        entry = {"name": "up", "dtype": "int4", "group_size": 128, "packed_shape": [64, 128], "nbytes": 4608}
+        manifest["methods"]["forward"]["quantization"] = [
+            {**entry, "shape": [64, 128], "method": "hqq"},
+            {**entry, "shape": [60, 128], "method": "rtn", "group_size": 32},
+            entry,  # of an exported program
+        ]
+
+    path = write_package(tmp_path / "quantised.pt2", library, "forward", change=change)
+    (method,) = cli("inspect", path, "--json").document()["methods"]
+    assert method["quantization"] == {
+        "dtypes": ["int4"], "weights": 3, "bytes": 3 * 4608, "values": 128 * (64 + 60 + 64), "group_sizes": [32, 128],
+        "methods": ["hqq", "rtn"],
+    }  # fmt: skip
+    out = cli("inspect", path).out
+    assert "quantised: 3 weights in int4, 13.5 KiB (4.60 bits a weight), groups of 32, 128, hqq, rtn" in out
 
 
 def test_shared_weights(cli: Callable[..., Any], two_methods: Path) -> None:

@@ -17,9 +17,11 @@ from torch import nn
 from torch.export import Dim
 
 from untorch.archive import MANIFEST, ArchiveReader
-from untorch.export import CompileError, ExportReport, absent_gpu, check, export
-from untorch.export.absent_gpu import refuse_native_attention, require_triton, stub_driver
+from untorch.export import CompileError, ExportReport, check, export
+from untorch.export.absent_driver import stub_driver
+from untorch.export.absent_gpu import refuse_native_attention, require_triton
 from untorch.export.coverage import find_missing, needed_symbols
+from untorch.export.gpus import GpuModel
 from untorch.export.library import find_runtime_library
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
@@ -198,7 +200,7 @@ def test_attention_that_torch_would_choose(tmp_path: Path) -> None:
         export(Doubles(), (x,), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
     module = torch.export.export(Doubles(), (x,)).module()
     with pytest.raises(CompileError, match="the pass choose_attention was switched off"):
-        refuse_native_attention(module, [], "forward", absent_gpu.GpuModel("H100", "sm_90", 1, 1, 1, 1, 1, 1))
+        refuse_native_attention(module, [], "forward", GpuModel("H100", "sm_90", 1, 1, 1, 1, 1, 1))
 
 
 class AddOne(nn.Module):

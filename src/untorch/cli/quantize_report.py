@@ -1,0 +1,144 @@
+"""``untorch quantize-report``: what int4 costs each linear layer of a script's model, in error and in bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["plot_report", "quantize_report"]
+
+
+def quantize_report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT:FUNCTION",
+            help="A function that returns a module, or what untorch export takes. SCRIPT is a .py file or a module.",
+            show_default=False,
+        ),
+    ],
+    group_size: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64, 128, 256.")] = 128,
+    method: Annotated[str, typer.Option(help="hqq or rtn.")] = "hqq",
+    include: Annotated[list[str] | None, typer.Option(help="Only layers of this name; * stands for any text.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="No layers of this name.")] = None,
+    compute: Annotated[str | None, typer.Option(help="Where to compute, such as cuda; where the weights lie.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (.png, .svg, .pdf).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the error and the bytes of each linear layer in int4. Nothing is written but the plot."""
+    from untorch.runtime.errors import UnsupportedError
+
+    for package, extra in (("torch", "export"), *((("matplotlib", "plot"),) if plot is not None else ())):
+        if importlib.util.find_spec(package) is None:
+            what = "quantize-report needs PyTorch" if package == "torch" else "--plot needs matplotlib"
+            raise UnsupportedError(f"{what}: pip install 'untorch[{extra}]'")
+    from untorch.cli.script import load_models
+    from untorch.export.compile import MethodInput
+    from untorch.export.options import ExportOptions
+    from untorch.export.progress import Progress
+    from untorch.export.quantize import quantize_methods
+
+    options = {"dtype": "int4", "group_size": group_size, "method": method}
+    options |= {"include": include or None, "exclude": exclude or None}
+    wanted = ExportOptions(quantize=options)  # a wrong option is an error before the script loads a model
+    methods = [MethodInput(name, model, ()) for name, model in _modules(load_models(source), source).items()]
+    by_name = wanted.quantize_methods([item.name for item in methods])
+    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), compute, by_name=False)
+    if plot is not None:
+        plot_report(plot, {name: report.to_json() for name, report in reports.items()})
+    document = {
+        "source": source, "group_size": group_size, "method": method, "plot": None if plot is None else str(plot),
+        "methods": [{"name": name, **report.to_json()} for name, report in reports.items()],
+    }  # fmt: skip
+    if not quiet or json:
+        emit(document, json, lambda console: _render(console, document))
+
+
+def _modules(value: Any, spec: str) -> dict[str, Any]:
+    """The modules by method: of a module itself, or of anything that export takes."""
+    import torch
+
+    from untorch.cli.script import export_arguments
+
+    if isinstance(value, torch.nn.Module):
+        return {"forward": value}
+    model, _ = export_arguments(value, spec)
+    if not isinstance(model, Mapping):
+        return {"forward": model}
+    return {
+        str(name): entry[0] if isinstance(entry, tuple) else entry.get("model") if isinstance(entry, Mapping) else entry
+        for name, entry in model.items()
+    }
+
+
+def plot_report(path: Path, reports: Mapping[str, dict[str, Any]]) -> None:
+    """Draws a bar for each layer's error, one diagram a method. Raises InvalidArgumentError for an unknown ending."""
+    import matplotlib
+
+    from untorch.runtime.errors import InvalidArgumentError
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = sum(len(report["layers"]) for report in reports.values())
+    figure, axes = pyplot.subplots(
+        len(reports), 1, figsize=(9, 1.5 + 0.22 * rows + 0.8 * len(reports)), squeeze=False, layout="constrained",
+        height_ratios=[len(report["layers"]) + 2 for report in reports.values()],
+    )  # fmt: skip
+    for axis, (name, report) in zip(axes[:, 0], reports.items(), strict=True):
+        layers = report["layers"][::-1]
+        axis.barh([layer["names"][0] for layer in layers], [layer["error"] or 0.0 for layer in layers])
+        sizes = f"{bytes_text(report['before_bytes'])} → {bytes_text(report['after_bytes'])}"
+        axis.set_title(f"{name}: {len(layers)} weights, {sizes}", loc="left")
+        axis.set_xlabel("relative error of the weight (Frobenius)")
+        axis.margins(y=0.01)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise InvalidArgumentError(f"--plot {path}: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    for method in document["methods"]:
+        console.print(f"method {method['name']}", style="bold")
+        rows = [
+            (
+                layer["names"][0] or "(the module itself)",
+                " × ".join(map(str, layer["shape"])),
+                f"{layer['error']:.4f}",
+                bytes_text(layer["before_bytes"]),
+                bytes_text(layer["after_bytes"]),
+                layer["note"],
+            )
+            for layer in method["layers"]
+        ]
+        console.print(make_table(None, ("layer", "shape", ">error", ">before", ">after", "note"), rows))
+        share = method["after_bytes"] / max(1, method["before_bytes"])
+        sizes = [
+            f"{bytes_text(method[f'{what}before_bytes'])} → {bytes_text(method[f'{what}after_bytes'])}"
+            for what in ("", "module_")
+        ]
+        print_fields(
+            console,
+            [
+                ("weights", f"{sizes[0]} ({share:.3f})"),
+                ("module", sizes[1]),
+                ("time", seconds_text(method["seconds"])),
+                *(("left alone", f"{name}: {reason}") for name, reason in method["skipped"].items()),
+            ],
+        )
+    if document["plot"] is not None:
+        console.print(f"plot: {document['plot']}")

@@ -1,0 +1,147 @@
+"""``load_checkpoint``: linear layers of a module become those of a checkpoint in four bits."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from untorch.ops.int4 import GROUP_SIZES
+from untorch.ops.int4_layout import pack_int4
+from untorch.quant.checkpoints.files import Checkpoint, open_checkpoint
+from untorch.quant.checkpoints.formats import FORMATS, QuantizedWeight, find_format, layer_names
+from untorch.quant.linear import Int4Linear, padded_features
+from untorch.quant.modules import module_nbytes, replace_modules
+from untorch.quant.report import LayerReport, QuantizationReport
+from untorch.quant.select import linears
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+
+__all__ = ["int4_layer", "load_checkpoint"]
+
+
+def load_checkpoint(
+    module: nn.Module, path: str | Path, *, prefix: str = "", progress: bool = True
+) -> QuantizationReport:
+    """Replaces the linear layers that a checkpoint names by ``Int4Linear`` with its weights, in place.
+
+    Read are .safetensors of compressed-tensors (``pack-quantized``), GPTQ and AWQ (``gemm``), in four bits. Values and
+    scales are taken over as they are, without another rounding. Symmetric weights have zeros of 0. Zero points become
+    (8 − zero_point)·scale, in the scale's dtype if it holds all of a layer's exactly, else scales and zeros are stored
+    in float32. Biases are taken from the file if it has them. All other tensors of the file (embeddings, norms) are
+    the caller's to load.
+
+    Args:
+        module: Changed in place, whole or not at all.
+        path: A .safetensors file, or a folder with such files. A config.json beside them is read.
+        prefix: What the file's names have in front of the module's, such as "model.".
+        progress: Show the running layer when stderr is a terminal.
+
+    Raises:
+        InvalidArgumentError: No such file, or the module does not fit it.
+        InvalidFileError: The file is damaged, or its tensors do not fit each other.
+        UnsupportedError: Another format, other bits, an order of activations; or safetensors is not installed.
+    """
+    from untorch.export.progress import Progress
+
+    start = time.perf_counter()
+    checkpoint = open_checkpoint(path)
+    form = find_format(checkpoint)
+    names = layer_names(checkpoint, form)
+    if not names:
+        raise InvalidFileError(f"{path}: it is a {form} checkpoint and has no quantised layer")
+    layers_of = {name: (linear, tuple(own)) for linear, own in linears(module) for name in own}
+    targets = {name: name.removeprefix(prefix) for name in names}
+    if missing := [
+        target for name, target in targets.items() if target not in layers_of or not name.startswith(prefix)
+    ]:
+        raise InvalidArgumentError(
+            f"load_checkpoint: {path}: the module has no linear layer {', '.join(missing)}; it has "
+            f"{', '.join(layers_of) or 'none'}; prefix is what the file's names have in front of the module's"
+        )
+    before = module_nbytes(module)
+    replacements: dict[int, nn.Module] = {}
+    reports = []
+    with Progress(progress).step(f"read {form}") as show, torch.no_grad():
+        for number, (name, target) in enumerate(targets.items(), 1):
+            show(f"{number} of {len(targets)}: {target}")
+            linear, own_names = layers_of[target]
+            if id(linear) in replacements:
+                raise InvalidArgumentError(
+                    f"load_checkpoint: {path}: two layers of the file are {target} of the module"
+                )
+            layer = int4_layer(_checked(checkpoint, name, form, linear), _bias(checkpoint, name, linear), form)
+            # A module on the meta device has no weights yet: those of the file stay where they were read.
+            place = layer if linear.weight.is_meta else layer.to(linear.weight.device)
+            replacements[id(linear)] = place.train(linear.training)
+            reports.append(_report(layer, linear, own_names))
+    replace_modules(module, replacements)
+    skipped = {own[0]: "not in the file" for linear, own in linears(module)}
+    return QuantizationReport(tuple(reports), skipped, before, module_nbytes(module), time.perf_counter() - start)
+
+
+def int4_layer(weight: QuantizedWeight, bias: torch.Tensor | None, method: str) -> Int4Linear:
+    """The layer of a weight in another format. Scales of 16 bits give each weight exactly, computed in float32."""
+    n, k = weight.values.shape
+    repeat, group_size = _split(weight.group_size, k)
+    packed_n, packed_k = padded_features(k, n, group_size)
+    zero = (8 - weight.zero_point) * weight.scale.float()
+    exact = torch.equal(zero.to(weight.scale.dtype).float(), zero)
+    pair = torch.stack((weight.scale.float(), zero), -1).to(weight.scale.dtype if exact else torch.float32)
+    groups = -(-k // group_size)
+    pair = pair.repeat_interleave(repeat, 1)[:, :groups]
+    padded = nn.functional.pad(pair, (0, 0, 0, packed_k // group_size - groups, 0, packed_n - n))
+    values = nn.functional.pad(weight.values, (0, packed_k - k, 0, packed_n - n), value=8)
+    return Int4Linear(
+        pack_int4(values), padded.transpose(0, 1).contiguous(), bias,
+        in_features=k, out_features=n, group_size=group_size, method=method,
+    )  # fmt: skip
+
+
+def _split(group_size: int, k: int) -> tuple[int, int]:
+    """How many of our groups hold one of the file's, and our group size."""
+    if group_size >= k:  # one group an output: any size will do
+        return -(-k // 128), 128
+    for size in reversed(GROUP_SIZES):
+        if group_size % size == 0:
+            return group_size // size, size
+    raise UnsupportedError(f"groups of {group_size} cannot be held: expected a multiple of 32")
+
+
+def _checked(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear) -> QuantizedWeight:
+    weight = FORMATS[form](checkpoint, name)
+    if tuple(weight.values.shape) != (linear.out_features, linear.in_features):
+        raise InvalidArgumentError(
+            f"load_checkpoint: {checkpoint.path}: {name} has {weight.values.shape[1]} → {weight.values.shape[0]} "
+            f"features, the module's layer {linear.in_features} → {linear.out_features}"
+        )
+    if not bool(torch.isfinite(weight.scale).all()):
+        raise InvalidFileError(f"{checkpoint.path}: {name}: it has scales that are not finite")
+    return weight
+
+
+def _bias(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> torch.Tensor | None:
+    if f"{name}.bias" not in checkpoint:
+        return linear.bias
+    bias = checkpoint.tensor(f"{name}.bias")
+    if tuple(bias.shape) != (linear.out_features,) or not bias.dtype.is_floating_point:
+        raise InvalidFileError(
+            f"{checkpoint.path}: {name}.bias: expected floating point [{linear.out_features}], got "
+            f"{str(bias.dtype).removeprefix('torch.')} {list(bias.shape)}"
+        )
+    # GPTQ files have a bias of zeros where the model has none.
+    if linear.bias is None and not bool(bias.any()):
+        return None
+    return bias.to(linear.weight.dtype)
+
+
+def _report(layer: Int4Linear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
+    n, k = padded_features(linear.in_features, linear.out_features, layer.group_size)
+    return LayerReport(
+        names=names, shape=(linear.out_features, linear.in_features), packed_shape=(n, k),
+        dtype=str(linear.weight.dtype).removeprefix("torch."), group_size=layer.group_size, method=layer.method,
+        error=math.nan, nbytes_before=linear.weight.numel() * linear.weight.element_size(),
+        nbytes_after=layer.weight_nbytes,
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""Which linear layers of a module are quantised: names, patterns and predicates, and who else reads a weight."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = ["Selection", "Selector", "linears", "select", "tensor_key"]
+
+Selector = str | Callable[[str, nn.Module], bool]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Selection:
+    """``chosen``: the linear layers to quantise with all their names; ``skipped``: name to reason."""
+
+    chosen: list[tuple[nn.Linear, list[str]]]
+    skipped: dict[str, str]
+
+
+def linears(module: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
+    """Every linear layer once, subclasses too, each with all names under which it is reached, "" for the module."""
+    found: dict[int, tuple[nn.Linear, list[str]]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, nn.Linear):
+            found.setdefault(id(part), (part, []))[1].append(name)
+    return list(found.values())
+
+
+def select(
+    module: nn.Module,
+    include: Selector | Sequence[Selector] | None,
+    exclude: Selector | Sequence[Selector] | None,
+    pays: Callable[[nn.Linear], str],
+) -> Selection:
+    """The layers to quantise. A pattern that matches no linear layer is an InvalidArgumentError with all names.
+
+    ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "".
+    """
+    candidates = linears(module)
+    wanted = _matcher("include", include, candidates)
+    unwanted = _matcher("exclude", exclude, candidates)
+    readers = _readers_of_weights(module)
+    selection = Selection([], {})
+    for linear, names in candidates:
+        shown = names[0] or "(the module itself)"
+        if include is not None and not wanted(linear, names):
+            selection.skipped[shown] = "not in include"
+        elif exclude is not None and unwanted(linear, names):
+            selection.skipped[shown] = "in exclude"
+        elif reason := _obstacle(linear, readers.get(id(linear))) or (pays(linear) if include is None else ""):
+            selection.skipped[shown] = reason
+        else:
+            selection.chosen.append((linear, names))
+    return selection
+
+
+def tensor_key(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same stretch of memory in the same form, such as tied parameters."""
+    return (
+        tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype,
+    )  # fmt: skip
+
+
+def _matcher(
+    option: str, selectors: Selector | Sequence[Selector] | None, candidates: list[tuple[nn.Linear, list[str]]]
+) -> Callable[[nn.Linear, list[str]], bool]:
+    listed: Iterable[Selector] = [selectors] if isinstance(selectors, str) or callable(selectors) else selectors or ()
+    listed = list(listed)
+    for selector in listed:
+        if isinstance(selector, str):
+            if not any(fnmatch.fnmatchcase(name, selector) for _, names in candidates for name in names):
+                known = ", ".join(name for _, names in candidates for name in names if name) or "none"
+                raise InvalidArgumentError(f"{option}: {selector!r} matches no linear layer; there are: {known}")
+        elif not callable(selector):
+            raise InvalidArgumentError(
+                f"{option}: expected name patterns or functions of (name, module), got {type(selector).__name__}"
+            )
+
+    def matches(linear: nn.Linear, names: list[str]) -> bool:
+        return any(
+            fnmatch.fnmatchcase(name, selector) if isinstance(selector, str) else bool(selector(name, linear))
+            for selector in listed
+            for name in names
+        )
+
+    return matches
+
+
+def _readers_of_weights(module: nn.Module) -> dict[int, str]:
+    """Linear layers whose weight another module reads by itself, by id."""
+    found: dict[int, str] = {}
+    for part in module.modules():
+        # Its inference path passes the weights to one operator for the whole layer.
+        if isinstance(part, nn.TransformerEncoderLayer):
+            for linear in (part.linear1, part.linear2):
+                found[id(linear)] = f"{type(part).__name__} reads its weight without calling it"
+    return found
+
+
+def _obstacle(linear: nn.Linear, reader: str | None) -> str:
+    """Why the layer cannot be replaced, or ""."""
+    if type(linear) is not nn.Linear:
+        return f"it is a {type(linear).__name__}, not an nn.Linear: something may read its weight or extend its forward"
+    if reader is not None:
+        return reader
+    if linear._forward_hooks or linear._forward_pre_hooks:
+        return "it has forward hooks, which a replacement would lose"
+    weight = linear.weight
+    if type(weight) is not nn.Parameter or weight.layout != torch.strided:
+        return f"its weight is a {type(weight).__name__} with the layout {weight.layout}, expected a plain parameter"
+    if weight.dtype not in _DTYPES:
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}, expected float32, bfloat16 or float16"
+    if weight.is_meta:
+        return "its weight is on the meta device: load it first"
+    return "it has no weights" if weight.numel() == 0 else ""

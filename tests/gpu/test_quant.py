@@ -1,0 +1,92 @@
+"""Quantising with a GPU: the packed layout bit for bit against PyTorch's, and weights that are quantised there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import untorch
+from untorch.export import export
+from untorch.export.library import find_runtime_library
+from untorch.ops.int4 import OPERATOR, dequantize_int4
+from untorch.ops.int4_layout import pack_int4, unpack_int4, values_to_nibbles
+from untorch.quant import Int4Linear, quantize
+from untorch.runtime.elf import read_elf
+
+
+@pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
+@pytest.mark.parametrize(("n", "k"), [(8, 128), (16, 256), (24, 384), (104, 1024), (4096, 2048)])
+def test_the_layout_is_pytorchs_bit_for_bit(n: int, k: int, inner_k_tiles: int) -> None:
+    values = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+    theirs = torch.ops.aten._convert_weight_to_int4pack(values_to_nibbles(values), inner_k_tiles)
+    ours = pack_int4(values, inner_k_tiles)
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours, theirs)
+    assert torch.equal(pack_int4(values.cpu(), inner_k_tiles), theirs.cpu())
+    assert torch.equal(unpack_int4(theirs), values)
+
+
+@pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256])
+def test_weights_mean_what_pytorchs_operator_takes_them_for(group_size: int, inner_k_tiles: int) -> None:
+    n, k = 64, 512
+    weight = pack_int4(torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda"), inner_k_tiles)
+    scale_and_zero = torch.randn(k // group_size, n, 2, device="cuda", dtype=torch.bfloat16)
+    # Rows of the identity give the weight itself, rounded to bfloat16 as the operator rounds it.
+    identity = torch.eye(k, device="cuda", dtype=torch.bfloat16)
+    theirs = torch.ops.aten._weight_int4pack_mm(identity, weight, group_size, scale_and_zero)
+    ours = dequantize_int4(weight, scale_and_zero, group_size)
+    torch.testing.assert_close(theirs.T.float(), ours, rtol=2**-7, atol=2**-7)
+    reference = OPERATOR(identity, weight, scale_and_zero, group_size, None)
+    torch.testing.assert_close(reference.T.float(), ours, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("method", ["hqq", "rtn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_quantising_on_the_gpu_is_as_good(method: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(1000, 301).to(dtype)
+    errors = []
+    for where, device in (("cpu", None), ("cpu", "cuda"), ("cuda", None)):
+        model = nn.Sequential(nn.Linear(1000, 301).to(dtype)).to(where)
+        model[0].load_state_dict(linear.state_dict())
+        report = quantize(model, group_size=64, method=method, device=device, progress=False)
+        assert isinstance(model[0], Int4Linear)
+        assert model[0].packed_weight.device.type == where
+        errors.append(report.layers[0].error)
+        x = torch.randn(3, 1000, device=where, dtype=dtype)
+        assert model(x).shape == (3, 301)
+    assert errors == pytest.approx([errors[0]] * 3, rel=1e-3)
+
+
+@pytest.mark.skipif(
+    "aoti_torch_cuda_int4_linear" not in read_elf(find_runtime_library()).exported(),
+    reason="libuntorch.so has no int4_linear for CUDA",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
+    x = torch.randn(4, 1000, dtype=dtype)
+    report = export(
+        model, (x,), tmp_path / "model.pt2", device="cuda", dynamic_shapes=({0: Dim("rows", min=1, max=4096)},),
+        quantize={"dtype": "int4", "group_size": 64, "method": "rtn"}, progress=False,
+    )  # fmt: skip
+    assert "aoti_torch_cuda_int4_linear" in report.methods["forward"].operators
+    assert type(model[0]) is nn.Linear
+    reference = nn.Sequential(*model)
+    # As export does it: on the GPU, from weights that lie on the CPU.
+    quantize(reference, group_size=64, method="rtn", device="cuda", progress=False)
+    reference = reference.cuda()
+    with untorch.load(tmp_path / "model.pt2") as program:
+        for rows in (1, 5, 16, 100, 1000):
+            x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+            with torch.no_grad():
+                expected = reference(x)
+            got = torch.from_dlpack(program.forward(x))
+            tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)

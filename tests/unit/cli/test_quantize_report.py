@@ -1,0 +1,106 @@
+"""untorch quantize-report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .test_errors import run_process
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+SCRIPT = """
+import torch
+
+def module():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(256, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
+
+def pair():
+    return module(), (torch.ones(2, 256),)
+
+def methods():
+    a = module()
+    return {"encode": (a, (torch.ones(2, 256),)), "decode": {"model": torch.nn.Sequential(a[0]), "args": None}}
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "models_to_quantise.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize("function", ["module", "pair"])
+def test_json(script: Path, cli: Callable[..., Any], function: str) -> None:
+    done = cli("quantize-report", f"{script}:{function}", "--group-size", 64, "--method", "rtn", "--json")
+    assert done.code == 0, done.err
+    document = done.document()
+    assert (document["group_size"], document["method"], document["plot"]) == (64, "rtn", None)
+    [method] = document["methods"]
+    [layer] = method["layers"]
+    assert (layer["names"], layer["shape"]) == (["0"], [40, 256])
+    assert (layer["before_bytes"], layer["after_bytes"]) == (40 * 256 * 4, 40 * 256 // 2 + 40 * 4 * 8)
+    assert 0.03 < layer["error"] < 0.1
+    assert method["skipped"] == {"2": "it would grow from 480 to 640 bytes"}
+    assert (
+        method["before_bytes"] - method["after_bytes"] == method["module_before_bytes"] - method["module_after_bytes"]
+    )
+    assert not math.isnan(method["seconds"])
+
+
+def test_text_and_patterns(script: Path, cli: Callable[..., Any]) -> None:
+    out = cli("quantize-report", f"{script}:methods", "--include", "0").out
+    assert "method encode" in out
+    assert "method decode" in out
+    assert "40 × 256" in out
+    assert "weights     40.0 KiB → 5.6 KiB (0.141)" in out
+    assert "left alone  2: not in include" in out
+    done = cli("quantize-report", f"{script}:module", "--exclude", "x*")
+    assert done.code == 1
+    assert done.err == "untorch: method 'forward': exclude: 'x*' matches no linear layer; there are: 0, 2\n"
+    assert cli("quantize-report", f"{script}:module", "-q").out == ""
+
+
+def test_wrong_options_before_the_script_runs(cli: Callable[..., Any]) -> None:
+    done = cli("quantize-report", "no_such.py:build", "--group-size", 48)
+    assert done.err == "untorch: option quantize: group_size: expected one of 32, 64, 128, 256, got 48\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "text"),
+    [
+        ("torch", (), "quantize-report needs PyTorch: pip install 'untorch[export]'"),
+        ("matplotlib", ("--plot", "x.png"), "--plot needs matplotlib: pip install 'untorch[plot]'"),
+    ],
+)
+def test_what_is_not_installed(
+    package: str, arguments: tuple[str, ...], text: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else find(name, *a))
+    done = cli("quantize-report", "no_such.py:build", *arguments)
+    assert (done.code, done.err) == (1, f"untorch: {text}\n")
+
+
+@pytest.mark.filterwarnings("ignore")  # matplotlib's own
+def test_plot(script: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        path = tmp_path / f"errors.{ending}"
+        done = run_process("quantize-report", f"{script}:methods", "--plot", path, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["plot"] == str(path)
+        assert path.read_bytes().startswith(start)
+    assert b"encode: 1 weights" in (tmp_path / "errors.svg").read_bytes() or sys.platform == "darwin"
+    done = run_process("quantize-report", f"{script}:methods", "--plot", tmp_path / "errors.xyz")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"untorch: --plot {tmp_path}/errors.xyz: Format 'xyz' is not supported")

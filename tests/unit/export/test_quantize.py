@@ -1,0 +1,342 @@
+"""The option ``quantize``: on a copy, by method, shared weights, the generated calls, and the file from end to end."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import untorch
+from untorch.export import CompileError, ExportReport, OptionError, export
+from untorch.export.compile import MethodInput, generate_code, trace_method
+from untorch.export.library import find_runtime_library
+from untorch.export.options import ExportOptions, QuantizeOptions
+from untorch.export.progress import Progress
+from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
+from untorch.export.targets import resolve_cpu
+from untorch.export.verify import from_numpy, to_numpy
+from untorch.quant import Int4Linear, quantize
+from untorch.runtime.elf import read_elf
+from untorch.runtime.errors import InvalidArgumentError
+
+needs_kernel = pytest.mark.skipif(
+    "aoti_torch_cpu_int4_linear" not in read_elf(find_runtime_library()).exported(),
+    reason="libuntorch.so has no int4_linear",
+)
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(200, 99), nn.Linear(99, 200, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x))) + x
+
+
+class Decoder(nn.Module):
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.first = encoder.up
+        self.out = nn.Linear(99, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.first(x)))
+
+
+def methods(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    torch.manual_seed(0)
+    encoder = Encoder().eval()
+    decoder = Decoder(encoder).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = torch.randn(4, 200).to(dtype)
+    return {
+        name: {"model": model.to(dtype), "args": (x,), "dynamic_shapes": ({0: batch},)}
+        for name, model in (("encode", encoder), ("decode", decoder))
+    }
+
+
+def inputs(entries: dict[str, Any]) -> list[MethodInput]:
+    return [MethodInput(name, e["model"], e["args"], None, e["dynamic_shapes"]) for name, e in entries.items()]
+
+
+def quantised(entries: dict[str, Any], value: Any) -> tuple[list[MethodInput], dict[str, Any]]:
+    options = ExportOptions(quantize=value)
+    return quantize_methods(inputs(entries), options.quantize_methods(list(entries)), Progress(False))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, {}),
+        ("int4", dict.fromkeys("ab", QuantizeOptions("int4"))),
+        ({"dtype": "int4", "group_size": 64}, dict.fromkeys("ab", QuantizeOptions("int4", 64))),
+        ({"a": "int4"}, {"a": QuantizeOptions("int4")}),
+        (
+            {"a": None, "b": {"dtype": "int4", "method": "rtn", "exclude": "x"}},
+            {"b": QuantizeOptions("int4", 128, "rtn", None, "x")},
+        ),
+    ],
+)
+def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -> None:
+    assert ExportOptions(quantize=value).quantize_methods(["a", "b"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (4, "option quantize: expected str or Mapping or NoneType, got int (4)"),
+        ("int8", "option quantize: dtype: expected one of 'int4', got 'int8' (did you mean 'int4'?)"),
+        ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
+        ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
+        ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
+        ({"group_size": 64}, "option quantize: group_size: expected 'int4', a dictionary of options or None for the "),
+        ({"group_size": 64}, "got int (64); a dictionary of options has the key 'dtype'"),
+        ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
+        ({3: "int4"}, "option quantize: expected names as keys, got [3]"),
+    ],
+)
+def test_wrong_options(value: Any, text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        ExportOptions(quantize=value)
+    assert text in str(error.value)
+
+
+def test_a_method_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="option quantize: there is no method 'decoder': did you mean 'decode'?"):
+        export(methods(), tmp_path / "m.pt2", quantize={"decoder": "int4"}, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_of_the_option() -> None:
+    def chosen(name: str, module: nn.Module) -> bool:
+        return True
+
+    value = {"decode": {"dtype": "int4", "include": ["a", chosen]}}
+    json = ExportOptions(quantize=value).to_json()["quantize"]
+    assert json == {"decode": {"dtype": "int4", "include": ["a", repr(chosen)]}}
+
+
+def test_it_works_on_a_copy_and_shares_what_the_methods_share() -> None:
+    entries = methods()
+    encoder, decoder = entries["encode"]["model"], entries["decode"]["model"]
+    made, reports = quantised(entries, "int4")
+    assert type(encoder.up) is type(decoder.out) is nn.Linear
+    assert decoder.first is encoder.up
+    a, b = made[0].model, made[1].model
+    assert isinstance(a, Encoder)
+    assert isinstance(b, Decoder)
+    assert isinstance(a.up, Int4Linear)
+    assert a.up.packed_weight is b.first.packed_weight
+    assert a.up.scale_and_zero is b.first.scale_and_zero
+    assert [layer.names for layer in reports["decode"].layers] == [("first",), ("out",)]
+    assert reports["decode"].layers[0].error == reports["encode"].layers[0].error
+
+
+def test_one_method_alone() -> None:
+    entries = methods()
+    made, reports = quantised(entries, {"decode": {"dtype": "int4", "exclude": "out"}})
+    assert made[0].model is entries["encode"]["model"]
+    decoder = made[1].model
+    assert isinstance(decoder, Decoder)
+    assert isinstance(decoder.first, Int4Linear)
+    assert decoder.out.weight is entries["decode"]["model"].out.weight  # not copied
+    assert set(reports) == {"decode"}
+
+
+def test_a_module_that_is_one_linear_layer() -> None:
+    linear = nn.Linear(128, 64)
+    entries = {"forward": {"model": linear, "args": (torch.randn(1, 128),), "dynamic_shapes": None}}
+    [method], reports = quantised(entries, "int4")
+    assert isinstance(method.model, Int4Linear)
+    assert reports["forward"].module_nbytes_after == method.model.weight_nbytes + 64 * 4
+    traced = trace_method(method, resolve_cpu("native"), ExportOptions(), Progress(False))
+    [entry] = describe_quantized(traced)
+    assert entry["shape"] == [64, 128]
+
+
+def test_methods_without_linear_layers() -> None:
+    entries = methods()
+    entries["embed"] = {"model": nn.Embedding(10, 4), "args": (torch.tensor([1]),), "dynamic_shapes": None}
+    options = ExportOptions(quantize="int4")
+    assert not options.quantizes_by_name
+    wanted = options.quantize_methods(list(entries))
+    made, reports = quantize_methods(inputs(entries), wanted, Progress(False), by_name=False)
+    assert made[2].model is entries["embed"]["model"]
+    assert reports["embed"].layers == ()
+    assert reports["embed"].module_nbytes_after == 160
+    assert ExportOptions(quantize={"embed": "int4"}).quantizes_by_name
+    with pytest.raises(InvalidArgumentError, match="method 'embed': quantize: nothing to quantise: the module has no "):
+        quantised(entries, {"embed": "int4"})
+    only = {"embed": entries["embed"]}
+    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
+        quantize_methods(inputs(only), options.quantize_methods(["embed"]), Progress(False), by_name=False)
+    # and without the option nothing is asked of anybody
+    made, reports = quantize_methods(inputs(only), {}, Progress(False), by_name=ExportOptions().quantizes_by_name)
+    assert made[0].model is only["embed"]["model"]
+    assert reports == {}
+
+
+def test_errors_name_the_method() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="method 'encode': include: 'out' matches no linear layer; there are"
+    ):
+        quantised(methods(), {"dtype": "int4", "include": "out"})
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(InvalidArgumentError, match="method 'a': option quantize: an ExportedProgram has no modules to"):
+        quantised({"a": {"model": program, "args": None, "dynamic_shapes": None}}, "int4")
+    with pytest.raises(InvalidArgumentError, match="method 'a': option quantize: an ExportedProgram has no modules to"):
+        quantized_module("a", program, QuantizeOptions("int4"), by_name=False)
+    embedding = nn.Embedding(3, 3)
+    assert quantized_module("a", embedding, QuantizeOptions("int4"), by_name=False) is embedding
+    assert quantized_module("a", None, QuantizeOptions("int4"), by_name=True) is None  # for others to refuse
+    encoder = Encoder()
+    encoder.lock = threading.Lock()
+    with pytest.raises(CompileError, match="method 'a': option quantize works on a copy of the model, which cannot be"):
+        quantised({"a": {"model": encoder, "args": (), "dynamic_shapes": None}}, "int4")
+
+
+@pytest.mark.parametrize("inductor", [{}, {"freezing": True}])
+def test_the_weight_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> None:
+    """What constant folding and freezing leave is one call of the C function for each layer, on the int32 tensor."""
+    [encode, _], _ = quantised(methods(), "int4")
+    options = ExportOptions(inductor=inductor, fold_limit=1 << 30)
+    code = generate_code(encode, resolve_cpu("native"), options, tmp_path)
+    calls = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_int4_linear(" in line]
+    assert len(calls) == 2
+    assert "&temporary_reference(" in calls[0]  # the bias, by its address
+    assert ", 128L, nullptr, &buf" in calls[1]  # none
+    assert code.extern_nodes is None or '"nodes": []' in code.extern_nodes
+    constants = [line for line in code.wrapper.splitlines() if "].shape = {" in line]
+    assert len([line for line in constants if "{13, 2, 32, 4}" in line]) == 1
+    assert not any("{99, 200}" in line or "{104, 256}" in line for line in constants)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, dict[str, Any]]:
+    entries = methods()
+    path = tmp_path_factory.mktemp("quantize") / "model.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = export(entries, path, quantize={"dtype": "int4", "group_size": 32}, verify=True, progress=False)
+    return path, report, entries
+
+
+@needs_kernel
+def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) -> None:
+    path, report, entries = made
+    assert type(entries["encode"]["model"].up) is nn.Linear
+    encode, decode = report.methods["encode"], report.methods["decode"]
+    assert "aoti_torch_cpu_int4_linear" in encode.operators
+    assert all(d.max_rel < 1e-4 for method in (encode, decode) for d in method.differences)
+    assert encode.quantization is not None
+    assert [layer.names for layer in encode.quantization.layers] == [("up",), ("down",)]
+    assert "encode: quantise" in report.seconds
+    with untorch.load(path) as program:
+        manifest = program.manifest
+    assert manifest["methods"]["encode"]["quantization"] == [
+        {
+            "name": "up", "dtype": "int4", "group_size": 32, "packed_shape": [104, 256], "shape": [99, 200],
+            "method": "hqq", "nbytes": 104 * 256 // 2 + 8 * 104 * 8,
+        },
+        {
+            "name": "down", "dtype": "int4", "group_size": 32, "packed_shape": [200, 128], "shape": [200, 99],
+            "method": "hqq", "nbytes": 200 * 128 // 2 + 4 * 200 * 8,
+        },
+    ]  # fmt: skip
+    assert [entry["name"] for entry in manifest["methods"]["decode"]["quantization"]] == ["first", "out"]
+    assert manifest["methods"]["encode"]["options"]["quantize"] == {"dtype": "int4", "group_size": 32}
+    # The layer that both methods have is stored once.
+    used = [{c["weight"] for c in manifest["methods"][name]["constants"]} for name in ("encode", "decode")]
+    assert len(used[0] & used[1]) == 3  # values, scales, bias
+    packed = encode.quantization.nbytes_after + decode.quantization.layers[1].nbytes_after
+    assert packed < report.weight_nbytes < packed + 4 * 1024
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    entry = methods(dtype)["encode"]
+    path = tmp_path / "model.pt2"
+    model = entry["model"]
+    export(
+        model, entry["args"], path, dynamic_shapes=entry["dynamic_shapes"], progress=False,
+        quantize={"dtype": "int4", "method": "rtn", "group_size": 64},
+    )  # fmt: skip
+    quantize(model, group_size=64, method="rtn", progress=False)
+    with untorch.load(path) as program:
+        for rows in (1, 2, 33):
+            x = torch.randn(rows, 200).to(dtype)
+            with torch.no_grad():
+                expected = model(x)
+            result = numpy.asarray(program.forward(_array(x)))
+            bits = result.view(numpy.uint16) if dtype == torch.bfloat16 else result
+            got = from_numpy(bits, str(dtype).removeprefix("torch."))
+            tolerance = 8 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+class Views(nn.Module):
+    """A linear layer on what is not contiguous: columns, and rows with something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 40), nn.Linear(64, 17)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mixed = self.a(y[:, 3:67])
+        # A view that a slice of the padded result would not allow.
+        return self.a(x.transpose(1, 2)), mixed, self.b(mixed @ mixed.T @ y[:, 3:67]).view(-1)
+
+
+@needs_kernel
+def test_inputs_that_are_not_contiguous(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch, length, rows = (torch.export.Dim(name, min=1, max=64) for name in ("batch", "length", "rows"))
+    path = tmp_path / "model.pt2"
+    report = export(
+        Views(), (torch.randn(3, 64, 5), torch.randn(7, 80)), path, dynamic_shapes=({0: batch, 2: length}, {0: rows}),
+        quantize={"dtype": "int4", "include": "*", "group_size": 32}, verify=True, progress=False,
+    )  # fmt: skip
+    assert all(difference.max_rel < 1e-5 for difference in report.methods["forward"].differences)
+    with untorch.load(path) as program:
+        shapes = [array.shape for array in program.forward(*(numpy.ones(s, numpy.float32) for s in _SHAPES))]
+    assert shapes == [(2, 1, 40), (1, 40), (17,)]
+
+
+_SHAPES = ((2, 64, 1), (1, 80))
+
+
+def test_the_running_layer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    progress = Progress()
+    with progress.step("encode: quantise") as show:
+        show("3 of 12: layers.up")
+        time.sleep(0.2)  # it is drawn some times a second
+    assert "encode: quantise 3 of 12: layers.up" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert progress.seconds["encode: quantise"] >= 0.2
+
+
+def _array(x: torch.Tensor) -> Any:
+    if x.dtype != torch.bfloat16:
+        return to_numpy(x)
+    import ml_dtypes
+
+    return to_numpy(x).view(ml_dtypes.bfloat16)
