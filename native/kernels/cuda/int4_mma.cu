@@ -1,0 +1,313 @@
+// Products of some dozens of rows with int4 weights.
+//
+// Layout: a block makes a tile of 128 columns and Rows rows (16 to 128) from blocks of 128 k's in shared memory: x's
+// rows, 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks;
+// the weights as they are, 512 bytes for every 8 columns; the scales, a line a group. cp.async fills four stages
+// (three for 128 rows), of which one is used. Of the 8 warps four stand side by side, 32 columns each; the other four
+// take the other half of the rows, or of each block's k where there are up to 64. Weights are unpacked in registers:
+// they are the matrix instruction's first operand, as in int4_narrow.cu, 16 columns and 16 k's, and used for every 8
+// rows of the warp.
+//
+// Where the tiles are fewer than the multiprocessors, up to 8 blocks share one and take ranges of k: sums meet in
+// shared memory over a cluster (sm_90 and newer), else in a workspace that a second kernel adds up, in a fixed order.
+//
+// Bytes: 0.53 a weight (group 128) for every 128 rows, x 2·m·k for every 128 columns from the second-level cache.
+// Operations: 2·m·n·k on the tensor cores; a warp unpacks 512 weights with 60 instructions for 2 matrix instructions a
+// 8 rows, so that from about 32 rows on it is the tensor cores that are busy. On an H200 memory is the bound to about
+// 90 rows. The share that is reached has not been measured yet.
+#include "kernels/cuda/gemm_small.cuh"
+#include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/tile_memory.cuh"
+
+namespace untorch::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256, kCols = 128;
+constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;
+constexpr int kPitch = kCols + 4;  // of the sums in shared memory, in floats: rows 2 t fall into different banks
+
+template <int Rows>
+struct Stage {
+  static constexpr int kX = Rows * 2 * kInt4BlockK;
+  static constexpr int kBytes = kX + kWeightBytes + kScaleBytes;
+  static constexpr int kCount = Rows == 128 ? 3 : 4;  // what a multiprocessor of sm_80 has room for
+};
+template <int Rows>
+constexpr int shared_bytes() {
+  constexpr int stages = Stage<Rows>::kCount * Stage<Rows>::kBytes, sums = Rows * kPitch * 4;
+  return stages > sums ? stages : sums;
+}
+static_assert(shared_bytes<128>() == kInt4SharedOf128 && shared_bytes<64>() == kInt4SharedOf64);
+
+// How a tile's k is shared between blocks, in blocks of 128.
+struct Split {
+  int parts = 1;  // blocks of a tile, neighbours in the grid
+  int depth = 1;  // blocks of 128 k's for each of them
+  bool cluster = false;
+};
+
+// Stage `to` with block `block` of k; zeros where there is nothing.
+template <int Rows>
+__device__ __forceinline__ void load_stage(const Int4Gemm& p, std::uint32_t to, int top, int first, int block,
+                                           int group_bits) {
+  const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
+  const char* const x = static_cast<const char*>(p.x);
+#pragma unroll
+  for (int i = 0; i < Rows * 16 / kThreads; ++i) {
+    const int at = thread + i * kThreads, row = at / 16, chunk = at % 16, k = k0 + chunk * 8;
+    const bool inside = top + row < p.m && k < p.x_width;
+    const std::int64_t from = inside ? std::int64_t{top + row} * p.x_row + k : 0;
+    copy_chunk(to + row * 256 + ((chunk ^ (row & 7)) << 4), x + from * 2, inside ? 16 : 0);
+  }
+  const char* const weight = static_cast<const char*>(p.weight);
+#pragma unroll
+  for (int i = 0; i < kWeightBytes / 16 / kThreads; ++i) {
+    const int at = thread + i * kThreads, tile = at / 32, chunk = at % 32;
+    // A chunk is 4 words, 32 weights; of 128 of them a lane's word j is for one k.
+    const bool inside = first + tile * 8 < p.n && k0 + chunk * 4 < p.k;
+    const std::int64_t from = inside ? (std::int64_t{first / 8 + tile} * p.k + k0) * 4 + chunk * 16 : 0;
+    copy_chunk(to + Stage<Rows>::kX + at * 16, weight + from, inside ? 16 : 0);
+  }
+  if (thread < 128) {
+    const int line = thread / 32, chunk = thread % 32, k = k0 + (line << group_bits);
+    const bool inside = (line << group_bits) < kInt4BlockK && k < p.k && first + chunk * 4 < p.n;
+    const std::int64_t from = inside ? std::int64_t{k >> group_bits} * p.n + first + chunk * 4 : 0;
+    copy_chunk(to + Stage<Rows>::kX + kWeightBytes + thread * 16, static_cast<const char*>(p.scales) + from * 4,
+               inside ? 16 : 0);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_pair(const Int4Gemm& p, std::int64_t row, std::int64_t column, float2 sum) {
+  if (p.bias != nullptr) {
+    const T* const bias = static_cast<const T*>(p.bias) + column;
+    sum.x += widen(bias[0]), sum.y += widen(bias[1]);
+  }
+  struct alignas(4) Two {
+    T x, y;
+  };
+  *reinterpret_cast<Two*>(static_cast<T*>(p.out) + row * p.n + column) = Two{narrow<T>(sum.x), narrow<T>(sum.y)};
+}
+
+// Wide: inner_k_tiles is 8, a lane's four words lie together.
+template <class T, bool Wide, int Rows>
+__global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gemm p, Split split) {
+  constexpr bool kHalves = Rows <= 64;  // the second four warps have the other half of k
+  constexpr int kWarpRows = kHalves ? Rows : Rows / 2, kTiles = kWarpRows / 8, kWords = kHalves ? 2 : 4;
+  constexpr int kStages = Stage<Rows>::kCount;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4, side = warp % 4, other = warp / 4;
+  const int rank = static_cast<int>(blockIdx.x) % split.parts;
+  const int first = static_cast<int>(blockIdx.x) / split.parts * kCols, top = static_cast<int>(blockIdx.y) * Rows;
+  const int group_bits = __ffs(static_cast<int>(p.group)) - 1, lane_words = p.inner_k_tiles / 2;
+  const int blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
+  const int begin = rank * split.depth, end = begin + split.depth < blocks ? begin + split.depth : blocks;
+  const std::uint32_t base = shared_address(memory);
+
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (begin + i < end) load_stage<Rows>(p, base + i * Stage<Rows>::kBytes, top, first, begin + i, group_bits);
+    commit_copies();
+  }
+
+  float acc[2][kTiles][4] = {};
+  const int first_row = kHalves ? 0 : other * kWarpRows, first_word = kHalves ? other * 2 : 0;
+  int stage = 0;
+  for (int block = begin; block < end; ++block) {
+    wait_copies_but<kStages - 2>();
+    __syncthreads();  // this stage is here, and nobody reads the one before it any more
+    {
+      const int next = stage == 0 ? kStages - 1 : stage - 1;
+      if (block + kStages - 1 < end) {
+        load_stage<Rows>(p, base + next * Stage<Rows>::kBytes, top, first, block + kStages - 1, group_bits);
+      }
+      commit_copies();
+    }
+    const unsigned char* const here = memory + stage * Stage<Rows>::kBytes;
+    const std::uint32_t x = base + stage * Stage<Rows>::kBytes + (first_row + (lane & 7)) * 256;
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(here + Stage<Rows>::kX) + side * 4 * 128;
+    const auto* const scales =
+        reinterpret_cast<const std::uint32_t*>(here + Stage<Rows>::kX + kWeightBytes) + side * 32 + g;
+    std::uint32_t word[4][kWords];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Wide && kWords == 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(words + i * 128 + lane * 4);
+        word[i][0] = v.x, word[i][1] = v.y, word[i][2] = v.z, word[i][3] = v.w;
+      } else if constexpr (Wide) {
+        const uint2 v = *reinterpret_cast<const uint2*>(words + i * 128 + lane * 4 + first_word);
+        word[i][0] = v.x, word[i][1] = v.y;
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) word[i][j] = words[i * 128 + word_at(lane_words, first_word + j, lane)];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      const int line = (first_word + j) * 32 >> group_bits;
+      std::uint32_t a[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) unpack<T>(word[i][j], scale_pair(scales[line * kCols + i * 8]), a[i]);
+      const std::uint32_t chunk = ((first_word + j) * 4 + (lane >> 3)) ^ (lane & 7);
+#pragma unroll
+      for (int r = 0; r < kTiles; ++r) {
+        std::uint32_t b[4];
+        load_matrices(b, x + r * (8 * 256) + (chunk << 4));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          mma<T>(acc[i][r], a[2 * i][0], a[2 * i + 1][0], a[2 * i][1], a[2 * i + 1][1], b[0], b[1]);
+          mma<T>(acc[i][r], a[2 * i][2], a[2 * i + 1][2], a[2 * i][3], a[2 * i + 1][3], b[2], b[3]);
+        }
+      }
+    }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+  wait_copies_but<0>();
+  __syncthreads();
+
+  // The sums take the stages' place, [row][column].
+  float* const sums = reinterpret_cast<float*>(memory);
+  const auto each = [&](auto&& body) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          const int row = first_row + r * 8 + 2 * t + (v & 1), column = side * 32 + i * 16 + g + (v >> 1) * 8;
+          body(sums[row * kPitch + column], acc[i][r][v]);
+        }
+      }
+    }
+  };
+  if (!kHalves || other == 0) each([](float& to, float value) { to = value; });
+  if (kHalves) {
+    __syncthreads();
+    if (other == 1) each([](float& to, float value) { to += value; });
+  }
+  __syncthreads();
+
+  const std::int64_t rows_left = p.m - top, columns_left = p.n - first;
+  const int pairs = (rows_left < Rows ? static_cast<int>(rows_left) : Rows) * (kCols / 2);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto place = [&](int i) { return sums + i / (kCols / 2) * kPitch + i % (kCols / 2) * 2; };
+  const auto inside = [&](int i) { return i % (kCols / 2) * 2 < columns_left; };
+#if __CUDA_ARCH__ >= 900
+  if (split.cluster) {
+    wait_for_cluster();
+    for (int i = rank * kThreads + thread; i < pairs; i += kThreads * split.parts) {
+      const float* const own = place(i);
+      float2 sum{at_rank(own, 0), at_rank(own + 1, 0)};
+      for (int r = 1; r < split.parts; ++r) sum.x += at_rank(own, r), sum.y += at_rank(own + 1, r);
+      if (inside(i))
+        store_pair<T>(p, std::int64_t{top + i / (kCols / 2)}, std::int64_t{first + i % (kCols / 2) * 2}, sum);
+    }
+    wait_for_cluster();  // what others still read must not go away
+    return;
+  }
+#endif
+  for (int i = thread; i < pairs; i += kThreads) {
+    if (!inside(i)) continue;
+    const float2 sum = *reinterpret_cast<const float2*>(place(i));
+    const std::int64_t row = top + i / (kCols / 2), column = first + i % (kCols / 2) * 2;
+    if (split.parts == 1) {
+      store_pair<T>(p, row, column, sum);
+    } else {
+      *reinterpret_cast<float2*>(p.workspace + (rank * p.m + row) * p.n + column) = sum;
+    }
+  }
+}
+
+// Adds up what the parts left in the workspace, [part][m][n].
+template <class T>
+__global__ void __launch_bounds__(kThreads) add_parts(Int4Gemm p, int parts) {
+  const std::int64_t pairs = p.m * p.n / 2, step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < pairs; i += step) {
+    float2 sum{0.0f, 0.0f};
+    for (int r = 0; r < parts; ++r) {
+      const float2 part = reinterpret_cast<const float2*>(p.workspace)[r * pairs + i];
+      sum.x += part.x, sum.y += part.y;
+    }
+    store_pair<T>(p, 2 * i / p.n, 2 * i % p.n, sum);
+  }
+}
+
+// host
+Split split_of(const Int4Gemm& p, int rows) {
+  constexpr int kMostParts = 8, kLeastDepth = 2;
+  const std::int64_t tiles = (p.n + kCols - 1) / kCols * ((p.m + rows - 1) / rows);
+  const auto blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
+  Split split;
+  // As many as there are multiprocessors: more would move more sums than they save.
+  while (split.parts < kMostParts && tiles * split.parts * 2 <= p.multiprocessors + p.multiprocessors / 8 &&
+         blocks >= split.parts * 2 * kLeastDepth) {
+    split.parts *= 2;
+  }
+  split.depth = (blocks + split.parts - 1) / split.parts;
+  split.cluster = split.parts > 1 && p.has_clusters;
+  return split;
+}
+
+template <class T, bool Wide, int Rows>
+int launch_mma(const Int4Gemm& p, Stream stream) {
+  constexpr int kBytes = shared_bytes<Rows>();
+  const auto kernel = mma_int4<T, Wide, Rows>;
+  const Split split = split_of(p, Rows);
+  const std::int64_t tiles = (p.n + kCols - 1) / kCols, row_tiles = (p.m + Rows - 1) / Rows;
+  if (row_tiles > 65535) return kNoKernel;
+  if (kBytes > 48 * 1024) {
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (code != cudaSuccess) return code;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiles * split.parts), static_cast<unsigned>(row_tiles));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(split.parts);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = split.cluster ? 1 : 0;
+  const int code = cudaLaunchKernelEx(&config, kernel, p, split);
+  if (code != 0 || split.parts == 1 || split.cluster) return code;
+  add_parts<T><<<blocks_for(p.m * p.n / 2, kThreads), kThreads, 0, stream>>>(p, split.parts);
+  return cudaGetLastError();
+}
+
+template <class T, bool Wide>
+int mma_of_rows(const Int4Gemm& p, Stream stream) {
+  switch (int4_tile_rows(p.m, p.max_shared_bytes)) {
+    case 16:
+      return launch_mma<T, Wide, 16>(p, stream);
+    case 32:
+      return launch_mma<T, Wide, 32>(p, stream);
+    case 64:
+      return launch_mma<T, Wide, 64>(p, stream);
+    default:
+      return launch_mma<T, Wide, 128>(p, stream);
+  }
+}
+
+template <class T>
+int mma_of(const Int4Gemm& p, Stream stream) {
+  return p.inner_k_tiles == 8 ? mma_of_rows<T, true>(p, stream) : mma_of_rows<T, false>(p, stream);
+}
+
+}  // namespace
+
+std::size_t int4_mma_workspace(const Int4Gemm& p) {
+  const Split split = split_of(p, int4_tile_rows(p.m, p.max_shared_bytes));
+  return split.parts == 1 || split.cluster ? 0 : static_cast<std::size_t>(split.parts * p.m * p.n) * sizeof(float);
+}
+
+int int4_mma(const Int4Gemm& p, Stream stream) {
+  if (p.m == 0 || p.n == 0) return 0;
+  if (p.dtype == Scalar::kFloat16) return mma_of<__half>(p, stream);
+  return p.dtype == Scalar::kBFloat16 ? mma_of<__nv_bfloat16>(p, stream) : kNoKernel;
+}
+
+}  // namespace untorch::kernels::cuda
