@@ -7,13 +7,15 @@ namespace untorch::kernels::cuda {
 
 enum class Int4Path : std::int8_t { kNarrow, kMma, kUnpack };
 
-// Not measured yet: from the rooflines of the three kernels' files; benchmarks/gpu_int4.py is what they are to be read
-// off.
+// Not measured yet: these come from the rooflines of the three kernels' files. benchmarks/gpu_int4.py is what they are
+// to be read off; its --mma-rows moves the second one for a run.
 struct Int4Limits {
   std::int64_t narrow_rows = 8;  // what int4_narrow can
-  std::int64_t mma_rows = 128;   // above, arithmetic is what costs, and cuBLAS is the better at it
-  // Columns that are unpacked at a time: as many as fit into this part of the second-level cache.
-  int l2_parts = 4;
+  std::int64_t mma_rows = 256;   // above, arithmetic is what costs, and cuBLAS is the better at it
+  // What is unpacked at a time: this part of the second-level cache, and columns enough for a product that fills the
+  // GPU.
+  int l2_parts = 2;
+  std::int64_t chunk_columns = 1024;
 };
 
 inline Int4Path choose_int4(Scalar dtype, std::int64_t m, const Int4Limits& limits = {}) {
@@ -22,11 +24,11 @@ inline Int4Path choose_int4(Scalar dtype, std::int64_t m, const Int4Limits& limi
   return m <= limits.mma_rows ? Int4Path::kMma : Int4Path::kUnpack;
 }
 
-// Columns of a chunk that is unpacked and multiplied, a multiple of 128 where there are that many.
+// Columns of a chunk that is unpacked and multiplied: all of them, or a multiple of 128.
 inline std::int64_t int4_chunk(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::int64_t l2_bytes,
                                const Int4Limits& limits = {}) {
   const std::int64_t columns = l2_bytes / limits.l2_parts / (k * element_bytes) / 128 * 128;
-  const std::int64_t least = columns < 512 ? 512 : columns;  // a product of fewer does not fill the GPU
+  const std::int64_t least = columns < limits.chunk_columns ? limits.chunk_columns : columns;
   return least < n ? least : n;
 }
 

@@ -234,7 +234,6 @@ __global__ void __launch_bounds__(kThreads) add_parts(Int4Gemm p, int parts) {
   }
 }
 
-// host
 Split split_of(const Int4Gemm& p, int rows) {
   constexpr int kMostParts = 8, kLeastDepth = 2;
   const std::int64_t tiles = (p.n + kCols - 1) / kCols * ((p.m + rows - 1) / rows);

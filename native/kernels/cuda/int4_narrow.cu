@@ -108,7 +108,6 @@ __global__ void __launch_bounds__(kGemmThreads, 2) narrow_int4(Int4Gemm p, Small
   finish<T, kRows, kCols>(end, sums, shares);
 }
 
-// host
 template <class T, int Inner, int Groups, int Pairs>
 int launch_narrow(const Int4Gemm& p, Stream stream) {
   constexpr int kCols = 16 * Pairs;

@@ -2,6 +2,7 @@
 #include "kernels/cuda/int4.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/blas.h"
 #include "kernels/cuda/int4_choice.h"
@@ -20,6 +21,16 @@ constexpr std::uintptr_t kAlignment = 16;  // of what the kernels read 16 bytes 
 constexpr std::int64_t kStep = 8;          // elements of x in that
 
 bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0; }
+
+// For benchmarks, which measure where one kernel should take over from the other.
+const kernels::cuda::Int4Limits& limits() {
+  static const kernels::cuda::Int4Limits made = [] {
+    kernels::cuda::Int4Limits out;
+    if (const char* const rows = std::getenv("UNTORCH_INT4_MMA_ROWS")) out.mma_rows = std::atoll(rows);
+    return out;
+  }();
+  return made;
+}
 
 void check_gpu(const char* op, const OnDevice& on) {
   if (on.properties().major < 8) {
@@ -65,7 +76,7 @@ Rows rows_of(const OnDevice& on, const Tensor& x, const Int4Shape& shape, bool f
 // Chunks of columns, unpacked and multiplied one after the other in the same scratch.
 void multiply_unpacked(const char* op, const OnDevice& on, const Int4Gemm& p, DType dtype) {
   const auto bytes = static_cast<std::int64_t>(element_size(dtype));
-  const std::int64_t chunk = kernels::cuda::int4_chunk(p.n, p.k, bytes, on.properties().l2_bytes);
+  const std::int64_t chunk = kernels::cuda::int4_chunk(p.n, p.k, bytes, on.properties().l2_bytes, limits());
   const StorageRef scratch = on.scratch(static_cast<std::size_t>(chunk * p.k * bytes));
   for (std::int64_t first = 0; first < p.n; first += chunk) {
     const std::int64_t columns = std::min(chunk, p.n - first);
@@ -91,7 +102,7 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
                         const Tensor* bias, const Int4Shape& shape) {
   TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
   if (out->numel() == 0) return out;
-  const Int4Path path = kernels::cuda::choose_int4(scalar_of(x), shape.m);
+  const Int4Path path = kernels::cuda::choose_int4(scalar_of(x), shape.m, limits());
   const Rows rows = rows_of(on, x, shape, path == Int4Path::kUnpack);
   const TensorPtr words = aligned(weight), factors = aligned(*to_dtype_cuda(scales, x.dtype()));
   const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
