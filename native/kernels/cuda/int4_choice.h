@@ -18,9 +18,12 @@ struct Int4Limits {
   std::int64_t chunk_columns = 1024;
 };
 
-inline Int4Path choose_int4(Scalar dtype, std::int64_t m, const Int4Limits& limits = {}) {
+// Shared memory of int4_narrow's largest blocks.
+inline constexpr int kInt4NarrowShared = 153600;
+
+inline Int4Path choose_int4(Scalar dtype, std::int64_t m, int max_shared_bytes, const Int4Limits& limits = {}) {
   if (dtype != Scalar::kBFloat16 && dtype != Scalar::kFloat16) return Int4Path::kUnpack;
-  if (m <= limits.narrow_rows) return Int4Path::kNarrow;
+  if (m <= limits.narrow_rows && max_shared_bytes >= kInt4NarrowShared) return Int4Path::kNarrow;
   return m <= limits.mma_rows ? Int4Path::kMma : Int4Path::kUnpack;
 }
 

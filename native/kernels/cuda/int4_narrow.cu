@@ -1,126 +1,173 @@
 // Products of at most 8 rows with int4 weights.
 //
-// Layout: a warp makes 16·Pairs columns (32 or 64) and takes turns with other warps along k, 128 at a step. Two tiles
-// of 8 columns are the rows of the matrix instruction's first operand: of a word of either, the four pairs are its four
-// registers for 16 k's and again for the next 16. x's rows are its second operand's columns. So a lane reads 16 bytes
-// of a tile at once and unpacks them in registers; nothing goes through shared memory but the sums.
+// Layout: a warp makes 16·Pairs columns (32, or 64 from 3 rows on) and takes turns with other warps along k, 128 at a
+// step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights as
+// they are, 512 bytes for every 8; their scales, a line a group; x's rows, 256 bytes each, in 16-byte chunks permuted
+// so that ldmatrix's eight rows come from different groups of banks. Warps meet at the end only. Two tiles of 8 columns
+// are the rows of the matrix instruction's first operand: of a word of either, the four pairs are its four registers
+// for 16 k's and again for the next 16. x's rows are its second operand's columns.
 //
 // Bytes: 0.5 a weight and 4/group for scale and zero (0.53 at group 128), once; x 2·m a k for every 32 or 64 columns,
-// from the caches. Operations: for 256 weights a warp issues 4 shifts and lop3, 8 half-precision additions and
-// multiply-adds and one matrix instruction, 17 in all: 60 weights a clock and multiprocessor, where the memory of an
-// H200 delivers 33. So memory is the bound; the share that is reached has not been measured yet.
+// from the second-level cache. Operations: for 256 weights a warp issues 7 shifts and lop3, 8 half-precision additions
+// and multiply-adds and one matrix instruction, 16 in all: 64 weights a clock and multiprocessor, where the memory of
+// an H200 delivers 33. So memory is the bound; the share that is reached has not been measured yet.
 #include "kernels/cuda/gemm_small.cuh"
+#include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kRows = 8;
+// Rows: 1, 2, 4 or 8, at least m; Groups: scales of a column in a block of 128 k's that are read, 1 or 4.
+template <int Rows, int Groups>
+struct Ring {
+  static constexpr int kPairs = Rows <= 2 ? 2 : 4;
+  static constexpr int kTiles = 2 * kPairs, kCols = 8 * kTiles;
+  static constexpr int kX = kTiles * 512, kScales = kX + Rows * 256, kBytes = kScales + Groups * kCols * 4;
+  // What two blocks (of few rows), or one, have room for on sm_80 and sm_90.
+  static constexpr int kStages = Rows <= 2 ? 4 : Rows == 8 && Groups == 4 ? 2 : 3;
+  static constexpr int kResident = Rows <= 2 ? 2 : 1;  // blocks of a multiprocessor
+  static constexpr int kSums = 8 * kCols * 4;          // of a warp, at the end: eight rows whatever Rows is
+  static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
+};
 
-// Inner: inner_k_tiles; Groups: scales that are read a block of 128 k's, 1 for groups of 128 and more, else 4.
-template <class T, int Inner, int Groups, int Pairs>
-__global__ void __launch_bounds__(kGemmThreads, 2) narrow_int4(Int4Gemm p, SmallGemm end, Shares shares) {
-  constexpr int kTiles = 2 * Pairs, kCols = 8 * kTiles, kWords = Inner / 2;
-  // A step's loads start before the one before it is multiplied; with 8 tiles there are enough under way at once.
-  constexpr bool kAhead = Pairs == 2;
-  __shared__ float sums[kGemmWarps * kRows * kCols];
+// Wide: inner_k_tiles is 8, a lane's four words lie together.
+template <class T, bool Wide, int Rows, int Groups>
+__global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
+    narrow_int4(Int4Gemm p, SmallGemm end, Shares shares) {
+  using R = Ring<Rows, Groups>;
+  constexpr int kTiles = R::kTiles, kCols = R::kCols, kStages = R::kStages;
+  extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const Place place = place_of<kCols>(shares);
   const int group_bits = __ffs(static_cast<int>(p.group)) - 1, depth = static_cast<int>(p.k);
-  const int blocks = (depth + kInt4BlockK - 1) / kInt4BlockK, width = static_cast<int>(p.x_width);
+  const int blocks = (depth + kInt4BlockK - 1) / kInt4BlockK, lane_words = p.inner_k_tiles / 2;
+  // Columns there are; n is a multiple of 8.
+  const std::int64_t left = p.n - place.first;
+  const int columns = left >= kCols ? kCols : left > 0 ? static_cast<int>(left) : 0;
+  const char* const words = static_cast<const char*>(p.weight) + place.first / 8 * p.k * 4;
+  const char* const scales = static_cast<const char*>(p.scales) + place.first * 4;
+  unsigned char* const ring = memory + warp * (kStages * R::kBytes);
 
-  const std::uint32_t* const words = static_cast<const std::uint32_t*>(p.weight) + place.first / 8 * p.k;
-  const std::uint32_t* const scales = static_cast<const std::uint32_t*>(p.scales) + place.first + g;
-  // Tiles there are; n is a multiple of 8.
-  const std::int64_t left = p.n > place.first ? (p.n - place.first) / 8 : 0;
-  const int tiles = left < kTiles ? static_cast<int>(left) : kTiles;
-  const bool row_inside = g < p.m;
-  const T* const row = static_cast<const T*>(p.x) + (row_inside ? g : 0) * p.x_row;
-
-  const auto fetch = [&](uint4(&w)[kTiles], std::uint32_t(&s)[kTiles][Groups], int block) {
+  const auto load_stage = [&](int stage, int block) {
+    const std::uint32_t to = shared_address(ring + stage * R::kBytes);
+    const int k0 = block * kInt4BlockK;
+    const bool any = block < blocks;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      w[i] = uint4{0, 0, 0, 0};
-      const bool inside = i < tiles && block < blocks;
-      const std::uint32_t* const from = words + i * p.k + std::int64_t{block} * kInt4BlockK;
-      if constexpr (Inner == 8) {
-        if (inside) w[i] = load_once(from + lane * 4);
-      } else {
-        const auto word = [&](int j) {
-          return inside && block * kInt4BlockK + 32 * j < depth ? __ldg(from + word_at(kWords, j, lane)) : 0u;
-        };
-        w[i] = uint4{word(0), word(1), word(2), word(3)};
-      }
+      const bool inside = any && i * 8 < columns && k0 + lane * 4 < depth;
+      const std::int64_t from = inside ? (std::int64_t{i} * depth + k0 + lane * 4) * 4 : 0;
+      copy_chunk(to + i * 512 + lane * 16, words + from, inside ? 16 : 0);
+    }
 #pragma unroll
-      for (int r = 0; r < Groups; ++r) {
-        const int at = block * kInt4BlockK + r * (kInt4BlockK / Groups);
-        s[i][r] = inside && at < depth ? __ldg(scales + std::int64_t{at >> group_bits} * p.n + i * 8) : 0u;
+    for (int i = 0; i < (Rows * 16 + 31) / 32; ++i) {
+      const int at = i * 32 + lane, row = at / 16, chunk = at % 16, k = k0 + chunk * 8;
+      const bool inside = any && row < p.m && k < p.x_width;
+      const std::int64_t from = inside ? row * p.x_row + k : 0;
+      if (row < Rows) {
+        copy_chunk(to + R::kX + row * 256 + ((chunk ^ row) << 4), static_cast<const char*>(p.x) + from * 2,
+                   inside ? 16 : 0);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < Groups; ++r) {
+#pragma unroll
+      for (int i = 0; i < kCols / 32; ++i) {
+        const int column = i * 32 + lane, k = k0 + r * (kInt4BlockK / Groups);
+        const bool inside = any && column < columns && k < depth;
+        const std::int64_t from = inside ? std::int64_t{k >> group_bits} * p.n + column : 0;
+        copy_word(to + R::kScales + (r * kCols + column) * 4, scales + from * 4, inside ? 4 : 0);
       }
     }
   };
 
-  float acc[Pairs][4] = {};
-  uint4 w[kTiles], next[kTiles];
-  std::uint32_t s[kTiles][Groups], next_s[kTiles][Groups];
   int block = place.turn;
-  if (kAhead) fetch(next, next_s, block);
-  for (; block < blocks; block += place.turns) {
-    if (kAhead) {
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        w[i] = next[i];
-#pragma unroll
-        for (int r = 0; r < Groups; ++r) s[i][r] = next_s[i][r];
-      }
-    } else {
-      fetch(w, s, block);
-    }
-    std::uint32_t x[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int k = block * kInt4BlockK + i * 8 + t * 2;
-      x[i] = row_inside && k < width ? __ldg(reinterpret_cast<const std::uint32_t*>(row + k)) : 0u;
-    }
-    if (kAhead) fetch(next, next_s, block + place.turns);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < Pairs; ++i) {
-        const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
-        std::uint32_t low[4], high[4];
-        unpack<T>(word(w[2 * i]), scale_pair(s[2 * i][j * Groups / 4]), low);
-        unpack<T>(word(w[2 * i + 1]), scale_pair(s[2 * i + 1][j * Groups / 4]), high);
-        mma<T>(acc[i], low[0], high[0], low[1], high[1], x[4 * j], x[4 * j + 1]);
-        mma<T>(acc[i], low[2], high[2], low[3], high[3], x[4 * j + 2], x[4 * j + 3]);
-      }
-    }
+  for (int i = 0; i < kStages - 1; ++i) {
+    load_stage(i, block + i * place.turns);
+    commit_copies();
   }
-
-  float* const own = sums + warp * kRows * kCols;
+  float acc[R::kPairs][4] = {};
+  // Rows that are not there are other ones, and so are their sums; nobody reads those.
+  const int row = (lane & 7) < Rows ? lane & 7 : Rows - 1;
+  int stage = 0;
+  for (; block < blocks; block += place.turns) {
+    wait_copies_but<kStages - 2>();
+    __syncwarp();  // this stage is here, and no lane reads the one before it any more
+    load_stage(stage == 0 ? kStages - 1 : stage - 1, block + (kStages - 1) * place.turns);
+    commit_copies();
+    const unsigned char* const here = ring + stage * R::kBytes;
+    const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
+    const auto* const by = reinterpret_cast<const std::uint32_t*>(here + R::kScales) + g;
+    const std::uint32_t x_row = shared_address(here + R::kX + row * 256);
+    std::uint32_t x[4][4];
 #pragma unroll
-  for (int i = 0; i < Pairs; ++i) {
-    float* const at = own + 2 * t * kCols + i * 16 + g;
-    at[0] = acc[i][0], at[kCols] = acc[i][1];
-    at[8] = acc[i][2], at[kCols + 8] = acc[i][3];
+    for (int j = 0; j < 4; ++j) load_matrices(x[j], x_row + (((j * 4 + (lane >> 3)) ^ row) << 4));
+#pragma unroll
+    for (int i = 0; i < R::kPairs; ++i) {
+      std::uint32_t word[2][4];
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const std::uint32_t* const tile = at + (2 * i + side) * 128;
+        if constexpr (Wide) {
+          const uint4 v = *reinterpret_cast<const uint4*>(tile + lane * 4);
+          word[side][0] = v.x, word[side][1] = v.y, word[side][2] = v.z, word[side][3] = v.w;
+        } else {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) word[side][j] = tile[word_at(lane_words, j, lane)];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::uint32_t* const line = by + j * Groups / 4 * kCols + i * 16;
+        std::uint32_t low[4], high[4];
+        unpack<T>(word[0][j], scale_pair(line[0]), low);
+        unpack<T>(word[1][j], scale_pair(line[8]), high);
+        mma<T>(acc[i], low[0], high[0], low[1], high[1], x[j][0], x[j][1]);
+        mma<T>(acc[i], low[2], high[2], low[3], high[3], x[j][2], x[j][3]);
+      }
+    }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+  wait_copies_but<0>();
+  __syncthreads();
+
+  // The sums take the stages' place.
+  float* const sums = reinterpret_cast<float*>(memory);
+  float* const own = sums + warp * 8 * kCols + 2 * t * kCols + g;
+#pragma unroll
+  for (int i = 0; i < R::kPairs; ++i) {
+    float* const to = own + i * 16;
+    to[0] = acc[i][0], to[kCols] = acc[i][1];
+    to[8] = acc[i][2], to[kCols + 8] = acc[i][3];
   }
   __syncthreads();
-  finish<T, kRows, kCols>(end, sums, shares);
+  finish<T, 8, kCols>(end, sums, shares);
 }
 
-template <class T, int Inner, int Groups, int Pairs>
+template <class T, bool Wide, int Rows, int Groups>
 int launch_narrow(const Int4Gemm& p, Stream stream) {
-  constexpr int kCols = 16 * Pairs;
+  using R = Ring<Rows, Groups>;
+  static_assert(R::kShared <= kInt4NarrowShared);
   SmallGemm end;
   end.m = p.m, end.n = p.n, end.k = p.k;
   end.c = p.bias, end.c_col = 1;
   end.out = p.out, end.out_row = p.n, end.out_col = 1;
-  end.multiprocessors = p.multiprocessors, end.has_clusters = p.has_clusters;
-  const Shares shares = shares_of(end, kCols, kInt4BlockK, 2 * kInt4BlockK);
-  const std::int64_t per_block = std::int64_t{shares.tiles()} * kCols;
+  end.has_clusters = p.has_clusters;
+  end.multiprocessors = p.multiprocessors * R::kResident / 2;  // shares_of counts two blocks for each
+  const Shares shares = shares_of(end, R::kCols, kInt4BlockK, 2 * kInt4BlockK);
+  const std::int64_t per_block = std::int64_t{shares.tiles()} * R::kCols;
+  const auto kernel = narrow_int4<T, Wide, Rows, Groups>;
+  if (R::kShared > 48 * 1024) {
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared);
+    if (code != cudaSuccess) return code;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits));
   config.blockDim = dim3(kGemmThreads);
+  config.dynamicSmemBytes = R::kShared;
   config.stream = stream;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -128,23 +175,27 @@ int launch_narrow(const Int4Gemm& p, Stream stream) {
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = shares.cluster_bits > 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, narrow_int4<T, Inner, Groups, Pairs>, p, end, shares);
+  return cudaLaunchKernelEx(&config, kernel, p, end, shares);
+}
+
+template <class T, bool Wide, int Groups>
+int narrow_of_rows(const Int4Gemm& p, Stream stream) {
+  if (p.m == 1) return launch_narrow<T, Wide, 1, Groups>(p, stream);
+  if (p.m == 2) return launch_narrow<T, Wide, 2, Groups>(p, stream);
+  return p.m <= 4 ? launch_narrow<T, Wide, 4, Groups>(p, stream) : launch_narrow<T, Wide, 8, Groups>(p, stream);
 }
 
 template <class T>
 int narrow_of(const Int4Gemm& p, Stream stream) {
-  if (p.inner_k_tiles == 2) return launch_narrow<T, 2, 4, 2>(p, stream);
-  if (p.inner_k_tiles == 4) return launch_narrow<T, 4, 4, 2>(p, stream);
-  if (p.group < kInt4BlockK) return launch_narrow<T, 8, 4, 2>(p, stream);
-  // Wide tiles read x less often, narrow ones make more blocks.
-  return p.m <= 2 ? launch_narrow<T, 8, 1, 2>(p, stream) : launch_narrow<T, 8, 1, 4>(p, stream);
+  if (p.inner_k_tiles != 8) return narrow_of_rows<T, false, 4>(p, stream);
+  return p.group >= kInt4BlockK ? narrow_of_rows<T, true, 1>(p, stream) : narrow_of_rows<T, true, 4>(p, stream);
 }
 
 }  // namespace
 
 int int4_narrow(const Int4Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
-  if (p.m > kRows) return kNoKernel;
+  if (p.m > 8) return kNoKernel;
   if (p.dtype == Scalar::kFloat16) return narrow_of<__half>(p, stream);
   return p.dtype == Scalar::kBFloat16 ? narrow_of<__nv_bfloat16>(p, stream) : kNoKernel;
 }

@@ -102,7 +102,8 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
                         const Tensor* bias, const Int4Shape& shape) {
   TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
   if (out->numel() == 0) return out;
-  const Int4Path path = kernels::cuda::choose_int4(scalar_of(x), shape.m, limits());
+  const Int4Path path =
+      kernels::cuda::choose_int4(scalar_of(x), shape.m, on.properties().max_shared_per_block, limits());
   const Rows rows = rows_of(on, x, shape, path == Int4Path::kUnpack);
   const TensorPtr words = aligned(weight), factors = aligned(*to_dtype_cuda(scales, x.dtype()));
   const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
