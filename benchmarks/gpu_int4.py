@@ -7,8 +7,9 @@ together they are more than the second-level cache holds: weights come from memo
 ``torch.mm`` with a linear layer's weight, int4 ours and ``torch.ops.aten._weight_int4pack_mm``. The floor is what the
 bytes take at the bandwidth of a copy in the same run, or the operations at bfloat16's best product in it.
 
-What native/kernels/cuda/int4_choice.h decides is to be read off this table: --mma-rows says up to how many rows
-int4_mma serves, so that a run with 0 and one with 100000 show where unpacking for cuBLAS takes over.
+What native/kernels/cuda/int4_choice.h decides is to be read off this table: --mma-rows and --wgmma-rows say up to how
+many rows int4_mma and int4_wgmma serve, so that runs with "0 0", "0 100000" and "100000 0" compare them with unpacking
+for cuBLAS. int4_narrow serves up to 8 rows in all of them.
 """
 
 from __future__ import annotations
@@ -147,14 +148,16 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
     parser.add_argument("--mma-rows", type=int, help="rows up to which int4_mma serves; default: as int4_choice.h says")
+    parser.add_argument("--wgmma-rows", type=int, help="the same of int4_wgmma, above those of int4_mma")
     options = parser.parse_args()
-    if options.mma_rows is not None:
-        os.environ["UNTORCH_INT4_MMA_ROWS"] = str(options.mma_rows)  # read at the first product
+    for name in ("mma_rows", "wgmma_rows"):
+        if (rows_of_kernel := getattr(options, name)) is not None:
+            os.environ[f"UNTORCH_INT4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
     import torch
 
     report = Report("gpu_int4", options.quick)
     report.machine["gpu"] = torch.cuda.get_device_name()
-    report.values["mma_rows"] = options.mma_rows
+    report.values["mma_rows"], report.values["wgmma_rows"] = options.mma_rows, options.wgmma_rows
     bandwidth = copy_bandwidth(torch)
     report.values["copy_bytes_a_second"] = bandwidth
     measured: dict[int, list[tuple[str, int, dict[str, float]]]] = {}

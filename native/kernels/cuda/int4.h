@@ -27,6 +27,7 @@ struct Int4Gemm {
   int multiprocessors = 1;
   int max_shared_bytes = 0;   // a block may have
   bool has_clusters = false;  // sm_90 and newer
+  bool has_wgmma = false;     // sm_90 alone
 };
 
 // out = x · weightᵀ + bias. For at most 8 rows.
@@ -35,6 +36,11 @@ int int4_narrow(const Int4Gemm& product, Stream stream);
 // The same for any number of rows.
 std::size_t int4_mma_workspace(const Int4Gemm& product);
 int int4_mma(const Int4Gemm& product, Stream stream);
+// Adds up what `parts` blocks left of each tile in the workspace, [part][m][n].
+int int4_add_parts(const Int4Gemm& product, int parts, Stream stream);
+
+// The same for any number of rows, with the tensor instructions of sm_90, for inner_k_tiles 8. It needs no workspace.
+int int4_wgmma(const Int4Gemm& product, Stream stream);
 
 // Columns [first, first + columns), multiples of 8, of the weight as a dense matrix [columns, k] of p.dtype, which may
 // be float32 here (the scales are too, then). x and out are not looked at.

@@ -15,17 +15,12 @@
 // Operations: 2·m·n·k on the tensor cores; a warp unpacks 512 weights with 60 instructions for 2 matrix instructions a
 // 8 rows, so that from about 32 rows on it is the tensor cores that are busy. On an H200 memory is the bound to about
 // 90 rows. The share that is reached has not been measured yet.
-#include "kernels/cuda/gemm_small.cuh"
 #include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/int4_tile.cuh"
 #include "kernels/cuda/int4_weights.cuh"
-#include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
-
-constexpr int kThreads = 256, kCols = 128;
-constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;
-constexpr int kPitch = kCols + 4;  // of the sums in shared memory, in floats: rows 2 t fall into different banks
 
 template <int Rows>
 struct Stage {
@@ -40,13 +35,6 @@ constexpr int shared_bytes() {
 }
 static_assert(shared_bytes<128>() == kInt4SharedOf128 && shared_bytes<64>() == kInt4SharedOf64);
 
-// How a tile's k is shared between blocks, in blocks of 128.
-struct Split {
-  int parts = 1;  // blocks of a tile, neighbours in the grid
-  int depth = 1;  // blocks of 128 k's for each of them
-  bool cluster = false;
-};
-
 // Stage `to` with block `block` of k; zeros where there is nothing.
 template <int Rows>
 __device__ __forceinline__ void load_stage(const Int4Gemm& p, std::uint32_t to, int top, int first, int block,
@@ -60,34 +48,7 @@ __device__ __forceinline__ void load_stage(const Int4Gemm& p, std::uint32_t to, 
     const std::int64_t from = inside ? std::int64_t{top + row} * p.x_row + k : 0;
     copy_chunk(to + row * 256 + ((chunk ^ (row & 7)) << 4), x + from * 2, inside ? 16 : 0);
   }
-  const char* const weight = static_cast<const char*>(p.weight);
-#pragma unroll
-  for (int i = 0; i < kWeightBytes / 16 / kThreads; ++i) {
-    const int at = thread + i * kThreads, tile = at / 32, chunk = at % 32;
-    // A chunk is 4 words, 32 weights; of 128 of them a lane's word j is for one k.
-    const bool inside = first + tile * 8 < p.n && k0 + chunk * 4 < p.k;
-    const std::int64_t from = inside ? (std::int64_t{first / 8 + tile} * p.k + k0) * 4 + chunk * 16 : 0;
-    copy_chunk(to + Stage<Rows>::kX + at * 16, weight + from, inside ? 16 : 0);
-  }
-  if (thread < 128) {
-    const int line = thread / 32, chunk = thread % 32, k = k0 + (line << group_bits);
-    const bool inside = (line << group_bits) < kInt4BlockK && k < p.k && first + chunk * 4 < p.n;
-    const std::int64_t from = inside ? std::int64_t{k >> group_bits} * p.n + first + chunk * 4 : 0;
-    copy_chunk(to + Stage<Rows>::kX + kWeightBytes + thread * 16, static_cast<const char*>(p.scales) + from * 4,
-               inside ? 16 : 0);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void store_pair(const Int4Gemm& p, std::int64_t row, std::int64_t column, float2 sum) {
-  if (p.bias != nullptr) {
-    const T* const bias = static_cast<const T*>(p.bias) + column;
-    sum.x += widen(bias[0]), sum.y += widen(bias[1]);
-  }
-  struct alignas(4) Two {
-    T x, y;
-  };
-  *reinterpret_cast<Two*>(static_cast<T*>(p.out) + row * p.n + column) = Two{narrow<T>(sum.x), narrow<T>(sum.y)};
+  load_weights(p, to + Stage<Rows>::kX, first, block, group_bits);
 }
 
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
@@ -99,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4, side = warp % 4, other = warp / 4;
-  const int rank = static_cast<int>(blockIdx.x) % split.parts;
+  const int rank = split.rank();
   const int first = static_cast<int>(blockIdx.x) / split.parts * kCols, top = static_cast<int>(blockIdx.y) * Rows;
   const int group_bits = __ffs(static_cast<int>(p.group)) - 1, lane_words = p.inner_k_tiles / 2;
   const int blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
@@ -189,35 +150,7 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
   }
   __syncthreads();
 
-  const std::int64_t rows_left = p.m - top, columns_left = p.n - first;
-  const int pairs = (rows_left < Rows ? static_cast<int>(rows_left) : Rows) * (kCols / 2);
-  const auto thread = static_cast<int>(threadIdx.x);
-  const auto place = [&](int i) { return sums + i / (kCols / 2) * kPitch + i % (kCols / 2) * 2; };
-  const auto inside = [&](int i) { return i % (kCols / 2) * 2 < columns_left; };
-#if __CUDA_ARCH__ >= 900
-  if (split.cluster) {
-    wait_for_cluster();
-    for (int i = rank * kThreads + thread; i < pairs; i += kThreads * split.parts) {
-      const float* const own = place(i);
-      float2 sum{at_rank(own, 0), at_rank(own + 1, 0)};
-      for (int r = 1; r < split.parts; ++r) sum.x += at_rank(own, r), sum.y += at_rank(own + 1, r);
-      if (inside(i))
-        store_pair<T>(p, std::int64_t{top + i / (kCols / 2)}, std::int64_t{first + i % (kCols / 2) * 2}, sum);
-    }
-    wait_for_cluster();  // what others still read must not go away
-    return;
-  }
-#endif
-  for (int i = thread; i < pairs; i += kThreads) {
-    if (!inside(i)) continue;
-    const float2 sum = *reinterpret_cast<const float2*>(place(i));
-    const std::int64_t row = top + i / (kCols / 2), column = first + i % (kCols / 2) * 2;
-    if (split.parts == 1) {
-      store_pair<T>(p, row, column, sum);
-    } else {
-      *reinterpret_cast<float2*>(p.workspace + (rank * p.m + row) * p.n + column) = sum;
-    }
-  }
+  finish_tile<T, Rows>(p, split, sums, top, first);
 }
 
 // Adds up what the parts left in the workspace, [part][m][n].
@@ -234,47 +167,10 @@ __global__ void __launch_bounds__(kThreads) add_parts(Int4Gemm p, int parts) {
   }
 }
 
-Split split_of(const Int4Gemm& p, int rows) {
-  constexpr int kMostParts = 8, kLeastDepth = 2;
-  const std::int64_t tiles = (p.n + kCols - 1) / kCols * ((p.m + rows - 1) / rows);
-  const auto blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
-  Split split;
-  // As many as there are multiprocessors: more would move more sums than they save.
-  while (split.parts < kMostParts && tiles * split.parts * 2 <= p.multiprocessors + p.multiprocessors / 8 &&
-         blocks >= split.parts * 2 * kLeastDepth) {
-    split.parts *= 2;
-  }
-  split.depth = (blocks + split.parts - 1) / split.parts;
-  split.cluster = split.parts > 1 && p.has_clusters;
-  return split;
-}
-
 template <class T, bool Wide, int Rows>
 int launch_mma(const Int4Gemm& p, Stream stream) {
   constexpr int kBytes = shared_bytes<Rows>();
-  const auto kernel = mma_int4<T, Wide, Rows>;
-  const Split split = split_of(p, Rows);
-  const std::int64_t tiles = (p.n + kCols - 1) / kCols, row_tiles = (p.m + Rows - 1) / Rows;
-  if (row_tiles > 65535) return kNoKernel;
-  if (kBytes > 48 * 1024) {
-    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (code != cudaSuccess) return code;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * split.parts), static_cast<unsigned>(row_tiles));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(split.parts);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = split.cluster ? 1 : 0;
-  const int code = cudaLaunchKernelEx(&config, kernel, p, split);
-  if (code != 0 || split.parts == 1 || split.cluster) return code;
-  add_parts<T><<<blocks_for(p.m * p.n / 2, kThreads), kThreads, 0, stream>>>(p, split.parts);
-  return cudaGetLastError();
+  return launch_tiles<Rows>(mma_int4<T, Wide, Rows>, p, kBytes, stream);
 }
 
 template <class T, bool Wide>
@@ -297,6 +193,16 @@ int mma_of(const Int4Gemm& p, Stream stream) {
 }
 
 }  // namespace
+
+int int4_add_parts(const Int4Gemm& p, int parts, Stream stream) {
+  const unsigned blocks = blocks_for(p.m * p.n / 2, kThreads);
+  if (p.dtype == Scalar::kFloat16) {
+    add_parts<__half><<<blocks, kThreads, 0, stream>>>(p, parts);
+  } else {
+    add_parts<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p, parts);
+  }
+  return cudaGetLastError();
+}
 
 std::size_t int4_mma_workspace(const Int4Gemm& p) {
   const Split split = split_of(p, int4_tile_rows(p.m, p.max_shared_bytes));

@@ -26,7 +26,10 @@ bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(a
 const kernels::cuda::Int4Limits& limits() {
   static const kernels::cuda::Int4Limits made = [] {
     kernels::cuda::Int4Limits out;
-    if (const char* const rows = std::getenv("UNTORCH_INT4_MMA_ROWS")) out.mma_rows = std::atoll(rows);
+    if (const char* const rows = std::getenv("UNTORCH_INT4_MMA_ROWS")) {
+      out.mma_rows = out.mma_rows_alone = std::atoll(rows);
+    }
+    if (const char* const rows = std::getenv("UNTORCH_INT4_WGMMA_ROWS")) out.wgmma_rows = std::atoll(rows);
     return out;
   }();
   return made;
@@ -102,22 +105,23 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
                         const Tensor* bias, const Int4Shape& shape) {
   TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
   if (out->numel() == 0) return out;
-  const Int4Path path =
-      kernels::cuda::choose_int4(scalar_of(x), shape.m, on.properties().max_shared_per_block, limits());
-  const Rows rows = rows_of(on, x, shape, path == Int4Path::kUnpack);
-  const TensorPtr words = aligned(weight), factors = aligned(*to_dtype_cuda(scales, x.dtype()));
-  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   Int4Gemm p;
   p.dtype = scalar_of(x);
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
+  p.inner_k_tiles = shape.inner_k_tiles, p.group = shape.group;
+  const cuda::DeviceProperties& gpu = on.properties();
+  p.multiprocessors = gpu.multiprocessors;
+  p.max_shared_bytes = gpu.max_shared_per_block;
+  p.has_clusters = gpu.major >= 9;
+  p.has_wgmma = gpu.major == 9 && gpu.minor == 0;
+  const Int4Path path = kernels::cuda::choose_int4(p, limits());
+  const Rows rows = rows_of(on, x, shape, path == Int4Path::kUnpack);
+  const TensorPtr words = aligned(weight), factors = aligned(*to_dtype_cuda(scales, x.dtype()));
+  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
-  p.weight = words->raw(), p.inner_k_tiles = shape.inner_k_tiles;
-  p.scales = factors->raw(), p.group = shape.group;
+  p.weight = words->raw(), p.scales = factors->raw();
   p.bias = added == nullptr ? nullptr : added->raw();
   p.out = out->raw();
-  p.multiprocessors = on.properties().multiprocessors;
-  p.max_shared_bytes = on.properties().max_shared_per_block;
-  p.has_clusters = on.properties().major >= 9;
   if (path == Int4Path::kNarrow) {
     on.launched(kernels::cuda::int4_narrow(p, on.stream()));
   } else if (path == Int4Path::kMma) {
@@ -125,6 +129,8 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
     const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
     if (workspace) p.workspace = static_cast<float*>(workspace->data());
     on.launched(kernels::cuda::int4_mma(p, on.stream()));
+  } else if (path == Int4Path::kWgmma) {
+    on.launched(kernels::cuda::int4_wgmma(p, on.stream()));
   } else {
     multiply_unpacked(op, on, p, x.dtype());
   }
