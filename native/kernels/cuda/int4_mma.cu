@@ -35,22 +35,6 @@ constexpr int shared_bytes() {
 }
 static_assert(shared_bytes<128>() == kInt4SharedOf128 && shared_bytes<64>() == kInt4SharedOf64);
 
-// Stage `to` with block `block` of k; zeros where there is nothing.
-template <int Rows>
-__device__ __forceinline__ void load_stage(const Int4Gemm& p, std::uint32_t to, int top, int first, int block,
-                                           int group_bits) {
-  const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
-  const char* const x = static_cast<const char*>(p.x);
-#pragma unroll
-  for (int i = 0; i < Rows * 16 / kThreads; ++i) {
-    const int at = thread + i * kThreads, row = at / 16, chunk = at % 16, k = k0 + chunk * 8;
-    const bool inside = top + row < p.m && k < p.x_width;
-    const std::int64_t from = inside ? std::int64_t{top + row} * p.x_row + k : 0;
-    copy_chunk(to + row * 256 + ((chunk ^ (row & 7)) << 4), x + from * 2, inside ? 16 : 0);
-  }
-  load_weights(p, to + Stage<Rows>::kX, first, block, group_bits);
-}
-
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
 template <class T, bool Wide, int Rows>
 __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gemm p, Split split) {
@@ -67,9 +51,12 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
   const int begin = rank * split.depth, end = begin + split.depth < blocks ? begin + split.depth : blocks;
   const std::uint32_t base = shared_address(memory);
 
+  const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
+  const StageCopies copies(p, top, first, row * 256 + ((chunk ^ (row & 7)) << 4));
+
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    if (begin + i < end) load_stage<Rows>(p, base + i * Stage<Rows>::kBytes, top, first, begin + i, group_bits);
+    if (begin + i < end) copies.load<Rows, 16 * 256, Stage<Rows>::kX>(base + i * Stage<Rows>::kBytes, begin + i);
     commit_copies();
   }
 
@@ -82,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
     {
       const int next = stage == 0 ? kStages - 1 : stage - 1;
       if (block + kStages - 1 < end) {
-        load_stage<Rows>(p, base + next * Stage<Rows>::kBytes, top, first, block + kStages - 1, group_bits);
+        copies.load<Rows, 16 * 256, Stage<Rows>::kX>(base + next * Stage<Rows>::kBytes, block + kStages - 1);
       }
       commit_copies();
     }

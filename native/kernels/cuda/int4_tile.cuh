@@ -17,6 +17,8 @@ constexpr int kPitch = kCols + 4;  // of the sums in shared memory, in floats: r
 
 constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;  // of a tile's block of 128 k's
 
+static_assert(kWeightBytes == 2 * 16 * kThreads);
+
 // How a tile's k is shared between blocks, in blocks of 128.
 struct Split {
   int parts = 1;         // blocks of a tile, neighbours in the grid
@@ -26,27 +28,59 @@ struct Split {
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % parts; }
 };
 
-// The weights and scales of block `block` of k, [tile of 8 columns][512 bytes] and [group][column]; zeros where there
-// is nothing.
-__device__ __forceinline__ void load_weights(const Int4Gemm& p, std::uint32_t to, int first, int block,
-                                             int group_bits) {
-  const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
-  const char* const weight = static_cast<const char*>(p.weight);
+// What a thread copies of every stage: a chunk of every 16th row of x, of every 8th tile of weights, and of the scales.
+// Worked out once, so that a stage costs little beside the copies themselves.
+class StageCopies {
+ public:
+  // x_to: where the thread's first chunk of x goes in a stage.
+  __device__ __forceinline__ StageCopies(const Int4Gemm& p, int top, int first, std::uint32_t x_to)
+      : x_step_(p.x_row * 32), weight_step_(p.k * 32), x_to_(x_to) {
+    const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
+    const int tile = thread / 32, lane = thread % 32;
+    x_ = static_cast<const char*>(p.x) + (std::int64_t{top + row} * p.x_row + chunk * 8) * 2;
+    const std::int64_t rows = p.m - top - row;
+    rows_ = rows < 1024 ? static_cast<int>(rows) : 1024;
+    width_ = static_cast<int>(p.x_width) - chunk * 8;
+    weight_ = static_cast<const char*>(p.weight) + (std::int64_t{first / 8 + tile} * p.k + lane * 4) * 4;
+    tiles_ = static_cast<int>(p.n - first) / 8 - tile;
+    depth_ = static_cast<int>(p.k);
+    group_bits_ = __ffs(static_cast<int>(p.group)) - 1;
+    const int line = tile << group_bits_;  // k's before this group, from the block's first on
+    line_ = line < kInt4BlockK && tile < 4 && lane * 4 < p.n - first ? line : depth_;
+    scale_ = static_cast<const char*>(p.scales) + (first + lane * 4) * 4;
+    scale_row_ = p.n * 4;
+    weight_width_ = depth_ - lane * 4;
+  }
+
+  // Block `block` of k into the stage at `to`; zeros where there is nothing.
+  template <int Rows, int XStep, int XBytes>
+  __device__ __forceinline__ void load(std::uint32_t to, int block) const {
+    const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
+    const int x_bytes = k0 < width_ ? 16 : 0;
+    const char* x = x_ + std::int64_t{k0} * 2;
 #pragma unroll
-  for (int i = 0; i < kWeightBytes / 16 / kThreads; ++i) {
-    const int at = thread + i * kThreads, tile = at / 32, chunk = at % 32;
-    // A chunk is 4 words, 32 weights; of 128 of them a lane's word j is for one k.
-    const bool inside = first + tile * 8 < p.n && k0 + chunk * 4 < p.k;
-    const std::int64_t from = inside ? (std::int64_t{first / 8 + tile} * p.k + k0) * 4 + chunk * 16 : 0;
-    copy_chunk(to + at * 16, weight + from, inside ? 16 : 0);
+    for (int i = 0; i < Rows / 16; ++i, x += x_step_) {
+      copy_chunk(to + x_to_ + i * XStep, x, i * 16 < rows_ ? x_bytes : 0);
+    }
+    const int weight_bytes = k0 < weight_width_ ? 16 : 0;
+    const char* weight = weight_ + std::int64_t{k0} * 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i, weight += weight_step_) {
+      copy_chunk(to + XBytes + (thread + i * kThreads) * 16, weight, i * 8 < tiles_ ? weight_bytes : 0);
+    }
+    if (thread < 128) {
+      const int k = k0 + line_;
+      copy_chunk(to + XBytes + kWeightBytes + thread * 16, scale_ + std::int64_t{k >> group_bits_} * scale_row_,
+                 k < depth_ ? 16 : 0);
+    }
   }
-  if (thread < 128) {
-    const int line = thread / 32, chunk = thread % 32, k = k0 + (line << group_bits);
-    const bool inside = (line << group_bits) < kInt4BlockK && k < p.k && first + chunk * 4 < p.n;
-    const std::int64_t from = inside ? std::int64_t{k >> group_bits} * p.n + first + chunk * 4 : 0;
-    copy_chunk(to + kWeightBytes + thread * 16, static_cast<const char*>(p.scales) + from * 4, inside ? 16 : 0);
-  }
-}
+
+ private:
+  const char *x_, *weight_, *scale_;
+  std::int64_t x_step_, weight_step_, scale_row_;  // bytes
+  std::uint32_t x_to_;
+  int rows_, width_, tiles_, weight_width_, depth_, line_, group_bits_;
+};
 
 template <class T>
 __device__ __forceinline__ void store_pair(const Int4Gemm& p, std::int64_t row, std::int64_t column, float2 sum) {

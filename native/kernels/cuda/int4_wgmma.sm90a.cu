@@ -94,22 +94,6 @@ struct Stage {
 static_assert(Stage<256>::kShared == kInt4SharedOfWgmma && Stage<256>::kBytes % 1024 == 0);
 static_assert(Stage<128>::kShared <= kInt4SharedOfWgmma && Stage<128>::kBytes % 1024 == 0);
 
-template <int Rows>
-__device__ __forceinline__ void load_stage(const Int4Gemm& p, std::uint32_t to, int top, int first, int block,
-                                           int group_bits) {
-  const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
-  const char* const x = static_cast<const char*>(p.x);
-#pragma unroll
-  for (int i = 0; i < Rows * 16 / kThreads; ++i) {
-    const int at = thread + i * kThreads, row = at / 16, chunk = at % 16, k = k0 + chunk * 8;
-    const bool inside = top + row < p.m && k < p.x_width;
-    const std::int64_t from = inside ? std::int64_t{top + row} * p.x_row + k : 0;
-    copy_chunk(to + chunk / 8 * Stage<Rows>::kHalf + row * 128 + (((chunk ^ row) & 7) << 4), x + from * 2,
-               inside ? 16 : 0);
-  }
-  load_weights(p, to + Stage<Rows>::kX, first, block, group_bits);
-}
-
 template <class T, int Rows>
 __global__ void __launch_bounds__(kThreads, 1) wgmma_int4(Int4Gemm p, Split split) {
   using S = Stage<Rows>;
@@ -125,9 +109,12 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_int4(Int4Gemm p, Split spli
   const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
   unsigned char* const stages = memory + (base - start);
 
+  const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
+  const StageCopies copies(p, top, first, chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4));
+
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    if (begin + i < end) load_stage<Rows>(p, base + i * S::kBytes, top, first, begin + i, group_bits);
+    if (begin + i < end) copies.load<Rows, 16 * 128, S::kX>(base + i * S::kBytes, begin + i);
     commit_copies();
   }
 
@@ -176,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_int4(Int4Gemm p, Split spli
       if (j == 0) {
         const int next = stage == 0 ? kStages - 1 : stage - 1;
         if (block + kStages - 1 < end) {
-          load_stage<Rows>(p, base + next * S::kBytes, top, first, block + kStages - 1, group_bits);
+          copies.load<Rows, 16 * 128, S::kX>(base + next * S::kBytes, block + kStages - 1);
         }
         commit_copies();
       }
