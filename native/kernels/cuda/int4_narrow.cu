@@ -51,34 +51,37 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
   const char* const scales = static_cast<const char*>(p.scales) + place.first * 4;
   unsigned char* const ring = memory + warp * (kStages * R::kBytes);
 
+  // Where this lane's copies begin; what varies from stage to stage is added.
+  const int x_row = lane / 16, x_chunk = lane % 16;
+  const char* const my_words = words + lane * 16;
+  const char* const my_x = static_cast<const char*>(p.x) + (x_row * p.x_row + x_chunk * 8) * 2;
+  const std::int64_t tile_step = p.k * 4, x_step = p.x_row * 4, scale_step = p.n * 4;
+  const int words_left = depth - lane * 4, width = static_cast<int>(p.x_width) - x_chunk * 8;
   const auto load_stage = [&](int stage, int block) {
     const std::uint32_t to = shared_address(ring + stage * R::kBytes);
     const int k0 = block * kInt4BlockK;
-    const bool any = block < blocks;
+    const int word_bytes = k0 < words_left ? 16 : 0, x_bytes = k0 < width ? 16 : 0;
+    const char* from = my_words + std::int64_t{k0} * 4;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const bool inside = any && i * 8 < columns && k0 + lane * 4 < depth;
-      const std::int64_t from = inside ? (std::int64_t{i} * depth + k0 + lane * 4) * 4 : 0;
-      copy_chunk(to + i * 512 + lane * 16, words + from, inside ? 16 : 0);
+    for (int i = 0; i < kTiles; ++i, from += tile_step) {
+      copy_chunk(to + i * 512 + lane * 16, from, i * 8 < columns ? word_bytes : 0);
     }
+    from = my_x + std::int64_t{k0} * 2;
 #pragma unroll
-    for (int i = 0; i < (Rows * 16 + 31) / 32; ++i) {
-      const int at = i * 32 + lane, row = at / 16, chunk = at % 16, k = k0 + chunk * 8;
-      const bool inside = any && row < p.m && k < p.x_width;
-      const std::int64_t from = inside ? row * p.x_row + k : 0;
+    for (int i = 0; i < (Rows + 1) / 2; ++i, from += x_step) {
+      const int row = 2 * i + x_row;
       if (row < Rows) {
-        copy_chunk(to + R::kX + row * 256 + ((chunk ^ row) << 4), static_cast<const char*>(p.x) + from * 2,
-                   inside ? 16 : 0);
+        copy_chunk(to + R::kX + row * 256 + ((x_chunk ^ row) << 4), from, row < p.m ? x_bytes : 0);
       }
     }
 #pragma unroll
     for (int r = 0; r < Groups; ++r) {
+      const int k = k0 + r * (kInt4BlockK / Groups);
+      from = scales + std::int64_t{k >> group_bits} * scale_step + lane * 4;
 #pragma unroll
       for (int i = 0; i < kCols / 32; ++i) {
-        const int column = i * 32 + lane, k = k0 + r * (kInt4BlockK / Groups);
-        const bool inside = any && column < columns && k < depth;
-        const std::int64_t from = inside ? std::int64_t{k >> group_bits} * p.n + column : 0;
-        copy_word(to + R::kScales + (r * kCols + column) * 4, scales + from * 4, inside ? 4 : 0);
+        const bool inside = k < depth && i * 32 + lane < columns;
+        copy_word(to + R::kScales + (r * kCols + i * 32 + lane) * 4, from + i * 128, inside ? 4 : 0);
       }
     }
   };

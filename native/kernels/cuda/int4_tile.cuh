@@ -135,9 +135,9 @@ inline Split split_of(const Int4Gemm& p, int rows) {
   const std::int64_t tiles = (p.n + kCols - 1) / kCols * ((p.m + rows - 1) / rows);
   const auto blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
   Split split;
-  // As many as there are multiprocessors: more would move more sums than they save.
-  while (split.parts < kMostParts && tiles * split.parts * 2 <= p.multiprocessors + p.multiprocessors / 8 &&
-         blocks >= split.parts * 2 * kLeastDepth) {
+  // One wave: more would move more sums than they save. Blocks of up to 32 rows have room for another one beside them.
+  const int most = p.multiprocessors * (rows <= 32 ? 2 : 1);
+  while (split.parts < kMostParts && tiles * split.parts * 2 <= most && blocks >= split.parts * 2 * kLeastDepth) {
     split.parts *= 2;
   }
   split.depth = (blocks + split.parts - 1) / split.parts;
