@@ -8,13 +8,12 @@
 // they are the matrix instruction's first operand, as in int4_narrow.cu, 16 columns and 16 k's, and used for every 8
 // rows of the warp.
 //
-// Where the tiles are fewer than the multiprocessors, up to 8 blocks share one and take ranges of k: sums meet in
-// shared memory over a cluster (sm_90 and newer), else in a workspace that a second kernel adds up, in a fixed order.
+// How k is shared between blocks: int4_tile.cuh.
 //
 // Bytes: 0.53 a weight (group 128) for every 128 rows, x 2·m·k for every 128 columns from the second-level cache.
-// Operations: 2·m·n·k on the tensor cores; a warp unpacks 512 weights with 60 instructions for 2 matrix instructions a
-// 8 rows, so that from about 32 rows on it is the tensor cores that are busy. On an H200 memory is the bound to about
-// 90 rows. The share that is reached has not been measured yet.
+// Operations: 2·m·n·k on the tensor cores; a warp unpacks 1024 weights with 60 instructions for 4 matrix instructions
+// every 8 rows, so that from about 32 rows on it is the tensor cores that are busy. On an H200 memory is the bound to
+// about 90 rows. The share that is reached has not been measured yet.
 #include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/int4_tile.cuh"
 #include "kernels/cuda/int4_weights.cuh"
