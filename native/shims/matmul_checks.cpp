@@ -36,6 +36,21 @@ void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes)
   check(fits, op, ": 'self' of shape ", to_string(self.sizes()), " does not broadcast to ", to_string(sizes));
 }
 
+std::optional<std::int64_t> row_stride_of(const Tensor& x) {
+  std::int64_t stride = x.size(-1), extent = 0;  // extent: how far a dimension outside must step
+  for (std::int64_t d = x.dim() - 2; d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (extent == 0) {
+      stride = x.stride(d);
+    } else if (x.stride(d) != extent) {
+      return std::nullopt;
+    }
+    extent = x.stride(d) * x.size(d);
+    if (extent == 0) return std::nullopt;
+  }
+  return stride;
+}
+
 GroupedShape check_grouped(const char* op, const Tensor& a, const Tensor& b, const Tensor* offs, bool has_bias,
                            DType out_dtype) {
   const DType dtype = a.dtype();

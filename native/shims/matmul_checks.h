@@ -1,6 +1,8 @@
 // The contract of matrix products, on any device.
 #pragma once
 
+#include <optional>
+
 #include "shims/shim.h"
 
 namespace untorch::shims {
@@ -13,6 +15,10 @@ void check_product(const char* op, const char* a_name, const Tensor& a, const ch
 void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
 // Throws unless `self`, which is added, has this dtype and broadcasts to this shape.
 void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes);
+
+// How far apart the rows of x [.., k] lie when its leading dimensions are seen as one; empty when they do not fold into
+// one stride. k for a single row.
+std::optional<std::int64_t> row_stride_of(const Tensor& x);
 
 // A product over groups: sizes of one product, and the result's (rows start at multiples of 16 bytes, as PyTorch's do).
 struct GroupedShape {

@@ -20,19 +20,9 @@ Rows fold_rows(const Tensor& x) {
   std::int64_t rows = 1;
   for (std::int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
   const std::int64_t k = x.size(-1);
-  bool folds = k <= 1 || x.stride(-1) == 1;
-  std::int64_t stride = 0, extent = 0;  // of the rows so far: their distance, and how far a dimension outside must step
-  for (std::int64_t d = x.dim() - 2; folds && d >= 0; --d) {
-    if (x.size(d) == 1) continue;
-    if (extent == 0) {
-      stride = x.stride(d);
-    } else {
-      folds = x.stride(d) == extent;
-    }
-    extent = x.stride(d) * x.size(d);
-    folds = folds && extent != 0;
+  if (k <= 1 || x.stride(-1) == 1) {
+    if (const auto stride = row_stride_of(x)) return {std::make_unique<Tensor>(x), rows, *stride};
   }
-  if (folds) return {std::make_unique<Tensor>(x), rows, rows <= 1 ? k : stride};
   return {clone_contiguous(x), rows, k};
 }
 

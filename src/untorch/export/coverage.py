@@ -14,6 +14,7 @@ from untorch.export.errors import UnsupportedOperatorsError
 from untorch.ops.packed_linear import C_SHIM
 from untorch.runtime.elf import ElfFile, name_in_runtime
 from untorch.runtime.errors import UnsupportedError
+from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
 __all__ = [
     "MissingOperator",
@@ -56,6 +57,8 @@ class MissingOperator:
                 "it has no C shim, and Python kernels work on the CPU's memory only; change the model, or export it "
                 "for the CPU"
             )
+        if reason := UNSUPPORTED_SHIMS.get(self.name):
+            return f"{reason}; change the model"
         return "libuntorch.so does not have it; change the model, or update untorch"
 
     def __str__(self) -> str:

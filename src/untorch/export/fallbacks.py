@@ -26,7 +26,6 @@ from untorch.export.options import ExportOptions
 from untorch.export.targets import resolve_cpu
 from untorch.runtime.elf import ElfFile, parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError
-from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
 __all__ = ["Fallback", "check", "forecast_fallbacks", "list_fallbacks"]
 
@@ -79,8 +78,6 @@ def list_fallbacks(
         item = missing.get((operator is not None, name))
         kind = "kernel" if operator is None else "function"
         todo = item.todo if item is not None else ""
-        if item is not None and (reason := UNSUPPORTED_SHIMS.get(name)):
-            todo = f"{reason}; change the model"
         result.append(Fallback(operator or name, kind, name, item is None, lines, todo))
     return result
 

@@ -13,8 +13,10 @@ _ONEDNN_QUANTIZED = "works on weights packed by oneDNN's int8 kernels, whose lay
 _FBGEMM = "works on weights packed by FBGEMM, whose layout is private to FBGEMM"
 _OTHER_DEVICES = "a hook for out-of-tree devices: PyTorch has no CPU kernel for it either"
 _ARM_INT4 = "runs int4 kernels of Arm's KleidiAI on weights packed in its private layout"
-_INT4 = "multiplies with int4 weights packed for PyTorch's CPU kernels: not served yet"
-_TINYGEMM = "works on int4 weights packed for PyTorch's own CUDA kernels, whose layout is private to them"
+_INT4 = (
+    "works on int4 weights packed for the vectors of the CPU that packed them, which their shape does not tell: "
+    "quantise with `untorch.quant`, whose int4 weights run on any CPU"
+)
 _CUDNN_RNN = "works on a weight buffer packed by cuDNN's recurrent layers, whose layout is private to cuDNN"
 _OTHER_GPUS = "a hook for out-of-tree devices: PyTorch has no CUDA kernel for it either"
 _FLASH_3 = "runs FlashAttention 3 on float8 tensors: not served yet"
@@ -91,7 +93,6 @@ UNSUPPORTED_SHIMS: dict[str, str] = {
     "aoti_torch_cuda__scaled_dot_product_fused_attention_overrideable_backward": _TRAINING,
     "aoti_torch_cuda__segment_reduce_backward": _TRAINING,
     "aoti_torch_cuda__to_sparse": _SPARSE,
-    "aoti_torch_cuda__weight_int4pack_mm": _TINYGEMM,
     "aoti_torch_cuda_adaptive_max_pool2d_backward": _TRAINING,
     "aoti_torch_cuda_adaptive_max_pool3d_backward": _TRAINING,
     "aoti_torch_cuda_avg_pool2d_backward": _TRAINING,

@@ -109,6 +109,26 @@ def test_what_to_do() -> None:
     assert "Python kernels work on the CPU's memory only" in item.todo
 
 
+def test_int4_weights_in_the_layout_of_a_cpu_are_refused(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            values = torch.zeros(64, 128, dtype=torch.int32)
+            self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1))
+            self.register_buffer("scales", torch.ones(4, 64, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, 32, self.scales)
+            return y
+
+    with pytest.raises(UnsupportedOperatorsError) as error:
+        quietly(export, Model(), (torch.randn(3, 128),), tmp_path / "m.pt2", progress=False)
+    assert str(error.value).endswith(
+        ": works on int4 weights packed for the vectors of the CPU that packed them, which their shape does not tell: "
+        "quantise with `untorch.quant`, whose int4 weights run on any CPU; change the model"
+    )
+
+
 def test_nothing_is_written_and_nothing_stays_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.codecache import AotCodeCompiler
 

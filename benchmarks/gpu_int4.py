@@ -1,0 +1,204 @@
+"""How fast are products with int4 weights? Against bfloat16 by cuBLAS and PyTorch's own int4 kernel, µs on the device.
+
+    UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_int4.py [--quick] [--groups 128 32] [--m 1 8]
+
+All sides replay CUDA graphs of the same products, in turns. Every product of a graph has a weight of its own, and
+together they are more than the second-level cache holds: weights come from memory, as they do in a model. bfloat16 is
+``torch.mm`` with a linear layer's weight, int4 ours and ``torch.ops.aten._weight_int4pack_mm``. The floor is what the
+bytes take at the bandwidth of a copy in the same run, or the operations at bfloat16's best product in it.
+
+What native/kernels/cuda/int4_choice.h decides is to be read off this table: --mma-rows and --wgmma-rows say up to how
+many rows int4_mma and int4_wgmma serve, so that runs with "0 0", "0 100000" and "100000 0" compare them with unpacking
+for cuBLAS. int4_narrow serves up to 8 rows in all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from common import RESULTS, ROOT, WORK, Report, Table
+
+sys.path.insert(0, str(ROOT))
+
+COLD_BYTES = 192 << 20  # of int4 weights: more than twice the second-level cache of the largest GPUs
+MOST_PRODUCTS = 128
+SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192)]  # k, n
+ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+INNER_K_TILES = 8
+SIDES = ["untorch", "bf16", "torch_int4"]
+
+
+def seconds_a_replay(graph: Any, torch: Any) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def copy_bandwidth(torch: Any) -> float:
+    """Bytes a second, read and written, of a device copy of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        target.copy_(source)
+    graph.replay()
+    return 2 * source.numel() / statistics.median(seconds_a_replay(graph, torch) for _ in range(11))
+
+
+class Weights:
+    """Random weights of one shape: packed as many times as it takes to be cold, and in bfloat16 likewise."""
+
+    def __init__(self, k: int, n: int, group: int) -> None:
+        import torch
+
+        generator = torch.Generator(device="cuda").manual_seed(0)
+        packed_bytes = n * k // 2
+        self.count = max(2, min(MOST_PRODUCTS, -(-COLD_BYTES // packed_bytes)))
+        shape = (n // 8, k // (16 * INNER_K_TILES), 32, INNER_K_TILES // 2)
+        self.packed = [
+            torch.randint(-(2**31), 2**31, shape, generator=generator, device="cuda", dtype=torch.int64).int()
+            for _ in range(self.count)
+        ]
+        scales = torch.rand((k // group, n, 2), generator=generator, device="cuda") * 0.02
+        self.scales = [(scales + 0.001 * i).to(torch.bfloat16) for i in range(self.count)]
+        # A quarter as many bytes of int4 would stay in the cache; of bfloat16 they do not.
+        wide = max(2, -(-self.count // 3))
+        self.wide = [
+            torch.randn((n, k), generator=generator, device="cuda").to(torch.bfloat16).t() for _ in range(wide)
+        ]
+        self.k, self.n, self.group = k, n, group
+
+
+def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
+    import torch
+
+    from tests.native import shim
+
+    x = torch.randn(m, weights.k, device="cuda").to(torch.bfloat16)
+    hx = shim.handle(x)
+    pairs = [(shim.handle(w), shim.handle(s)) for w, s in zip(weights.packed, weights.scales, strict=True)]
+    product = shim.lib.aoti_torch_cuda__weight_int4pack_mm
+    group = ctypes.c_int64(weights.group)
+    outs = [torch.empty(m, weights.n, dtype=torch.bfloat16, device="cuda") for _ in weights.wide]
+
+    def ours() -> None:
+        for w, s in pairs:
+            result = ctypes.c_void_p()
+            shim.raise_on(product(hx, w, group, s, ctypes.byref(result)))
+            shim.delete(result)
+
+    def bf16() -> None:
+        for out, b in zip(outs, weights.wide, strict=True):
+            torch.mm(x, b, out=out)
+
+    def theirs() -> None:
+        for w, s in zip(weights.packed, weights.scales, strict=True):
+            torch.ops.aten._weight_int4pack_mm(x, w, weights.group, s)
+
+    def captured(run: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            shim.use_torch_stream()
+            run()
+        shim.use_torch_stream()
+        return graph
+
+    shim.use_torch_stream()
+    w, s = weights.packed[0], weights.scales[0]
+    got = shim.call("aoti_torch_cuda__weight_int4pack_mm", x, w, weights.group, s, returns=1)
+    want = torch.ops.aten._weight_int4pack_mm(x, w, weights.group, s)
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
+    runs = [ours, bf16, theirs]
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    graphs = [captured(run) for run in runs]
+    counts = [weights.count, len(weights.wide), weights.count]
+    times: list[list[float]] = [[] for _ in runs]
+    for graph in graphs:
+        graph.replay()
+    for _ in range(rounds):
+        for graph, count, samples in zip(graphs, counts, times, strict=True):
+            samples.append(seconds_a_replay(graph, torch) / count)
+    for pair in pairs:
+        for handle in pair:
+            shim.delete(handle)
+    shim.delete(hx)
+    values = {f"{side}_seconds": statistics.median(t) for side, t in zip(SIDES, times, strict=True)}
+    values["bytes"] = weights.n * weights.k * (0.5 + 4 / weights.group) + 2.0 * m * (weights.k + weights.n)
+    values["operations"] = 2.0 * m * weights.n * weights.k
+    return values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    parser.add_argument("--groups", nargs="+", type=int, default=[128, 32], help="group sizes")
+    parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
+    parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
+    parser.add_argument("--mma-rows", type=int, help="rows up to which int4_mma serves; default: as int4_choice.h says")
+    parser.add_argument("--wgmma-rows", type=int, help="the same of int4_wgmma, above those of int4_mma")
+    options = parser.parse_args()
+    for name in ("mma_rows", "wgmma_rows"):
+        if (rows_of_kernel := getattr(options, name)) is not None:
+            os.environ[f"UNTORCH_INT4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
+    import torch
+
+    report = Report("gpu_int4", options.quick)
+    report.machine["gpu"] = torch.cuda.get_device_name()
+    report.values["mma_rows"], report.values["wgmma_rows"] = options.mma_rows, options.wgmma_rows
+    bandwidth = copy_bandwidth(torch)
+    report.values["copy_bytes_a_second"] = bandwidth
+    measured: dict[int, list[tuple[str, int, dict[str, float]]]] = {}
+    for group in options.groups:
+        for shape in options.shapes:
+            k, n = map(int, shape.split("x"))
+            weights = Weights(k, n, group)
+            for m in options.m:
+                values = measure(weights, m, 5 if options.quick else 51 if m < 512 else 11)
+                measured.setdefault(group, []).append((f"{k}×{n}", m, values))
+            del weights
+            torch.cuda.empty_cache()
+    best = max(v["operations"] / v["bf16_seconds"] for rows in measured.values() for _, _, v in rows)
+    report.values["best_operations_a_second"] = best
+    for group, results in measured.items():
+        rows = []
+        for shape, m, values in results:
+            values["floor_seconds"] = max(values["bytes"] / bandwidth, values["operations"] / best)
+            report.values.setdefault(f"group_{group}", {})[f"{shape} m={m}"] = values
+            ours, bf16, theirs = (values[f"{side}_seconds"] for side in SIDES)
+            rows.append([
+                shape, str(m), f"{ours * 1e6:.1f}", f"{bf16 * 1e6:.1f}", f"{theirs * 1e6:.1f}", f"{bf16 / ours:.2f}",
+                f"{theirs / ours:.2f}", f"{values['floor_seconds'] / ours:.2f}",
+            ])  # fmt: skip
+        columns = [
+            "k×n",
+            "rows",
+            "untorch µs",
+            "bf16 µs",
+            "torch int4 µs",
+            "bf16 / untorch",
+            "torch / untorch",
+            "floor",
+        ]
+        note = (
+            f"Group {group}, bfloat16; medians of graph replays on {report.machine['gpu']}, weights from memory. "
+            "Floor: the share of the time that bytes or operations take at best."
+        )
+        report.tables[f"gpu_int4_group_{group}"] = Table(columns, rows, note)
+    report.write(options.output or (WORK / "results" if options.quick else RESULTS))
+
+
+if __name__ == "__main__":
+    main()

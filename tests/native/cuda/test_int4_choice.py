@@ -1,0 +1,74 @@
+"""Which kernel serves an int4 product on CUDA, compiled from its header. Needs no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.shim import ROOT
+
+SOURCE = r"""
+#include <cstdio>
+#include <initializer_list>
+#include "kernels/cuda/int4_choice.h"
+using namespace untorch::kernels::cuda;
+int main() {
+  const char* const names[] = {"narrow", "mma", "wgmma", "unpack"};
+  for (long m : {1, 8, 9, 64, 65, 256, 257, 1024, 1025, 8192}) {
+    Int4Gemm h200, a100, l4;
+    h200.m = a100.m = l4.m = m;
+    h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
+    h200.has_clusters = h200.has_wgmma = true;
+    Int4Gemm narrow_lanes = h200, wide = h200;
+    narrow_lanes.inner_k_tiles = 4;
+    a100.dtype = Scalar::kFloat16;
+    wide.dtype = Scalar::kFloat32;
+    std::printf("rows %ld", m);
+    for (const Int4Gemm& p : {h200, a100, l4, narrow_lanes, wide}) std::printf(" %s", names[int(choose_int4(p))]);
+    std::printf("\n");
+  }
+  for (int m : {1, 16, 17, 32, 33, 64, 65, 500}) {
+    std::printf("tile %d %d %d %d\n", m, int4_tile_rows(m, 232448), int4_tile_rows(m, 166912),
+                int4_tile_rows(m, 101376));
+  }
+  const long l2 = 50l << 20;
+  std::printf("chunk %ld %ld %ld %ld\n", long(int4_chunk(4096, 4096, 2, l2)), long(int4_chunk(28672, 8192, 2, l2)),
+              long(int4_chunk(8, 8192, 2, l2)), long(int4_chunk(4096, 1 << 20, 4, l2)));
+}
+"""
+
+
+def test_the_choice(tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    (tmp_path / "choice.cpp").write_text(SOURCE)
+    program = tmp_path / "choice"
+    include = f"-I{ROOT / 'native'}"
+    subprocess.run([compiler, "-std=c++20", include, str(tmp_path / "choice.cpp"), "-o", str(program)], check=True)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; in float32.
+    assert lines == [
+        "rows 1 narrow narrow mma narrow unpack",
+        "rows 8 narrow narrow mma narrow unpack",
+        "rows 9 mma mma mma mma unpack",
+        "rows 64 mma mma mma mma unpack",
+        "rows 65 wgmma mma mma mma unpack",
+        "rows 256 wgmma mma mma mma unpack",
+        "rows 257 wgmma unpack unpack unpack unpack",
+        "rows 1024 wgmma unpack unpack unpack unpack",
+        "rows 1025 unpack unpack unpack unpack unpack",
+        "rows 8192 unpack unpack unpack unpack unpack",
+        "tile 1 16 16 16",
+        "tile 16 16 16 16",
+        "tile 17 32 32 32",
+        "tile 32 32 32 32",
+        "tile 33 64 64 32",
+        "tile 64 64 64 32",
+        "tile 65 128 128 32",
+        "tile 500 128 128 32",
+        "chunk 3200 1536 8 1024",
+    ]
