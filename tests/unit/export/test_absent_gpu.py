@@ -144,6 +144,18 @@ def test_the_values(exported: tuple[ExportReport, str]) -> None:
         assert len(set(weights)) == 1
 
 
+def test_int4(tmp_path: Path) -> None:
+    report = export(
+        {"mlp": methods()["mlp"]}, tmp_path / "a.pt2", device="cuda", arch="sm_90", quantize="int4", progress=False
+    )
+    assert "aoti_torch_cuda_int4_linear" in report.methods["mlp"].operators
+    with ArchiveReader(report.path) as archive:
+        [method] = json.loads(archive.read(MANIFEST))["methods"].values()
+    # Layers that share a weight share the packed one.
+    packed = {c["weight"] for c in method["constants"] if c["dtype"] == "int32"}
+    assert [entry["name"] for entry in method["quantization"]] == ["layers.3", "layers.2"] and len(packed) == 2
+
+
 def test_what_would_be_called() -> None:
     program = torch.export.export(Mlp(), (torch.randn(8, 64),))
     found = check(program, "cuda", "sm_90")
