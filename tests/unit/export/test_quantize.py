@@ -19,20 +19,14 @@ from torch import nn
 import untorch
 from untorch.export import CompileError, ExportReport, OptionError, export
 from untorch.export.compile import MethodInput, generate_code, trace_method
-from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions, QuantizeOptions
 from untorch.export.progress import Progress
 from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
 from untorch.export.targets import resolve_cpu
 from untorch.export.verify import from_numpy, to_numpy
 from untorch.quant import Int4Linear, quantize
-from untorch.runtime.elf import read_elf
 from untorch.runtime.errors import InvalidArgumentError
 
-needs_kernel = pytest.mark.skipif(
-    "aoti_torch_cpu_int4_linear" not in read_elf(find_runtime_library()).exported(),
-    reason="libuntorch.so has no int4_linear",
-)
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 
 
@@ -233,7 +227,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     return path, report, entries
 
 
-@needs_kernel
 def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) -> None:
     path, report, entries = made
     assert type(entries["encode"]["model"].up) is nn.Linear
@@ -264,7 +257,6 @@ def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) ->
     assert packed < report.weight_nbytes < packed + 4 * 1024
 
 
-@needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
     entry = methods(dtype)["encode"]
@@ -300,7 +292,6 @@ class Views(nn.Module):
         return self.a(x.transpose(1, 2)), mixed, self.b(mixed @ mixed.T @ y[:, 3:67]).view(-1)
 
 
-@needs_kernel
 def test_inputs_that_are_not_contiguous(tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch, length, rows = (torch.export.Dim(name, min=1, max=64) for name in ("batch", "length", "rows"))
