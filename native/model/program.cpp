@@ -66,13 +66,16 @@ Device resolve_cuda(const std::string& path, const MethodSpec& spec, const std::
   return {DeviceType::kCUDA, index};
 }
 
-Device check_machine(const std::string& path, const MethodSpec& spec, const std::string& device) {
-  const std::string base = spec.device.substr(0, spec.device.find(':'));
-  const std::string wanted = device.substr(0, device.find(':'));
+std::string base_of(const std::string& device) { return device.substr(0, device.find(':')); }
+
+// `beside_cuda`: the file has methods for both, and "cuda:1" says on which GPU those for CUDA run.
+Device check_machine(const std::string& path, const MethodSpec& spec, const std::string& device, bool beside_cuda) {
+  const std::string base = base_of(spec.device);
+  const std::string wanted = base_of(device);
   if (!wanted.empty() && wanted != "cpu" && wanted != "cuda") {
     throw_error(ErrorKind::kInvalidArgument, "unknown device '", device, "', expected \"cpu\" or \"cuda[:index]\"");
   }
-  if (!wanted.empty() && wanted != base) {
+  if (!wanted.empty() && wanted != base && !(beside_cuda && wanted == "cuda")) {
     throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base,
                 " and cannot run on ", device, ": export it for that device");
   }
@@ -442,9 +445,11 @@ Program::Program(const std::string& path, const LoadOptions& options) {
         ", got ", options.num_threads);
   archive_ = std::make_shared<const Archive>(MappedFile::open(path));
   manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
+  const bool has_cuda =
+      std::ranges::any_of(manifest_->methods, [](const MethodSpec& spec) { return base_of(spec.device) == "cuda"; });
   std::vector<Device> devices;
   for (const MethodSpec& spec : manifest_->methods) {
-    devices.push_back(check_machine(path, spec, options.device));
+    devices.push_back(check_machine(path, spec, options.device, has_cuda));
     device_index_ = std::max(device_index_, devices.back().index);
   }
   states_ = std::make_shared<States>(archive_, manifest_, device_index_);

@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
-from untorch.export.compile import CompiledMethod, MethodInput, compile_method, temporary_folder, trace_method
-from untorch.export.cuda import Mover, resolve_device
-from untorch.export.gpus import GpuModel
+from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
 from untorch.export.library import find_runtime_library
+from untorch.export.methods import Movers, plan_methods, read_methods
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
 from untorch.export.progress import Progress
 from untorch.export.quantize import describe_quantized, quantize_methods
 from untorch.export.states import StateTable, share_states
-from untorch.export.targets import CpuTarget, resolve_cpu
+from untorch.export.targets import CpuTarget
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
 from untorch.quant.report import QuantizationReport
-from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExportReport", "MethodReport", "export"]
 
@@ -73,7 +71,8 @@ def export(
 
     ``export(module, (x,), "model.pt2")`` makes one method, "forward". For several methods give a dictionary:
     ``export({"encode": (encoder, (a,)), "decode": {"model": decoder, "args": (b,), "dynamic_shapes": …}}, path)``;
-    equal weights are stored once. An ExportedProgram brings its own inputs, so args stays None for it.
+    equal weights are stored once. An entry may also have a "device", an "arch" and "options" (fields of ExportOptions)
+    of its own. An ExportedProgram brings its own inputs, so args stays None for it.
 
     Args:
         model: A module, an exported program, or a dictionary of methods.
@@ -97,12 +96,9 @@ def export(
         VerificationError: verify=True, and the file does not give eager's results.
     """
     resolved = resolve_options(options, option_fields)
-    methods, target_path = _methods(model, args, path, kwargs, dynamic_shapes)
-    wanted = resolved.quantize_methods([method.name for method in methods])
-    gpu = resolve_device(device, arch)
-    if gpu is not None and gpu.absent is not None:
-        _check_absent(methods, resolved, gpu.absent)
-    target = resolve_cpu(resolved.cpu)
+    requests, target_path = read_methods(model, args, path, kwargs, dynamic_shapes)
+    wanted = resolved.quantize_methods([request.method.name for request in requests])
+    plans = plan_methods(requests, device, arch, resolved)
     find_runtime_library()
     progress = Progress(resolved.progress)
     store = WeightStore()
@@ -111,29 +107,31 @@ def export(
         compiled: list[CompiledMethod] = []
         entries: dict[str, Any] = {}
         states = StateTable()
-        mover = Mover(gpu.device) if gpu is not None and gpu.absent is None else None
+        homes = {None if plan.gpu is None or plan.gpu.home == "cpu" else plan.gpu.home for plan in plans}
         methods, quantized = quantize_methods(
-            methods, wanted, progress, None if gpu is None else gpu.home, by_name=resolved.quantizes_by_name
-        )
+            [plan.method for plan in plans], wanted, progress, homes.pop() if len(homes) == 1 else None,
+            by_name=resolved.quantizes_by_name,
+        )  # fmt: skip
+        movers = Movers()
         traced = []
-        for method in methods:
-            if mover is not None:
+        for method, plan in zip(methods, plans, strict=True):
+            if plan.gpu is not None and plan.gpu.absent is None:
                 with progress.step(f"{method.name}: move"):
-                    method = _move(method, mover)
-            traced.append(trace_method(method, target, resolved, progress, gpu))
+                    method = movers.move(method, plan.gpu)
+            traced.append(trace_method(method, plan.target, plan.options, progress, plan.gpu))
         share_states(traced)
-        for graph in traced:
+        for graph, plan in zip(traced, plans, strict=True):
             name = graph.method.name
             place = folder / name
             place.mkdir()
             int4_weights = describe_quantized(graph)
-            result = compile_method(graph, target, resolved, place, progress, gpu)
+            result = compile_method(graph, plan.target, plan.options, place, progress, plan.gpu)
             compiled.append(result)
             constants, storages = store.add_method(
                 result.constants, result.tensors, result.mutations.attributes, result.device, result.on_gpu
             )
             states.add_method(name, result.device, constants, storages)
-            entries[name] = _method_entry(result, constants, target, resolved)
+            entries[name] = _method_entry(result, constants, plan.target, plan.options)
             if int4_weights:
                 entries[name]["quantization"] = int4_weights
         with progress.step("write"):
@@ -142,9 +140,9 @@ def export(
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
             with progress.step("verify"), torch.no_grad():
-                for method, result in zip(methods, compiled, strict=True):
-                    differences[method.name] = verify_file(
-                        finished, method.name, result.program, result.outputs, resolved.verify_tolerance
+                for plan, result in zip(plans, compiled, strict=True):
+                    differences[result.name] = verify_file(
+                        finished, result.name, result.program, result.outputs, plan.options.verify_tolerance
                     )
     reports = {
         r.name: MethodReport(
@@ -153,100 +151,6 @@ def export(
         for r in compiled
     }
     return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
-
-
-def _methods(
-    model: Any, args: Any, path: Any, kwargs: dict[str, Any] | None, dynamic_shapes: Any
-) -> tuple[list[MethodInput], Path]:
-    if isinstance(model, Mapping):
-        if path is None and isinstance(args, str | os.PathLike):
-            args, path = None, args
-        if args is not None or kwargs is not None or dynamic_shapes is not None:
-            raise InvalidArgumentError(
-                "export: with a dictionary of methods, args, kwargs and dynamic_shapes belong into its entries"
-            )
-        if not model:
-            raise InvalidArgumentError("export: the dictionary of methods is empty")
-        methods = [_method(name, entry) for name, entry in model.items()]
-    else:
-        methods = [_checked(MethodInput("forward", model, args, kwargs, dynamic_shapes))]
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {type(path).__name__}")
-    target = Path(path)
-    if target.suffix != ".pt2" or not target.stem:
-        raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {str(path)!r}")
-    return methods, target
-
-
-def _method(name: Any, entry: Any) -> MethodInput:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InvalidArgumentError(f"export: a method's name must be a Python identifier, got {name!r}")
-    if isinstance(entry, torch.export.ExportedProgram):
-        return MethodInput(name, entry, None)
-    if isinstance(entry, Mapping):
-        known = {"model", "args", "kwargs", "dynamic_shapes"}
-        if unknown := entry.keys() - known:
-            raise InvalidArgumentError(
-                f"export: method {name!r}: unknown keys {', '.join(sorted(map(repr, unknown)))}; known are "
-                f"{', '.join(sorted(known))}"
-            )
-        if "model" not in entry:
-            raise InvalidArgumentError(f"export: method {name!r}: the key 'model' is missing")
-        method = MethodInput(name, entry["model"], entry.get("args"), entry.get("kwargs"), entry.get("dynamic_shapes"))
-        return _checked(method)
-    if isinstance(entry, tuple) and len(entry) == 2:
-        return _checked(MethodInput(name, entry[0], entry[1]))
-    raise InvalidArgumentError(
-        f"export: method {name!r}: expected (model, args), a dictionary or an ExportedProgram, got "
-        f"{type(entry).__name__}"
-    )
-
-
-def _checked(method: MethodInput) -> MethodInput:
-    where = f"export: method {method.name!r}"
-    if isinstance(method.model, torch.export.ExportedProgram):
-        if method.args is not None or method.kwargs is not None or method.dynamic_shapes is not None:
-            raise InvalidArgumentError(f"{where}: an ExportedProgram has its own inputs: leave args and the like out")
-        return method
-    if not isinstance(method.model, torch.nn.Module):
-        raise InvalidArgumentError(
-            f"{where}: model: expected a torch.nn.Module or an ExportedProgram, got {type(method.model).__name__}"
-        )
-    if method.args is None and method.kwargs is not None:
-        method.args = ()
-    if isinstance(method.args, list):
-        method.args = tuple(method.args)
-    if not isinstance(method.args, tuple):
-        raise InvalidArgumentError(
-            f"{where}: args: expected a tuple of example inputs, got {type(method.args).__name__}: write (x,) for one"
-        )
-    return method
-
-
-def _check_absent(methods: list[MethodInput], options: ExportOptions, gpu: GpuModel) -> None:
-    if options.verify:
-        raise InvalidArgumentError(
-            f"export: verify=True runs the file, and with arch it is compiled for a GPU ({gpu.name}) that is taken to "
-            f"be elsewhere: leave verify out, and run it there"
-        )
-    for method in methods:
-        model = method.model
-        parts = [*model.state_dict().values()] if isinstance(model, torch.nn.Module) else [*model.state_dict.values()]
-        there = {t.device.type for t in parts if isinstance(t, torch.Tensor)} - {"cpu"}
-        if there:
-            raise InvalidArgumentError(
-                f"export: method {method.name!r}: with arch the model is traced on the CPU, and it has tensors on "
-                f"{', '.join(sorted(there))}: move it with model.cpu()"
-            )
-
-
-def _move(method: MethodInput, mover: Mover) -> MethodInput:
-    if isinstance(method.model, torch.export.ExportedProgram):
-        return replace(method, model=mover.program(method.name, method.model))
-    model = mover.module(method.name, method.model)
-    if model is method.model:
-        return method
-    return replace(method, model=model, args=mover.tree(method.args), kwargs=mover.tree(method.kwargs))
 
 
 def _method_entry(

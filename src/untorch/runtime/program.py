@@ -36,7 +36,8 @@ def load(
     Args:
         path: The file.
         device: Default: what the file was compiled for; ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` must be that. A file for
-            CUDA runs on any GPU of its architecture: without an index, on the current device.
+            CUDA runs on any GPU of its architecture: without an index, on the current device. Methods for the CPU in
+            a file that has some for CUDA stay there.
         num_runners: Calls of one method that may run at the same time; further ones wait.
         num_threads: OpenMP threads of a call; 0 leaves it to OpenMP (``OMP_NUM_THREADS``, else all cores).
 

@@ -13,8 +13,8 @@ from untorch.export import CompileError, export
 from untorch.export import cuda as cuda_module
 from untorch.export.compile import MethodInput, _check_device
 from untorch.export.coverage import find_missing, needed_symbols
-from untorch.export.cuda import Mover, cuda_home, resolve_device
-from untorch.export.exporter import _move
+from untorch.export.cuda import CudaTarget, Mover, cuda_home, resolve_device
+from untorch.export.methods import Movers
 from untorch.export.mutations import Mutations
 from untorch.export.options import ExportOptions
 from untorch.export.passes import run_passes
@@ -146,8 +146,9 @@ def test_inputs_keep_their_strides() -> None:
 
 def test_a_method_that_lies_there_is_taken_as_it_is() -> None:
     method = MethodInput("forward", nn.Linear(2, 2, device="meta"), (torch.ones(1, 2),))
-    assert _move(method, Mover("meta")) is method
-    moved = _move(MethodInput("forward", nn.ReLU(), (torch.ones(1, 2),), {"y": torch.ones(1)}), Mover("meta"))
+    assert Movers().move(method, CudaTarget("meta", "sm_90")) is method
+    method = MethodInput("forward", nn.ReLU(), (torch.ones(1, 2),), {"y": torch.ones(1)})
+    moved = Movers().move(method, CudaTarget("meta", "sm_90"))
     assert moved.args is not None and moved.args[0].device.type == "meta"
     assert moved.kwargs is not None and moved.kwargs["y"].device.type == "meta"
 

@@ -1,0 +1,149 @@
+"""What export() is asked for, method by method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import untorch
+from untorch.archive import MANIFEST, ArchiveReader
+from untorch.export import ExportOptions, OptionError, export
+from untorch.export.cuda import CudaTarget
+from untorch.export.methods import Movers, plan_methods, read_methods
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+X = torch.randn(2, 16)
+
+
+def read(entry: Any) -> Any:
+    requests, path = read_methods({"a": entry}, None, "a.pt2", None, None)
+    assert path == Path("a.pt2")
+    [request] = requests
+    return request
+
+
+def plans(*entries: Any, device: str = "cpu", arch: str | None = None, **options: Any) -> Any:
+    requests, _ = read_methods({f"m{i}": entry for i, entry in enumerate(entries)}, None, "a.pt2", None, None)
+    return plan_methods(requests, device, arch, ExportOptions(**options))
+
+
+def entry(**others: Any) -> dict[str, Any]:
+    return {"model": nn.Linear(16, 16), "args": (X,), **others}
+
+
+def test_the_forms_of_an_entry() -> None:
+    model = nn.Linear(16, 16)
+    program = torch.export.export(model, (X,))
+    assert read((model, (X,))).method.model is model
+    assert read(program).method.args is None
+    assert read({"model": program}).method.model is program
+    request = read(entry(device="cuda", arch="sm_90", options={"strict": True}))
+    assert (request.device, request.arch, request.options) == ("cuda", "sm_90", {"strict": True})
+    requests, _ = read_methods(model, (X,), "a.pt2", None, None)
+    assert [r.method.name for r in requests] == ["forward"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (entry(devise="cpu"), "method 'a': unknown keys 'devise'; known are model, args, .*, device, arch, options"),
+        ({"args": (X,)}, "method 'a': the key 'model' is missing"),
+        (entry(options=["strict"]), "method 'a': options: expected a dictionary of fields of ExportOptions, got list"),
+        (3, r"method 'a': expected \(model, args\), a dictionary or an ExportedProgram, got int"),
+    ],
+)
+def test_wrong_entries(value: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        read(value)
+
+
+def test_a_methods_own_choices() -> None:
+    own, common = plans(
+        entry(options={"attention": "math", "cpu": "x86-64-v3"}), entry(), attention="native", fold_limit=7
+    )
+    assert (own.options.attention, own.options.fold_limit, own.target.name) == ("math", 7, "x86-64-v3")
+    assert (common.options.attention, common.options.fold_limit, common.target.name) == ("native", 7, "native")
+    gpu, cpu, other = plans(entry(), entry(device="cpu"), entry(arch="A100"), device="cuda", arch="H200")
+    assert cpu.gpu is None
+    assert (gpu.gpu.architecture, gpu.gpu.absent.name, other.gpu.architecture) == ("sm_90", "H200", "sm_80")
+    only, cpu = plans(entry(device="cuda", arch="sm_90"), entry())
+    assert cpu.gpu is None and only.gpu.architecture == "sm_90"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verify": True}, "method 'm0': verify is an option of the whole file"),
+        ({"progress": False}, "method 'm0': progress is an option of the whole file"),
+        (
+            {"quantize": "int4"},
+            "method 'm0': quantize is an option of the whole file: options.quantize has names of met",
+        ),
+        ({"atention": "math"}, "method 'm0': unknown option 'atention': did you mean 'attention'"),
+        ({"attention": "flash"}, "method 'm0': option attention: expected one of"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plans(entry(options=options))
+
+
+def test_a_wrong_device() -> None:
+    with pytest.raises(UnsupportedError, match="device: expected 'cpu', 'cuda' or 'cuda:<index>', got 'gpu'"):
+        plans(entry(device="gpu"))
+    with pytest.raises(InvalidArgumentError, match="arch='sm_90' .* device must be 'cuda', got 'cpu'"):
+        plans(entry(arch="sm_90"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_methods_of_a_file_differ(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()
+    report = export(
+        {
+            "packed": (model, (X,)),
+            "plain": {"model": model, "args": (X,), "options": {"pack_linears": False}},
+            "gpu": {"model": model, "args": (X,), "device": "cuda", "arch": "sm_90"},
+        },
+        tmp_path / "a.pt2",
+        progress=False,
+    )
+    assert "aoti_torch_cpu_untorch_packed_linear" in report.methods["packed"].operators
+    assert not [name for name in report.methods["plain"].operators if "packed_linear" in name]
+    with ArchiveReader(report.path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+    methods = manifest["methods"]
+    assert {name: m["device"] for name, m in methods.items()} == {"packed": "cpu", "plain": "cpu", "gpu": "cuda"}
+    assert methods["plain"]["options"]["pack_linears"] is False and methods["packed"]["options"]["pack_linears"] is True
+    used = [{c["weight"] for c in methods[name]["constants"]} for name in ("plain", "gpu")]
+    assert used[0] == used[1]
+    with pytest.raises(InvalidArgumentError, match="method 'gpu' was compiled for cuda and cannot run on cpu"):
+        untorch.load(report.path, device="cpu")
+    # Which GPU is meant says nothing about the methods for the CPU; here there is none.
+    with pytest.raises(UnsupportedError, match="method 'gpu' was compiled for cuda"):
+        untorch.load(report.path, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_of_the_cpu_run(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()
+    methods = {"a": (model, (X,)), "b": {"model": model, "args": (X,), "options": {"cpu": "x86-64-v3"}}}
+    export(methods, tmp_path / "a.pt2", progress=False)
+    with untorch.load(tmp_path / "a.pt2") as program, torch.no_grad():
+        for name in methods:
+            numpy.testing.assert_allclose(program[name](X.numpy()), model(X).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_methods_share_is_moved_once() -> None:
+    model = nn.Linear(16, 16)
+    movers = Movers()
+    gpu = CudaTarget("meta", "sm_90")
+    requests, _ = read_methods({"a": (model, (X,)), "b": (model, (X,))}, None, "a.pt2", None, None)
+    moved = [movers.move(request.method, gpu) for request in requests]
+    assert moved[0].model.weight is moved[1].model.weight and moved[0].model.weight.is_meta
+    assert moved[0].args[0].is_meta and not model.weight.is_meta
