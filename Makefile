@@ -36,11 +36,14 @@ $(STAMPS)/venv-run:
 	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes
 	@touch $@
 
-# One wheel, built once, installed into both.
+# One wheel, built once, installed into both. Its CUDA kernels are for one architecture, as compiling them takes long and
+# no test here runs them; other builds have all that cmake/Cuda.cmake names.
+CUDA_ARCHITECTURES ?= 90
 $(STAMPS)/wheel: $(SOURCES) $(STAMPS)/venv-build
 	@echo "building the wheel …"
 	@rm -rf build/dist && mkdir -p build/dist
-	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist .
+	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist . \
+	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	@touch $@
 
 $(STAMPS)/installed: $(STAMPS)/wheel $(STAMPS)/venv-build $(STAMPS)/venv-run
@@ -74,7 +77,7 @@ quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
 test: lint sanitize $(STAMPS)/minilm
-	$(PYTEST) tests --ignore=tests/gpu -n 2
+	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh
