@@ -139,6 +139,9 @@ def test_a_missing_operator_stops_the_export_and_keeps_the_old_file(tmp_path: Pa
 Linear = nn.Linear(16, 16)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*script_method:DeprecationWarning"
+)  # of an import of torch's, in whichever test is first
 @pytest.mark.parametrize(
     ("arguments", "fields", "error", "text"),
     [
@@ -154,7 +157,12 @@ Linear = nn.Linear(16, 16)
         (({}, "m.pt2"), {}, InvalidArgumentError, "the dictionary of methods is empty"),
         (({"a b": (Linear, ())}, "m.pt2"), {}, InvalidArgumentError, "must be a Python identifier, got 'a b'"),
         (({"a": 3}, "m.pt2"), {}, InvalidArgumentError, "method 'a': expected (model, args), a dictionary or an"),
-        (({"a": {"modle": 1}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': unknown keys 'modle'; known are model, args"),
+        (
+            ({"a": {"modle": 1}}, "m.pt2"),
+            {},
+            InvalidArgumentError,
+            "method 'a': unknown keys 'modle'; known are model, args",
+        ),
         (({"a": {"args": ()}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': the key 'model' is missing"),
         (({"a": (Linear, ())}, "m.pt2"), {"kwargs": {}}, InvalidArgumentError, "belong into its entries"),
         ((Linear, (torch.ones(16),), "m.pt2"), {"device": "xpu"}, UnsupportedError, "device: expected 'cpu'"),
