@@ -12,7 +12,7 @@ from typing import Any
 
 from common import WORK, Report
 
-__all__ = ["PACKAGES", "answer", "child", "describe_gpu", "ensure", "note_of"]
+__all__ = ["PACKAGES", "answer", "child", "describe_gpu", "ensure", "note_of", "seconds_a_replay"]
 
 PACKAGES = WORK / "gpu"
 BATCH = 8
@@ -28,6 +28,16 @@ def describe_gpu(report: Report) -> str:
     report.machine["gpu"] = found["devices"][0]
     report.machine["driver"] = found["driver"]
     return str(found["devices"][0]["name"])
+
+
+def seconds_a_replay(graph: Any, torch: Any) -> float:
+    """Of the GPU, for one replay of a captured torch graph. ``torch`` is the caller's: this file does without."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def note_of(report: Report, text: str) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
+from gpu_common import seconds_a_replay
 
 sys.path.insert(0, str(ROOT))
 
@@ -33,15 +34,6 @@ SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 SIDES = ["untorch", "bf16", "torch_int4"]
-
-
-def seconds_a_replay(graph: Any, torch: Any) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
 
 
 def copy_bandwidth(torch: Any) -> float:

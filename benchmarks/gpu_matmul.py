@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
+from gpu_common import seconds_a_replay
 
 sys.path.insert(0, str(ROOT))
 
@@ -64,15 +65,6 @@ CASES = [
     Case(1024, 4096, 4096),
     Case(8192, 8192, 8192),
 ]
-
-
-def seconds_a_replay(graph: Any, torch: Any) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
 
 
 def measure(case: Case, dtype_name: str, rounds: int) -> dict[str, float]:

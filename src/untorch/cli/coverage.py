@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from untorch.runtime.elf import ElfFile, read_elf
+from untorch.runtime.elf import ElfFile, name_for_models, read_elf
 from untorch.runtime.errors import UnsupportedError
 
 __all__ = [
@@ -38,8 +38,7 @@ def library_path() -> Path:
 @lru_cache(maxsize=1)
 def exported_functions() -> frozenset[str]:
     """Every function of libuntorch.so that a model library can call, under the name by which it calls it."""
-    # The loader renames functions of the CUDA runtime: cudaMalloc is utdaMalloc there.
-    names = (re.sub("^utda(?=[A-Z])", "cuda", name) for name in read_elf(library_path()).exported())
+    names = map(name_for_models, read_elf(library_path()).exported())
     return frozenset(name for name in names if name.startswith((*_SHIM_PREFIXES, "Sleef_", "cuda")))
 
 

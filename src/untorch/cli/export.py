@@ -89,7 +89,7 @@ def export(
     if check:
         from untorch.cli.forecast import forecast, render_forecast
 
-        document = {"source": source, **forecast(model, keywords, fields, device or "cpu", arch)}
+        document = {"source": source, **forecast(model, keywords, fields, device, arch)}
         if not quiet or json:
             emit(document, json, lambda console: render_forecast(console, document))
         if document["missing"]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from untorch.cli.output import make_table
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
-    from untorch.export.options import ExportOptions
+    from untorch.export.compile import MethodInput
 
 __all__ = ["forecast", "render_forecast"]
 
@@ -19,21 +20,33 @@ def forecast(
     model: Any,
     keywords: dict[str, Any],
     fields: dict[str, Any] | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     arch: str | None = None,
 ) -> dict[str, Any]:
     """The operators of each method with their counts, what of them would be called, and what would be refused.
 
-    ``fields`` are those of ExportOptions. Raises CompileError when torch.export or the code generation fails.
+    ``keywords`` are arguments of export(); ``fields`` (of ExportOptions), ``device`` and ``arch`` stand above them.
+    Raises CompileError when torch.export or the code generation fails.
     """
     from untorch.export.fallbacks import forecast_fallbacks
+    from untorch.export.methods import plan_methods, read_methods
     from untorch.export.options import resolve_options
+    from untorch.export.quantize import quantized_module
 
-    options = resolve_options(None, fields or {})
+    given = dict(keywords)
+    own_device, own_arch = given.pop("device", None), given.pop("arch", None)
+    device, arch = device or own_device or "cpu", arch or own_arch
+    requests = read_methods(model, *(given.pop(name, None) for name in ("args", "kwargs", "dynamic_shapes")))
+    options = resolve_options(given.pop("options", None), {**given, **(fields or {})})
+    quantized = options.quantize_methods([request.method.name for request in requests])
     methods, missing = [], []
-    for name, program in _programs(model, keywords, options).items():
+    for plan in plan_methods(requests, device, arch, options):
+        name = plan.method.name
+        if name in quantized:
+            plan.method.model = quantized_module(name, plan.method.model, quantized[name], options.quantizes_by_name)
+        program = _program(plan.method)
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
-        found = forecast_fallbacks(program, options, device, arch)
+        found = forecast_fallbacks(program, plan.options, plan.device, plan.arch)
         entries = [
             {
                 "operator": item.operator, "kind": item.kind, "name": item.name, "served": item.served,
@@ -50,40 +63,20 @@ def forecast(
     return {"methods": methods, "missing": missing}
 
 
-def _programs(model: Any, keywords: dict[str, Any], options: ExportOptions) -> dict[str, Any]:
+def _program(method: MethodInput) -> torch.export.ExportedProgram:
     import torch
 
     from untorch.export.errors import CompileError
-    from untorch.export.quantize import quantized_module
-    from untorch.runtime.errors import InvalidArgumentError
 
-    entries = model if isinstance(model, dict) else {"forward": {"model": model, **keywords}}
-    programs: dict[str, Any] = {}
-    quantized = options.quantize_methods([str(name) for name in entries])
-    for name, entry in entries.items():
-        fields: dict[str, Any] = entry if isinstance(entry, dict) else {"model": entry}
-        if isinstance(entry, tuple) and len(entry) == 2:
-            fields = {"model": entry[0], "args": entry[1]}
-        module = fields.get("model")
-        if name in quantized:
-            module = quantized_module(name, module, quantized[name], options.quantizes_by_name)
-        if isinstance(module, torch.export.ExportedProgram):
-            programs[name] = module
-            continue
-        if not isinstance(module, torch.nn.Module):
-            raise InvalidArgumentError(f"method '{name}': expected a torch.nn.Module, got {type(module).__name__}")
-        args, kwargs = fields.get("args"), fields.get("kwargs")
-        if not isinstance(args, tuple | list) and not (args is None and kwargs):
-            got = type(args).__name__
-            raise InvalidArgumentError(f"method '{name}': expected a tuple of example inputs, got {got}")
-        try:
-            with torch.no_grad():
-                programs[name] = torch.export.export(
-                    module, tuple(args or ()), kwargs, dynamic_shapes=fields.get("dynamic_shapes")
-                )
-        except Exception as error:
-            raise CompileError(f"method '{name}': torch.export failed: {error}") from error
-    return programs
+    if isinstance(method.model, torch.export.ExportedProgram):
+        return method.model
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                method.model, method.args or (), method.kwargs, dynamic_shapes=method.dynamic_shapes
+            )
+    except Exception as error:
+        raise CompileError(f"method {method.name!r}: torch.export failed: {error}") from error
 
 
 def render_forecast(console: Console, document: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.ops.packed_linear import C_SHIM
-from untorch.runtime.elf import ElfFile, name_in_runtime
+from untorch.runtime.elf import ElfFile, name_for_models
 from untorch.runtime.errors import UnsupportedError
 from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
@@ -126,7 +126,8 @@ def find_missing(
 ) -> list[MissingOperator]:
     """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have on ``device``."""
     lines = dict(sources_of(symbols := list(symbols), kernel_targets(extern_nodes), wrapper, nodes))
-    missing = [MissingOperator("shim", name, lines[name]) for name in symbols if name_in_runtime(name) not in available]
+    callable_names = {name_for_models(name) for name in available}
+    missing = [MissingOperator("shim", name, lines[name]) for name in symbols if name not in callable_names]
     kind = "kernel" if device == "cpu" else "cuda kernel"
     return missing + [
         MissingOperator(kind, target, lines[target])

@@ -14,7 +14,7 @@ import torch
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
 from untorch.export.library import find_runtime_library
-from untorch.export.methods import Movers, plan_methods, read_methods
+from untorch.export.methods import Movers, plan_methods, read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
 from untorch.export.progress import Progress
@@ -96,7 +96,9 @@ def export(
         VerificationError: verify=True, and the file does not give eager's results.
     """
     resolved = resolve_options(options, option_fields)
-    requests, target_path = read_methods(model, args, path, kwargs, dynamic_shapes)
+    if isinstance(model, Mapping) and path is None and isinstance(args, str | os.PathLike):
+        args, path = None, args
+    requests, target_path = read_methods(model, args, kwargs, dynamic_shapes), read_path(path)
     wanted = resolved.quantize_methods([request.method.name for request in requests])
     plans = plan_methods(requests, device, arch, resolved)
     find_runtime_library()

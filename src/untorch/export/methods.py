@@ -18,7 +18,7 @@ from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.targets import CpuTarget, resolve_cpu
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["MethodPlan", "Movers", "plan_methods", "read_methods"]
+__all__ = ["MethodPlan", "Movers", "plan_methods", "read_methods", "read_path"]
 
 # Of the file as a whole: its check, what is printed, and what is decided for all methods together.
 _OF_THE_FILE = ("verify", "progress", "quantize")
@@ -37,12 +37,14 @@ class MethodRequest:
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """How one method is compiled; ``gpu`` is None for the CPU."""
+    """How one method is compiled: what ``device`` and ``arch`` mean here is ``gpu``, None for the CPU."""
 
     method: MethodInput
     options: ExportOptions
     target: CpuTarget
     gpu: CudaTarget | None
+    device: str
+    arch: str | None
 
 
 def plan_methods(
@@ -62,8 +64,9 @@ def plan_methods(
             raise OptionError(f"export: method {name!r}: {error}") from error
         # A device of its own brings no GPU that the call names for the others.
         own_arch = request.arch if request.arch is not None or request.device is not None else arch
-        gpu = resolve_device(device if request.device is None else request.device, own_arch)
-        plans.append(MethodPlan(request.method, own, resolve_cpu(own.cpu), gpu))
+        own_device = device if request.device is None else request.device
+        gpu = resolve_device(own_device, own_arch)
+        plans.append(MethodPlan(request.method, own, resolve_cpu(own.cpu), gpu, own_device, own_arch))
         if gpu is not None and gpu.absent is not None:
             _check_absent(request.method, own, gpu.absent)
     return plans
@@ -86,28 +89,27 @@ class Movers:
         return replace(method, model=model, args=mover.tree(method.args), kwargs=mover.tree(method.kwargs))
 
 
-def read_methods(
-    model: Any, args: Any, path: Any, kwargs: dict[str, Any] | None, dynamic_shapes: Any
-) -> tuple[list[MethodRequest], Path]:
-    """export's arguments: the methods and the path. Raises InvalidArgumentError."""
-    if isinstance(model, Mapping):
-        if path is None and isinstance(args, str | os.PathLike):
-            args, path = None, args
-        if args is not None or kwargs is not None or dynamic_shapes is not None:
-            raise InvalidArgumentError(
-                "export: with a dictionary of methods, args, kwargs and dynamic_shapes belong into its entries"
-            )
-        if not model:
-            raise InvalidArgumentError("export: the dictionary of methods is empty")
-        methods = [_method(name, entry) for name, entry in model.items()]
-    else:
-        methods = [MethodRequest(_checked(MethodInput("forward", model, args, kwargs, dynamic_shapes)))]
+def read_methods(model: Any, args: Any, kwargs: dict[str, Any] | None, dynamic_shapes: Any) -> list[MethodRequest]:
+    """export's arguments as methods. Raises InvalidArgumentError."""
+    if not isinstance(model, Mapping):
+        return [MethodRequest(_checked(MethodInput("forward", model, args, kwargs, dynamic_shapes)))]
+    if args is not None or kwargs is not None or dynamic_shapes is not None:
+        raise InvalidArgumentError(
+            "export: with a dictionary of methods, args, kwargs and dynamic_shapes belong into its entries"
+        )
+    if not model:
+        raise InvalidArgumentError("export: the dictionary of methods is empty")
+    return [_method(name, entry) for name, entry in model.items()]
+
+
+def read_path(path: Any) -> Path:
+    """The path to write. Raises InvalidArgumentError."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {type(path).__name__}")
     target = Path(path)
     if target.suffix != ".pt2" or not target.stem:
         raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {str(path)!r}")
-    return methods, target
+    return target
 
 
 def _method(name: Any, entry: Any) -> MethodRequest:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from untorch.runtime.errors import InvalidFileError
 
-__all__ = ["ElfFile", "Symbol", "name_in_runtime", "parse_elf", "read_elf"]
+__all__ = ["ElfFile", "Symbol", "name_for_models", "parse_elf", "read_elf"]
 
-_RUNTIME_FUNCTION = re.compile(r"cuda[A-Z]\w*")
+_RUNTIME_FUNCTION = re.compile(r"^utda(?=[A-Z])")
 
 MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64", 22: "s390x"}
 
@@ -86,9 +86,9 @@ def read_elf(path: str | Path) -> ElfFile:
     return parse_elf(data, str(path))
 
 
-def name_in_runtime(symbol: str) -> str:
-    """Under which name libuntorch.so has a function: the loader renames those of the CUDA runtime (cudaMalloc)."""
-    return f"ut{symbol[2:]}" if _RUNTIME_FUNCTION.fullmatch(symbol) else symbol
+def name_for_models(symbol: str) -> str:
+    """How model libraries call a function of libuntorch.so: the loader finds cudaMalloc under the name utdaMalloc."""
+    return _RUNTIME_FUNCTION.sub("cuda", symbol)
 
 
 def parse_elf(data: bytes | memoryview, name: str = "<memory>") -> ElfFile:

@@ -22,14 +22,12 @@ X = torch.randn(2, 16)
 
 
 def read(entry: Any) -> Any:
-    requests, path = read_methods({"a": entry}, None, "a.pt2", None, None)
-    assert path == Path("a.pt2")
-    [request] = requests
+    [request] = read_methods({"a": entry}, None, None, None)
     return request
 
 
 def plans(*entries: Any, device: str = "cpu", arch: str | None = None, **options: Any) -> Any:
-    requests, _ = read_methods({f"m{i}": entry for i, entry in enumerate(entries)}, None, "a.pt2", None, None)
+    requests = read_methods({f"m{i}": entry for i, entry in enumerate(entries)}, None, None, None)
     return plan_methods(requests, device, arch, ExportOptions(**options))
 
 
@@ -45,7 +43,7 @@ def test_the_forms_of_an_entry() -> None:
     assert read({"model": program}).method.model is program
     request = read(entry(device="cuda", arch="sm_90", options={"strict": True}))
     assert (request.device, request.arch, request.options) == ("cuda", "sm_90", {"strict": True})
-    requests, _ = read_methods(model, (X,), "a.pt2", None, None)
+    requests = read_methods(model, (X,), None, None)
     assert [r.method.name for r in requests] == ["forward"]
 
 
@@ -143,7 +141,19 @@ def test_what_methods_share_is_moved_once() -> None:
     model = nn.Linear(16, 16)
     movers = Movers()
     gpu = CudaTarget("meta", "sm_90")
-    requests, _ = read_methods({"a": (model, (X,)), "b": (model, (X,))}, None, "a.pt2", None, None)
+    requests = read_methods({"a": (model, (X,)), "b": (model, (X,))}, None, None, None)
     moved = [movers.move(request.method, gpu) for request in requests]
     assert moved[0].model.weight is moved[1].model.weight and moved[0].model.weight.is_meta
     assert moved[0].args[0].is_meta and not model.weight.is_meta
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_forecast_follows_each_method() -> None:
+    from untorch.cli.forecast import forecast
+
+    found = forecast({"a": entry(), "b": entry(device="cuda", arch="sm_90")}, {})
+    names = [[item["name"] for item in method["fallbacks"]] for method in found["methods"]]
+    assert all(name.startswith("aoti_torch_cpu_") for name in names[0])
+    assert names[1] and all(name.startswith("aoti_torch_cuda_") for name in names[1])
+    with pytest.raises(InvalidArgumentError, match="method 'a': unknown keys 'devise'"):
+        forecast({"a": entry(devise="cuda")}, {})
