@@ -10,6 +10,7 @@ What is replaced, all of it in torch 2.11 to 2.13 and Triton 3.6:
 | PythonWrapperCodegen.generate_and_run_autotune_block | it runs the kernels |
 | inductor.graph.is_same_tensor | it compares addresses, and fake tensors have none |
 | UniformValueConstantFolder._deduce_value | it reads the values of small tensors |
+| _C._select_conv_backend and what it is for | a torch without CUDA has no cuDNN: other layouts of results |
 | joint_graph.lazy_init | a torch without CUDA cannot trace its patterns on a GPU: they are traced on the CPU before |
 """
 
@@ -224,6 +225,8 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor]) -> Iterator[None]:
             replace(torch.version, "cuda", "13.0")
         if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
             replace(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+        replace(torch._C, "_select_conv_backend", _Convolution.select)
+        replace(torch._C, "_conv_determine_backend_memory_format", _Convolution.memory_format)
         replace(fake_tensor, "init_gpu_context", lambda device=None: None)
         replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True))
         replace(graph, "is_same_tensor", is_same_tensor)
@@ -236,6 +239,36 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor]) -> Iterator[None]:
         )
         triton.runtime.driver.set_active(driver)
         yield
+
+
+class _Convolution:
+    """The layout of a convolution's result, by the rule of native/shims/cuda/convolution.cpp, which is cuDNN's."""
+
+    @staticmethod
+    def select(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        transposed: bool,
+        output_padding: Any,
+        groups: int,
+        bias_sizes: Any = None,
+    ) -> bool:
+        """Whether cuDNN would be asked; torch hands that on to ``memory_format``."""
+        if weight.dim() == 3 or input.dtype == torch.float64 or input.numel() == 0 or weight.numel() == 0:
+            return False
+        return not (transposed and any(extra >= step for extra, step in zip(output_padding, stride, strict=False)))
+
+    @staticmethod
+    def memory_format(input: torch.Tensor, weight: torch.Tensor, by_library: bool) -> torch.memory_format:
+        """Channels last where one of the operands is."""
+        from torch._prims_common import suggest_memory_format
+
+        formats = [suggest_memory_format(tensor) for tensor in (input, weight)] if by_library else []
+        return next((found for found in formats if found != torch.contiguous_format), torch.contiguous_format)
 
 
 def _choose_kernels(wrapper: Any) -> None:

@@ -126,7 +126,9 @@ def compile_method(
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None, reads_states):
         model = method.model if isinstance(method.model, torch.nn.Module) else None
         mutations = find_mutations(module.graph)
-        inputs, outputs = describe_inputs(program, model, mutations, device), describe_outputs(program, device)
+        # Where the program's tensors lie now; for a GPU that is absent that is the CPU, and all of them go to the GPU.
+        home = "cpu" if gpu is None or gpu.absent is not None else "cuda"
+        inputs, outputs = describe_inputs(program, model, mutations, home), describe_outputs(program, home)
         with progress.step(f"{method.name}: passes"):
             passes = run_passes(module, options, device, method.name)
         if gpu is not None and gpu.absent is not None:

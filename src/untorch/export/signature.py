@@ -38,7 +38,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 def describe_inputs(
     program: torch.export.ExportedProgram, model: torch.nn.Module | None, mutations: Mutations, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """One entry a flat input, tensors and constants, in the order of the call. ``device`` is the method's."""
+    """One entry a flat input, tensors and constants, in the order of the call.
+
+    ``device``: where most of the program's tensors lie; an entry says its own only where that is another.
+    """
     args, kwargs = program.example_inputs or ((), {})
     paths = [path for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
     examples = pytree.tree_leaves((tuple(args), dict(kwargs)))
@@ -69,7 +72,7 @@ def describe_inputs(
 
 
 def describe_outputs(program: torch.export.ExportedProgram, device: str = "cpu") -> list[dict[str, Any] | None]:
-    """One entry a flat output, None for outputs that are None. ``device`` is the method's."""
+    """One entry a flat output, None for outputs that are None. ``device`` as for describe_inputs."""
     specs = [s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     out_spec = program.call_spec.out_spec
     tree = pytree.tree_unflatten(list(range(len(specs))), out_spec) if out_spec is not None else None

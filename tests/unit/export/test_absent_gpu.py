@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torch.export import Dim
 
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.export import CompileError, ExportReport, check, export
-from untorch.export.absent_driver import stub_driver
+from untorch.export.absent_driver import _Convolution, stub_driver
 from untorch.export.absent_gpu import refuse_native_attention, require_triton
 from untorch.export.coverage import find_missing, needed_symbols
 from untorch.export.gpus import GpuModel
@@ -107,6 +108,8 @@ def test_the_kernels_are_in_the_file(exported: tuple[ExportReport, str]) -> None
             assert (method["device"], method["gpu_architecture"]) == ("cuda", architecture)
             found = kernels(archive.read(method["library"]))
             assert found and set(found) == {int(architecture[3:])}
+            # Inputs and outputs lie where the method does: an entry names another device only.
+            assert not [entry for kind in ("inputs", "outputs") for entry in method[kind] if "device" in entry]
 
 
 def test_every_function_is_there(exported: tuple[ExportReport, str]) -> None:
@@ -142,6 +145,45 @@ def test_the_values(exported: tuple[ExportReport, str]) -> None:
         assert torch.equal(torch.frombuffer(bytearray(steps), dtype=torch.float32), model.steps)
         weights = [c["weight"] for c in constants.values() if c["shape"] == [128, 64]]
         assert len(set(weights)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "change", "arguments", "channels_last"),
+    [
+        ((2, 3, 8, 8), {"memory_format": torch.channels_last}, {}, True),
+        ((2, 3, 8, 8), {}, {}, False),
+        ((2, 3, 4, 8, 8), {"memory_format": torch.channels_last_3d}, {}, True),
+        ((2, 3, 8, 8), {"memory_format": torch.channels_last}, {"transposed": True, "output_padding": [0, 1]}, False),
+        ((2, 3, 8, 8), {"dtype": torch.float64, "memory_format": torch.channels_last}, {}, False),
+        ((0, 3, 8, 8), {"memory_format": torch.channels_last}, {}, False),
+        ((2, 3, 8), {}, {}, False),
+    ],
+)
+def test_the_layout_of_a_convolution(
+    sizes: tuple[int, ...], change: dict[str, Any], arguments: dict[str, Any], channels_last: bool
+) -> None:
+    """As the runtime's convolution gives it: tests/gpu/native/test_convolution.py compares that one with torch's."""
+    x, n = torch.zeros(sizes).to(**change), len(sizes) - 2
+    weight = torch.zeros(4, 3, *[3] * n, dtype=x.dtype)
+    given = {"transposed": False, "output_padding": [0] * n, **arguments}
+    chosen = _Convolution.select(x, weight, None, [1] * n, [0] * n, [1] * n, groups=1, **given)
+    expanded = (x.unsqueeze(2), weight.unsqueeze(2)) if n == 1 else (x, weight)  # as torch does
+    wanted = torch.channels_last if n == 2 else torch.channels_last_3d
+    found = _Convolution.memory_format(*expanded, chosen)
+    assert found == (wanted if channels_last else torch.contiguous_format)
+
+
+def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
+    report = export(
+        Cnn().eval(), (torch.randn(2, 3, 16, 16),), tmp_path / "m.pt2", device="cuda", arch="sm_90", keep_sources=True,
+        progress=False,
+    )  # fmt: skip
+    with ArchiveReader(report.path) as archive:
+        wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
+    found = re.findall(r"\{2L, 8L, \d+L, \d+L\}, \{([^}]*)\}, \"torch.ops.aten.convolution", wrapper)
+    if not found and torch.__version__ < "2.12":
+        pytest.skip("this torch's code does not say what it counts on")
+    assert [text.split(", ")[1] for text in found] == ["1L", "1L"]
 
 
 def test_int4(tmp_path: Path) -> None:
