@@ -210,7 +210,8 @@ def test_a_capture_replays() -> None:
         call(f"aoti_torch_cuda_{name}", x, *args, returns=2)  # kernels are loaded before the capture
     graph = torch.cuda.CUDAGraph()
     results = []
-    with torch.cuda.graph(graph):
+    # Relaxed: torch allocates here, and under compute-sanitizer it does so without its cache.
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         use_torch_stream()
         results = [call(f"aoti_torch_cuda_{name}", x, *args, returns=2) for name, args in names]
     use_torch_stream()
