@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import pathlib
 import statistics
@@ -71,7 +72,7 @@ class Weights:
         self.k, self.n, self.group = k, n, group
 
 
-def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
+def measure(weights: Weights, m: int, rounds: int, sides: list[str]) -> dict[str, float]:
     import torch
 
     from tests.native import shim
@@ -110,23 +111,22 @@ def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
     got = shim.call("aoti_torch_cuda__weight_int4pack_mm", x, w, weights.group, s, returns=1)
     want = torch.ops.aten._weight_int4pack_mm(x, w, weights.group, s)
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
-    runs = [ours, bf16, theirs]
-    for run in runs:
-        run()
+    runs = {"untorch": (ours, weights.count), "bf16": (bf16, len(weights.wide)), "torch_int4": (theirs, weights.count)}
+    for side in sides:
+        runs[side][0]()
     torch.cuda.synchronize()
-    graphs = [captured(run) for run in runs]
-    counts = [weights.count, len(weights.wide), weights.count]
-    times: list[list[float]] = [[] for _ in runs]
-    for graph in graphs:
+    graphs = {side: captured(runs[side][0]) for side in sides}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for graph in graphs.values():
         graph.replay()
     for _ in range(rounds):
-        for graph, count, samples in zip(graphs, counts, times, strict=True):
-            samples.append(seconds_a_replay(graph, torch) / count)
+        for side, graph in graphs.items():
+            times[side].append(seconds_a_replay(graph, torch) / runs[side][1])
     for pair in pairs:
         for handle in pair:
             shim.delete(handle)
     shim.delete(hx)
-    values = {f"{side}_seconds": statistics.median(t) for side, t in zip(SIDES, times, strict=True)}
+    values = {f"{side}_seconds": statistics.median(samples) for side, samples in times.items()}
     values["bytes"] = weights.n * weights.k * (0.5 + 4 / weights.group) + 2.0 * m * (weights.k + weights.n)
     values["operations"] = 2.0 * m * weights.n * weights.k
     return values
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", type=int, default=[128, 32], help="group sizes")
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
+    parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's kernel, to compare our own")
     parser.add_argument("--mma-rows", type=int, help="rows up to which int4_mma serves; default: as int4_choice.h says")
     parser.add_argument("--wgmma-rows", type=int, help="the same of int4_wgmma, above those of int4_mma")
     options = parser.parse_args()
@@ -158,7 +159,8 @@ def main() -> None:
             k, n = map(int, shape.split("x"))
             weights = Weights(k, n, group)
             for m in options.m:
-                values = measure(weights, m, 5 if options.quick else 51 if m < 512 else 11)
+                sides = SIDES[:2] if options.without_torch else SIDES
+                values = measure(weights, m, 5 if options.quick else 51 if m < 512 else 11, sides)
                 measured.setdefault(group, []).append((f"{k}×{n}", m, values))
             del weights
             torch.cuda.empty_cache()
@@ -169,7 +171,7 @@ def main() -> None:
         for shape, m, values in results:
             values["floor_seconds"] = max(values["bytes"] / bandwidth, values["operations"] / best)
             report.values.setdefault(f"group_{group}", {})[f"{shape} m={m}"] = values
-            ours, bf16, theirs = (values[f"{side}_seconds"] for side in SIDES)
+            ours, bf16, theirs = (values.get(f"{side}_seconds", math.nan) for side in SIDES)
             rows.append([
                 shape, str(m), f"{ours * 1e6:.1f}", f"{bf16 * 1e6:.1f}", f"{theirs * 1e6:.1f}", f"{bf16 / ours:.2f}",
                 f"{theirs / ours:.2f}", f"{values['floor_seconds'] / ours:.2f}",

@@ -35,37 +35,41 @@ def ours(quantize: str | None) -> str:
     return "untorch.pt2" if quantize is None else f"untorch-{quantize}.pt2"
 
 
-def build(tiny: bool, device: str, quantize: str | None) -> None:
-    """Our file with all methods, and a stock package for each."""
+def missing(tiny: bool, device: str, quantize: str | None) -> list[str]:
+    """The files that are to be built: ours with all methods, and a stock package for each."""
+    place = folder(tiny, device)
+    place.mkdir(parents=True, exist_ok=True)
+    return [name for name in (ours(quantize), *(f"{name}.pt2" for name in METHODS)) if not (place / name).exists()]
+
+
+def build(tiny: bool, device: str, quantize: str | None, file: str) -> None:
+    """One of them."""
     import torch
     from voxtral_model import build_model, methods
 
     from untorch.export import export
 
-    place = folder(tiny, device)
-    place.mkdir(parents=True, exist_ok=True)
-    model = build_model(tiny, "float32" if device == "cpu" else "bfloat16", device)
-    length = 448 if tiny else CACHE
-    found = methods(model, length)
-    if not (place / ours(quantize)).exists():
+    path = folder(tiny, device) / file
+    found = methods(build_model(tiny, "float32" if device == "cpu" else "bfloat16", device), 448 if tiny else CACHE)
+    if file == ours(quantize):
         options = None if quantize is None else {"dtype": quantize, "method": "rtn"}
-        export(found, place / ours(quantize), device=device, quantize=options, progress=False)
-    for name, entry in methods(model, length).items():
-        path = place / f"{name}.pt2"
-        if path.exists():
-            continue
-        entry = entry if isinstance(entry, dict) else {"model": entry[0], "args": entry[1]}
-        with torch.no_grad():
-            program = torch.export.export(entry["model"], entry["args"], dynamic_shapes=entry.get("dynamic_shapes"))
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(path),
-                inductor_configs={
-                    "aot_inductor.check_lowerbound": False,
-                    "aot_inductor.package_constants_in_so": False,
-                    "aot_inductor.package_constants_on_disk_format": "binary_blob",
-                },
-            )
+        export(found, path, device=device, quantize=options, progress=False)
+        return
+    entry = found[path.stem]
+    entry = entry if isinstance(entry, dict) else {"model": entry[0], "args": entry[1]}
+    with torch.no_grad():
+        program = torch.export.export(entry["model"], entry["args"], dynamic_shapes=entry.get("dynamic_shapes"))
+        made = path.with_name(f"new-{file}")
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(made),
+            inductor_configs={
+                "aot_inductor.check_lowerbound": False,
+                "aot_inductor.package_constants_in_so": False,
+                "aot_inductor.package_constants_on_disk_format": "binary_blob",
+            },
+        )
+        made.rename(path)
 
 
 def stock(path: pathlib.Path) -> Any:
@@ -138,9 +142,17 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
         "text_decoder, one token": torch.randn(1, 1, hidden, generator=generator).to(dtype).to(device),
     }
     wait: Callable[[], object] = torch.cuda.synchronize if device != "cpu" else (lambda: None)
+    free = [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
     program = untorch.load(place / ours(quantize))
+    for name in METHODS:
+        program[name]
+    free += [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
     theirs = {name: stock(place / f"{name}.pt2") for name in METHODS}
+    free += [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
     results: dict[str, Any] = {}
+    memory = program.memory() | {
+        f"device_{who}": free[i] - free[i + 1] for i, who in enumerate(("untorch", "torch")) if free
+    }
     with torch.no_grad():
         for label, x in inputs.items():
             name = label.partition(",")[0]
@@ -171,21 +183,38 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
                 "largest": float(first["torch"].abs().max()),
             }
             session.close()
-    return results
+    return {"run": results, "memory": memory}
+
+
+def children(requests: list[dict[str, Any]]) -> list[Any]:
+    """What each gives, from processes that run beside each other."""
+    commands = [
+        [sys.executable, "-X", "faulthandler", __file__, "--child", json.dumps(request)] for request in requests
+    ]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    answers = []
+    for request, process in zip(requests, running, strict=True):
+        out, _ = process.communicate()
+        if process.returncode != 0:
+            raise SystemExit(f"{request}: its process ended with exit code {process.returncode}")
+        answers.append(json.loads(out.splitlines()[-1]))
+    return answers
 
 
 def child(request: dict[str, Any]) -> Any:
-    command = [sys.executable, __file__, "--child", json.dumps(request)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{request}: its process ended with exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return children([request])[0]
 
 
 def answer(request: dict[str, Any]) -> None:
     tiny, device, quantize = request["tiny"], request["device"], request["quantize"]
-    what = {"build": build, "load_untorch": load_untorch, "load_torch": load_torch}.get(request["what"])
-    result = run(tiny, device, quantize, request["rounds"]) if what is None else what(tiny, device, quantize)
+    result: Any
+    if request["what"] == "build":
+        result = build(tiny, device, quantize, request["file"])
+    elif request["what"] == "run":
+        result = run(tiny, device, quantize, request["rounds"])
+    else:
+        load = {"load_untorch": load_untorch, "load_torch": load_torch}[request["what"]]
+        result = load(tiny, device, quantize)
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 
@@ -198,6 +227,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script; like --quick otherwise")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quantize", choices=["int4"], help="our side's linear layers in this dtype")
+    parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
     quick = options.quick or options.tiny
@@ -208,7 +238,11 @@ def main() -> None:
 
         describe_gpu(report)
     base = {"tiny": options.tiny, "device": options.device, "quantize": options.quantize}
-    child({**base, "what": "build"})
+    children(
+        [{**base, "what": "build", "file": name} for name in missing(options.tiny, options.device, options.quantize)]
+    )
+    if options.build:
+        return
     place = folder(options.tiny, options.device)
     sizes = {path.stem: path.stat().st_size for path in sorted(place.glob("*.pt2"))}
     files = {name: sizes[name] for name in METHODS} | {"untorch": (place / ours(options.quantize)).stat().st_size}
@@ -217,8 +251,9 @@ def main() -> None:
         child({**base, "what": f"load_{who}"})  # fills the page cache
         found = [child({**base, "what": f"load_{who}"}) for _ in range(1 if quick else 5)]
         loads[who] = {key: statistics.median(run[key] for run in found) for key in found[0]}
-    runs = child({**base, "what": "run", "rounds": 3 if quick else 30})
-    report.values = {"bytes": files, "load_seconds": loads, "run": runs}
+    found = child({**base, "what": "run", "rounds": 3 if quick else 30})
+    runs, memory = found["run"], found["memory"]
+    report.values = {"bytes": files, "load_seconds": loads, "run": runs, "memory_bytes": memory}
     three = sum(files[name] for name in METHODS)
     rows = [
         ["file", f"{files['untorch'] / 1e9:.2f} GB", f"{three / 1e9:.2f} GB, three files"],
@@ -235,6 +270,11 @@ def main() -> None:
             for label in runs
             if "untorch graph" in runs[label]
         ],
+        *[
+            [text, *(f"{memory[f'device_{who}'] / 1e9:.2f} GB" for who in ("untorch", "torch"))]
+            for text in ("device memory",) if "device_torch" in memory
+        ],
+        ["weights and caches", f"{(memory['weights'] + memory['state']) / 1e9:.2f} GB", "–"],
     ]  # fmt: skip
     worst = max(run["difference"] / max(run["largest"], 1e-30) for run in runs.values())
     note = f"Medians. The largest difference of a first result is {worst:.1e} of the largest value."
