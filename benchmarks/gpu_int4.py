@@ -142,8 +142,10 @@ def main() -> None:
     parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's kernel, to compare our own")
     parser.add_argument("--mma-rows", type=int, help="rows up to which int4_mma serves; default: as int4_choice.h says")
     parser.add_argument("--wgmma-rows", type=int, help="the same of int4_wgmma, above those of int4_mma")
+    parser.add_argument("--stream-rows", type=int, help="the same of int4_stream, before both of them")
+    parser.add_argument("--narrow-rows", type=int, help="the same of int4_narrow, before all: at most 8")
     options = parser.parse_args()
-    for name in ("mma_rows", "wgmma_rows"):
+    for name in ("mma_rows", "wgmma_rows", "stream_rows", "narrow_rows"):
         if (rows_of_kernel := getattr(options, name)) is not None:
             os.environ[f"UNTORCH_INT4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
     import torch

@@ -23,7 +23,7 @@ struct Int4Gemm {
   std::int64_t group = 32;
   const void* bias = nullptr;  // dense [n], or null
   void* out = nullptr;         // dense [m, n]
-  float* workspace = nullptr;  // of int4_mma_workspace(p) bytes, for int4_mma
+  float* workspace = nullptr;  // of int4_mma_workspace(p) or int4_stream_workspace(p) bytes, for them
   int multiprocessors = 1;
   int max_shared_bytes = 0;   // a block may have
   bool has_clusters = false;  // sm_90 and newer
@@ -41,6 +41,10 @@ int int4_add_parts(const Int4Gemm& product, int parts, Stream stream);
 
 // The same for any number of rows, with the tensor instructions of sm_90, for inner_k_tiles 8. It needs no workspace.
 int int4_wgmma(const Int4Gemm& product, Stream stream);
+
+// The same as int4_wgmma, for any number of rows and best for those from 9 to some hundreds; with a workspace.
+std::size_t int4_stream_workspace(const Int4Gemm& product);
+int int4_stream(const Int4Gemm& product, Stream stream);
 
 // Columns [first, first + columns), multiples of 8, of the weight as a dense matrix [columns, k] of p.dtype, which may
 // be float32 here (the scales are too, then). x and out are not looked at.

@@ -5,13 +5,14 @@
 
 namespace untorch::kernels::cuda {
 
-enum class Int4Path : std::int8_t { kNarrow, kMma, kWgmma, kUnpack };
+enum class Int4Path : std::int8_t { kNarrow, kStream, kMma, kWgmma, kUnpack };
 
 // Read off benchmarks/gpu_int4.py on an H200, whose --mma-rows and --wgmma-rows move the second and the third for a
 // run.
 struct Int4Limits {
-  std::int64_t narrow_rows = 8;  // what int4_narrow can
-  std::int64_t mma_rows = 64;    // above, int4_wgmma where the GPU has it
+  std::int64_t narrow_rows = 8;     // what int4_narrow can
+  std::int64_t stream_rows = 1024;  // of int4_stream, where the GPU has it
+  std::int64_t mma_rows = 64;       // above, int4_wgmma where the GPU has it
   std::int64_t wgmma_rows = 1024;
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where it has not
   // What is unpacked at a time: this part of the second-level cache, and columns enough for a product that fills the
@@ -30,6 +31,7 @@ inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}) {
   if (!p.has_wgmma || p.inner_k_tiles != 8) {
     return p.m <= limits.mma_rows_alone ? Int4Path::kMma : Int4Path::kUnpack;
   }
+  if (p.m <= limits.stream_rows) return Int4Path::kStream;
   if (p.m <= limits.mma_rows) return Int4Path::kMma;
   return p.m <= limits.wgmma_rows ? Int4Path::kWgmma : Int4Path::kUnpack;
 }
@@ -44,6 +46,10 @@ inline std::int64_t int4_chunk(std::int64_t n, std::int64_t k, std::int64_t elem
 
 // Shared memory of int4_mma's blocks with so many rows.
 inline constexpr int kInt4SharedOf64 = 106496, kInt4SharedOf128 = 129024;
+
+// Shared memory that int4_stream's blocks have at most, and rows of one launch of it: with more, x does not stay in the
+// second-level cache.
+inline constexpr int kInt4SharedOfStream = 232448, kInt4StreamRows = 1024;
 
 // Shared memory of int4_wgmma's largest blocks.
 inline constexpr int kInt4SharedOfWgmma = 228352;

@@ -30,6 +30,8 @@ const kernels::cuda::Int4Limits& limits() {
       out.mma_rows = out.mma_rows_alone = std::atoll(rows);
     }
     if (const char* const rows = std::getenv("UNTORCH_INT4_WGMMA_ROWS")) out.wgmma_rows = std::atoll(rows);
+    if (const char* const rows = std::getenv("UNTORCH_INT4_STREAM_ROWS")) out.stream_rows = std::atoll(rows);
+    if (const char* const rows = std::getenv("UNTORCH_INT4_NARROW_ROWS")) out.narrow_rows = std::atoll(rows);
     return out;
   }();
   return made;
@@ -124,11 +126,12 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   p.out = out->raw();
   if (path == Int4Path::kNarrow) {
     on.launched(kernels::cuda::int4_narrow(p, on.stream()));
-  } else if (path == Int4Path::kMma) {
-    const std::size_t bytes = kernels::cuda::int4_mma_workspace(p);
+  } else if (path == Int4Path::kMma || path == Int4Path::kStream) {
+    const bool streams = path == Int4Path::kStream;
+    const std::size_t bytes = streams ? kernels::cuda::int4_stream_workspace(p) : kernels::cuda::int4_mma_workspace(p);
     const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
     if (workspace) p.workspace = static_cast<float*>(workspace->data());
-    on.launched(kernels::cuda::int4_mma(p, on.stream()));
+    on.launched(streams ? kernels::cuda::int4_stream(p, on.stream()) : kernels::cuda::int4_mma(p, on.stream()));
   } else if (path == Int4Path::kWgmma) {
     on.launched(kernels::cuda::int4_wgmma(p, on.stream()));
   } else {

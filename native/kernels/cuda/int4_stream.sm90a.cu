@@ -1,0 +1,386 @@
+// Products of up to a thousand rows with int4 weights, by the tensor instructions of sm_90.
+//
+// Layout: a block makes tiles of 256 columns and Rows rows (8 to 128) from blocks of 128 k's in shared memory: x's rows
+// in two halves of 64 k's, 128 bytes each, permuted as the instruction's 128-byte swizzle wants them; the weights as
+// they are, 512 bytes for every 8 columns; the scales, a line a group. Four warps copy, as many stages ahead as fit;
+// sixteen multiply. Each of their four warpgroups has 64 columns, the rows of the instruction's first operand: a warp's
+// 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second operand,
+// from shared memory. Wide tiles save bytes from the second-level cache, where x costs four times what weights do.
+//
+// Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
+// the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
+// left in global memory, in the order of k; they did that tile first and have nobody to wait for.
+//
+// Bytes: of shared memory a stage, 256 Rows + 20480; from the second-level cache likewise; 0.53 a weight (group 128)
+// from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 instructions beside one of Rows / 2 clocks on the
+// tensor cores, which four share: memory is the bound up to about 90 rows, then arithmetic.
+#include <atomic>
+#include <chrono>
+
+#include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/shared_barrier.cuh"
+#include "kernels/cuda/tile_memory.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace untorch::kernels::cuda {
+namespace {
+
+constexpr int kCols = 256, kMultiply = 512, kCopy = 128, kThreads = kMultiply + kCopy;
+constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;  // of a stage
+
+template <int Rows>
+struct Stage {
+  static constexpr int kHalf = Rows * 128, kX = 2 * kHalf;
+  static constexpr int kBytes = kX + kWeightBytes + kScaleBytes;  // a multiple of 1024, as the swizzle wants it
+  static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
+  static constexpr int kBarriers = 2 * kCount * 8;
+  static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
+  // Copies of so many stages are under way before the oldest is waited for: one is ready while one is multiplied.
+  static constexpr int kAhead = kCount - 2;
+};
+
+// The work: blocks of 128 k's of all tiles, a row of tiles after the other, shared evenly.
+struct Work {
+  int column_tiles = 0, depth = 0, units = 0;
+  float* partials = nullptr;            // [thread block][Rows / 8][kMultiply][4]
+  unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
+  unsigned long long token = 0;         // of this launch alone
+
+  __device__ __forceinline__ int begin_of(int block) const {
+    return static_cast<int>(static_cast<long long>(block) * units / static_cast<int>(gridDim.x));
+  }
+};
+
+// What a thread block does of a tile: the blocks of k [from, to).
+struct Segment {
+  int tile, from, to;
+};
+__device__ __forceinline__ Segment segment_before(const Work& work, int begin, int stop) {
+  const int tile = (stop - 1) / work.depth, first = tile * work.depth;
+  return {tile, (begin > first ? begin : first) - first, stop - first};
+}
+
+__device__ __forceinline__ unsigned long long flag_at(const unsigned long long* flag) {
+  unsigned long long value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
+__device__ __forceinline__ void raise_flag(unsigned long long* flag, unsigned long long value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+// Registers of each thread from here on, of all in the warpgroup.
+template <int Count>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// The transpose of an 8 x 8 matrix of 2-byte elements, of which lane (g, t) has row g, columns 2 t and 2 t + 1.
+__device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
+  std::uint32_t out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+
+template <class T>
+__device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
+  struct alignas(4) Two {
+    T x, y;
+  };
+  const Two two{narrow<T>(x), narrow<T>(y)};
+  std::uint32_t out;
+  memcpy(&out, &two, 4);
+  return out;
+}
+
+template <int Rows>
+__device__ __forceinline__ void copy_stages(const Int4Gemm& p, const Work& work, std::uint32_t base) {
+  using S = Stage<Rows>;
+  const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
+  const int thread = static_cast<int>(threadIdx.x) - kMultiply;
+  const int row = thread / 16, chunk = thread % 16, weight_tile = thread / 32, lane = thread % 32;
+  const int line = thread / 64, column = thread % 64 * 4;
+  const int group_bits = __ffs(static_cast<int>(p.group)) - 1, width = static_cast<int>(p.x_width) - chunk * 8;
+  const std::uint32_t x_to = chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4);
+  const int begin = work.begin_of(static_cast<int>(blockIdx.x));
+  int issued = 0, stage = 0, ready = 0;
+  for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
+    const Segment part = segment_before(work, begin, stop);
+    stop -= part.to - part.from;
+    const int top = part.tile / work.column_tiles * Rows, first = part.tile % work.column_tiles * kCols;
+    const auto rows = static_cast<int>(p.m) - top - row;
+    const std::int64_t tiles_left = (p.n - first) / 8 - weight_tile;
+    const char* const x_from = static_cast<const char*>(p.x) + (std::int64_t{top + row} * p.x_row + chunk * 8) * 2;
+    const char* const weights_from =
+        static_cast<const char*>(p.weight) + (std::int64_t{first / 8 + weight_tile} * p.k + lane * 4) * 4;
+    const char* const scales_from = static_cast<const char*>(p.scales) + std::int64_t{first + column} * 4;
+    const bool has_column = first + column < p.n;
+    for (int block = part.from; block < part.to; ++block) {
+      if (issued >= S::kCount) wait_at(empty + stage * 8, (issued / S::kCount - 1) & 1);
+      const std::uint32_t to = base + stage * S::kBytes;
+      const int k0 = block * kInt4BlockK, x_bytes = k0 < width ? 16 : 0;
+      const char* x = x_from + std::int64_t{k0} * 2;
+#pragma unroll
+      for (int i = 0; i < Rows / 8; ++i, x += p.x_row * 16) {
+        copy_chunk(to + x_to + i * 1024, x, i * 8 < rows ? x_bytes : 0);
+      }
+      const char* weight = weights_from + std::int64_t{k0} * 4;
+#pragma unroll
+      for (int i = 0; i < kWeightBytes / 16 / kCopy; ++i, weight += p.k * 16) {
+        copy_chunk(to + S::kX + (thread + i * kCopy) * 16, weight, i * 4 < tiles_left ? 16 : 0);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int k = k0 + ((line + 2 * i) << group_bits);
+        if ((line + 2 * i) << group_bits < kInt4BlockK) {
+          copy_chunk(to + S::kX + kWeightBytes + (line + 2 * i) * (kCols * 4) + column * 4,
+                     scales_from + (k >> group_bits) * p.n * 4, has_column ? 16 : 0);
+        }
+      }
+      commit_copies();
+      if (issued >= S::kAhead) {
+        wait_copies_but<S::kAhead>();
+        publish_shared();
+        arrive_at(full + ready * 8);
+        ready = ready == S::kCount - 1 ? 0 : ready + 1;
+      }
+      ++issued;
+      stage = stage == S::kCount - 1 ? 0 : stage + 1;
+    }
+  }
+  wait_copies_but<0>();
+  publish_shared();
+  for (; ready != stage; ready = ready == S::kCount - 1 ? 0 : ready + 1) arrive_at(full + ready * 8);
+}
+
+// Adds what other thread blocks did of the tile before `first`, the begin of this one's work.
+template <int Sums>
+__device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums]) {
+  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  int lowest = own - 1;
+  while (work.begin_of(lowest) > tile_begin) --lowest;
+  if (thread == 0) {
+    for (int other = lowest; other < own; ++other) {
+      while (flag_at(work.flags + other) != work.token) {
+      }
+      work.flags[other] = 0;  // a graph's next replay has the same token
+    }
+  }
+  wait_for_threads<kMultiply>();
+  for (int other = lowest; other < own; ++other) {
+    const auto* const from =
+        reinterpret_cast<const float4*>(work.partials) + std::int64_t{other} * (Sums / 4) * kMultiply + thread;
+#pragma unroll
+    for (int i = 0; i < Sums / 4; ++i) {
+      const float4 v = __ldcg(from + i * kMultiply);
+      acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
+    }
+  }
+}
+
+template <int Sums>
+__device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums]) {
+  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
+#pragma unroll
+  for (int i = 0; i < Sums / 4; ++i) {
+    to[i * kMultiply] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+  }
+  __threadfence();
+  wait_for_threads<kMultiply>();
+  if (thread == 0) raise_flag(work.flags + own, work.token);
+}
+
+template <class T, int Rows>
+__device__ __forceinline__ void store_tile(const Int4Gemm& p, int top, int first, const float (&acc)[Rows / 2]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = first + warp * 16 + half * 8;
+    if (column >= p.n) return;  // the same for the whole warp
+    const float bias = p.bias == nullptr ? 0.0f : widen(static_cast<const T*>(p.bias)[column + g]);
+#pragma unroll
+    for (int i = 0; i < Rows / 8; ++i) {
+      const std::uint32_t pair = transposed(pair_of<T>(acc[4 * i + 2 * half] + bias, acc[4 * i + 2 * half + 1] + bias));
+      const int row = top + i * 8 + g;
+      if (row < p.m) {
+        *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.out) + std::int64_t{row} * p.n + column + 2 * t) = pair;
+      }
+    }
+  }
+}
+
+template <class T, int Rows>
+__device__ __forceinline__ void multiply_stages(const Int4Gemm& p, const Work& work, unsigned char* stages,
+                                                std::uint32_t base) {
+  using S = Stage<Rows>;
+  const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4;
+  const int group_bits = __ffs(static_cast<int>(p.group)) - 1;
+  const int begin = work.begin_of(static_cast<int>(blockIdx.x));
+  int stage = 0, parity = 0;
+  for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
+    const Segment part = segment_before(work, begin, stop);
+    stop -= part.to - part.from;
+    float acc[Rows / 2] = {};
+    for (int block = part.from; block < part.to; ++block) {
+      wait_at(full + stage * 8, parity);
+      const unsigned char* const here = stages + stage * S::kBytes;
+      const std::uint32_t x = base + stage * S::kBytes;
+      const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
+      const auto* const scales = reinterpret_cast<const std::uint32_t*>(here + S::kX + kWeightBytes) + warp * 16 + g;
+      const uint4 low_words = tiles[0], high_words = tiles[32];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
+        const int line = (j * 32 >> group_bits) * kCols;
+        std::uint32_t low[4], high[4];
+        unpack<T>(word(low_words), scale_pair(scales[line]), low);
+        unpack<T>(word(high_words), scale_pair(scales[line + 8]), high);
+        std::uint32_t operand[2][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
+          operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
+        }
+        warpgroup_fence();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int step = 2 * j + half;
+          warpgroup_mma<T>(acc, operand[half], operand_at(x + step / 4 * S::kHalf + step % 4 * 32));
+        }
+        warpgroup_commit();
+        // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
+        // out of the next one by making all of them wait for each other. Meanwhile other warpgroups multiply.
+        if (j < 3) {
+          warpgroup_wait<1>();
+        } else {
+          warpgroup_wait<0>();
+        }
+      }
+      if (lane == 0) arrive_at(empty + stage * 8);
+      stage = stage == S::kCount - 1 ? 0 : stage + 1;
+      parity ^= stage == 0 ? 1 : 0;
+    }
+    if (part.to < work.depth) {
+      leave_partial(work, acc);
+    } else {
+      if (part.from > 0) add_partials(work, part.tile * work.depth, acc);
+      store_tile<T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * kCols, acc);
+    }
+  }
+}
+
+template <class T, int Rows>
+__global__ void __launch_bounds__(kThreads, 1) stream_int4(Int4Gemm p, Work work) {
+  using S = Stage<Rows>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
+  if (threadIdx.x < S::kCount) {
+    const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
+    make_barrier(full + threadIdx.x * 8, kCopy);
+    make_barrier(empty + threadIdx.x * 8, kMultiply / 32);
+  }
+  __syncthreads();
+  if (threadIdx.x >= kMultiply) {
+    give_registers<48>();
+    copy_stages<Rows>(p, work, base);
+  } else {
+    take_registers<104>();
+    multiply_stages<T, Rows>(p, work, memory + (base - start), base);
+  }
+}
+
+// Of this process and launch: what a flag held before is something else.
+unsigned long long fresh_token() {
+  static std::atomic<unsigned long long> count{
+      static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count())};
+  unsigned long long z = count.fetch_add(0x9e3779b97f4a7c15ull) + 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return (z ^ (z >> 31)) | 1;
+}
+
+// Rows of a tile, and how many thread blocks there are for m of them.
+struct Plan {
+  int rows = 0, row_tiles = 0, column_tiles = 0, depth = 0, blocks = 0;
+};
+Plan plan_of(const Int4Gemm& p, std::int64_t m) {
+  constexpr std::int64_t kLeastUnits = 2;  // of a thread block
+  Plan out;
+  out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
+  out.row_tiles = static_cast<int>((m + out.rows - 1) / out.rows);
+  out.column_tiles = static_cast<int>((p.n + kCols - 1) / kCols);
+  out.depth = static_cast<int>(p.k / kInt4BlockK);
+  const std::int64_t units = std::int64_t{out.row_tiles} * out.column_tiles * out.depth;
+  const std::int64_t blocks = units / kLeastUnits < 1 ? 1 : units / kLeastUnits;
+  out.blocks = static_cast<int>(blocks < p.multiprocessors ? blocks : p.multiprocessors);
+  return out;
+}
+
+template <class T, int Rows>
+int launch_stream(const Int4Gemm& p, const Plan& plan, Stream stream) {
+  Work work;
+  work.column_tiles = plan.column_tiles, work.depth = plan.depth;
+  work.units = plan.row_tiles * plan.column_tiles * plan.depth;
+  work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
+  work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
+  work.token = fresh_token();
+  auto* const kernel = stream_int4<T, Rows>;
+  constexpr int kBytes = Stage<Rows>::kShared;
+  static_assert(kBytes <= kInt4SharedOfStream);
+  const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (code != cudaSuccess) return code;
+  kernel<<<static_cast<unsigned>(plan.blocks), kThreads, kBytes, stream>>>(p, work);
+  return cudaGetLastError();
+}
+
+template <class T>
+int stream_of(const Int4Gemm& p, const Plan& plan, Stream stream) {
+  switch (plan.rows) {
+    case 8:
+      return launch_stream<T, 8>(p, plan, stream);
+    case 16:
+      return launch_stream<T, 16>(p, plan, stream);
+    case 32:
+      return launch_stream<T, 32>(p, plan, stream);
+    case 64:
+      return launch_stream<T, 64>(p, plan, stream);
+    default:
+      return launch_stream<T, 128>(p, plan, stream);
+  }
+}
+
+}  // namespace
+
+std::size_t int4_stream_workspace(const Int4Gemm& p) {
+  const Plan plan = plan_of(p, p.m < kInt4StreamRows ? p.m : kInt4StreamRows);
+  return ((p.multiprocessors + 15) / 16 * 16) * 8 + std::size_t(plan.blocks) * plan.rows * kCols * 4;
+}
+
+int int4_stream(const Int4Gemm& p, Stream stream) {
+  if (p.m == 0 || p.n == 0) return 0;
+  if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
+  if (p.dtype != Scalar::kFloat16 && p.dtype != Scalar::kBFloat16) return kNoKernel;
+  for (std::int64_t first = 0; first < p.m; first += kInt4StreamRows) {
+    Int4Gemm part = p;
+    part.m = p.m - first < kInt4StreamRows ? p.m - first : kInt4StreamRows;
+    part.x = static_cast<const char*>(p.x) + first * p.x_row * 2;
+    part.out = static_cast<char*>(p.out) + first * p.n * 2;
+    const Plan plan = plan_of(part, part.m);
+    if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<__half>(part, plan, stream)
+                                                 : stream_of<__nv_bfloat16>(part, plan, stream);
+    if (code != 0) return code;
+  }
+  return 0;
+}
+
+}  // namespace untorch::kernels::cuda

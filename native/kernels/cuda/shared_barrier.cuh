@@ -1,0 +1,34 @@
+// Barriers in shared memory for which a part of a block waits while another part works on.
+#pragma once
+
+#include <cstdint>
+
+namespace untorch::kernels::cuda {
+
+// A phase of the barrier at `address` ends with `count` arrivals; the first phase has parity 0.
+__device__ __forceinline__ void make_barrier(std::uint32_t address, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive_at(std::uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+}
+// Returns when the phase of this parity has ended.
+__device__ __forceinline__ void wait_at(std::uint32_t address, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(address),
+      "r"(parity)
+      : "memory");
+}
+
+// All of the first `Threads` threads of the block, by their own barrier.
+template <int Threads>
+__device__ __forceinline__ void wait_for_threads() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
+}
+
+}  // namespace untorch::kernels::cuda

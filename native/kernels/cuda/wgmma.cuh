@@ -1,0 +1,82 @@
+// The matrix instructions of sm_90 that a warpgroup, four warps, issues together and that run on their own.
+#pragma once
+
+#include "kernels/cuda/device_types.cuh"
+
+namespace untorch::kernels::cuda {
+
+// Orders what the warpgroup's threads wrote to registers before the instructions that follow.
+__device__ __forceinline__ void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ __forceinline__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+// Makes what this thread copied to shared memory visible to the tensor cores' own reads.
+__device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// An operand in shared memory: rows of 128 bytes along k, swizzled, 8 of them 1024 bytes, at `address`.
+__device__ __forceinline__ std::uint64_t operand_at(std::uint32_t address) {
+  constexpr std::uint64_t kSwizzle128 = 1ull << 62, kEightRows = (1024ull >> 4) << 32, kUnused = 1ull << 16;
+  return kSwizzle128 | kEightRows | kUnused | ((address & 0x3ffff) >> 4);
+}
+
+#define UNTORCH_REGS4 "%0, %1, %2, %3"
+#define UNTORCH_REGS8 UNTORCH_REGS4 ", %4, %5, %6, %7"
+#define UNTORCH_REGS16 UNTORCH_REGS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define UNTORCH_REGS32 \
+  UNTORCH_REGS16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define UNTORCH_REGS64                                                                                          \
+  UNTORCH_REGS32                                                                                                \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UNTORCH_SUMS4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define UNTORCH_SUMS8(i) UNTORCH_SUMS4(i), UNTORCH_SUMS4((i) + 4)
+#define UNTORCH_SUMS16(i) UNTORCH_SUMS8(i), UNTORCH_SUMS8((i) + 8)
+#define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
+#define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
+#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" UNTORCH_REGS##sums \
+               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #at ", 1, 1, 1, 0;"                          \
+               : UNTORCH_SUMS##sums(0)                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define UNTORCH_WGMMA_OF(columns, sums, a0, a1, a2, a3, at)   \
+  if constexpr (std::is_same_v<T, __half>) {                  \
+    UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at);  \
+  } else {                                                    \
+    UNTORCH_WGMMA(columns, "bf16", sums, a0, a1, a2, a3, at); \
+  }
+
+// d (64 x 2 Sums, float32) += a (64 x 16, in registers) · b (16 x 2 Sums). A warp has 16 rows of a and d, as in
+// gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3].
+template <class T, int Sums>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint64_t b) {
+  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64);
+  if constexpr (Sums == 4) {
+    UNTORCH_WGMMA_OF(8, 4, 4, 5, 6, 7, 8)
+  } else if constexpr (Sums == 8) {
+    UNTORCH_WGMMA_OF(16, 8, 8, 9, 10, 11, 12)
+  } else if constexpr (Sums == 16) {
+    UNTORCH_WGMMA_OF(32, 16, 16, 17, 18, 19, 20)
+  } else if constexpr (Sums == 32) {
+    UNTORCH_WGMMA_OF(64, 32, 32, 33, 34, 35, 36)
+  } else {
+    UNTORCH_WGMMA_OF(128, 64, 64, 65, 66, 67, 68)
+  }
+}
+
+#undef UNTORCH_REGS4
+#undef UNTORCH_REGS8
+#undef UNTORCH_REGS16
+#undef UNTORCH_REGS32
+#undef UNTORCH_REGS64
+#undef UNTORCH_SUMS4
+#undef UNTORCH_SUMS8
+#undef UNTORCH_SUMS16
+#undef UNTORCH_SUMS32
+#undef UNTORCH_SUMS64
+#undef UNTORCH_WGMMA
+#undef UNTORCH_WGMMA_OF
+
+}  // namespace untorch::kernels::cuda
