@@ -60,7 +60,7 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     print_fields(
         console,
         [
-            ("device", method["device"] + (f", {method['gpu_architecture']}" if method["gpu_architecture"] else "")),
+            ("device", ", ".join([method["device"], *method["gpu_architectures"]])),
             ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
             ("CPU features", needs + missing),
             ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),

@@ -92,10 +92,11 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str
         cpu = spec.get("cpu") or {}
         constants = spec["constants"]
         sizes = [int(weight["nbytes"]) for weight in manifest["weights"]]
+        codes = [code for code in (spec, *spec.get("variants", ())) if "gpu_architecture" in code]
         entry = _method(
             archive, name, spec["device"], spec["library"], spec.get("extern_nodes"),
             cpu.get("target"), cpu.get("architecture"), list(cpu.get("features", ())),
-            spec.get("gpu_architecture"), where,
+            [code["gpu_architecture"] for code in codes], where,
         )  # fmt: skip
         entry["inputs"] = [_checked(item) for item in spec["inputs"]]
         entry["outputs"] = [None if item is None else _checked(item) for item in spec["outputs"]]
@@ -151,7 +152,7 @@ def _stock_methods(archive: ArchiveReader, where: str | None) -> list[dict[str, 
         described = _method(
             archive, name, str(metadata.get("AOTI_DEVICE_KEY", "unknown")), folder + library,
             folder + nodes if nodes in names else None, "native" if words else None,
-            metadata.get("AOTI_MACHINE"), list(features), f"sm_{capability}" if capability else None, where,
+            metadata.get("AOTI_MACHINE"), list(features), [f"sm_{capability}"] if capability else [], where,
         )  # fmt: skip
         methods.append({**described, "inputs": None, "outputs": None, "constants": None, "quantization": None})
     if not methods:
@@ -177,7 +178,7 @@ def _parse_json(archive: ArchiveReader, name: str) -> Any:
 
 def _method(
     archive: ArchiveReader, name: str, device: str, library: str, extern_nodes: str | None,
-    target: str | None, architecture: str | None, features: list[str], gpu: str | None, where: str | None,
+    target: str | None, architecture: str | None, features: list[str], gpus: list[str], where: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What is known of every method, and whether it runs on this machine, on the device ``where`` if that is given."""
     from untorch import _core
@@ -189,7 +190,7 @@ def _method(
     operators += _python_operators(archive, extern_nodes)
     problems = []
     if device.startswith("cuda"):
-        problems += _gpu_problems(gpu, where)
+        problems += _gpu_problems(gpus, where)
     elif device != "cpu":
         problems.append(f"it is compiled for {device}, and untorch serves cpu and cuda")
     if where is not None and where.partition(":")[0] != device.partition(":")[0]:
@@ -203,7 +204,7 @@ def _method(
     return {
         "name": name,
         "device": device,
-        "gpu_architecture": gpu,
+        "gpu_architectures": gpus,
         "cpu": {
             "target": target,
             "architecture": architecture or elf.machine,
@@ -217,8 +218,8 @@ def _method(
     }
 
 
-def _gpu_problems(architecture: str | None, where: str | None) -> list[str]:
-    """Why code for a GPU architecture does not run here; a cubin runs within its major version."""
+def _gpu_problems(architectures: list[str], where: str | None) -> list[str]:
+    """Why code for GPU architectures does not run here; a cubin runs within its major version."""
     from untorch.cli.machine import cuda_status
 
     status = cuda_status()
@@ -228,12 +229,12 @@ def _gpu_problems(architecture: str | None, where: str | None) -> list[str]:
     if index >= len(status["devices"]):
         return [f"there is no cuda:{index}: this machine has {len(status['devices'])} GPUs"]
     here = status["devices"][index]
-    match = re.fullmatch(r"sm_(\d+)", architecture or "")
-    if match is None:
-        return []
-    wanted, own = int(match[1]), int(here["architecture"].removeprefix("sm_"))
-    if wanted // 10 != own // 10 or wanted > own:
-        return [f"it is compiled for {architecture}, cuda:{index} ({here['name']}) is {here['architecture']}"]
+    own = int(here["architecture"].removeprefix("sm_"))
+    numbers = [int(match[1]) for name in architectures if (match := re.fullmatch(r"sm_(\d+)", name))]
+    if numbers and not any(number // 10 == own // 10 and number <= own for number in numbers):
+        return [
+            f"it is compiled for {', '.join(architectures)}, cuda:{index} ({here['name']}) is {here['architecture']}"
+        ]
     return []
 
 

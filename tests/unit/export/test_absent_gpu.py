@@ -186,6 +186,36 @@ def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
     assert [text.split(", ")[1] for text in found] == ["1L", "1L"]
 
 
+def test_several_architectures(tmp_path: Path) -> None:
+    report = export(
+        {"mlp": methods()["mlp"]}, tmp_path / "m.pt2", device="cuda", arch=["sm_90", "A100"], progress=False
+    )
+    with ArchiveReader(report.path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        method = manifest["methods"]["mlp"]
+        (variant,) = method["variants"]
+        for code, number in ((method, 90), (variant, 80)):
+            assert code["gpu_architecture"] == f"sm_{number}"
+            assert set(kernels(archive.read(code["library"]))) == {number}
+    # The weights are there once, and both count in the same buffer.
+    assert {c["weight"] for c in method["constants"]} == {c["weight"] for c in variant["constants"]}
+    assert manifest["states"] == [{"fqn": "calls", "weight": manifest["states"][0]["weight"], "methods": ["mlp"]}]
+    assert all(item.served for item in check(report.path))
+
+
+@pytest.mark.parametrize(
+    ("arch", "text"),
+    [
+        (["sm_90", "H200"], "arch: 'sm_90' and 'H200' are both sm_90: a file has one code for it"),
+        ([], "arch: expected the name of a GPU, or a list of them, got an empty one"),
+        (["sm_90", "sm_1"], "arch: expected one of sm_80, .* got 'sm_1'"),
+    ],
+)
+def test_wrong_architectures(arch: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "m.pt2", device="cuda", arch=arch)
+
+
 def test_int4(tmp_path: Path) -> None:
     report = export(
         {"mlp": methods()["mlp"]}, tmp_path / "a.pt2", device="cuda", arch="sm_90", quantize="int4", progress=False
