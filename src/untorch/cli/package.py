@@ -19,6 +19,9 @@ __all__ = ["describe_package"]
 _METHODS = "data/aotinductor/"
 _WEIGHTS = "data/weights/"
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
+# Driver branches: what untorch calls came with CUDA 12.4, sm_100 and sm_120 with 12.8.
+_OLDEST_DRIVER, _DRIVER_OF_BLACKWELL, _BLACKWELL = 550, 570, 100
+_DRIVERS = {"12": 525, "13": 580}  # that take every cubin of a major version's tools
 # torch's names of instruction sets, as Linux calls the features that decide.
 _STOCK_FEATURES = {
     "AVX2": ("avx2", "fma"),
@@ -105,6 +108,7 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str
             "bytes": sum(sizes[index] for index in {constant["weight"] for constant in constants}),
             "mutated": sum(bool(constant.get("mutated")) for constant in constants),
         }
+        entry["gpu_codes"] = _gpu_codes(codes)
         entry["quantization"] = _quantization(spec.get("quantization") or [])
         methods.append(entry)
     return methods
@@ -154,7 +158,8 @@ def _stock_methods(archive: ArchiveReader, where: str | None) -> list[dict[str, 
             folder + nodes if nodes in names else None, "native" if words else None,
             metadata.get("AOTI_MACHINE"), list(features), [f"sm_{capability}"] if capability else [], where,
         )  # fmt: skip
-        methods.append({**described, "inputs": None, "outputs": None, "constants": None, "quantization": None})
+        unknown = dict.fromkeys(("inputs", "outputs", "constants", "quantization", "gpu_codes"))
+        methods.append({**described, **unknown})
     if not methods:
         raise InvalidFileError(f"{archive.path} holds no compiled model: it has no {_METHODS}<method>/*.so")
     return methods
@@ -216,6 +221,18 @@ def _method(
         "runs_here": not problems,
         "problems": problems,
     }
+
+
+def _gpu_codes(codes: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The code for each architecture: its assembler's version, and the oldest driver branch; PTX is never stored."""
+    found = []
+    for code in codes:
+        architecture, ptxas = str(code["gpu_architecture"]), code.get("ptxas")
+        needed = _DRIVERS.get(str(ptxas).partition(".")[0], 0)
+        number = int(match[1]) if (match := re.fullmatch(r"sm_(\d+)", architecture)) else 0
+        driver = max(_OLDEST_DRIVER, needed, _DRIVER_OF_BLACKWELL if number >= _BLACKWELL else 0)
+        found.append({"architecture": architecture, "ptxas": ptxas, "ptx": False, "driver": driver})
+    return found
 
 
 def _gpu_problems(architectures: list[str], where: str | None) -> list[str]:

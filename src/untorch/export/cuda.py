@@ -19,7 +19,7 @@ from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel, find_gpu
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "resolve_device", "resolve_devices"]
+__all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "ptxas_version", "resolve_device", "resolve_devices"]
 
 _DEVICE = re.compile(r"cuda(?::(\d{1,4}))?")
 _HEADER = Path("include") / "cuda_runtime.h"
@@ -106,6 +106,18 @@ def _absent(device: object, arch: str) -> CudaTarget:
     require_triton()
     cuda_home()
     return CudaTarget("cuda:0", gpu.architecture, gpu)
+
+
+def ptxas_version(architecture: str) -> str | None:
+    """The version of the assembler that Triton has for an architecture, "12.8"; None where it does not tell."""
+    try:
+        from triton.backends.nvidia.compiler import get_ptxas_version
+
+        text = get_ptxas_version(int(architecture.removeprefix("sm_")))
+    except Exception:  # Triton's own interface, for a line that people read
+        return None
+    match = re.search(r"release (\d+\.\d+)", text)
+    return match[1] if match else None
 
 
 def cuda_home() -> Path:

@@ -13,6 +13,7 @@ import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
+from untorch.export.cuda import ptxas_version
 from untorch.export.library import find_runtime_library
 from untorch.export.methods import Movers, plan_methods, read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
@@ -170,7 +171,7 @@ def _method_entry(
         "library": code.pop("library"),
         "extern_nodes": code.pop("extern_nodes"),
         "device": method.device,
-        **({"gpu_architecture": code.pop("gpu_architecture")} if "gpu_architecture" in code else {}),
+        **{key: code.pop(key) for key in ("gpu_architecture", "ptxas") if key in code},
         "cpu": {"target": target.name, "architecture": target.architecture, "features": method.features},
         "inputs": method.inputs,
         "outputs": method.outputs,
@@ -183,7 +184,9 @@ def _method_entry(
 def _code_entry(folder: str, method: CompiledMethod, constants: list[dict[str, Any]]) -> dict[str, Any]:
     """What differs between architectures."""
     place = f"data/aotinductor/{folder}"
-    gpu = {} if method.gpu_architecture is None else {"gpu_architecture": method.gpu_architecture}
+    gpu: dict[str, Any] = {}
+    if method.gpu_architecture is not None:
+        gpu = {"gpu_architecture": method.gpu_architecture, "ptxas": ptxas_version(method.gpu_architecture)}
     return {
         **gpu,
         "library": f"{place}/{method.library}",
