@@ -126,7 +126,7 @@ def export(
             name = graph.method.name
             place = folder / name
             place.mkdir()
-            int4_weights = describe_quantized(graph)
+            quantized_weights = describe_quantized(graph)
             result = compile_method(graph, plan.target, plan.options, place, progress, plan.gpu)
             compiled.append(result)
             constants, storages = store.add_method(
@@ -134,8 +134,8 @@ def export(
             )
             states.add_method(name, result.device, constants, storages)
             entries[name] = _method_entry(result, constants, plan.target, plan.options)
-            if int4_weights:
-                entries[name]["quantization"] = int4_weights
+            if quantized_weights:
+                entries[name]["quantization"] = quantized_weights
         with progress.step("write"):
             _write(writer, compiled, store, states, entries)
             finished = writer.finish()
