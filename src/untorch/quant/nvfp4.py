@@ -211,23 +211,28 @@ def _search(exact: torch.Tensor, target: torch.Tensor, nearest: torch.Tensor) ->
 
 def _squared_error(exact: torch.Tensor, size: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Of absolute values [..., blocks, 16], rounded from ``size`` with the block's scale [..., blocks]."""
-    wide = scale.unsqueeze(-1)
-    return (_round(size, wide) * wide - exact).square_().sum(-1)
-
-
-def _round(size: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """size / scale rounded to E2M1's absolute values, at most 6; 0 where the scale is 0.
-
-    Codes that follow each other differ by 0.5 below 2, by 1 below 4, and by 2. The multiples of these are even and odd
-    in turn as the codes are, so rounding a half to even rounds a tie to the even mantissa.
-    """
-    steps = torch.where(scale == 0, 0.0, size / scale).clamp_(max=E2M1_MAX)
-    step = torch.where(steps < 2, 0.5, torch.where(steps < 4, 1.0, 2.0))
-    return (steps / step).round_() * step
+    low, middle, high = _round(size, scale)
+    values = low.mul_(0.5).add_(middle).add_(high, alpha=2).sub_(6)
+    return (values * scale.unsqueeze(-1) - exact).square_().sum(-1)
 
 
 def _codes(target: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """The codes of values [..., blocks, 16], uint8; zeros have no sign."""
-    values = _round(target.abs(), scale.unsqueeze(-1))
-    code = torch.where(values < 2, 2 * values, torch.where(values < 4, values + 2, values / 2 + 4)).to(torch.uint8)
-    return torch.where((target < 0) & (code > 0), code | 8, code)
+    low, middle, high = _round(target.abs(), scale)
+    code = low.add_(middle).add_(high).sub_(4).to(torch.uint8)
+    return code | (((target < 0) & (code > 0)).to(torch.uint8) << 3)
+
+
+def _round(size: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """size / scale rounded to E2M1's absolute values, at most 6, as how far it reaches into three ranges.
+
+    Up to 2 values are 0.5 apart, up to 4 they are 1 apart, and up to 6, 2. With low, middle and high the steps in each,
+    from 0 to 4, 2 to 4 and 2 to 3, the value is low / 2 + middle + 2·high − 6 and the code low + middle + high − 4. In
+    all of them even steps have even codes, so rounding a half to even takes a tie to the even mantissa. Comparisons
+    would be slower.
+    """
+    # Blocks of zeros have the scale 0.
+    quotient = size / scale.clamp(min=_E4M3_TINY).unsqueeze(-1)
+    low = quotient.clamp(max=2).mul_(2).round_()
+    middle = quotient.clamp(2, 4).round_()
+    return low, middle, quotient.clamp_(4, 6).mul_(0.5).round_()
