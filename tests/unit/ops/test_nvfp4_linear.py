@@ -43,18 +43,23 @@ def layer(
     missing=st.integers(0, 15),
     dtype=st.sampled_from([*DTYPES, torch.float64]),
     biased=st.booleans(),
+    between=st.integers(0, 3),
+    turned=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@hypothesis.settings(deadline=None, max_examples=80)
+@hypothesis.settings(deadline=None, max_examples=100)
 def test_values(
     rows: tuple[int, ...], n: int, outer: int, layout: str | int, scales: str, missing: int, dtype: torch.dtype,
-    biased: bool, seed: int,
+    biased: bool, between: int, turned: bool, seed: int,
 ) -> None:  # fmt: skip
     # Tiles need multiples; bytes need k to be one of 16.
     n, k = (n, 16 * outer) if isinstance(layout, str) else (-(-n // 8) * 8, 16 * layout * outer)
     tensors, weight = layer(n, k, layout, {"all": (), "one": (1,), "rows": (n,)}[scales], seed)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn((*rows, k - missing), generator=generator).to(dtype)
+    # Rows with something between them, and whose order in memory is another.
+    x = torch.randn((*(rows[::-1] if turned else rows), k - missing + between), generator=generator).to(dtype)
+    x = x[..., : k - missing]
+    x = x.permute(*reversed(range(len(rows))), len(rows)) if turned else x
     bias = torch.randn(n, generator=generator).to(dtype) if biased else None
     y = OPERATOR(x, *tensors, bias)
     assert (y.dtype, y.shape) == (dtype, (*rows, n))
