@@ -167,9 +167,6 @@ def _global_scale(weight: torch.Tensor) -> torch.Tensor:
         return torch.ones(weight.shape[:-2], dtype=torch.float32, device=weight.device)
     largest = weight.abs().amax((-2, -1)).float()
     scale = (largest / (E2M1_MAX * E4M3_MAX)).clamp(min=_FLOAT_TINY)
-    # Rounding may have made it so large that the largest weight overflows.
-    below = torch.nextafter(scale, torch.zeros_like(scale))
-    scale = torch.where(torch.isinf(scale * (E2M1_MAX * E4M3_MAX)), below, scale)
     return torch.where(largest == 0, 1.0, scale)
 
 

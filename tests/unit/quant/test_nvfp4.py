@@ -141,6 +141,16 @@ def test_the_search_finds_the_best_scale_of_all() -> None:
     assert nvfp4_error(weight, searched) < 0.9 * nvfp4_error(weight, plain)
 
 
+@pytest.mark.parametrize("largest", [20, 30, 40])
+def test_gains_that_only_float32_sees_are_none(largest: int) -> None:
+    """Whole numbers have equally good scales, whose errors float32 finds different by 1e-7 of them."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randint(-largest, largest + 1, (4000, 64), generator=generator).float()
+    plain = quantize_nvfp4(weight, search=False, global_scale=0.3)
+    searched = quantize_nvfp4(weight, global_scale=0.3)
+    assert (squared_errors(weight, searched) <= squared_errors(weight, plain) * (1 + 1e-12)).all()
+
+
 def test_ties_go_to_the_even_mantissa() -> None:
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0, -6.0]
     made = quantize_nvfp4(torch.tensor([ties]), search=False, global_scale=1.0)
@@ -258,6 +268,9 @@ def test_powers_of_two_are_reconciled_without_loss() -> None:
         assert float(after.global_scale) == 4.0
     one = NVFP4Weight(codes, SCALES[torch.tensor([[72], [100]])], torch.tensor([4.0]))
     assert float(reconcile_nvfp4([one])[0].global_scale) == 4.0
+    # Weights of zeros, as others may store them.
+    zeros = [NVFP4Weight(codes, SCALES[torch.tensor([[72], [100]])], torch.tensor(0.0)) for _ in range(2)]
+    assert not any(after.dequantize().any() for after in reconcile_nvfp4(zeros))
     assert reconcile_nvfp4([]) == []
 
 

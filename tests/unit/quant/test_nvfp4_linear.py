@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from untorch.quant import Int4Linear, NVFP4Linear, NVFP4Weight, concatenate_nvfp4, quantize, quantize_nvfp4
+from untorch.quant import (
+    Int4Linear,
+    NVFP4Linear,
+    NVFP4Weight,
+    concatenate_nvfp4,
+    quantize,
+    quantize_nvfp4,
+    unpack_nvfp4,
+    unpack_nvfp4_tiles,
+)
 from untorch.quant.apply import Quantizer
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -90,6 +99,9 @@ def test_sizes_that_do_not_fit_and_dtypes(
     layer = model[0]
     assert isinstance(layer, NVFP4Linear)
     assert layer.dequantize().shape == (n, k)
+    whole, scales = unpack_nvfp4(unpack_nvfp4_tiles(layer.packed_weight)), layer.block_scale.view(torch.uint8)
+    assert not whole[n:].any() and not whole[:, k:].any()
+    assert not scales[n:].any() and not scales[:, -(-k // 16) :].any()
     x = torch.randn(*rows, k).to(dtype)
     if transposed and len(rows) == 2:
         x = x.mT.contiguous().mT
