@@ -51,7 +51,8 @@ def export(
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(help="int4: the weights of linear layers in four bits. More by --option quantize.…")
+        str | None,
+        typer.Option(help="int4 or nvfp4: the weights of linear layers in four bits. More by --option quantize.…"),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the file without torch, compare with eager.")] = False,
     options: Annotated[

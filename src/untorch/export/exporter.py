@@ -129,7 +129,7 @@ def export(
         for plan, gpu, graph in traced:
             name = graph.method.name
             is_variant = name in entries
-            int4_weights = describe_quantized(graph)
+            quantized_weights = describe_quantized(graph)
             place = folder / (f"{name}.{gpu.architecture}" if gpu is not None and is_variant else name)
             place.mkdir()
             result = compile_method(graph, plan.target, plan.options, place, progress, gpu)
@@ -142,8 +142,8 @@ def export(
                 entries[name].setdefault("variants", []).append(_code_entry(place.name, result, constants))
                 continue
             entries[name] = _method_entry(result, constants, plan.target, plan.options)
-            if int4_weights:
-                entries[name]["quantization"] = int4_weights
+            if quantized_weights:
+                entries[name]["quantization"] = quantized_weights
         with progress.step("write"):
             _write(writer, compiled, store, states, entries)
             finished = writer.finish()
