@@ -175,8 +175,9 @@ def _dequantize_nvfp4(
 ) -> torch.Tensor:
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()
     values = torch.tensor(_VALUES, dtype=dtype, device=packed.device)[codes]
-    scale = block_scale.to(dtype) * global_scale.to(dtype)[..., None, None]
-    weight: torch.Tensor = (values.reshape(*scale.shape, BLOCK) * scale[..., None]).flatten(-2)
+    # A value times its block's scale is exact: this way there is one rounding.
+    blocks = values.reshape(*block_scale.shape, BLOCK) * block_scale.to(dtype)[..., None]
+    weight: torch.Tensor = blocks.flatten(-2) * global_scale.to(dtype)[..., None, None]
     return weight
 
 

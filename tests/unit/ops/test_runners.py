@@ -348,8 +348,13 @@ def test_gradients_do_not_flow() -> None:
     with registered(Gives(lambda x: x @ weight)) as runner_id:
         assert not RUN_LINEAR(torch.ones(2, 3), runner_id, 3).requires_grad
         y = RUN_LINEAR(torch.ones(2, 3, requires_grad=True), runner_id, 3)
+        assert y.requires_grad
         with pytest.raises(RuntimeError, match="no autograd formula was registered"):
             y.sum().backward()
+    with registered(Gives(lambda x: torch.nn.Parameter(x + 1))) as runner_id:
+        y = RUN_LINEAR(torch.ones(2, 3), runner_id, 3)
+        assert type(y) is torch.Tensor
+        assert not y.requires_grad
 
 
 # The fake, and torch's own checks.
