@@ -109,7 +109,7 @@ def _strong(runner: Any) -> Callable[[], Any]:
 
 def unregister_runner(runner_id: int) -> None:
     """Forgets the runner; calls that run end as they would have. Raises InvalidArgumentError for an unknown id."""
-    if _entries.pop(runner_id, None) is None:
+    if not isinstance(runner_id, int) or _entries.pop(runner_id, None) is None:
         raise InvalidArgumentError(f"unregister_runner: {_unknown(runner_id)}")
 
 
@@ -134,7 +134,7 @@ def find_runner(runner_id: int, caller: str = "find_runner") -> Any:
     Raises InvalidArgumentError for an unknown id, and RunnerError if the runner was registered with ``weak`` and has
     gone; ``caller`` begins the text.
     """
-    entry = _entries.get(runner_id)
+    entry = _entries.get(runner_id) if isinstance(runner_id, int) else None
     if entry is None:
         raise InvalidArgumentError(f"{caller}: {_unknown(runner_id)}")
     runner = entry.get()
@@ -264,9 +264,9 @@ def _unknown(runner_id: int) -> str:
     known = sorted(_entries.copy())
     names = ", ".join(map(_label, known[:_NAMED_IN_ERRORS]))
     more = f" and {len(known) - _NAMED_IN_ERRORS} more" if len(known) > _NAMED_IN_ERRORS else ""
-    was = ", which was unregistered" if 0 < runner_id < _next_id else ""
+    was = ", which was unregistered" if isinstance(runner_id, int) and 0 < runner_id < _next_id else ""
     return (
-        f"runner_id: expected the id of a registered runner, got {runner_id}{was}; known here are: "
+        f"runner_id: expected the id of a registered runner, got {runner_id!r}{was}; known here are: "
         f"{names + more if known else 'none'}"
     )
 

@@ -222,6 +222,14 @@ def test_a_compiled_transformer(with_runners: bool, mode: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2  # that of the first call, and one for all that follow
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_that_could_have_gradients(mode: Any) -> None:
+    model, tokens = Transformer(True).eval(), torch.arange(12).view(2, 6)
+    compiled = torch.compile(model, fullgraph=True)
+    with mode():
+        torch.testing.assert_close(compiled(tokens), model(tokens), rtol=1e-4, atol=1e-4)
+
+
 def test_both_kinds_of_experts_are_the_same_model() -> None:
     tokens = torch.arange(12).view(2, 6)
     with torch.no_grad():

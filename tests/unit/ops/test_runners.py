@@ -121,6 +121,16 @@ def test_an_unknown_id_names_the_known_ones() -> None:
         find_runner(0)
 
 
+@pytest.mark.parametrize("wrong", ["1", None, [1]])
+def test_an_id_that_is_no_number(wrong: Any) -> None:
+    for function in (find_runner, unregister_runner):
+        with pytest.raises(InvalidArgumentError) as error:
+            function(wrong)
+        assert str(error.value) == (
+            f"{function.__name__}: runner_id: expected the id of a registered runner, got {wrong!r}; known here are: none"
+        )
+
+
 def test_registered_ends_with_the_block() -> None:
     with registered(Scale(3)) as runner_id:
         assert torch.equal(RUN_LINEAR(torch.ones(2), runner_id, 2), torch.full((2,), 3.0))
