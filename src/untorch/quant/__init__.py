@@ -1,4 +1,4 @@
-"""Quantising on the build machine: linear layers in int4 and NVFP4, from a module or from checkpoints. Needs torch."""
+"""Quantising on the build machine: linear layers in int4 and NVFP4, experts in NVFP4. Needs torch."""
 
 from untorch.ops.int4_layout import pack_int4, unpack_int4
 from untorch.ops.nvfp4_layout import (
@@ -10,12 +10,13 @@ from untorch.ops.nvfp4_layout import (
 )
 from untorch.quant.apply import quantize
 from untorch.quant.linear import Int4Linear
+from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4Weight, concatenate_nvfp4, quantize_nvfp4, reconcile_nvfp4
 from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.report import LayerReport, QuantizationReport
 
 __all__ = [
-    "Int4Linear", "LayerReport", "NVFP4Linear", "NVFP4Weight", "QuantizationReport", "concatenate_nvfp4",
+    "Int4Linear", "LayerReport", "NVFP4Linear", "NVFP4MoE", "NVFP4Weight", "QuantizationReport", "concatenate_nvfp4",
     "dequantize_nvfp4", "pack_int4", "pack_nvfp4", "pack_nvfp4_tiles", "quantize", "quantize_nvfp4", "reconcile_nvfp4",
     "unpack_int4", "unpack_nvfp4", "unpack_nvfp4_tiles",
 ]  # fmt: skip
