@@ -68,7 +68,8 @@ NUMBERS = [True, False, 0, 1, 100, -3, 300, 70000, 2**31, 2**40, 2.75, -0.5, 1e1
 def test_item_of_another_dtype(name: str, source: torch.dtype) -> None:
     """As PyTorch: converted, a fraction cut off, and what does not fit is refused."""
     kind, dtype = TYPES[name]
-    for number in (torch.tensor(value).to(source).item() for value in NUMBERS):
+    for x in (torch.tensor(value).to(source) for value in NUMBERS):
+        number = x.item()
         wanted: Any = None  # refused
         if dtype == torch.bool:
             wanted = bool(number)
@@ -76,7 +77,7 @@ def test_item_of_another_dtype(name: str, source: torch.dtype) -> None:
             wanted = kind(number).value
         elif math.isfinite(number) and torch.iinfo(dtype).min <= int(number) <= torch.iinfo(dtype).max:
             wanted = int(number)
-        back, h, text = kind(), handle(torch.tensor(number, dtype=source)), ""
+        back, h, text = kind(), handle(x), ""
         try:
             raise_on(getattr(lib, f"aoti_torch_item_{name}")(h, ctypes.byref(back)))
         except ShimError as error:
