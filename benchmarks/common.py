@@ -103,13 +103,14 @@ class Report:
     values: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     clock: CpuClock = field(default_factory=lambda: CpuClock())
+    script: str = ""  # its place in the repository, if that is not benchmarks/<name>.py
 
     def write(self, folder: pathlib.Path) -> pathlib.Path:
         """Prints the tables and writes ``<folder>/<name>.json``."""
         self.machine["cpu_share_of_others"] = round(self.clock.share_of_others(), 4)
         document = {
             "benchmark": self.name,
-            "script": f"benchmarks/{self.name}.py",
+            "script": self.script or f"benchmarks/{self.name}.py",
             "quick": self.quick,
             "machine": self.machine,
             "values": self.values,

@@ -125,6 +125,10 @@ untorch_status untorch_method_device(untorch_method* method, int32_t* device_typ
   });
 }
 
+const char* untorch_method_gpu_architecture(const untorch_method* method) {
+  return method->method->gpu_architecture().c_str();
+}
+
 void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out) {
   const untorch::Tensor& t = *unwrap(tensor);
   *out = {t.defined() ? t.raw() : nullptr,

@@ -62,7 +62,12 @@ class Reader {
     std::vector<bool> placed(manifest.states.size(), false);
     for (const auto& [name, method] : root.at("methods", what).as_object(what + " methods")) {
       manifest.methods.push_back(read_method(name, method, manifest, what + " method '" + name + "'"));
-      place_states(manifest, manifest.methods.back(), placed, what + " method '" + name + "'");
+      MethodSpec& added = manifest.methods.back();
+      place_states(manifest, added.device, added.constants, placed, what + " method '" + name + "'");
+      for (MethodVariant& variant : added.variants) {
+        place_states(manifest, added.device, variant.constants, placed,
+                     what + " method '" + name + "' for " + variant.gpu_architecture);
+      }
     }
     if (manifest.methods.empty()) throw_error(ErrorKind::kInvalidFile, what, " has no methods");
     return manifest;
@@ -236,9 +241,10 @@ class Reader {
   }
 
   // A state lies where the methods that share it run. Files from before sessions give every changed constant one.
-  static void place_states(Manifest& manifest, MethodSpec& method, std::vector<bool>& placed, const std::string& what) {
-    const bool on_cpu = method.device.rfind("cuda", 0) != 0;
-    for (ConstantSpec& constant : method.constants) {
+  static void place_states(Manifest& manifest, const std::string& device, std::vector<ConstantSpec>& constants,
+                           std::vector<bool>& placed, const std::string& what) {
+    const bool on_cpu = device.rfind("cuda", 0) != 0;
+    for (ConstantSpec& constant : constants) {
       if (!constant.mutated) continue;
       const bool here = on_cpu || constant.on_cpu;
       if (constant.state == kNoState) {
@@ -262,10 +268,7 @@ class Reader {
     MethodSpec method;
     method.name = name;
     method.has_specs = true;
-    method.library = entry(value.at("library", what), what + " library");
-    if (const json::Value* nodes = value.find("extern_nodes", what); nodes != nullptr && !nodes->is_null()) {
-      method.extern_nodes = entry(*nodes, what + " extern_nodes");
-    }
+    read_code(method, value, manifest, what);
     method.device = value.at("device", what).as_string(what + " device");
     if (const json::Value* cpu = value.find("cpu", what); cpu != nullptr && !cpu->is_null()) {
       method.cpu_target = cpu->at("target", what).as_string(what + " cpu target");
@@ -274,8 +277,15 @@ class Reader {
         method.cpu_features.push_back(feature.as_string(what + " cpu features"));
       }
     }
-    if (const json::Value* gpu = value.find("gpu_architecture", what); gpu != nullptr && !gpu->is_null()) {
-      method.gpu_architecture = gpu->as_string(what + " gpu_architecture");
+    if (const json::Value* variants = value.find("variants", what); variants != nullptr && !variants->is_null()) {
+      for (const json::Value& item : variants->as_array(what + " variants")) {
+        const std::string where = what + " variant " + std::to_string(method.variants.size());
+        MethodVariant& variant = method.variants.emplace_back();
+        read_code(variant, item, manifest, where);
+        if (variant.gpu_architecture.empty()) {
+          throw_error(ErrorKind::kInvalidFile, where, " has no gpu_architecture");
+        }
+      }
     }
     for (const json::Value& input : value.at("inputs", what).as_array(what + " inputs")) {
       if (input.find("constant", what) != nullptr) continue;  // a leaf that is no tensor; the container never sees it
@@ -285,11 +295,23 @@ class Reader {
       if (!output.is_null()) (void)output.as_object(what + " output " + std::to_string(method.num_outputs));
       ++method.num_outputs;
     }
-    for (const json::Value& constant : value.at("constants", what).as_array(what + " constants")) {
-      method.constants.push_back(
-          read_constant(constant, manifest, what + " constant " + std::to_string(method.constants.size())));
-    }
     return method;
+  }
+
+  // What differs between architectures.
+  template <class Code>
+  void read_code(Code& code, const json::Value& value, const Manifest& manifest, const std::string& what) const {
+    code.library = entry(value.at("library", what), what + " library");
+    if (const json::Value* nodes = value.find("extern_nodes", what); nodes != nullptr && !nodes->is_null()) {
+      code.extern_nodes = entry(*nodes, what + " extern_nodes");
+    }
+    if (const json::Value* gpu = value.find("gpu_architecture", what); gpu != nullptr && !gpu->is_null()) {
+      code.gpu_architecture = gpu->as_string(what + " gpu_architecture");
+    }
+    for (const json::Value& constant : value.at("constants", what).as_array(what + " constants")) {
+      code.constants.push_back(
+          read_constant(constant, manifest, what + " constant " + std::to_string(code.constants.size())));
+    }
   }
 
   const Archive& archive_;

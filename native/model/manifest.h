@@ -59,6 +59,14 @@ struct StateSpec {
   bool on_cpu = true;
 };
 
+// Code of a method for another GPU architecture. What it takes and gives is the same.
+struct MethodVariant {
+  std::string gpu_architecture;
+  std::string library;
+  std::optional<std::string> extern_nodes;
+  std::vector<ConstantSpec> constants;
+};
+
 struct MethodSpec {
   std::string name;
   std::string library;                      // archive entry
@@ -75,6 +83,7 @@ struct MethodSpec {
   std::vector<TensorSpec> inputs;
   std::size_t num_outputs = 0;
   std::vector<ConstantSpec> constants;
+  std::vector<MethodVariant> variants;  // beside the code above
 };
 
 struct Manifest {

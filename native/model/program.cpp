@@ -5,96 +5,17 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "cuda/device.h"
 #include "cuda/device_error.h"
-#include "cuda/kernel_registry.h"
 #include "cuda/memory_pool.h"
 #include "cuda/transfer.h"
-#include "model/cpu_features.h"
+#include "model/machine.h"
 
 namespace untorch {
 namespace {
 
 constexpr int kMaxParallel = 1024;
-
-std::string join(const std::vector<std::string>& parts) {
-  std::string out;
-  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
-  return out;
-}
-
-// The GPU that a method runs on: what the caller asked for, or the current one. Refuses one that the kernels were not
-// compiled for.
-Device resolve_cuda(const std::string& path, const MethodSpec& spec, const std::string& device) {
-  const std::string& text = device.empty() ? spec.device : device;
-  int index = -1;
-  if (const std::size_t colon = text.find(':'); colon != std::string::npos) {
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, index);
-    if (error != std::errc() || stop != end || index < 0) {
-      throw_error(ErrorKind::kInvalidArgument, "unknown device '", text, "', expected \"cpu\" or \"cuda[:index]\"");
-    }
-    // A file made on a build machine's second GPU is not bound to a second GPU here.
-    if (device.empty()) index = -1;
-  }
-  if (std::string reason; cuda::try_driver(&reason) == nullptr) {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device, ", and ",
-                reason);
-  }
-  if (!cuda::has_kernels()) {
-    throw_error(
-        ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
-        "; this build of untorch has no CUDA kernels: build it where nvcc is, or install a wheel that has them");
-  }
-  if (index < 0) index = cuda::current_device();
-  const cuda::DeviceProperties& properties = cuda::device_properties(index);
-  if (!spec.gpu_architecture.empty()) {
-    // A cubin runs within its major version, from its minor version on.
-    int number = 0;
-    const std::string digits = spec.gpu_architecture.rfind("sm_", 0) == 0 ? spec.gpu_architecture.substr(3) : "";
-    (void)std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    if (number / 10 != properties.major || number % 10 > properties.minor) {
-      throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.gpu_architecture,
-                  ", cuda:", index, " (", properties.name, ") is ", properties.architecture(),
-                  ": export it for that architecture");
-    }
-  }
-  // The device is started here, not at the first call: importing numpy may take as long beside it.
-  (void)cuda::primary_context(index);
-  return {DeviceType::kCUDA, index};
-}
-
-std::string base_of(const std::string& device) { return device.substr(0, device.find(':')); }
-
-// `beside_cuda`: the file has methods for both, and "cuda:1" says on which GPU those for CUDA run.
-Device check_machine(const std::string& path, const MethodSpec& spec, const std::string& device, bool beside_cuda) {
-  const std::string base = base_of(spec.device);
-  const std::string wanted = base_of(device);
-  if (!wanted.empty() && wanted != "cpu" && wanted != "cuda") {
-    throw_error(ErrorKind::kInvalidArgument, "unknown device '", device, "', expected \"cpu\" or \"cuda[:index]\"");
-  }
-  if (!wanted.empty() && wanted != base && !(beside_cuda && wanted == "cuda")) {
-    throw_error(ErrorKind::kInvalidArgument, path, ": method '", spec.name, "' was compiled for ", base,
-                " and cannot run on ", device, ": export it for that device");
-  }
-  if (base != "cpu" && base != "cuda") {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
-                "; untorch serves cpu and cuda");
-  }
-  if (!spec.architecture.empty() && spec.architecture != cpu_architecture()) {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.architecture,
-                ", this machine is ", cpu_architecture());
-  }
-  const std::vector<std::string> missing = missing_cpu_features(spec.cpu_features);
-  if (!missing.empty()) {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for a CPU with ", join(missing),
-                ", which this one lacks", spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
-                ": export it with cpu=\"x86-64-v3\" or for this machine");
-  }
-  return base == "cuda" ? resolve_cuda(path, spec, device) : Device{};
-}
 
 // Complex numbers are pairs.
 std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
@@ -444,14 +365,15 @@ Program::Program(const std::string& path, const LoadOptions& options) {
   check(options.num_threads >= 0 && options.num_threads <= kMaxParallel, "num_threads must be from 0 to ", kMaxParallel,
         ", got ", options.num_threads);
   archive_ = std::make_shared<const Archive>(MappedFile::open(path));
-  manifest_ = std::make_shared<const Manifest>(read_manifest(*archive_));
+  Manifest manifest = read_manifest(*archive_);
   const bool has_cuda =
-      std::ranges::any_of(manifest_->methods, [](const MethodSpec& spec) { return base_of(spec.device) == "cuda"; });
+      std::ranges::any_of(manifest.methods, [](const MethodSpec& spec) { return device_kind(spec.device) == "cuda"; });
   std::vector<Device> devices;
-  for (const MethodSpec& spec : manifest_->methods) {
-    devices.push_back(check_machine(path, spec, options.device, has_cuda));
+  for (MethodSpec& spec : manifest.methods) {
+    devices.push_back(fit_to_machine(path, spec, options.device, has_cuda));
     device_index_ = std::max(device_index_, devices.back().index);
   }
+  manifest_ = std::make_shared<const Manifest>(std::move(manifest));
   states_ = std::make_shared<States>(archive_, manifest_, device_index_);
   for (std::size_t i = 0; i < devices.size(); ++i) {
     methods_.push_back(

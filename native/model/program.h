@@ -52,6 +52,7 @@ class Method {
 
   const MethodSpec& spec() const noexcept { return spec_; }
   Device device() const noexcept { return device_; }
+  const std::string& gpu_architecture() const noexcept { return spec_.gpu_architecture; }
   // Opened on first use, then kept; throws kClosed after close().
   std::shared_ptr<Container> container();
   // JSON text that describes the operators without a C shim; empty when there are none.

@@ -214,6 +214,8 @@ class Method {
     return type == 0 ? "cpu" : "cuda:" + std::to_string(index);
   }
 
+  std::string gpu_architecture() const { return untorch_method_gpu_architecture(method_); }
+
   // A CUDA graph of the call on these arrays.
   untorch_graph* capture(const nb::object& inputs) {
     const std::size_t count = nb::len(inputs);
@@ -424,6 +426,7 @@ NB_MODULE(_core, m) {
       .def("set_proxy", &Method::set_proxy)
       .def("run", &Method::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
       .def_prop_ro("device", &Method::device)
+      .def_prop_ro("gpu_architecture", &Method::gpu_architecture)
       .def("__call__", &Method::call);
 
   nb::class_<Graph>(m, "Graph")

@@ -1,4 +1,8 @@
 // Scalars out of tensors and into them (torch/csrc/inductor/aoti_torch/c/shim.h).
+#include <cmath>
+#include <limits>
+#include <utility>
+
 #include "shims/shim.h"
 #include "tensor/device.h"
 
@@ -7,19 +11,78 @@ using namespace untorch::shims;
 
 namespace {
 
-// The only element of `tensor`, which must have the dtype that the function is named after.
+// The only element of `t` in the CPU's memory.
+template <class T>
+T element_of(const Tensor& t) {
+  T value{};
+  if (t.device().type == DeviceType::kCPU) {
+    std::memcpy(&value, t.raw(), sizeof(T));
+  } else {
+    device_hooks(t.device().type).copy_bytes(&value, Device{}, t.raw(), t.device(), sizeof(T));
+  }
+  return value;
+}
+
+// A number as T. Throws where T does not reach; a fraction is cut off, as PyTorch does it.
+template <class T, class From>
+T converted(From value, DType dtype) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value != From{};
+  } else if constexpr (std::is_integral_v<T> && std::is_integral_v<From>) {
+    check(std::in_range<T>(value), "item: the value ", value, " does not fit ", dtype_name(dtype));
+  } else if constexpr (std::is_integral_v<T>) {
+    // The limits of wide integers are no doubles: one beyond the largest is, and so is the least.
+    const double beyond = std::ldexp(1.0, std::numeric_limits<T>::digits);
+    const double least = static_cast<double>(std::numeric_limits<T>::min());
+    const double whole = std::trunc(static_cast<double>(value));
+    check(whole >= least && whole < beyond, "item: the value ", value, " does not fit ", dtype_name(dtype));
+  }
+  return static_cast<T>(value);
+}
+
+// The only element of `tensor`. Of another dtype than the function's name says it is converted.
 template <class T>
 AOTITorchError item(AtenTensorHandle tensor, DType dtype, T* ret) {
   return guarded("item", [&] {
     const Tensor& t = input(tensor, "item", "tensor");
     check(ret != nullptr, "item: output pointer is null");
-    check(t.dtype() == dtype, "item: the tensor is ", dtype_name(t.dtype()), ", expected ", dtype_name(dtype));
     check(t.numel() == 1, "item: the tensor has shape ", to_string(t.sizes()), ", expected one element");
-    if (t.device().type == DeviceType::kCPU) {
-      std::memcpy(ret, t.raw(), sizeof(T));
-    } else {
-      device_hooks(t.device().type).copy_bytes(ret, Device{}, t.raw(), t.device(), sizeof(T));
+    if (t.dtype() == dtype) {
+      *ret = element_of<T>(t);
+      return;
     }
+    if constexpr (std::is_arithmetic_v<T>) {
+      switch (t.dtype()) {
+        case DType::kBool:
+          *ret = converted<T>(static_cast<int>(element_of<bool>(t)), dtype);
+          return;
+        case DType::kUInt8:
+          *ret = converted<T>(static_cast<unsigned>(element_of<std::uint8_t>(t)), dtype);
+          return;
+        case DType::kInt8:
+          *ret = converted<T>(static_cast<int>(element_of<std::int8_t>(t)), dtype);
+          return;
+        case DType::kInt16:
+          *ret = converted<T>(element_of<std::int16_t>(t), dtype);
+          return;
+        case DType::kInt32:
+          *ret = converted<T>(element_of<std::int32_t>(t), dtype);
+          return;
+        case DType::kInt64:
+          *ret = converted<T>(element_of<std::int64_t>(t), dtype);
+          return;
+        case DType::kFloat32:
+          *ret = converted<T>(element_of<float>(t), dtype);
+          return;
+        case DType::kFloat64:
+          *ret = converted<T>(element_of<double>(t), dtype);
+          return;
+        default:
+          break;
+      }
+    }
+    throw_error(ErrorKind::kUnsupported, "item: the tensor is ", dtype_name(t.dtype()), ", expected ",
+                dtype_name(dtype));
   });
 }
 

@@ -103,8 +103,10 @@ def build(folder: Path, arch: str, names: tuple[str, ...] = MODELS) -> None:
             continue
         model, args = entry["model"].eval(), entry["args"]
         quantize = "int4" if name == "int4" else None
+        # The file for several architectures has the GPU's own code behind that of another.
+        archs = ["sm_120", arch] if name == "steps" else arch
         export(
-            model, args, folder / f"{name}.pt2", dynamic_shapes=entry.get("dynamic_shapes"), device="cuda", arch=arch,
+            model, args, folder / f"{name}.pt2", dynamic_shapes=entry.get("dynamic_shapes"), device="cuda", arch=archs,
             quantize=quantize, progress=False,
         )  # fmt: skip
         if quantize is not None:

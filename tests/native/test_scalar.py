@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import pytest
@@ -58,9 +59,38 @@ def test_half_and_complex() -> None:
         delete(out)
 
 
+SOURCES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64]
+NUMBERS = [True, False, 0, 1, 100, -3, 300, 70000, 2**31, 2**40, 2.75, -0.5, 1e10, 2.0**63, float("nan")]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", TYPES)
+def test_item_of_another_dtype(name: str, source: torch.dtype) -> None:
+    """As PyTorch: converted, a fraction cut off, and what does not fit is refused."""
+    kind, dtype = TYPES[name]
+    for x in (torch.tensor(value).to(source) for value in NUMBERS):
+        number = x.item()
+        wanted: Any = None  # refused
+        if dtype == torch.bool:
+            wanted = bool(number)
+        elif dtype.is_floating_point:
+            wanted = kind(number).value
+        elif math.isfinite(number) and torch.iinfo(dtype).min <= int(number) <= torch.iinfo(dtype).max:
+            wanted = int(number)
+        back, h, text = kind(), handle(x), ""
+        try:
+            raise_on(getattr(lib, f"aoti_torch_item_{name}")(h, ctypes.byref(back)))
+        except ShimError as error:
+            text = str(error)
+        finally:
+            delete(h)
+        assert ("does not fit" in text) == (wanted is None) == bool(text)
+        assert wanted is None or back.value == wanted or wanted != wanted
+
+
 def test_item_refuses() -> None:
-    with pytest.raises(ShimError, match="item: the tensor is float32, expected int64"):
-        _item("int64", torch.tensor(1.0))
+    with pytest.raises(ShimError, match="item: the tensor is complex64, expected int64"):
+        _item("int64", torch.tensor(1j, dtype=torch.complex64))
     with pytest.raises(ShimError, match=r"item: the tensor has shape \[2\], expected one element"):
         _item("float32", torch.zeros(2))
 

@@ -133,6 +133,9 @@ UNTORCH_API untorch_status untorch_tensor_to_device(const untorch_view* source, 
 /* The device that the method runs on: PyTorch's DeviceType code and the index (-1 for the CPU). */
 UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
 
+/* The GPU architecture of the method's code, such as "sm_90"; "" for a method of the CPU, and where it is not known. */
+UNTORCH_API const char* untorch_method_gpu_architecture(const untorch_method* method);
+
 /* What the GPUs of this machine are, as JSON text (a list of objects: name, compute capability, memory, …), or why
  * there are none (an object with "error"); valid until the thread's next call of it. Never fails. */
 UNTORCH_API const char* untorch_cuda_devices(void);

@@ -42,14 +42,17 @@ def export(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, or cuda (cuda:1): the GPU to compile for and on.")] = None,
     arch: Annotated[
-        str | None,
-        typer.Option(help="With --device cuda: a GPU that need not be here, sm_90 or a name such as H200."),
+        list[str] | None,
+        typer.Option(
+            help="With --device cuda: a GPU that need not be here, sm_90 or a name such as H200; also several."
+        ),
     ] = None,
     cpu: Annotated[
         str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option(help="int4: the weights of linear layers in four bits. More by --option quantize.…")
+        str | None,
+        typer.Option(help="int4 or nvfp4: the weights of linear layers in four bits. More by --option quantize.…"),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the file without torch, compare with eager.")] = False,
     options: Annotated[
@@ -86,10 +89,11 @@ def export(
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
     model, keywords = export_arguments(load_models(source), source)
+    archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:
         from untorch.cli.forecast import forecast, render_forecast
 
-        document = {"source": source, **forecast(model, keywords, fields, device, arch)}
+        document = {"source": source, **forecast(model, keywords, fields, device, archs)}
         if not quiet or json:
             emit(document, json, lambda console: render_forecast(console, document))
         if document["missing"]:
@@ -97,8 +101,8 @@ def export(
         return
     if device is not None:
         keywords = {**keywords, "device": device}
-    if arch is not None:
-        keywords = {**keywords, "arch": arch}
+    if archs is not None:
+        keywords = {**keywords, "arch": archs}
     report = untorch.export.export(model, path=output, **{**keywords, **fields})
     document = {"source": source, **_describe(report)}
     if not quiet or json:

@@ -21,14 +21,14 @@ def forecast(
     keywords: dict[str, Any],
     fields: dict[str, Any] | None = None,
     device: str | None = None,
-    arch: str | None = None,
+    arch: Any = None,
 ) -> dict[str, Any]:
     """The operators of each method with their counts, what of them would be called, and what would be refused.
 
     ``keywords`` are arguments of export(); ``fields`` (of ExportOptions), ``device`` and ``arch`` stand above them.
     Raises CompileError when torch.export or the code generation fails.
     """
-    from untorch.export.fallbacks import forecast_fallbacks
+    from untorch.export.fallbacks import forecast_fallbacks, merge_fallbacks
     from untorch.export.methods import plan_methods, read_methods
     from untorch.export.options import resolve_options
     from untorch.export.quantize import quantized_module
@@ -46,7 +46,7 @@ def forecast(
             plan.method.model = quantized_module(name, plan.method.model, quantized[name], options.quantizes_by_name)
         program = _program(plan.method)
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
-        found = forecast_fallbacks(program, plan.options, plan.device, plan.arch)
+        found = merge_fallbacks(forecast_fallbacks(program, plan.options, gpu) for gpu in plan.gpus)
         entries = [
             {
                 "operator": item.operator, "kind": item.kind, "name": item.name, "served": item.served,

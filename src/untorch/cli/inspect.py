@@ -60,7 +60,8 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     print_fields(
         console,
         [
-            ("device", method["device"] + (f", {method['gpu_architecture']}" if method["gpu_architecture"] else "")),
+            ("device", ", ".join([method["device"], *method["gpu_architectures"]])),
+            *[(f"code for {code['architecture']}", _gpu_code(code)) for code in method["gpu_codes"] or ()],
             ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
             ("CPU features", needs + missing),
             ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),
@@ -91,6 +92,10 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if shown := method["operators"] if operators else lacking:
         rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
         console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _gpu_code(code: dict[str, Any]) -> str:
+    return f"ptxas {code['ptxas'] or 'unknown'}, no PTX; driver {code['driver']} or newer"
 
 
 def _type_of(entry: dict[str, Any] | None) -> tuple[str, str, str]:

@@ -19,6 +19,9 @@ __all__ = ["describe_package"]
 _METHODS = "data/aotinductor/"
 _WEIGHTS = "data/weights/"
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
+# Driver branches: what untorch calls came with CUDA 12.4, sm_100 and sm_120 with 12.8.
+_OLDEST_DRIVER, _DRIVER_OF_BLACKWELL, _BLACKWELL = 550, 570, 100
+_DRIVERS = {"12": 525, "13": 580}  # that take every cubin of a major version's tools
 # torch's names of instruction sets, as Linux calls the features that decide.
 _STOCK_FEATURES = {
     "AVX2": ("avx2", "fma"),
@@ -92,10 +95,11 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str
         cpu = spec.get("cpu") or {}
         constants = spec["constants"]
         sizes = [int(weight["nbytes"]) for weight in manifest["weights"]]
+        codes = [code for code in (spec, *spec.get("variants", ())) if "gpu_architecture" in code]
         entry = _method(
             archive, name, spec["device"], spec["library"], spec.get("extern_nodes"),
             cpu.get("target"), cpu.get("architecture"), list(cpu.get("features", ())),
-            spec.get("gpu_architecture"), where,
+            [code["gpu_architecture"] for code in codes], where,
         )  # fmt: skip
         entry["inputs"] = [_checked(item) for item in spec["inputs"]]
         entry["outputs"] = [None if item is None else _checked(item) for item in spec["outputs"]]
@@ -104,6 +108,7 @@ def _own_methods(archive: ArchiveReader, manifest: Mapping[str, Any], where: str
             "bytes": sum(sizes[index] for index in {constant["weight"] for constant in constants}),
             "mutated": sum(bool(constant.get("mutated")) for constant in constants),
         }
+        entry["gpu_codes"] = _gpu_codes(codes)
         entry["quantization"] = _quantization(spec.get("quantization") or [])
         methods.append(entry)
     return methods
@@ -151,9 +156,10 @@ def _stock_methods(archive: ArchiveReader, where: str | None) -> list[dict[str, 
         described = _method(
             archive, name, str(metadata.get("AOTI_DEVICE_KEY", "unknown")), folder + library,
             folder + nodes if nodes in names else None, "native" if words else None,
-            metadata.get("AOTI_MACHINE"), list(features), f"sm_{capability}" if capability else None, where,
+            metadata.get("AOTI_MACHINE"), list(features), [f"sm_{capability}"] if capability else [], where,
         )  # fmt: skip
-        methods.append({**described, "inputs": None, "outputs": None, "constants": None, "quantization": None})
+        unknown = dict.fromkeys(("inputs", "outputs", "constants", "quantization", "gpu_codes"))
+        methods.append({**described, **unknown})
     if not methods:
         raise InvalidFileError(f"{archive.path} holds no compiled model: it has no {_METHODS}<method>/*.so")
     return methods
@@ -177,7 +183,7 @@ def _parse_json(archive: ArchiveReader, name: str) -> Any:
 
 def _method(
     archive: ArchiveReader, name: str, device: str, library: str, extern_nodes: str | None,
-    target: str | None, architecture: str | None, features: list[str], gpu: str | None, where: str | None,
+    target: str | None, architecture: str | None, features: list[str], gpus: list[str], where: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What is known of every method, and whether it runs on this machine, on the device ``where`` if that is given."""
     from untorch import _core
@@ -189,7 +195,7 @@ def _method(
     operators += _python_operators(archive, extern_nodes)
     problems = []
     if device.startswith("cuda"):
-        problems += _gpu_problems(gpu, where)
+        problems += _gpu_problems(gpus, where)
     elif device != "cpu":
         problems.append(f"it is compiled for {device}, and untorch serves cpu and cuda")
     if where is not None and where.partition(":")[0] != device.partition(":")[0]:
@@ -203,7 +209,7 @@ def _method(
     return {
         "name": name,
         "device": device,
-        "gpu_architecture": gpu,
+        "gpu_architectures": gpus,
         "cpu": {
             "target": target,
             "architecture": architecture or elf.machine,
@@ -217,8 +223,20 @@ def _method(
     }
 
 
-def _gpu_problems(architecture: str | None, where: str | None) -> list[str]:
-    """Why code for a GPU architecture does not run here; a cubin runs within its major version."""
+def _gpu_codes(codes: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The code for each architecture: its assembler's version, and the oldest driver branch; PTX is never stored."""
+    found = []
+    for code in codes:
+        architecture, ptxas = str(code["gpu_architecture"]), code.get("ptxas")
+        needed = _DRIVERS.get(str(ptxas).partition(".")[0], 0)
+        number = int(match[1]) if (match := re.fullmatch(r"sm_(\d+)", architecture)) else 0
+        driver = max(_OLDEST_DRIVER, needed, _DRIVER_OF_BLACKWELL if number >= _BLACKWELL else 0)
+        found.append({"architecture": architecture, "ptxas": ptxas, "ptx": False, "driver": driver})
+    return found
+
+
+def _gpu_problems(architectures: list[str], where: str | None) -> list[str]:
+    """Why code for GPU architectures does not run here; a cubin runs within its major version."""
     from untorch.cli.machine import cuda_status
 
     status = cuda_status()
@@ -228,12 +246,12 @@ def _gpu_problems(architecture: str | None, where: str | None) -> list[str]:
     if index >= len(status["devices"]):
         return [f"there is no cuda:{index}: this machine has {len(status['devices'])} GPUs"]
     here = status["devices"][index]
-    match = re.fullmatch(r"sm_(\d+)", architecture or "")
-    if match is None:
-        return []
-    wanted, own = int(match[1]), int(here["architecture"].removeprefix("sm_"))
-    if wanted // 10 != own // 10 or wanted > own:
-        return [f"it is compiled for {architecture}, cuda:{index} ({here['name']}) is {here['architecture']}"]
+    own = int(here["architecture"].removeprefix("sm_"))
+    numbers = [int(match[1]) for name in architectures if (match := re.fullmatch(r"sm_(\d+)", name))]
+    if numbers and not any(number // 10 == own // 10 and number <= own for number in numbers):
+        return [
+            f"it is compiled for {', '.join(architectures)}, cuda:{index} ({here['name']}) is {here['architecture']}"
+        ]
     return []
 
 

@@ -1,4 +1,4 @@
-"""``untorch quantize-report``: what int4 costs each linear layer of a script's model, in error and in bytes."""
+"""``untorch quantize-report``: what four bits cost each linear layer of a script's model, in error and in bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ def quantize_report(
             show_default=False,
         ),
     ],
-    group_size: Annotated[int, typer.Option(help="Inputs that share a scale: 32, 64, 128, 256.")] = 128,
-    method: Annotated[str, typer.Option(help="hqq or rtn.")] = "hqq",
+    dtype: Annotated[str, typer.Option(help="int4 or nvfp4.")] = "int4",
+    group_size: Annotated[
+        int | None, typer.Option(help="Inputs that share a scale: 32, 64, 128 (default), 256; nvfp4: always 16.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="int4: hqq (default) or rtn; nvfp4: search (default) or rtn.")
+    ] = None,
     include: Annotated[list[str] | None, typer.Option(help="Only layers of this name; * stands for any text.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="No layers of this name.")] = None,
     compute: Annotated[str | None, typer.Option(help="Where to compute, such as cuda; where the weights lie.")] = None,
@@ -36,7 +41,7 @@ def quantize_report(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show the error and the bytes of each linear layer in int4. Nothing is written but the plot."""
+    """Show the error and the bytes of each linear layer in four bits. Nothing is written but the plot."""
     from untorch.runtime.errors import UnsupportedError
 
     for package, extra in (("torch", "export"), *((("matplotlib", "plot"),) if plot is not None else ())):
@@ -45,20 +50,22 @@ def quantize_report(
             raise UnsupportedError(f"{what}: pip install 'untorch[{extra}]'")
     from untorch.cli.script import load_models
     from untorch.export.compile import MethodInput
-    from untorch.export.options import ExportOptions
+    from untorch.export.options import ExportOptions, QuantizeOptions
     from untorch.export.progress import Progress
     from untorch.export.quantize import quantize_methods
 
-    options = {"dtype": "int4", "group_size": group_size, "method": method}
-    options |= {"include": include or None, "exclude": exclude or None}
-    wanted = ExportOptions(quantize=options)  # a wrong option is an error before the script loads a model
+    given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": method}
+    given |= {"include": include or None, "exclude": exclude or None}
+    options = QuantizeOptions(**given)  # a wrong option is an error before the script loads a model
+    wanted = ExportOptions(quantize=given)
     methods = [MethodInput(name, model, ()) for name, model in _modules(load_models(source), source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
     _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), compute, by_name=False)
     if plot is not None:
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {
-        "source": source, "group_size": group_size, "method": method, "plot": None if plot is None else str(plot),
+        "source": source, "dtype": dtype, "group_size": options.group_size, "method": options.method,
+        "plot": None if plot is None else str(plot),
         "methods": [{"name": name, **report.to_json()} for name, report in reports.items()],
     }  # fmt: skip
     if not quiet or json:
@@ -114,18 +121,21 @@ def plot_report(path: Path, reports: Mapping[str, dict[str, Any]]) -> None:
 def _render(console: Console, document: dict[str, Any]) -> None:
     for method in document["methods"]:
         console.print(f"method {method['name']}", style="bold")
+        compared = any(layer["rtn_error"] is not None for layer in method["layers"])
         rows = [
             (
                 layer["names"][0] or "(the module itself)",
                 " × ".join(map(str, layer["shape"])),
                 f"{layer['error']:.4f}",
+                *(("" if layer["rtn_error"] is None else f"{layer['rtn_error']:.4f}",) if compared else ()),
                 bytes_text(layer["before_bytes"]),
                 bytes_text(layer["after_bytes"]),
                 layer["note"],
             )
             for layer in method["layers"]
         ]
-        console.print(make_table(None, ("layer", "shape", ">error", ">before", ">after", "note"), rows))
+        errors = (">error", ">rtn error") if compared else (">error",)
+        console.print(make_table(None, ("layer", "shape", *errors, ">before", ">after", "note"), rows))
         share = method["after_bytes"] / max(1, method["before_bytes"])
         sizes = [
             f"{bytes_text(method[f'{what}before_bytes'])} → {bytes_text(method[f'{what}after_bytes'])}"

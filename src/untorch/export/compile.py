@@ -29,7 +29,7 @@ from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.targets import CpuTarget, compiler_features
 from untorch.export.torch_patches import compile_patches, generated_only, has_cpp_march
 from untorch.export.weights import Constant, parse_constants
-from untorch.ops import int4, packed_linear
+from untorch.ops import int4, nvfp4, nvfp4_moe, packed_linear
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
@@ -266,6 +266,8 @@ def _inductor_options(
         "aot_inductor.custom_ops_to_c_shims": {
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
+            nvfp4.OPERATOR: nvfp4.C_SHIMS,
+            nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
         },
         "aot_inductor.precompile_headers": False,
         # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.

@@ -12,6 +12,7 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.ops.packed_linear import C_SHIM
+from untorch.ops.runners import TENSOR_OPERATORS
 from untorch.runtime.elf import ElfFile, name_for_models
 from untorch.runtime.errors import UnsupportedError
 from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
@@ -29,7 +30,7 @@ _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
-_LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "<")
+_LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "/untorch/ops/", "/untorch/quant/", "<")
 # A declaration may give a function another symbol; calls use the function's name.
 _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
 
@@ -49,6 +50,11 @@ class MissingOperator:
     @property
     def todo(self) -> str:
         """Why it is missing, and what to do."""
+        if self.kind != "shim" and (instead := _tensor_operator(self.name)):
+            return (
+                f"it calls a runner, an object of the process that registered it, which a file cannot hold; call "
+                f"{instead}, whose weights are tensors"
+            )
         if self.kind == "kernel":
             advice = f'register a kernel with untorch.register_kernel("{self.name}", fn), or change the model'
             return f"it has no C shim and no registered kernel; {advice}"
@@ -177,7 +183,14 @@ def _parse_extern_nodes(text: str | None) -> list[dict[str, Any]]:
     return [entry.get("node", {}) for entry in nodes]
 
 
+def _tensor_operator(target: str) -> str | None:
+    """What a model calls instead of an operator that calls a runner; None for other operators."""
+    return TENSOR_OPERATORS.get(target.partition(".")[0])
+
+
 def _has_kernel(target: str) -> bool:
+    if _tensor_operator(target):  # the id that it has means nothing elsewhere, whatever was registered for it
+        return False
     try:
         from untorch.runtime.registry import find_kernel
     except ModuleNotFoundError:

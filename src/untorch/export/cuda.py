@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel, find_gpu
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "resolve_device"]
+__all__ = ["CudaTarget", "Mover", "cuda_home", "driver_library", "ptxas_version", "resolve_device", "resolve_devices"]
 
 _DEVICE = re.compile(r"cuda(?::(\d{1,4}))?")
 _HEADER = Path("include") / "cuda_runtime.h"
@@ -39,6 +40,23 @@ class CudaTarget:
     def home(self) -> str:
         """The device on which the model lies while it is compiled."""
         return self.device if self.absent is None else "cpu"
+
+
+def resolve_devices(device: object, arch: Any = None) -> tuple[CudaTarget | None, ...]:
+    """What export()'s ``device`` and ``arch``, one or several, mean here. Raises as ``resolve_device``."""
+    if isinstance(arch, str) or not isinstance(arch, Sequence):
+        return (resolve_device(device, arch),)
+    if not arch:
+        raise InvalidArgumentError("export: arch: expected the name of a GPU, or a list of them, got an empty one")
+    targets = tuple(resolve_device(device, name) for name in arch)
+    architectures = [target.architecture for target in targets if target is not None]
+    for architecture in architectures:
+        if architectures.count(architecture) > 1:
+            names = [name for name, found in zip(arch, architectures, strict=True) if found == architecture]
+            raise InvalidArgumentError(
+                f"export: arch: {' and '.join(map(repr, names))} are both {architecture}: a file has one code for it"
+            )
+    return targets
 
 
 def resolve_device(device: object, arch: str | None = None) -> CudaTarget | None:
@@ -88,6 +106,18 @@ def _absent(device: object, arch: str) -> CudaTarget:
     require_triton()
     cuda_home()
     return CudaTarget("cuda:0", gpu.architecture, gpu)
+
+
+def ptxas_version(architecture: str) -> str | None:
+    """The version of the assembler that Triton has for an architecture, "12.8"; None where it does not tell."""
+    try:
+        from triton.backends.nvidia.compiler import get_ptxas_version
+
+        text = get_ptxas_version(int(architecture.removeprefix("sm_")))
+    except Exception:  # Triton's own interface, for a line that people read
+        return None
+    match = re.search(r"release (\d+\.\d+)", text)
+    return match[1] if match else None
 
 
 def cuda_home() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
+from untorch.export.cuda import ptxas_version
 from untorch.export.library import find_runtime_library
 from untorch.export.methods import Movers, plan_methods, read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
@@ -63,7 +64,7 @@ def export(
     kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
     device: str = "cpu",
-    arch: str | None = None,
+    arch: str | Sequence[str] | None = None,
     options: ExportOptions | None = None,
     **option_fields: Any,
 ) -> ExportReport:
@@ -82,8 +83,9 @@ def export(
         dynamic_shapes: As for ``torch.export.export``.
         device: "cpu", or "cuda" ("cuda:1"): compiled on that GPU, for its architecture. The model and its example
             inputs are copied there; a model that has parameters on a GPU already is taken as it is, with its inputs.
-        arch: For device="cuda": the GPU to compile for, as an architecture ("sm_90") or a name ("H200"). This machine
-            needs no GPU then, and none is used: the model is traced on the CPU, and no kernel is timed.
+        arch: For device="cuda": the GPU to compile for, as an architecture ("sm_90") or a name ("H200"), or a list of
+            them: the file has code for each, and ``load`` takes what is for its GPU. This machine needs no GPU then,
+            and none is used: the model is traced on the CPU, and no kernel is timed.
         options: See ExportOptions; its fields can also be given by name.
         option_fields: Fields of ExportOptions that replace those in ``options``.
 
@@ -106,10 +108,10 @@ def export(
     store = WeightStore()
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
     with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
-        compiled: list[CompiledMethod] = []
+        compiled: list[tuple[str, CompiledMethod]] = []
         entries: dict[str, Any] = {}
         states = StateTable()
-        homes = {None if plan.gpu is None or plan.gpu.home == "cpu" else plan.gpu.home for plan in plans}
+        homes = {None if gpu is None or gpu.home == "cpu" else gpu.home for plan in plans for gpu in plan.gpus}
         methods, quantized = quantize_methods(
             [plan.method for plan in plans], wanted, progress, homes.pop() if len(homes) == 1 else None,
             by_name=resolved.quantizes_by_name,
@@ -117,75 +119,95 @@ def export(
         movers = Movers()
         traced = []
         for method, plan in zip(methods, plans, strict=True):
-            if plan.gpu is not None and plan.gpu.absent is None:
-                with progress.step(f"{method.name}: move"):
-                    method = movers.move(method, plan.gpu)
-            traced.append(trace_method(method, plan.target, plan.options, progress, plan.gpu))
-        share_states(traced)
-        for graph, plan in zip(traced, plans, strict=True):
+            for gpu in plan.gpus:
+                moved = method
+                if gpu is not None and gpu.absent is None:
+                    with progress.step(f"{method.name}: move"):
+                        moved = movers.move(method, gpu)
+                traced.append((plan, gpu, trace_method(moved, plan.target, plan.options, progress, gpu)))
+        share_states([graph for _, _, graph in traced])
+        for plan, gpu, graph in traced:
             name = graph.method.name
-            place = folder / name
+            is_variant = name in entries
+            quantized_weights = describe_quantized(graph)
+            place = folder / (f"{name}.{gpu.architecture}" if gpu is not None and is_variant else name)
             place.mkdir()
-            int4_weights = describe_quantized(graph)
-            result = compile_method(graph, plan.target, plan.options, place, progress, plan.gpu)
-            compiled.append(result)
+            result = compile_method(graph, plan.target, plan.options, place, progress, gpu)
+            compiled.append((place.name, result))
             constants, storages = store.add_method(
                 result.constants, result.tensors, result.mutations.attributes, result.device, result.on_gpu
             )
-            states.add_method(name, result.device, constants, storages)
+            states.add_method(name, result.device, constants, storages, result.gpu_architecture)
+            if is_variant:
+                entries[name].setdefault("variants", []).append(_code_entry(place.name, result, constants))
+                continue
             entries[name] = _method_entry(result, constants, plan.target, plan.options)
-            if int4_weights:
-                entries[name]["quantization"] = int4_weights
+            if quantized_weights:
+                entries[name]["quantization"] = quantized_weights
         with progress.step("write"):
             _write(writer, compiled, store, states, entries)
             finished = writer.finish()
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
             with progress.step("verify"), torch.no_grad():
-                for plan, result in zip(plans, compiled, strict=True):
+                for (plan, _, _), (_, result) in zip(traced, compiled, strict=True):
                     differences[result.name] = verify_file(
                         finished, result.name, result.program, result.outputs, plan.options.verify_tolerance
                     )
-    reports = {
-        r.name: MethodReport(
-            r.name, r.inputs, r.outputs, r.operators, r.passes, differences.get(r.name, []), quantized.get(r.name)
+    reports: dict[str, MethodReport] = {}
+    for _, r in compiled:
+        operators = sorted({*r.operators, *(reports[r.name].operators if r.name in reports else ())})
+        reports[r.name] = MethodReport(
+            r.name, r.inputs, r.outputs, operators, r.passes, differences.get(r.name, []), quantized.get(r.name)
         )
-        for r in compiled
-    }
     return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
 
 
 def _method_entry(
     method: CompiledMethod, constants: list[dict[str, Any]], target: CpuTarget, options: ExportOptions
 ) -> dict[str, Any]:
-    folder = f"data/aotinductor/{method.name}"
-    gpu = {} if method.gpu_architecture is None else {"gpu_architecture": method.gpu_architecture}
+    code = _code_entry(method.name, method, constants)
     return {
-        "library": f"{folder}/{method.library}",
-        "extern_nodes": f"{folder}/{method.extern_nodes}" if method.extern_nodes else None,
+        "library": code.pop("library"),
+        "extern_nodes": code.pop("extern_nodes"),
         "device": method.device,
-        **gpu,
+        **{key: code.pop(key) for key in ("gpu_architecture", "ptxas") if key in code},
         "cpu": {"target": target.name, "architecture": target.architecture, "features": method.features},
         "inputs": method.inputs,
         "outputs": method.outputs,
-        "constants": constants,
+        "constants": code.pop("constants"),
         "options": options.to_json(),
+        **code,
+    }
+
+
+def _code_entry(folder: str, method: CompiledMethod, constants: list[dict[str, Any]]) -> dict[str, Any]:
+    """What differs between architectures."""
+    place = f"data/aotinductor/{folder}"
+    gpu: dict[str, Any] = {}
+    if method.gpu_architecture is not None:
+        gpu = {"gpu_architecture": method.gpu_architecture, "ptxas": ptxas_version(method.gpu_architecture)}
+    return {
+        **gpu,
+        "library": f"{place}/{method.library}",
+        "extern_nodes": f"{place}/{method.extern_nodes}" if method.extern_nodes else None,
+        "constants": constants,
         "operators": method.operators,
     }
 
 
 def _write(
     writer: ArchiveWriter,
-    compiled: list[CompiledMethod],
+    compiled: list[tuple[str, CompiledMethod]],
     store: WeightStore,
     states: StateTable,
     entries: dict[str, Any],
 ) -> None:
     from untorch import __version__
 
-    for method in compiled:
+    for folder, method in compiled:
         for name, data in sorted(method.files.items()):
-            writer.write(f"data/aotinductor/{method.name}/{name}", data)
+            writer.write(f"data/aotinductor/{folder}/{name}", data)
     for name, view in store.files:
         writer.write(name, view)
     manifest = {

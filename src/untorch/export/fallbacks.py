@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,14 @@ from untorch.export.coverage import (
     raise_if_missing,
     sources_of,
 )
-from untorch.export.cuda import Mover, resolve_device
+from untorch.export.cuda import CudaTarget, Mover, resolve_devices
 from untorch.export.library import find_runtime_library
 from untorch.export.options import ExportOptions
 from untorch.export.targets import resolve_cpu
 from untorch.runtime.elf import ElfFile, parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Fallback", "check", "forecast_fallbacks", "list_fallbacks"]
+__all__ = ["Fallback", "check", "forecast_fallbacks", "list_fallbacks", "merge_fallbacks"]
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,9 @@ def list_fallbacks(
 def forecast_fallbacks(
     program: torch.export.ExportedProgram,
     options: ExportOptions | None = None,
-    device: str = "cpu",
-    arch: str | None = None,
+    gpu: CudaTarget | None = None,
 ) -> list[Fallback]:
-    """What ``export`` of this program for ``device`` and ``arch`` would call: its code is generated, and not compiled.
+    """What ``export`` of this program for ``gpu`` would call, or for the CPU: its code is generated, and not compiled.
 
     Kernels for a GPU are compiled, as the choice between them and a C function may depend on their speed. Raises what
     ``export`` raises before compiling.
@@ -96,7 +95,6 @@ def forecast_fallbacks(
     from untorch.export.compile import MethodInput, generate_code
 
     options = options or ExportOptions()
-    gpu = resolve_device(device, arch)
     if gpu is not None and gpu.absent is None:
         program = Mover(gpu.device).program("forward", program)
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
@@ -108,7 +106,7 @@ def forecast_fallbacks(
 
 
 def check(
-    subject: torch.export.ExportedProgram | str | Path, device: str = "cpu", arch: str | None = None
+    subject: torch.export.ExportedProgram | str | Path, device: str = "cpu", arch: str | Sequence[str] | None = None
 ) -> list[Fallback]:
     """Every operator that an exported program, a compiled .so or a .pt2 file calls, if the runtime serves them all.
 
@@ -117,7 +115,7 @@ def check(
     Raises UnsupportedOperatorsError with everything that is missing, and for a program what ``export`` raises.
     """
     if isinstance(subject, torch.export.ExportedProgram):
-        found = forecast_fallbacks(subject, device=device, arch=arch)
+        found = merge_fallbacks(forecast_fallbacks(subject, gpu=gpu) for gpu in resolve_devices(device, arch))
         raise_if_missing([item.missing(device) for item in found if not item.served], "the exported program")
         return found
     if not isinstance(subject, str | Path):
@@ -136,6 +134,11 @@ def check(
         result += list_fallbacks(functions, extern_nodes, device=device)
     raise_if_missing(list(dict.fromkeys(missing)), str(path))
     return list(dict.fromkeys(result))
+
+
+def merge_fallbacks(found: Iterable[list[Fallback]]) -> list[Fallback]:
+    """What code for several architectures calls."""
+    return list(dict.fromkeys(item for items in found for item in items))
 
 
 def _libraries(path: Path) -> list[tuple[ElfFile, str | None]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from untorch.export.compile import MethodInput
-from untorch.export.cuda import CudaTarget, Mover, resolve_device
+from untorch.export.cuda import CudaTarget, Mover, resolve_devices
 from untorch.export.errors import OptionError
 from untorch.export.gpus import GpuModel
 from untorch.export.options import ExportOptions, resolve_options
@@ -37,19 +37,15 @@ class MethodRequest:
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """How one method is compiled: what ``device`` and ``arch`` mean here is ``gpu``, None for the CPU."""
+    """How one method is compiled: for each of ``gpus``, None for the CPU. Several are of different architectures."""
 
     method: MethodInput
     options: ExportOptions
     target: CpuTarget
-    gpu: CudaTarget | None
-    device: str
-    arch: str | None
+    gpus: tuple[CudaTarget | None, ...]
 
 
-def plan_methods(
-    requests: Sequence[MethodRequest], device: str, arch: str | None, options: ExportOptions
-) -> list[MethodPlan]:
+def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, options: ExportOptions) -> list[MethodPlan]:
     """The methods' own choices, and for the rest those of the call. Raises what export raises for them."""
     plans = []
     for request in requests:
@@ -65,10 +61,11 @@ def plan_methods(
         # A device of its own brings no GPU that the call names for the others.
         own_arch = request.arch if request.arch is not None or request.device is not None else arch
         own_device = device if request.device is None else request.device
-        gpu = resolve_device(own_device, own_arch)
-        plans.append(MethodPlan(request.method, own, resolve_cpu(own.cpu), gpu, own_device, own_arch))
-        if gpu is not None and gpu.absent is not None:
-            _check_absent(request.method, own, gpu.absent)
+        gpus = resolve_devices(own_device, own_arch)
+        plans.append(MethodPlan(request.method, own, resolve_cpu(own.cpu), gpus))
+        for gpu in gpus:
+            if gpu is not None and gpu.absent is not None:
+                _check_absent(request.method, own, gpu.absent)
     return plans
 
 

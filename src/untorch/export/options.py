@@ -28,20 +28,42 @@ Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
 
+# The group sizes and the methods of each dtype.
+_QUANTIZE_OPTIONS = {
+    "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"]),
+    "nvfp4": (Literal[16], Literal["search", "rtn"]),
+}
+_QUANTIZE_DEFAULTS = {
+    "int4": {"group_size": 128, "method": "hqq"},
+    "nvfp4": {"group_size": 16, "method": "search"},
+}
+
+
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How the linear layers of a method are quantised: the arguments of ``untorch.quant.quantize``."""
+    """How the linear layers of a method are quantised: the arguments of ``untorch.quant.quantize``.
 
-    dtype: Literal["int4"]
-    group_size: Literal[32, 64, 128, 256] = 128
-    method: Literal["hqq", "rtn"] = "hqq"
+    None for group_size and method becomes the dtype's default.
+    """
+
+    dtype: Literal["int4", "nvfp4"]
+    group_size: int | None = None
+    method: str | None = None
     include: Any = None
     exclude: Any = None
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for name in ("dtype", "group_size", "method"):
-            _check(f"quantize: {name}", getattr(self, name), hints[name])
+        _check("quantize: dtype", self.dtype, typing.get_type_hints(type(self))["dtype"])
+        if self.dtype == "nvfp4" and self.group_size not in (None, 16):
+            raise OptionError(
+                f"option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got "
+                f"{self.group_size!r}"
+            )
+        sizes, methods = _QUANTIZE_OPTIONS[self.dtype]
+        for name, kind in (("group_size", sizes), ("method", methods)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, _QUANTIZE_DEFAULTS[self.dtype][name])
+            _check(f"quantize: {name}", getattr(self, name), kind)
 
 
 @dataclass(frozen=True)
@@ -54,10 +76,10 @@ class ExportOptions:
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
         matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
-    quantize: what becomes of linear layers: "int4", or a dictionary of options ({"dtype": "int4", "group_size": 64,
-        "method": "rtn", "include": …, "exclude": …}, see ``untorch.quant.quantize``), or a dictionary of methods with
-        either of the two ({"decoder": "int4"}). A copy is quantised; the module stays as it is. Methods without a
-        linear layer are left as they are, unless they are named.
+    quantize: what becomes of linear layers: "int4", "nvfp4", or a dictionary of options ({"dtype": "int4",
+        "group_size": 64, "method": "rtn", "include": …, "exclude": …}, see ``untorch.quant.quantize``), or a dictionary
+        of methods with either of these ({"decoder": "int4"}). A copy is quantised; the module stays as it is. Methods
+        without a linear layer are left as they are, unless they are named.
     passes: which passes run, by name (see PASS_NAMES): {"fold_constants": False} leaves that one out.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
@@ -121,8 +143,8 @@ class ExportOptions:
         for name, value in self.quantize.items():
             if not isinstance(value, str | Mapping | None):
                 raise OptionError(
-                    f"option quantize: {name}: expected 'int4', a dictionary of options or None for the method, got "
-                    f"{type(value).__name__} ({value!r}); a dictionary of options has the key 'dtype'"
+                    f"option quantize: {name}: expected 'int4', 'nvfp4', a dictionary of options or None for the "
+                    f"method, got {type(value).__name__} ({value!r}); a dictionary of options has the key 'dtype'"
                 )
             found[name] = None if value is None else _quantize_options(value)
         return found

@@ -16,16 +16,25 @@ from untorch.export.options import QuantizeOptions
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
 from untorch.export.progress import Progress
-from untorch.ops.int4 import OPERATOR
+from untorch.ops import int4, nvfp4
 from untorch.ops.int4_layout import K_TILE, N_TILE
+from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.quant.apply import Quantizer
 from untorch.quant.linear import Int4Linear
 from untorch.quant.modules import module_nbytes
+from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.report import QuantizationReport
+from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["describe_quantized", "quantize_methods", "quantized_module"]
+
+# The operators, their dtype, and which of their arguments are the weight, the packed values first.
+_WEIGHT_ARGUMENTS = {
+    int4.OPERATOR: ("int4", ("weight", "scale_and_zero")),
+    nvfp4.OPERATOR: ("nvfp4", ("weight_packed", "block_scale", "global_scale")),
+}
 
 
 def quantize_methods(
@@ -45,7 +54,7 @@ def quantize_methods(
     """
     if wanted and not by_name and not any(_has_linears(method) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
-    quantizers: dict[tuple[str, int, str], Quantizer] = {}
+    quantizers: dict[tuple[object, ...], Quantizer] = {}
     result, reports = [], {}
     for method in methods:
         options = wanted.get(method.name)
@@ -92,28 +101,37 @@ def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: b
 
 
 def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
-    """The int4 weights that a method multiplies with, for the manifest: one entry each, in the graph's order."""
+    """The quantised weights that a method multiplies with, for the manifest: one entry each, in the graph's order."""
     found: dict[str, dict[str, Any]] = {}
     for node in traced.module.graph.nodes:
-        if node.op != "call_function" or node.target != OPERATOR:
+        if node.op != "call_function" or node.target not in _WEIGHT_ARGUMENTS:
             continue
+        dtype, names = _WEIGHT_ARGUMENTS[node.target]
         arguments = arguments_of(node)
-        packed, scale_and_zero = arguments["weight"], arguments["scale_and_zero"]
-        if not all(isinstance(part, fx.Node) and part.op == "get_attr" for part in (packed, scale_and_zero)):
+        parts = [arguments[name] for name in names]
+        if not all(isinstance(part, fx.Node) and part.op == "get_attr" for part in parts):
             continue  # computed by the model
-        tensors = [attribute(traced.module, str(part.target)) for part in (packed, scale_and_zero)]
+        tensors = [attribute(traced.module, str(part.target)) for part in parts]
+        packed = parts[0]
         name = str(packed.target).removesuffix(".packed_weight")
-        tiles, outer, _, words = tensors[0].shape
         layer = _submodule(traced.method.model, name)
         found[str(packed.target)] = {
             "name": name,
-            "dtype": "int4",
-            "group_size": arguments["group_size"],
-            "packed_shape": [tiles * N_TILE, outer * words * 2 * K_TILE],
+            "dtype": dtype,
+            "group_size": arguments.get("group_size", BLOCK_SIZE),
+            "packed_shape": _packed_shape(tensors[0]),
             **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
             "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         }
     return list(found.values())
+
+
+def _packed_shape(packed: torch.Tensor) -> list[int]:
+    """[n, k] of a weight in tiles, or in NVFP4's bytes."""
+    if packed.dim() == 2:
+        return [packed.shape[0], 2 * packed.shape[1]]
+    tiles, outer, _, words = packed.shape
+    return [tiles * N_TILE, outer * words * 2 * K_TILE]
 
 
 def _has_linears(method: MethodInput) -> bool:
@@ -121,14 +139,14 @@ def _has_linears(method: MethodInput) -> bool:
     return not isinstance(method.model, nn.Module) or bool(linears(method.model))
 
 
-def _submodule(model: object, name: str) -> Int4Linear | None:
+def _submodule(model: object, name: str) -> QuantizedLinear | None:
     if not isinstance(model, nn.Module):
         return None
     try:
         found = model.get_submodule("" if name == "packed_weight" else name)
     except AttributeError:
         return None
-    return found if isinstance(found, Int4Linear) else None
+    return found if isinstance(found, Int4Linear | NVFP4Linear) else None
 
 
 def _shallow_copy(name: str, model: nn.Module) -> nn.Module:

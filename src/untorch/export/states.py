@@ -42,7 +42,11 @@ class _State:
     weight: int
     shapes: dict[str, tuple[str, tuple[int, ...]]]
     device: str
-    methods: list[str] = field(default_factory=list)
+    codes: list[tuple[str, str | None]] = field(default_factory=list)  # methods, each with an architecture
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(method for method, _ in self.codes))
 
 
 class StateTable:
@@ -56,9 +60,13 @@ class StateTable:
         """As the manifest has them: the name, the initial value, and the methods that share it."""
         return [{"fqn": min(state.shapes), "weight": state.weight, "methods": state.methods} for state in self._states]
 
-    def add_method(self, method: str, device: str, constants: list[dict[str, Any]], storages: Sequence[int]) -> None:
+    def add_method(
+        self, method: str, device: str, constants: list[dict[str, Any]], storages: Sequence[int],
+        architecture: str | None = None,
+    ) -> None:  # fmt: skip
         """Gives every changed constant (a manifest entry) its state. ``storages``: the constants' memory, by identity.
 
+        ``architecture``: of the GPU that this code of the method is for; a method's codes have the same states.
         Raises CompileError when methods name a buffer alike and give it different initial values.
         """
         groups: dict[int, list[dict[str, Any]]] = {}
@@ -68,26 +76,29 @@ class StateTable:
         for group in groups.values():
             shapes = {c["fqn"]: (c["dtype"], tuple(c["shape"])) for c in group}
             where = group[0].get("device", device)
-            index = self._find(method, shapes, group[0]["weight"], where)
+            code = (method, architecture)
+            index = self._find(code, shapes, group[0]["weight"], where)
             state = self._states[index]
             state.shapes |= shapes
-            state.methods.append(method)
+            state.codes.append(code)
             for constant in group:
                 constant["state"] = index
 
-    def _find(self, method: str, shapes: dict[str, tuple[str, tuple[int, ...]]], weight: int, device: str) -> int:
+    def _find(
+        self, code: tuple[str, str | None], shapes: dict[str, tuple[str, tuple[int, ...]]], weight: int, device: str
+    ) -> int:
         for index, state in enumerate(self._states):
             common = [name for name, shape in shapes.items() if state.shapes.get(name) == shape]
-            if not common or method in state.methods:
+            if not common or code in state.codes:
                 continue
             if state.device != device:
                 raise CompileError(
-                    f"methods {state.methods[0]!r} and {method!r} share the buffer {common[0]!r}, which the one has on "
-                    f"{state.device} and the other on {device}: keep it on one device"
+                    f"methods {state.methods[0]!r} and {code[0]!r} share the buffer {common[0]!r}, which the one has "
+                    f"on {state.device} and the other on {device}: keep it on one device"
                 )
             if state.weight != weight:
                 raise CompileError(
-                    f"methods {state.methods[0]!r} and {method!r} both have a buffer {common[0]!r} that calls change, "
+                    f"methods {state.methods[0]!r} and {code[0]!r} both have a buffer {common[0]!r} that calls change, "
                     f"with different values: a session has one; give both modules the same values, or other names"
                 )
             return index

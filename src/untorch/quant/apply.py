@@ -1,41 +1,37 @@
-"""``quantize``: replaces the linear layers of a module by int4 ones, and reports what became of each."""
+"""``quantize``: replaces the linear layers of a module by quantised ones, and reports what became of each."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from untorch.ops.int4 import GROUP_SIZES
-from untorch.ops.int4_layout import pack_int4
-from untorch.quant.linear import Int4Linear, padded_features
-from untorch.quant.methods import METHODS, quantize_weight, relative_error
+from untorch.quant.linear import padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
+from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, make_scheme
 from untorch.quant.select import Selector, select, tensor_key
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["DTYPES", "Quantizer", "quantize"]
-
-DTYPES = ("int4",)
+__all__ = ["Quantizer", "quantize"]
 
 
 def quantize(
     module: nn.Module,
     dtype: str = "int4",
     *,
-    group_size: int = 128,
-    method: str = "hqq",
+    group_size: int | None = None,
+    method: str | None = None,
     include: Selector | Sequence[Selector] | None = None,
     exclude: Selector | Sequence[Selector] | None = None,
     device: str | torch.device | None = None,
     progress: bool = True,
 ) -> QuantizationReport:
-    """Replaces linear layers of ``module`` by ``Int4Linear``, in place, and reports each.
+    """Replaces linear layers of ``module`` by ``Int4Linear`` or ``NVFP4Linear``, in place, and reports each.
 
     Layers are taken that are an nn.Linear with a float32, bfloat16 or float16 weight, and not a subclass. Without
     ``include``, those that would not get smaller are left alone. Layers that share one weight share the packed one. If
@@ -44,10 +40,14 @@ def quantize(
 
     Args:
         module: Changed in place. Its biases and everything else stay as they are.
-        dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight.
-        group_size: Inputs that share a scale: 32, 64, 128 or 256. Inputs that fill no group are padded.
-        method: "hqq": the zeros are optimised so that outliers do not spoil the rest (half-quadratic quantisation).
-            "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
+        dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight. "nvfp4": floating point
+            of four bits, a scale in float8_e4m3fn for each 16 inputs, and a scale of all.
+        group_size: Inputs that share a scale: 32, 64, 128 (None) or 256; for nvfp4 16, which cannot be chosen. Inputs
+            that fill no group are padded.
+        method: For int4 "hqq" (None): the zeros are optimised so that outliers do not spoil the rest (half-quadratic
+            quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
+            For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
+            largest value 6, E2M1's largest.
         include: Which layers: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of (name,
             module). None: all.
         exclude: Which of them not, likewise.
@@ -73,27 +73,25 @@ def quantize(
 class _Weight:
     """A quantised weight, as all layers that use it share it. ``source`` keeps the memory that its key names alive."""
 
-    packed: torch.Tensor
-    scale_and_zero: torch.Tensor
-    error: float
+    quantized: QuantizedTensors
     source: torch.Tensor
 
 
 class Quantizer:
     """Quantises modules one after the other; a weight that several of them use is quantised once."""
 
-    def __init__(self, dtype: str, *, group_size: int, method: str, device: str | torch.device | None = None) -> None:
-        if dtype not in DTYPES:
-            raise InvalidArgumentError(f"quantize: dtype: expected 'int4', got {dtype!r}")
-        if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
-            raise InvalidArgumentError(f"quantize: group_size: expected 32, 64, 128 or 256, got {group_size!r}")
-        if method not in METHODS:
-            known = ", ".join(repr(name) for name in METHODS)
-            raise InvalidArgumentError(f"quantize: method: expected one of {known}, got {method!r}")
-        self._group_size, self._method = int(group_size), method
+    def __init__(
+        self,
+        dtype: str,
+        *,
+        group_size: int | None = None,
+        method: str | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self._scheme = make_scheme(dtype, group_size, method)
         self._device = None if device is None else _usable(device)
         self._weights: dict[tuple[object, ...], _Weight] = {}
-        self._layers: dict[int, tuple[nn.Linear, Int4Linear]] = {}
+        self._layers: dict[int, tuple[nn.Linear, QuantizedLinear]] = {}
 
     def apply(
         self,
@@ -126,15 +124,15 @@ class Quantizer:
         after = module_nbytes(module if root is None else root)
         return QuantizationReport(tuple(layers), selection.skipped, before, after, time.perf_counter() - start)
 
-    def replacement(self, module: nn.Module) -> Int4Linear | None:
+    def replacement(self, module: nn.Module) -> QuantizedLinear | None:
         """What a linear layer was replaced by, if this object replaced it: needed if it is the whole module."""
         found = self._layers.get(id(module))
         return None if found is None else found[1]
 
     def _pays(self, linear: nn.Linear) -> str:
-        n, k = padded_features(linear.in_features, linear.out_features, self._group_size)
+        n, k = padded_features(linear.in_features, linear.out_features, self._scheme.group_size)
         size = linear.weight.element_size()
-        before, after = linear.weight.numel() * size, n * k // 2 + n * (k // self._group_size) * 2 * size
+        before, after = linear.weight.numel() * size, self._scheme.nbytes(n, k, size)
         return "" if after < before else f"it would grow from {before} to {after} bytes"
 
     def _quantize(
@@ -150,35 +148,30 @@ class Quantizer:
             made = self._weights[key] = self._make(weight, names[0])
         for linear, _ in members:
             if id(linear) not in self._layers:
-                layer = Int4Linear(
-                    made.packed, made.scale_and_zero, linear.bias, in_features=linear.in_features,
-                    out_features=linear.out_features, group_size=self._group_size, method=self._method,
-                )  # fmt: skip
+                layer = self._scheme.layer(linear, made.quantized.tensors)
                 self._layers[id(linear)] = linear, layer.train(linear.training)
-        n, k = padded_features(weight.shape[1], weight.shape[0], self._group_size)
+        n, k = padded_features(weight.shape[1], weight.shape[0], self._scheme.group_size)
         return LayerReport(
             names=names,
             shape=(weight.shape[0], weight.shape[1]),
             packed_shape=(n, k),
             dtype=str(weight.dtype).removeprefix("torch."),
-            group_size=self._group_size,
-            method=self._method,
-            error=made.error,
+            group_size=self._scheme.group_size,
+            method=self._scheme.method,
+            error=made.quantized.error,
             nbytes_before=weight.numel() * weight.element_size(),
             nbytes_after=self._layers[id(members[0][0])][1].weight_nbytes,
             kept_by=kept_by,
+            rtn_error=made.quantized.rtn_error,
         )
 
     def _make(self, weight: torch.Tensor, name: str) -> _Weight:
-        n, k = padded_features(weight.shape[1], weight.shape[0], self._group_size)
         there = weight if self._device is None else weight.to(self._device)
         if not bool(torch.isfinite(there).all()):
             raise InvalidArgumentError(f"quantize: {name}: its weight has values that are not finite")
-        values, scale_and_zero = quantize_weight(there, self._group_size, self._method, k)
-        error = relative_error(there, values, scale_and_zero, self._group_size)
-        padded = nn.functional.pad(values, (0, 0, 0, n - weight.shape[0]), value=8)
-        scale_and_zero = nn.functional.pad(scale_and_zero, (0, 0, 0, n - weight.shape[0]))
-        return _Weight(pack_int4(padded).to(weight.device), scale_and_zero.to(weight.device), error, weight)
+        made = self._scheme.quantize(there)
+        tensors = tuple(tensor.to(weight.device) for tensor in made.tensors)
+        return _Weight(replace(made, tensors=tensors), weight)
 
 
 def _usable(device: str | torch.device) -> torch.device:

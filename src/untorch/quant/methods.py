@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["METHODS", "quantize_weight", "relative_error"]
+__all__ = ["METHODS", "chunks", "quantize_weight", "relative_error"]
 
 _LEVELS = 15
 # HQQ's constants, as published: the norm of the error, the weight β of the quadratic part, its growth, iterations.
@@ -40,7 +40,7 @@ def quantize_weight(
     lengths = (k - group_size * torch.arange(groups, device=weight.device)).clamp(0, group_size)
     inside = torch.arange(group_size, device=weight.device) < lengths.unsqueeze(1)
     mask = None if k == padded_k else inside
-    for rows in _chunks(weight, padded_k):
+    for rows in chunks(weight, padded_k):
         part = torch.nn.functional.pad(weight[rows].float(), (0, padded_k - k)).reshape(-1, groups, group_size)
         scale, zero = METHODS[method](part, mask)
         if mask is not None:
@@ -59,7 +59,7 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
     """‖W' − W‖ / ‖W‖ over all weights (Frobenius norms, summed in float64); 0 where both are 0."""
     k = weight.shape[1]
     wrong, whole = 0.0, 0.0
-    for rows in _chunks(weight, values.shape[1]):
+    for rows in chunks(weight, values.shape[1]):
         part = weight[rows].float()
         q = values[rows].float().reshape(part.shape[0], -1, group_size) - 8
         scale, zero = scale_and_zero[:, rows].float().permute(2, 1, 0).unsqueeze(-1)
@@ -69,7 +69,8 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
     return float((wrong / whole) ** 0.5) if whole else 0.0 if not wrong else float("inf")
 
 
-def _chunks(weight: torch.Tensor, k: int) -> Iterator[slice]:
+def chunks(weight: torch.Tensor, k: int) -> Iterator[slice]:
+    """Rows of ``weight`` that are worked on at a time, if each has ``k`` values."""
     size = _CHUNK * max(1, torch.get_num_threads()) if weight.device.type == "cpu" else _CHUNK_GPU
     rows = max(1, size // max(1, k))
     for start in range(0, weight.shape[0], rows):

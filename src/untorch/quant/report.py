@@ -15,12 +15,13 @@ class LayerReport:
 
     names: the linear layers that use it, dotted; more than one if the weight is tied between them.
     shape: (out_features, in_features); ``packed_shape`` is (n, k) with the padding.
-    dtype: the weight's before, which scales and zeros have as well.
+    dtype: the weight's before, which scales and zeros of int4 have as well.
     error: ‖W' − W‖ / ‖W‖, the relative Frobenius error of the weight; 0 for a weight of zeros. Not known (NaN) for
         what was read from a checkpoint.
     nbytes_before, nbytes_after: of the weight; after with scales, zeros and padding.
     kept_by: parameters that still need the weight in floating point, so that its bytes stay as well: an embedding that
         is tied to the layer, or a linear layer that is not quantised.
+    rtn_error: the error that rounding to nearest would have, where another method chose and it is known; else None.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class LayerReport:
     nbytes_before: int
     nbytes_after: int
     kept_by: tuple[str, ...] = ()
+    rtn_error: float | None = None
 
     @property
     def note(self) -> str:
@@ -53,6 +55,7 @@ class LayerReport:
             "dtype": self.dtype, "group_size": self.group_size, "method": self.method,
             "error": None if math.isnan(self.error) else self.error, "before_bytes": self.nbytes_before,
             "after_bytes": self.nbytes_after, "kept_by": list(self.kept_by), "note": self.note,
+            "rtn_error": self.rtn_error,
         }  # fmt: skip
 
 
@@ -76,7 +79,7 @@ class QuantizationReport:
 
     @property
     def nbytes_after(self) -> int:
-        """Their bytes in int4, with scales and zeros; what ``kept_by`` keeps is not in it."""
+        """Their bytes in four bits, with scales and zeros; what ``kept_by`` keeps is not in it."""
         return sum(layer.nbytes_after for layer in self.layers)
 
     @property
@@ -85,22 +88,29 @@ class QuantizationReport:
         return max(self.layers, key=lambda layer: -1.0 if math.isnan(layer.error) else layer.error)
 
     def table(self) -> str:
-        """A table as text: a line for each layer, the sums, and what was left alone."""
-        header = ("layer", "shape", "group", "method", "error", "before", "after", "note")
+        """A table as text: a line for each layer, the sums, and what was left alone.
+
+        Where a method other than rounding to nearest chose, and its error is known, that stands beside the error.
+        """
+        header = ["layer", "shape", "group", "method", "error", "before", "after", "note"]
         rows = [
-            (
+            [
                 layer.names[0], f"{layer.shape[0]} × {layer.shape[1]}", str(layer.group_size), layer.method,
                 "unknown" if math.isnan(layer.error) else f"{layer.error:.4f}", _mib(layer.nbytes_before),
                 _mib(layer.nbytes_after), layer.note,
-            )
+            ]
             for layer in self.layers
         ]  # fmt: skip
-        rows.append(("sum", "", "", "", "", _mib(self.nbytes_before), _mib(self.nbytes_after), ""))
-        rows.append(("module", "", "", "", "", _mib(self.module_nbytes_before), _mib(self.module_nbytes_after), ""))
+        rows.append(["sum", "", "", "", "", _mib(self.nbytes_before), _mib(self.nbytes_after), ""])
+        rows.append(["module", "", "", "", "", _mib(self.module_nbytes_before), _mib(self.module_nbytes_after), ""])
+        if any(layer.rtn_error is not None for layer in self.layers):
+            errors = ["" if layer.rtn_error is None else f"{layer.rtn_error:.4f}" for layer in self.layers]
+            for row, cell in zip([header, *rows], ["rtn error", *errors, "", ""], strict=True):
+                row.insert(5, cell)
         widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
         lines = [
             "  ".join(
-                cell.rjust(width) if 4 <= i <= 6 else cell.ljust(width)
+                cell.rjust(width) if 4 <= i < len(header) - 1 else cell.ljust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in (header, *rows)

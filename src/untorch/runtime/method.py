@@ -86,6 +86,11 @@ class Method:
         return self._core.device
 
     @property
+    def gpu_architecture(self) -> str | None:
+        """The GPU architecture of the code that runs, such as "sm_90"; None on the CPU, or if the file does not say."""
+        return self._core.gpu_architecture or None
+
+    @property
     def num_inputs(self) -> int:
         """Tensor inputs in the flat call (``run_flat``)."""
         return self._core.arity()[0]

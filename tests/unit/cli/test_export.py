@@ -248,11 +248,13 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
 @needs_torch
 def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
     source, output = f"{script}:build", tmp_path / "gpu.pt2"
-    done = run_process("export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--json")
+    done = run_process(
+        "export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--arch", "A100", "--json"
+    )
     assert done.returncode == 0, done.stderr
     done = run_process("inspect", str(output), "--json")
     [method] = json.loads(done.stdout)["methods"]
-    assert (method["device"], method["gpu_architecture"]) == ("cuda", "sm_90")
+    assert (method["device"], method["gpu_architectures"]) == ("cuda", ["sm_90", "sm_80"])
     assert all(entry["served"] for entry in method["operators"])
     done = run_process("export", source, "--check", "--device", "cuda", "--arch", "sm_90", "--json")
     assert done.returncode == 0 and not json.loads(done.stdout)["missing"]

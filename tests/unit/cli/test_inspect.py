@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
     assert method == {
         "name": "forward",
         "device": "cpu",
-        "gpu_architecture": None,
+        "gpu_architectures": [],
         "cpu": {"target": "native", "architecture": method["cpu"]["architecture"], "features": [], "missing": []},
         "library": {"file": "data/aotinductor/forward/m.wrapper.so", "bytes": len(library)},
         "inputs": [{"name": "x", "dtype": "float32", "shape": SHAPE, "contiguous": True, "strides": [4, 1]}],
         "outputs": [{"name": "output", "dtype": "float32", "shape": SHAPE}],
         "constants": {"count": 1, "bytes": 4, "mutated": 0},
+        "gpu_codes": [],
         "quantization": None,
         "runs_here": True,
         "problems": [],
@@ -161,18 +163,44 @@ def test_a_file_for_cuda(
         return found
 
     def for_cuda(manifest: dict[str, Any]) -> None:
-        manifest["methods"]["forward"].update(device="cuda", gpu_architecture="sm_86")
+        method = manifest["methods"]["forward"]
+        code = {key: method[key] for key in ("library", "constants")}
+        method.update(
+            device="cuda",
+            gpu_architecture="sm_86",
+            variants=[
+                {**code, "gpu_architecture": name, "ptxas": "13.0" if name == "sm_120" else "12.8"} for name in more
+            ],
+        )
 
+    more: list[str] = []
     path = write_package(tmp_path / "model.pt2", library, "forward", change=for_cuda)
     status: dict[str, Any] = {"served": True, "note": None, "devices": []}
     monkeypatch.setattr(machine, "cuda_status", lambda: status)
-    assert package.describe_package(path)["methods"][0]["gpu_architecture"] == "sm_86"
+    assert package.describe_package(path)["methods"][0]["gpu_architectures"] == ["sm_86"]
     assert problems() == ["there is no cuda:0: this machine has 0 GPUs"]
     for architecture, runs in (("sm_86", True), ("sm_89", True), ("sm_80", False), ("sm_90", False)):
         status["devices"] = [{"name": "GPU", "architecture": architecture}]
         expected = [] if runs else [f"it is compiled for sm_86, cuda:0 (GPU) is {architecture}"]
         assert problems() == expected == problems("--device", "cuda:0")
     assert "not for cpu" in problems("--device", "cpu")[-1]
+
+    more = ["sm_80", "sm_120"]
+    path = write_package(tmp_path / "several.pt2", library, "forward", change=for_cuda)
+    text = cli("inspect", path).out
+    assert "cuda, sm_86, sm_80, sm_120" in text
+    assert re.search(r"code for sm_80 +ptxas 12.8, no PTX; driver 550 or newer", text)
+    assert re.search(r"code for sm_120 +ptxas 13.0, no PTX; driver 580 or newer", text)
+    assert [code["driver"] for code in package.describe_package(path)["methods"][0]["gpu_codes"]] == [550, 550, 580]
+    path = write_package(tmp_path / "old.pt2", library, "forward", change=lambda manifest: [
+        manifest["methods"]["forward"].update(device="cuda", gpu_architecture=name) for name in ("sm_100",)
+    ])  # fmt: skip
+    assert re.search(r"code for sm_100 +ptxas unknown, no PTX; driver 570 or newer", cli("inspect", path).out)
+    path = tmp_path / "several.pt2"
+    for architecture, runs in (("sm_80", True), ("sm_89", True), ("sm_120", True), ("sm_90", False)):
+        status["devices"] = [{"name": "GPU", "architecture": architecture}]
+        expected = [] if runs else [f"it is compiled for sm_86, sm_80, sm_120, cuda:0 (GPU) is {architecture}"]
+        assert problems() == expected
     status.update(served=False, note="no driver")
     assert problems() == ["it is compiled for CUDA, which does not work here: no driver"]
     done = cli("inspect", path, "--device", "gpu")

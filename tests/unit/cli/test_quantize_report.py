@@ -57,6 +57,19 @@ def test_json(script: Path, cli: Callable[..., Any], function: str) -> None:
     assert not math.isnan(method["seconds"])
 
 
+def test_nvfp4_shows_the_error_of_rounding_to_nearest_too(script: Path, cli: Callable[..., Any]) -> None:
+    document = cli("quantize-report", f"{script}:module", "--dtype", "nvfp4", "--json").document()
+    assert (document["dtype"], document["group_size"], document["method"]) == ("nvfp4", 16, "search")
+    [layer] = document["methods"][0]["layers"]
+    assert 0.05 < layer["error"] < 0.95 * layer["rtn_error"] < 0.12
+    assert layer["after_bytes"] == 40 * 256 // 2 + 40 * 256 // 16 + 40 * 4
+    out = cli("quantize-report", f"{script}:module", "--dtype", "nvfp4").out
+    assert "rtn error" in out
+    assert f"{layer['error']:.4f}" in out
+    assert f"{layer['rtn_error']:.4f}" in out
+    assert "rtn error" not in cli("quantize-report", f"{script}:module", "--dtype", "nvfp4", "--method", "rtn").out
+
+
 def test_text_and_patterns(script: Path, cli: Callable[..., Any]) -> None:
     out = cli("quantize-report", f"{script}:methods", "--include", "0").out
     assert "method encode" in out
@@ -73,6 +86,11 @@ def test_text_and_patterns(script: Path, cli: Callable[..., Any]) -> None:
 def test_wrong_options_before_the_script_runs(cli: Callable[..., Any]) -> None:
     done = cli("quantize-report", "no_such.py:build", "--group-size", 48)
     assert done.err == "untorch: option quantize: group_size: expected one of 32, 64, 128, 256, got 48\n"
+    done = cli("quantize-report", "no_such.py:build", "--dtype", "nvfp4", "--group-size", 32)
+    text = "nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32"
+    assert done.err == f"untorch: option quantize: group_size: {text}\n"
+    done = cli("quantize-report", "no_such.py:build", "--dtype", "fp4")
+    assert "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'fp4'" in done.err
 
 
 @pytest.mark.parametrize(

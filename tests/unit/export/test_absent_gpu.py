@@ -106,6 +106,7 @@ def test_the_kernels_are_in_the_file(exported: tuple[ExportReport, str]) -> None
         assert set(manifest["methods"]) == {"mlp", "attention", "cnn"}
         for method in manifest["methods"].values():
             assert (method["device"], method["gpu_architecture"]) == ("cuda", architecture)
+            assert re.fullmatch(r"1\d\.\d+", method["ptxas"])
             found = kernels(archive.read(method["library"]))
             assert found and set(found) == {int(architecture[3:])}
             # Inputs and outputs lie where the method does: an entry names another device only.
@@ -184,6 +185,36 @@ def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
     if not found and torch.__version__ < "2.12":
         pytest.skip("this torch's code does not say what it counts on")
     assert [text.split(", ")[1] for text in found] == ["1L", "1L"]
+
+
+def test_several_architectures(tmp_path: Path) -> None:
+    report = export(
+        {"mlp": methods()["mlp"]}, tmp_path / "m.pt2", device="cuda", arch=["sm_90", "A100"], progress=False
+    )
+    with ArchiveReader(report.path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        method = manifest["methods"]["mlp"]
+        (variant,) = method["variants"]
+        for code, number in ((method, 90), (variant, 80)):
+            assert code["gpu_architecture"] == f"sm_{number}"
+            assert set(kernels(archive.read(code["library"]))) == {number}
+    # The weights are there once, and both count in the same buffer.
+    assert {c["weight"] for c in method["constants"]} == {c["weight"] for c in variant["constants"]}
+    assert manifest["states"] == [{"fqn": "calls", "weight": manifest["states"][0]["weight"], "methods": ["mlp"]}]
+    assert all(item.served for item in check(report.path))
+
+
+@pytest.mark.parametrize(
+    ("arch", "text"),
+    [
+        (["sm_90", "H200"], "arch: 'sm_90' and 'H200' are both sm_90: a file has one code for it"),
+        ([], "arch: expected the name of a GPU, or a list of them, got an empty one"),
+        (["sm_90", "sm_1"], "arch: expected one of sm_80, .* got 'sm_1'"),
+    ],
+)
+def test_wrong_architectures(arch: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "m.pt2", device="cuda", arch=arch)
 
 
 def test_int4(tmp_path: Path) -> None:
@@ -286,6 +317,46 @@ def test_torch_sees_no_gpu_before_and_after(tmp_path: Path) -> None:
     assert not has_triton()
     export(AddOne(), (torch.ones(2),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
     assert not has_triton() and not torch.cuda.is_available()
+
+
+_LARGE = """
+import sys, torch
+from torch import nn
+from untorch.export import export
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+class Large(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False, dtype=torch.bfloat16) for _ in range(depth))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+def write(model, width):
+    x = torch.zeros(2, width, dtype=torch.bfloat16)
+    export(model.eval(), (x,), sys.argv[1], device="cuda", arch="sm_90", progress=False)
+
+write(Large(8, 2), 8)  # what exporting takes by itself
+before = status("VmRSS")
+model = Large(4096, 12)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak starts again
+write(model, 4096)
+print((status("VmHWM") - before) / sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
+
+
+def test_host_memory(tmp_path: Path) -> None:
+    """The weights are in memory once, the model's own, and go straight into the file."""
+    command = [sys.executable, "-W", "ignore", "-c", _LARGE, str(tmp_path / "m.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0.9 < float(done.stdout) <= 1.3
 
 
 def test_the_stub_needs_a_compiler(tmp_path: Path) -> None:

@@ -68,10 +68,11 @@ def test_a_methods_own_choices() -> None:
     assert (own.options.attention, own.options.fold_limit, own.target.name) == ("math", 7, "x86-64-v3")
     assert (common.options.attention, common.options.fold_limit, common.target.name) == ("native", 7, "native")
     gpu, cpu, other = plans(entry(), entry(device="cpu"), entry(arch="A100"), device="cuda", arch="H200")
-    assert cpu.gpu is None
-    assert (gpu.gpu.architecture, gpu.gpu.absent.name, other.gpu.architecture) == ("sm_90", "H200", "sm_80")
-    only, cpu = plans(entry(device="cuda", arch="sm_90"), entry())
-    assert cpu.gpu is None and only.gpu.architecture == "sm_90"
+    assert cpu.gpus == (None,)
+    assert [(target.architecture, target.absent.name) for target in gpu.gpus] == [("sm_90", "H200")]
+    assert [target.architecture for target in other.gpus] == ["sm_80"]
+    only, cpu = plans(entry(device="cuda", arch=["sm_90", "L4"]), entry())
+    assert cpu.gpus == (None,) and [target.absent.name for target in only.gpus] == ["H100", "L4"]
 
 
 @pytest.mark.parametrize(

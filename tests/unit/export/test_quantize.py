@@ -24,7 +24,7 @@ from untorch.export.progress import Progress
 from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
 from untorch.export.targets import resolve_cpu
 from untorch.export.verify import from_numpy, to_numpy
-from untorch.quant import Int4Linear, quantize
+from untorch.quant import Int4Linear, quantize, quantize_nvfp4
 from untorch.runtime.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
@@ -81,6 +81,14 @@ def quantised(entries: dict[str, Any], value: Any) -> tuple[list[MethodInput], d
             {"a": None, "b": {"dtype": "int4", "method": "rtn", "exclude": "x"}},
             {"b": QuantizeOptions("int4", 128, "rtn", None, "x")},
         ),
+        ("nvfp4", dict.fromkeys("ab", QuantizeOptions("nvfp4", 16, "search"))),
+        (
+            {"a": "int4", "b": {"dtype": "nvfp4", "group_size": 16, "method": "rtn"}},
+            {
+                "a": QuantizeOptions("int4", 128, "hqq"),
+                "b": QuantizeOptions("nvfp4", None, "rtn"),
+            },
+        ),
     ],
 )
 def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -> None:
@@ -91,12 +99,17 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
     ("value", "text"),
     [
         (4, "option quantize: expected str or Mapping or NoneType, got int (4)"),
-        ("int8", "option quantize: dtype: expected one of 'int4', got 'int8' (did you mean 'int4'?)"),
+        ("int8", "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'int8' (did you mean 'int4'?)"),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
         ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
-        ({"group_size": 64}, "option quantize: group_size: expected 'int4', a dictionary of options or None for the "),
-        ({"group_size": 64}, "got int (64); a dictionary of options has the key 'dtype'"),
+        (
+            {"dtype": "nvfp4", "group_size": 32},
+            "option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",
+        ),
+        ({"dtype": "nvfp4", "method": "hqq"}, "option quantize: method: expected one of 'search', 'rtn', got 'hqq'"),
+        ({"group_size": 64}, "option quantize: group_size: expected 'int4', 'nvfp4', a dictionary of options or None "),
+        ({"group_size": 64}, "for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
         ({3: "int4"}, "option quantize: expected names as keys, got [3]"),
     ],
@@ -215,6 +228,63 @@ def test_the_weight_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> No
     constants = [line for line in code.wrapper.splitlines() if "].shape = {" in line]
     assert len([line for line in constants if "{13, 2, 32, 4}" in line]) == 1
     assert not any("{99, 200}" in line or "{104, 256}" in line for line in constants)
+
+
+@pytest.mark.parametrize("inductor", [{}, {"freezing": True}])
+def test_nvfp4_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> None:
+    """One call for each layer, on the tensors that the file stores: none of them is written anew before the call."""
+    [encode, _], reports = quantised(methods(), "nvfp4")
+    assert [layer.method for layer in reports["encode"].layers] == ["search", "search"]
+    options = ExportOptions(inductor=inductor, fold_limit=1 << 30)
+    code = generate_code(encode, resolve_cpu("native"), options, tmp_path)
+    calls = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_nvfp4_linear(" in line]
+    assert len(calls) == 2
+    assert "&temporary_reference(" in calls[0]  # the bias, by its address
+    assert ", nullptr, &buf" in calls[1]  # none
+    for name in ("packed_weight", "block_scale", "global_scale"):
+        assert f"up_{name}" in calls[0]
+        assert f"down_{name}" in calls[1]
+    assert code.extern_nodes is None or '"nodes": []' in code.extern_nodes
+    shapes = [line.split(".shape = ")[1] for line in code.wrapper.splitlines() if "].shape = {" in line]
+    # The bytes, block scales, global scales and bias of the first, and of the second without a bias.
+    assert sorted(shapes) == sorted(
+        f"{{{shape}}};" for shape in ("13, 2, 32, 4", "104, 16", "104", "104", "25, 1, 32, 4", "200, 8", "200")
+    )
+
+
+def test_what_the_manifest_says_about_nvfp4() -> None:
+    [encode, decode], _ = quantised(methods(), {"encode": {"dtype": "nvfp4", "method": "rtn"}, "decode": "int4"})
+    traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    assert describe_quantized(traced) == [
+        {
+            "name": "up", "dtype": "nvfp4", "group_size": 16, "packed_shape": [104, 256], "shape": [99, 200],
+            "method": "rtn", "nbytes": 104 * 256 // 2 + 104 * 16 + 104 * 4,
+        },
+        {
+            "name": "down", "dtype": "nvfp4", "group_size": 16, "packed_shape": [200, 128], "shape": [200, 99],
+            "method": "rtn", "nbytes": 200 * 128 // 2 + 200 * 8 + 200 * 4,
+        },
+    ]  # fmt: skip
+    traced = trace_method(decode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    assert [entry["dtype"] for entry in describe_quantized(traced)] == ["int4", "int4"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_bytes_of_files_in_a_model_of_its_own() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = quantize_nvfp4(torch.randn(8, 48))
+            for name, tensor in vars(made).items():
+                self.register_buffer(name, tensor)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.untorch.nvfp4_linear(x, self.packed, self.block_scale, self.global_scale)
+
+    method = MethodInput("forward", Own(), (torch.randn(2, 40),))
+    traced = trace_method(method, resolve_cpu("native"), ExportOptions(), Progress(False))
+    [entry] = describe_quantized(traced)
+    assert (entry["dtype"], entry["packed_shape"], entry["nbytes"]) == ("nvfp4", [8, 48], 8 * 24 + 8 * 3 + 4)
 
 
 @pytest.fixture(scope="module")

@@ -148,12 +148,17 @@ def test_include_and_exclude(options: dict[str, Any], chosen: list[str], reason:
         ({"exclude": ["head", "x"]}, "exclude: 'x' matches no linear layer; there are: layers.0.up,"),
         ({"include": [3]}, "include: expected name patterns or functions of (name, module), got int"),
         ({"exclude": "*"}, "quantize: nothing to quantise: layers.0.up: in exclude; layers.0.down: in exclude;"),
-        ({"dtype": "int8"}, "quantize: dtype: expected 'int4', got 'int8'"),
+        ({"dtype": "int8"}, "quantize: dtype: expected 'int4' or 'nvfp4', got 'int8'"),
         ({"group_size": 16}, "quantize: group_size: expected 32, 64, 128 or 256, got 16"),
         ({"group_size": True}, "quantize: group_size: expected 32, 64, 128 or 256, got True"),
         ({"device": "meta"}, "quantize: device: 'meta' cannot be used here: "),
         ({"device": "nowhere"}, "quantize: device: 'nowhere' cannot be used here: "),
         ({"method": "gptq"}, "quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
+        (
+            {"dtype": "nvfp4", "group_size": 32},
+            "quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",
+        ),
+        ({"dtype": "nvfp4", "method": "hqq"}, "quantize: method: expected one of 'search', 'rtn', got 'hqq'"),
     ],
 )
 def test_errors_leave_the_module_as_it_was(options: dict[str, Any], text: str) -> None:

@@ -263,7 +263,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
         (PACKED, compressed(group_size=32), InvalidFileError, "2 scales an output do not fit 128 inputs"),
         (
             PACKED, {**compressed(), "format": "marlin-24"}, UnsupportedError,
-            "compressed-tensors' format 'marlin-24' is not read, only 'pack-quantized' is",
+            "compressed-tensors' format 'marlin-24' is not read, only 'pack-quantized' and 'nvfp4-pack-quantized' are",
         ),
         (PACKED, {"quant_method": "bitsandbytes"}, UnsupportedError, "quantisation by 'bitsandbytes' is not read, expect"),
         (GPTQ, {"quant_method": "gptq", "bits": 8}, UnsupportedError, "expected 4 bits, the configuration says 8"),

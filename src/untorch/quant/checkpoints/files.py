@@ -13,7 +13,8 @@ from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, Unsup
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
-_CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
+_MODELOPT = "hf_quant_config.json"
+_CONFIGURATIONS = ("config.json", _MODELOPT, "quantize_config.json", "quant_config.json")
 
 
 class Checkpoint:
@@ -94,6 +95,8 @@ def _configuration(folder: Path) -> Mapping[str, Any]:
             document = document.get("quantization_config") or (
                 text_model.get("quantization_config") if isinstance(text_model, dict) else None
             )
+        if name == _MODELOPT and isinstance(document, dict) and isinstance(document.get("quantization"), dict):
+            document = {"quant_method": "modelopt", **document["quantization"]}
         if isinstance(document, dict):
             return document
     return {}

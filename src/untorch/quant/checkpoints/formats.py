@@ -1,4 +1,4 @@
-"""What the tensors of a quantised linear layer mean, format by format: values, scales and zero points.
+"""What the tensors of a linear layer in int4 mean, format by format: values, scales and zero points.
 
 All are w = (q − zero_point)·scale with q from 0 to 15, eight to an int32, the first in the lowest four bits:
 
@@ -18,11 +18,20 @@ from typing import Any
 import torch
 
 from untorch.quant.checkpoints.files import Checkpoint
+from untorch.quant.checkpoints.nvfp4 import MODELOPT, NVFP4_PACKED
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["FORMATS", "QuantizedWeight", "find_format", "layer_names"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# What a quantised layer has. ModelOpt's has both: one of them alone is an error, not another layer.
+_SUFFIXES = {
+    "pack-quantized": (".weight_packed",),
+    "gptq": (".qweight",),
+    "awq": (".qweight",),
+    MODELOPT: (".weight_scale", ".weight_scale_2"),
+    NVFP4_PACKED: (".weight_packed",),
+}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -42,17 +51,27 @@ def find_format(checkpoint: Checkpoint) -> str:
     suffixes = {name.rpartition(".")[2] for name in checkpoint.names}
     if method == "compressed-tensors":
         found = str(checkpoint.config.get("format", "pack-quantized"))
-        if found != "pack-quantized":
+        if found not in ("pack-quantized", NVFP4_PACKED):
             raise UnsupportedError(
-                f"{checkpoint.path}: compressed-tensors' format {found!r} is not read, only 'pack-quantized' is"
+                f"{checkpoint.path}: compressed-tensors' format {found!r} is not read, only 'pack-quantized' and "
+                f"{NVFP4_PACKED!r} are"
             )
         return found
+    if method in ("modelopt", "modelopt_fp4"):
+        algorithm = checkpoint.config.get("quant_algo", "NVFP4")
+        if algorithm != "NVFP4":
+            raise UnsupportedError(
+                f"{checkpoint.path}: ModelOpt's algorithm {algorithm!r} is not read, only 'NVFP4' is"
+            )
+        return MODELOPT
     if method in ("gptq", "awq"):
         return method
     if method:
         raise UnsupportedError(f"{checkpoint.path}: quantisation by {method!r} is not read, expected {_known()}")
+    if "weight_scale_2" in suffixes:
+        return MODELOPT
     if "weight_packed" in suffixes:
-        return "pack-quantized"
+        return NVFP4_PACKED if "weight_global_scale" in suffixes else "pack-quantized"
     if "qweight" in suffixes:
         # They name their tensors alike. Each has its own packed dimension.
         name = next(name for name in checkpoint.names if name.endswith(".qweight")).removesuffix("qweight")
@@ -62,12 +81,13 @@ def find_format(checkpoint: Checkpoint) -> str:
 
 def layer_names(checkpoint: Checkpoint, form: str) -> list[str]:
     """The linear layers that are quantised in the file, in its order."""
-    suffix = ".weight_packed" if form == "pack-quantized" else ".qweight"
-    return [name.removesuffix(suffix) for name in checkpoint.names if name.endswith(suffix)]
+    suffixes = _SUFFIXES[form]
+    found = (name.removesuffix(suffix) for name in checkpoint.names for suffix in suffixes if name.endswith(suffix))
+    return list(dict.fromkeys(found))
 
 
 def _known() -> str:
-    return "compressed-tensors (pack-quantized), gptq or awq"
+    return f"compressed-tensors (pack-quantized, {NVFP4_PACKED}), gptq, awq or modelopt (NVFP4)"
 
 
 def _columns(checkpoint: Checkpoint, prefix: str) -> int:

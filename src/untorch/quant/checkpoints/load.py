@@ -13,9 +13,12 @@ from untorch.ops.int4 import GROUP_SIZES
 from untorch.ops.int4_layout import pack_int4
 from untorch.quant.checkpoints.files import Checkpoint, open_checkpoint
 from untorch.quant.checkpoints.formats import FORMATS, QuantizedWeight, find_format, layer_names
+from untorch.quant.checkpoints.nvfp4 import NVFP4_FORMATS, check_config, excluded
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
+from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.report import LayerReport, QuantizationReport
+from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
@@ -25,13 +28,14 @@ __all__ = ["int4_layer", "load_checkpoint"]
 def load_checkpoint(
     module: nn.Module, path: str | Path, *, prefix: str = "", progress: bool = True
 ) -> QuantizationReport:
-    """Replaces the linear layers that a checkpoint names by ``Int4Linear`` with its weights, in place.
+    """Replaces the linear layers that a checkpoint names by ``Int4Linear`` or ``NVFP4Linear``, in place.
 
-    Read are .safetensors of compressed-tensors (``pack-quantized``), GPTQ and AWQ (``gemm``), in four bits. Values and
-    scales are taken over as they are, without another rounding. Symmetric weights have zeros of 0. Zero points become
-    (8 − zero_point)·scale, in the scale's dtype if it holds all of a layer's exactly, else scales and zeros are stored
-    in float32. Biases are taken from the file if it has them. All other tensors of the file (embeddings, norms) are
-    the caller's to load.
+    Read are .safetensors of compressed-tensors (``pack-quantized``), GPTQ and AWQ (``gemm``), in int4, and those of
+    ModelOpt and compressed-tensors (``nvfp4-pack-quantized``) in NVFP4. Values and scales are taken over as they are,
+    without another rounding; a divisor of NVFP4 becomes its reciprocal. Symmetric weights of int4 have zeros of 0. Zero
+    points become (8 − zero_point)·scale, in the scale's dtype if it holds all of a layer's exactly, else scales and
+    zeros are stored in float32. Scales for activations in four bits are not read: activations stay as they are. Biases
+    are taken from the file if it has them. All other tensors of the file (embeddings, norms) are the caller's to load.
 
     Args:
         module: Changed in place, whole or not at all.
@@ -49,6 +53,8 @@ def load_checkpoint(
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)
     form = find_format(checkpoint)
+    if form in NVFP4_FORMATS:
+        check_config(checkpoint)
     names = layer_names(checkpoint, form)
     if not names:
         raise InvalidFileError(f"{path}: it is a {form} checkpoint and has no quantised layer")
@@ -72,13 +78,14 @@ def load_checkpoint(
                 raise InvalidArgumentError(
                     f"load_checkpoint: {path}: two layers of the file are {target} of the module"
                 )
-            layer = int4_layer(_checked(checkpoint, name, form, linear), _bias(checkpoint, name, linear), form)
+            layer = _layer(checkpoint, name, form, linear)
             # A module on the meta device has no weights yet: those of the file stay where they were read.
             place = layer if linear.weight.is_meta else layer.to(linear.weight.device)
             replacements[id(linear)] = place.train(linear.training)
             reports.append(_report(layer, linear, own_names))
+    others = [own[0] for linear, own in linears(module) if id(linear) not in replacements]
+    skipped = {own: _why_not(checkpoint, prefix + own) for own in others}
     replace_modules(module, replacements)
-    skipped = {own[0]: "not in the file" for linear, own in linears(module)}
     return QuantizationReport(tuple(reports), skipped, before, module_nbytes(module), time.perf_counter() - start)
 
 
@@ -110,16 +117,32 @@ def _split(group_size: int, k: int) -> tuple[int, int]:
     raise UnsupportedError(f"groups of {group_size} cannot be held: expected a multiple of 32")
 
 
-def _checked(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear) -> QuantizedWeight:
-    weight = FORMATS[form](checkpoint, name)
-    if tuple(weight.values.shape) != (linear.out_features, linear.in_features):
-        raise InvalidArgumentError(
-            f"load_checkpoint: {checkpoint.path}: {name} has {weight.values.shape[1]} → {weight.values.shape[0]} "
-            f"features, the module's layer {linear.in_features} → {linear.out_features}"
-        )
-    if not bool(torch.isfinite(weight.scale).all()):
+def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear) -> QuantizedLinear:
+    if form in NVFP4_FORMATS:
+        nvfp4 = NVFP4_FORMATS[form](checkpoint, name)
+        n, half_k = nvfp4.packed.shape
+        _check_features(checkpoint, name, n, 2 * half_k, linear)
+        bias = _bias(checkpoint, name, linear)
+        return NVFP4Linear.from_weight(nvfp4, bias, in_features=linear.in_features, method=form)
+    int4 = FORMATS[form](checkpoint, name)
+    n, k = int4.values.shape
+    _check_features(checkpoint, name, n, k, linear)
+    if not bool(torch.isfinite(int4.scale).all()):
         raise InvalidFileError(f"{checkpoint.path}: {name}: it has scales that are not finite")
-    return weight
+    return int4_layer(int4, _bias(checkpoint, name, linear), form)
+
+
+def _check_features(checkpoint: Checkpoint, name: str, n: int, k: int, linear: nn.Linear) -> None:
+    if (n, k) != (linear.out_features, linear.in_features):
+        raise InvalidArgumentError(
+            f"load_checkpoint: {checkpoint.path}: {name} has {k} → {n} features, the module's layer "
+            f"{linear.in_features} → {linear.out_features}"
+        )
+
+
+def _why_not(checkpoint: Checkpoint, name: str) -> str:
+    pattern = excluded(checkpoint, name)
+    return "not in the file" if pattern is None else f"not in the file, which leaves out {pattern!r}"
 
 
 def _bias(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> torch.Tensor | None:
@@ -137,7 +160,7 @@ def _bias(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> torch.Tensor 
     return bias.to(linear.weight.dtype)
 
 
-def _report(layer: Int4Linear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
+def _report(layer: QuantizedLinear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
     n, k = padded_features(linear.in_features, linear.out_features, layer.group_size)
     return LayerReport(
         names=names, shape=(linear.out_features, linear.in_features), packed_shape=(n, k),

@@ -1,0 +1,111 @@
+// The checks that products with NVFP4 weights on the CPU and on GPUs share.
+#include "shims/nvfp4_checks.h"
+
+namespace untorch::shims {
+namespace {
+
+void check_is(const char* op, const char* argument, const Tensor& tensor, DType dtype, const Dims& sizes) {
+  check(tensor.dtype() == dtype, op, ": argument '", argument, "' must be ", dtype_name(dtype), ", got ",
+        dtype_name(tensor.dtype()));
+  check(tensor.sizes() == sizes, op, ": argument '", argument, "' must have shape ", to_string(sizes), ", got ",
+        to_string(tensor.sizes()));
+  check(tensor.is_contiguous(), op, ": argument '", argument, "' must be contiguous, got shape ",
+        to_string(tensor.sizes()), " with strides ", to_string(tensor.strides()));
+}
+
+bool is_served(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
+void check_rows(const char* op, const char* argument, const Tensor& x) {
+  check(is_served(x.dtype()), op, ": argument '", argument, "' must be float32, bfloat16 or float16, got ",
+        dtype_name(x.dtype()));
+  check(x.dim() >= 1, op, ": argument '", argument, "' must have at least one dimension, got shape ",
+        to_string(x.sizes()));
+  check(x.size(-1) <= 1 || x.stride(-1) == 1 || x.numel() == 0, op, ": argument '", argument,
+        "' must have a contiguous last dimension, got shape ", to_string(x.sizes()), " with strides ",
+        to_string(x.strides()));
+}
+
+// n, k and the layout.
+void read_weight(const char* op, const Tensor& weight, Nvfp4Shape& out) {
+  if (weight.dtype() == DType::kUInt8) {
+    check(weight.dim() == 2 && weight.size(1) * 2 % kNvfp4Block == 0, op,
+          ": argument 'weight_packed' of uint8 must have shape [n, k/2] with k a multiple of 16, got ",
+          to_string(weight.sizes()));
+    out.n = weight.size(0), out.k = weight.size(1) * 2;
+  } else {
+    check(weight.dtype() == DType::kInt32, op, ": argument 'weight_packed' must be uint8 or int32, got ",
+          dtype_name(weight.dtype()));
+    check(weight.dim() == 4 && weight.size(2) == 32, op,
+          ": argument 'weight_packed' of int32 must be packed as [n/8][k/(16*inner_k_tiles)][32][inner_k_tiles/2], got "
+          "shape ",
+          to_string(weight.sizes()));
+    const std::int64_t words = weight.size(3);
+    check(words == 1 || words == 2 || words == 4, op,
+          ": argument 'weight_packed' must have 1, 2 or 4 in its last dimension (inner_k_tiles 2, 4 or 8), got shape ",
+          to_string(weight.sizes()));
+    out.n = weight.size(0) * 8, out.k = weight.size(1) * words * 32;
+    out.inner_k_tiles = static_cast<int>(words * 2);
+  }
+  check(weight.is_contiguous(), op, ": argument 'weight_packed' must be contiguous, got shape ",
+        to_string(weight.sizes()), " with strides ", to_string(weight.strides()));
+}
+
+}  // namespace
+
+Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
+                              const Tensor& global_scale, const Tensor* bias) {
+  check_rows(op, "x", x);
+  Nvfp4Shape out;
+  read_weight(op, weight, out);
+  check_is(op, "block_scale", block_scale, DType::kFloat8E4M3FN, Dims{out.n, out.k / kNvfp4Block});
+  check(global_scale.dtype() == DType::kFloat32, op, ": argument 'global_scale' must be float32, got ",
+        dtype_name(global_scale.dtype()));
+  out.row_scales = global_scale.dim() == 1 && global_scale.size(0) == out.n && out.n != 1;
+  check((out.row_scales || (global_scale.dim() <= 1 && global_scale.numel() == 1)) && global_scale.is_contiguous(), op,
+        ": argument 'global_scale' must be contiguous and have shape [], [1] or [", out.n, "], got ",
+        to_string(global_scale.sizes()));
+  check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight_packed' of shape ",
+        to_string(weight.sizes()), " takes at most k = ", out.k);
+  if (bias != nullptr) {
+    check(bias->dim() == 1 && bias->size(0) == out.n, op, ": argument 'bias' must have shape [", out.n, "], got ",
+          to_string(bias->sizes()));
+    check(bias->dtype() == x.dtype(), op, ": argument 'bias' must be ", dtype_name(x.dtype()), " like 'x', got ",
+          dtype_name(bias->dtype()));
+  }
+  out.x_width = x.size(-1);
+  out.out_sizes = x.sizes();
+  out.out_sizes[out.out_sizes.size() - 1] = out.n;
+  out.m = 1;
+  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) out.m *= x.size(d);
+  return out;
+}
+
+Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
+  check_rows(op, "hidden_states", given.hidden_states);
+  check_rank(op, "hidden_states", given.hidden_states, 2);
+  check_rank(op, "topk_weights", given.topk_weights, 2);
+  check_rank(op, "w13", given.w13, 3);
+  Nvfp4MoeShape out;
+  out.tokens = given.hidden_states.size(0), out.k = given.hidden_states.size(1);
+  out.experts = given.w13.size(0), out.width = given.w13.size(1) / 2, out.top_k = given.topk_weights.size(1);
+  check(out.k > 0 && out.k % kNvfp4Block == 0, op,
+        ": argument 'hidden_states' must have a multiple of 16 in its last dimension, got shape ",
+        to_string(given.hidden_states.sizes()));
+  check(out.width > 0 && out.width % kNvfp4Block == 0 && given.w13.size(1) % 2 == 0, op,
+        ": argument 'w13' must have two times a multiple of 16 rows, got shape ", to_string(given.w13.sizes()));
+  const std::int64_t e = out.experts, k = out.k, i = out.width;
+  check_is(op, "topk_weights", given.topk_weights, DType::kFloat32, Dims{out.tokens, out.top_k});
+  check_is(op, "topk_ids", given.topk_ids, DType::kInt32, Dims{out.tokens, out.top_k});
+  check_is(op, "w13", given.w13, DType::kUInt8, Dims{e, 2 * i, k / 2});
+  check_is(op, "w13_scale", given.w13_scale, DType::kFloat8E4M3FN, Dims{e, 2 * i, k / kNvfp4Block});
+  check_is(op, "w2", given.w2, DType::kUInt8, Dims{e, k, i / 2});
+  check_is(op, "w2_scale", given.w2_scale, DType::kFloat8E4M3FN, Dims{e, k, i / kNvfp4Block});
+  out.two_scales = given.w13_global.dim() == 2;
+  check_is(op, "w13_global", given.w13_global, DType::kFloat32, out.two_scales ? Dims{e, 2} : Dims{e});
+  check_is(op, "w2_global", given.w2_global, DType::kFloat32, Dims{e});
+  return out;
+}
+
+}  // namespace untorch::shims

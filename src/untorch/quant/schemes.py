@@ -1,0 +1,115 @@
+"""The dtypes that ``quantize`` knows, int4 and NVFP4: their methods, the tensors that they make, and their layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from untorch.ops.int4 import GROUP_SIZES
+from untorch.ops.int4_layout import pack_int4
+from untorch.ops.nvfp4_layout import BLOCK_SIZE
+from untorch.quant.linear import Int4Linear, padded_features
+from untorch.quant.methods import METHODS, quantize_weight, relative_error
+from untorch.quant.nvfp4 import NVFP4_METHODS, nvfp4_error, quantize_nvfp4
+from untorch.quant.nvfp4_linear import NVFP4Linear, tensors_of_layer
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = ["QuantizedLinear", "QuantizedTensors", "Scheme", "make_scheme"]
+
+QuantizedLinear = Int4Linear | NVFP4Linear
+
+
+@dataclass(frozen=True)
+class QuantizedTensors:
+    """What a layer stores for its weight. ``rtn_error`` is that of rounding to nearest, if another method chose."""
+
+    tensors: tuple[torch.Tensor, ...]
+    error: float
+    rtn_error: float | None = None
+
+
+class Scheme(Protocol):
+    """One dtype with its options."""
+
+    group_size: int
+    method: str
+
+    def nbytes(self, n: int, k: int, element_size: int) -> int:
+        """The bytes of a weight [n, k], padded, whose elements had ``element_size`` bytes."""
+
+    def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
+        """The tensors of a layer for a finite weight [out_features, in_features]."""
+
+    def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> QuantizedLinear:
+        """What replaces ``linear``, with its bias and those tensors."""
+
+
+def make_scheme(dtype: str, group_size: int | None, method: str | None) -> Scheme:
+    """None is the dtype's default. Raises InvalidArgumentError."""
+    if dtype == "int4":
+        return _Int4(128 if group_size is None else group_size, "hqq" if method is None else method)
+    if dtype == "nvfp4":
+        return _NVFP4(BLOCK_SIZE if group_size is None else group_size, "search" if method is None else method)
+    raise InvalidArgumentError(f"quantize: dtype: expected 'int4' or 'nvfp4', got {dtype!r}")
+
+
+class _Int4:
+    def __init__(self, group_size: int, method: str) -> None:
+        if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
+            raise InvalidArgumentError(f"quantize: group_size: expected 32, 64, 128 or 256, got {group_size!r}")
+        _check_method(method, tuple(METHODS))
+        self.group_size, self.method = int(group_size), method
+
+    def nbytes(self, n: int, k: int, element_size: int) -> int:
+        return n * k // 2 + n * (k // self.group_size) * 2 * element_size
+
+    def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
+        n, k = padded_features(weight.shape[1], weight.shape[0], self.group_size)
+        values, scale_and_zero = quantize_weight(weight, self.group_size, self.method, k)
+        error = relative_error(weight, values, scale_and_zero, self.group_size)
+        padded = nn.functional.pad(values, (0, 0, 0, n - weight.shape[0]), value=8)
+        scale_and_zero = nn.functional.pad(scale_and_zero, (0, 0, 0, n - weight.shape[0]))
+        return QuantizedTensors((pack_int4(padded), scale_and_zero), error)
+
+    def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> Int4Linear:
+        packed, scale_and_zero = tensors
+        return Int4Linear(
+            packed, scale_and_zero, linear.bias, in_features=linear.in_features, out_features=linear.out_features,
+            group_size=self.group_size, method=self.method,
+        )  # fmt: skip
+
+
+class _NVFP4:
+    def __init__(self, group_size: int, method: str) -> None:
+        if isinstance(group_size, bool) or group_size != BLOCK_SIZE:
+            raise InvalidArgumentError(
+                f"quantize: group_size: nvfp4 has blocks of {BLOCK_SIZE}, which cannot be chosen: leave it out, got "
+                f"{group_size!r}"
+            )
+        _check_method(method, NVFP4_METHODS)
+        self.group_size, self.method = BLOCK_SIZE, method
+
+    def nbytes(self, n: int, k: int, element_size: int) -> int:
+        return n * k // 2 + n * k // BLOCK_SIZE + n * 4
+
+    def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
+        search = self.method == "search"
+        made = quantize_nvfp4(weight, search=search)
+        rtn_error = nvfp4_error(weight, quantize_nvfp4(weight, search=False)) if search else None
+        return QuantizedTensors(tensors_of_layer(made), nvfp4_error(weight, made), rtn_error)
+
+    def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> NVFP4Linear:
+        packed, block_scale, global_scale = tensors
+        return NVFP4Linear(
+            packed, block_scale, global_scale, linear.bias, in_features=linear.in_features,
+            out_features=linear.out_features, method=self.method,
+        )  # fmt: skip
+
+
+def _check_method(method: str, known: tuple[str, ...]) -> None:
+    if method not in known:
+        expected = ", ".join(repr(name) for name in known)
+        raise InvalidArgumentError(f"quantize: method: expected one of {expected}, got {method!r}")

@@ -1,0 +1,111 @@
+"""``quantize_experts`` on modules of transformers' form; tests/conformance/test_nvfp4.py has a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from untorch.quant import NVFP4Experts, quantize_experts
+from untorch.runtime.errors import InvalidArgumentError
+
+
+class Experts(nn.Module):
+    """As Qwen3MoeExperts: one token after the other."""
+
+    def __init__(self, e: int = 4, k: int = 32, width: int = 48) -> None:
+        super().__init__()
+        self.num_experts = e
+        self.gate_up_proj = nn.Parameter(torch.randn(e, 2 * width, k) * 0.2)
+        self.down_proj = nn.Parameter(torch.randn(e, k, width) * 0.2)
+        self.act_fn: nn.Module = nn.SiLU()
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for m in range(x.shape[0]):
+            total = torch.zeros_like(x[m])
+            for e, weight in zip(index[m].tolist(), weights[m], strict=True):
+                if e < self.num_experts:
+                    gate, up = (self.gate_up_proj[e] @ x[m]).chunk(2)
+                    total = total + weight * (self.down_proj[e] @ (F.silu(gate) * up))
+            rows.append(total)
+        return torch.stack(rows)
+
+
+class Block(nn.Module):
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.experts = experts
+
+
+@pytest.mark.parametrize("method", ["search", "rtn"])
+def test_the_weights_that_it_says(method: str) -> None:
+    torch.manual_seed(0)
+    block, plain = Block(Experts()), Experts()
+    before = {name: p.detach().clone() for name, p in block.experts.named_parameters()}
+    [report] = quantize_experts(block, method=method)
+    made = block.experts
+    assert isinstance(made, NVFP4Experts) and report.name == "experts"
+    assert report.nbytes_before == sum(p.numel() * 4 for p in before.values())
+    assert report.nbytes_after == made.moe.weight_nbytes < 0.16 * report.nbytes_before
+    assert 0 < report.error_gate_up < 0.12 and 0 < report.error_down < 0.12
+    # An index of num_experts is an expert elsewhere.
+    x, index, weights = torch.randn(6, 32), torch.randint(0, 5, (6, 2)), torch.rand(6, 2)
+    plain.load_state_dict(before)
+    with torch.no_grad():
+        got, want = made(x, index, weights), plain(x, index, weights)
+    assert 0 < float((got - want).norm() / want.norm()) < 0.25
+
+
+def test_search_is_no_worse() -> None:
+    torch.manual_seed(1)
+    experts = Experts()
+    found = {}
+    for method in ("search", "rtn"):
+        copy = Experts()
+        copy.load_state_dict(experts.state_dict())
+        [found[method]] = quantize_experts(Block(copy), method=method)
+    assert found["search"].error_gate_up < found["rtn"].error_gate_up
+    assert found["search"].error_down < found["rtn"].error_down
+
+
+def with_bias() -> Experts:
+    experts = Experts()
+    experts.down_proj_bias = nn.Parameter(torch.zeros(4, 32))
+    return experts
+
+
+def with_gelu() -> Experts:
+    experts = Experts()
+    experts.act_fn = nn.GELU()
+    return experts
+
+
+def transposed() -> Experts:
+    experts = Experts()
+    experts.down_proj = nn.Parameter(experts.down_proj.detach().mT)
+    return experts
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Block(nn.Linear(2, 2)), "module: it has no experts with gate_up_proj and down_proj"),
+        (Experts, "module: experts cannot be replaced in place: give what has them"),
+        (lambda: Block(with_bias()), "experts: expected experts of two products .* got Experts .* down_proj_bias"),
+        (lambda: Block(with_gelu()), "experts: expected .* with SiLU between, got Experts with act_fn GELU"),
+        (lambda: Block(transposed()), r"expected gate_up_proj \[E, 2·I, K\] .* got \[4, 96, 32\] and \[4, 48, 32\]"),
+        (lambda: Block(Experts(k=24)), "expected K and I to be multiples of 16, got K = 24 and I = 48"),
+    ],
+)
+def test_refused(make: Callable[[], nn.Module], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="quantize_experts: .*" + text):
+        quantize_experts(make())
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(InvalidArgumentError, match="quantize_experts: method: expected one of .* got 'hqq'"):
+        quantize_experts(Block(Experts()), method="hqq")
