@@ -5,14 +5,14 @@
 
 namespace untorch::kernels::cuda {
 
-enum class Int4Path : std::int8_t { kNarrow, kStream, kMma, kWgmma, kUnpack };
+enum class Int4Path : std::int8_t { kNarrow, kMma, kWgmma, kUnpack, kStream };
 
 // Read off benchmarks/gpu_int4.py on an H200, whose --mma-rows and --wgmma-rows move the second and the third for a
 // run.
 struct Int4Limits {
-  std::int64_t narrow_rows = 8;     // what int4_narrow can
-  std::int64_t stream_rows = 1024;  // of int4_stream, where the GPU has it
-  std::int64_t mma_rows = 64;       // above, int4_wgmma where the GPU has it
+  std::int64_t narrow_rows = 8;  // what int4_narrow can
+  std::int64_t stream_rows = 0;  // of int4_stream, where the GPU has it: none until it is measured
+  std::int64_t mma_rows = 64;    // above, int4_wgmma where the GPU has it
   std::int64_t wgmma_rows = 1024;
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where it has not
   // What is unpacked at a time: this part of the second-level cache, and columns enough for a product that fills the

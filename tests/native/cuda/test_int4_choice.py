@@ -16,7 +16,7 @@ SOURCE = r"""
 #include "kernels/cuda/int4_choice.h"
 using namespace untorch::kernels::cuda;
 int main() {
-  const char* const names[] = {"narrow", "mma", "wgmma", "unpack"};
+  const char* const names[] = {"narrow", "mma", "wgmma", "unpack", "stream"};
   for (long m : {1, 8, 9, 64, 65, 256, 257, 1024, 1025, 8192}) {
     Int4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
