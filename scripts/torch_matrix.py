@@ -98,8 +98,8 @@ def main() -> None:
     options = parser.parse_args()
     path = RESULTS / "torch_matrix.json"
     found: dict[str, Any] = json.loads(path.read_text())["values"] if path.exists() else {}
-    report = Report("torch_matrix", quick=False, script="scripts/torch_matrix.py")
     for version in options.versions:
+        report = Report("torch_matrix", quick=False, script="scripts/torch_matrix.py")
         python = environment(options.folder, version)
         text = subprocess.run(
             [str(python), "-c", "import torch; print(torch.__version__)"], check=True, capture_output=True, text=True
@@ -108,11 +108,11 @@ def main() -> None:
         for part in options.parts:
             results[part] = run_part(python, PARTS[part], options.folder / version / f"{part.replace(' ', '_')}.log")
             print(f"torch {text}, {part}: {cell(results[part])}", flush=True)
-    report.values = dict(sorted(found.items()))
-    rows = [[part, *(cell(results.get(part)) for results in report.values.values())] for part in PARTS]
-    note = "Tests of each part, by the version of torch that exports."
-    report.tables["torch_matrix"] = Table(["", *report.values], rows, note)
-    report.write(RESULTS)
+        report.values = dict(sorted(found.items()))
+        rows = [[part, *(cell(values.get(part)) for values in report.values.values())] for part in PARTS]
+        note = "Tests of each part, by the version of torch that exports; – was not run."
+        report.tables["torch_matrix"] = Table(["", *report.values], rows, note)
+        report.write(RESULTS)  # after each version: a later one may fail to install
 
 
 if __name__ == "__main__":
