@@ -9,7 +9,8 @@ bytes take at the bandwidth of a copy in the same run, or the operations at bflo
 
 What native/kernels/cuda/int4_choice.h decides is to be read off this table: --mma-rows and --wgmma-rows say up to how
 many rows int4_mma and int4_wgmma serve, so that runs with "0 0", "0 100000" and "100000 0" compare them with unpacking
-for cuBLAS. int4_narrow serves up to 8 rows in all of them.
+for cuBLAS. int4_narrow serves up to 8 rows in all of them. --stream-rows gives int4_stream, which serves nothing by
+itself yet, all rows up to there; --narrow-rows 0 leaves int4_narrow out.
 """
 
 from __future__ import annotations

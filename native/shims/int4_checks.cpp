@@ -63,27 +63,17 @@ Int4Shape check_int4pack(const char* op, const Tensor& x, const Tensor& weight, 
 
 Int4Shape check_int4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scales,
                             std::int64_t group, const Tensor* bias) {
-  check(is_served(x.dtype()), op, ": argument 'x' must be float32, bfloat16 or float16, got ", dtype_name(x.dtype()));
-  check(x.dim() >= 1, op, ": argument 'x' must have at least one dimension, got shape ", to_string(x.sizes()));
-  check(x.size(-1) <= 1 || x.stride(-1) == 1 || x.numel() == 0, op,
-        ": argument 'x' must have a contiguous last dimension, got shape ", to_string(x.sizes()), " with strides ",
-        to_string(x.strides()));
+  check_float_rows(op, "x", x);
   Int4Shape out = check_weight(op, {"x", "weight", "group_size", "scale_and_zero"}, weight, group, scales);
   check(is_served(scales.dtype()), op, ": argument 'scale_and_zero' must be float32, bfloat16 or float16, got ",
         dtype_name(scales.dtype()));
   check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight' of shape ",
         to_string(weight.sizes()), " takes at most k = ", out.k);
-  if (bias != nullptr) {
-    check(bias->dim() == 1 && bias->size(0) == out.n, op, ": argument 'bias' must have shape [", out.n, "], got ",
-          to_string(bias->sizes()));
-    check(bias->dtype() == x.dtype(), op, ": argument 'bias' must be ", dtype_name(x.dtype()), " like 'x', got ",
-          dtype_name(bias->dtype()));
-  }
+  if (bias != nullptr) check_bias(op, *bias, out.n, x.dtype());
   out.x_width = x.size(-1);
+  out.m = rows_before_last(x);
   out.out_sizes = x.sizes();
   out.out_sizes[out.out_sizes.size() - 1] = out.n;
-  out.m = 1;
-  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) out.m *= x.size(d);
   return out;
 }
 

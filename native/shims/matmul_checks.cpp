@@ -85,4 +85,27 @@ GroupedShape check_grouped(const char* op, const Tensor& a, const Tensor& b, con
   return {groups, m, n, k, Dims{groups, m, n}, Dims{m * row, row, 1}};
 }
 
+void check_float_rows(const char* op, const char* argument, const Tensor& x) {
+  const bool served = x.dtype() == DType::kFloat32 || x.dtype() == DType::kBFloat16 || x.dtype() == DType::kFloat16;
+  check(served, op, ": argument '", argument, "' must be float32, bfloat16 or float16, got ", dtype_name(x.dtype()));
+  check(x.dim() >= 1, op, ": argument '", argument, "' must have at least one dimension, got shape ",
+        to_string(x.sizes()));
+  check(x.size(-1) <= 1 || x.stride(-1) == 1 || x.numel() == 0, op, ": argument '", argument,
+        "' must have a contiguous last dimension, got shape ", to_string(x.sizes()), " with strides ",
+        to_string(x.strides()));
+}
+
+void check_bias(const char* op, const Tensor& bias, std::int64_t n, DType dtype) {
+  check(bias.dim() == 1 && bias.size(0) == n, op, ": argument 'bias' must have shape [", n, "], got ",
+        to_string(bias.sizes()));
+  check(bias.dtype() == dtype, op, ": argument 'bias' must be ", dtype_name(dtype), " like 'x', got ",
+        dtype_name(bias.dtype()));
+}
+
+std::int64_t rows_before_last(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  return rows;
+}
+
 }  // namespace untorch::shims

@@ -16,6 +16,13 @@ void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
 // Throws unless `self`, which is added, has this dtype and broadcasts to this shape.
 void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes);
 
+// Throws unless x is float32, bfloat16 or float16 and has a dense last dimension.
+void check_float_rows(const char* op, const char* argument, const Tensor& x);
+// Throws unless the bias has n elements of this dtype.
+void check_bias(const char* op, const Tensor& bias, std::int64_t n, DType dtype);
+// The product of x's leading dimensions.
+std::int64_t rows_before_last(const Tensor& x);
+
 // How far apart the rows of x [.., k] lie when its leading dimensions are seen as one; empty when they do not fold into
 // one stride. k for a single row.
 std::optional<std::int64_t> row_stride_of(const Tensor& x);

@@ -13,20 +13,6 @@ void check_is(const char* op, const char* argument, const Tensor& tensor, DType 
         to_string(tensor.sizes()), " with strides ", to_string(tensor.strides()));
 }
 
-bool is_served(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
-}
-
-void check_rows(const char* op, const char* argument, const Tensor& x) {
-  check(is_served(x.dtype()), op, ": argument '", argument, "' must be float32, bfloat16 or float16, got ",
-        dtype_name(x.dtype()));
-  check(x.dim() >= 1, op, ": argument '", argument, "' must have at least one dimension, got shape ",
-        to_string(x.sizes()));
-  check(x.size(-1) <= 1 || x.stride(-1) == 1 || x.numel() == 0, op, ": argument '", argument,
-        "' must have a contiguous last dimension, got shape ", to_string(x.sizes()), " with strides ",
-        to_string(x.strides()));
-}
-
 // n, k and the layout.
 void read_weight(const char* op, const Tensor& weight, Nvfp4Shape& out) {
   if (weight.dtype() == DType::kUInt8) {
@@ -56,7 +42,7 @@ void read_weight(const char* op, const Tensor& weight, Nvfp4Shape& out) {
 
 Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
                               const Tensor& global_scale, const Tensor* bias) {
-  check_rows(op, "x", x);
+  check_float_rows(op, "x", x);
   Nvfp4Shape out;
   read_weight(op, weight, out);
   check_is(op, "block_scale", block_scale, DType::kFloat8E4M3FN, Dims{out.n, out.k / kNvfp4Block});
@@ -68,22 +54,16 @@ Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& wei
         to_string(global_scale.sizes()));
   check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight_packed' of shape ",
         to_string(weight.sizes()), " takes at most k = ", out.k);
-  if (bias != nullptr) {
-    check(bias->dim() == 1 && bias->size(0) == out.n, op, ": argument 'bias' must have shape [", out.n, "], got ",
-          to_string(bias->sizes()));
-    check(bias->dtype() == x.dtype(), op, ": argument 'bias' must be ", dtype_name(x.dtype()), " like 'x', got ",
-          dtype_name(bias->dtype()));
-  }
+  if (bias != nullptr) check_bias(op, *bias, out.n, x.dtype());
   out.x_width = x.size(-1);
+  out.m = rows_before_last(x);
   out.out_sizes = x.sizes();
   out.out_sizes[out.out_sizes.size() - 1] = out.n;
-  out.m = 1;
-  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) out.m *= x.size(d);
   return out;
 }
 
 Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
-  check_rows(op, "hidden_states", given.hidden_states);
+  check_float_rows(op, "hidden_states", given.hidden_states);
   check_rank(op, "hidden_states", given.hidden_states, 2);
   check_rank(op, "topk_weights", given.topk_weights, 2);
   check_rank(op, "w13", given.w13, 3);

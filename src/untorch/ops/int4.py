@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops.describe import kind_of
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE, unpack_int4
 
 __all__ = ["C_SHIMS", "GROUP_SIZES", "OPERATOR", "dequantize_int4", "int4_linear"]
@@ -83,7 +84,7 @@ def _check(
     if weight.dtype != torch.int32 or weight.dim() != 4 or weight.shape[2] != LANES or not weight.is_contiguous():
         raise ValueError(
             f"int4_linear: weight: expected a contiguous int32 tensor [n / 8][k / (16 · inner_k_tiles)][32]"
-            f"[inner_k_tiles / 2], got {_kind(weight)}"
+            f"[inner_k_tiles / 2], got {kind_of(weight)}"
         )
     if 2 * weight.shape[3] not in INNER_K_TILES:
         raise ValueError(f"int4_linear: weight: expected inner_k_tiles of 2, 4 or 8, got {2 * weight.shape[3]}")
@@ -95,9 +96,11 @@ def _check(
         )
     _expect("scale_and_zero", scale_and_zero, (k // group_size, n, 2), _SCALE_DTYPES)
     if x.dim() < 1 or not x.dtype.is_floating_point:
-        raise ValueError(f"int4_linear: x: expected floating point [..., k], got {_kind(x)}")
+        raise ValueError(f"int4_linear: x: expected floating point [..., k], got {kind_of(x)}")
     if x.shape[-1] > k:
-        raise ValueError(f"int4_linear: x: expected at most the weight's k = {k} in the last dimension, got {_kind(x)}")
+        raise ValueError(
+            f"int4_linear: x: expected at most the weight's k = {k} in the last dimension, got {kind_of(x)}"
+        )
     stride = x.stride(-1)  # one that varies cannot be judged before the call
     if isinstance(stride, int) and stride != 1 and x.shape[-1] > 1:
         raise ValueError(f"int4_linear: x: expected a contiguous last dimension, got the stride {stride}: copy it")
@@ -111,12 +114,7 @@ def _check(
 def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"int4_linear: {name}: expected contiguous {expected} {list(shape)}, got {_kind(tensor)}")
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    contiguous = "" if tensor.is_contiguous() else ", not contiguous"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{contiguous}"
+        raise ValueError(f"int4_linear: {name}: expected contiguous {expected} {list(shape)}, got {kind_of(tensor)}")
 
 
 OPERATOR = torch.ops.untorch.int4_linear.default

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops.describe import kind_of
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
@@ -76,10 +77,10 @@ def _check(
     _expect("block_scale", block_scale, ((n, k // BLOCK_SIZE),), torch.float8_e4m3fn)
     _expect("global_scale", global_scale, ((), (1,), (n,)), torch.float32)
     if x.dim() < 1 or not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-        raise ValueError(f"nvfp4_linear: x: expected floating point [..., k], 16 bits or more, got {_kind(x)}")
+        raise ValueError(f"nvfp4_linear: x: expected floating point [..., k], 16 bits or more, got {kind_of(x)}")
     if x.shape[-1] > k:
         raise ValueError(
-            f"nvfp4_linear: x: expected at most the weight's k = {k} in the last dimension, got {_kind(x)}"
+            f"nvfp4_linear: x: expected at most the weight's k = {k} in the last dimension, got {kind_of(x)}"
         )
     stride = x.stride(-1)  # one that varies cannot be judged before the call
     if isinstance(stride, int) and stride != 1 and x.shape[-1] > 1:
@@ -100,14 +101,14 @@ def _weight_shape(packed: torch.Tensor) -> tuple[int, int]:
     if packed.dtype == torch.uint8 and packed.dim() == 2 and packed.is_contiguous():
         if 2 * packed.shape[1] % BLOCK_SIZE:
             raise ValueError(
-                f"nvfp4_linear: weight_packed: expected k a multiple of {BLOCK_SIZE}, got {_kind(packed)} for k = "
+                f"nvfp4_linear: weight_packed: expected k a multiple of {BLOCK_SIZE}, got {kind_of(packed)} for k = "
                 f"{2 * packed.shape[1]}"
             )
         return packed.shape[0], 2 * packed.shape[1]
     if packed.dtype != torch.int32 or packed.dim() != 4 or packed.shape[2] != LANES or not packed.is_contiguous():
         raise ValueError(
             f"nvfp4_linear: weight_packed: expected a contiguous uint8 tensor [n, k / 2] or int32 tensor [n / 8]"
-            f"[k / (16 · inner_k_tiles)][32][inner_k_tiles / 2], got {_kind(packed)}"
+            f"[k / (16 · inner_k_tiles)][32][inner_k_tiles / 2], got {kind_of(packed)}"
         )
     if 2 * packed.shape[3] not in INNER_K_TILES:
         raise ValueError(f"nvfp4_linear: weight_packed: expected inner_k_tiles of 2, 4 or 8, got {2 * packed.shape[3]}")
@@ -119,13 +120,8 @@ def _expect(name: str, tensor: torch.Tensor, shapes: tuple[tuple[int, ...], ...]
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise ValueError(
             f"nvfp4_linear: {name}: expected contiguous {str(dtype).removeprefix('torch.')} {expected}, got "
-            f"{_kind(tensor)}"
+            f"{kind_of(tensor)}"
         )
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    contiguous = "" if tensor.is_contiguous() else ", not contiguous"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{contiguous}"
 
 
 OPERATOR = torch.ops.untorch.nvfp4_linear.default

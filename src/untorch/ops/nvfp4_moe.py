@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops.describe import kind_of
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
 __all__ = ["C_SHIMS", "OPERATOR", "check_weights", "nvfp4_moe"]
@@ -110,7 +111,7 @@ def check_weights(
     Raises ValueError that begins with ``caller`` and names the argument.
     """
     if w13.dtype != torch.uint8 or w13.dim() != 3 or w13.shape[1] % 2 or not w13.is_contiguous():
-        raise ValueError(f"{caller}: w13: expected contiguous uint8 [experts, 2·I, K / 2], got {_kind(w13)}")
+        raise ValueError(f"{caller}: w13: expected contiguous uint8 [experts, 2·I, K / 2], got {kind_of(w13)}")
     experts, rows, half = w13.shape
     k, width = 2 * half, rows // 2
     if k % BLOCK_SIZE or width % BLOCK_SIZE or not k or not width:
@@ -138,7 +139,7 @@ def _check(
     if hidden_states.dtype not in _DTYPES or hidden_states.dim() != 2 or hidden_states.shape[1] != k:
         raise ValueError(
             f"nvfp4_moe: hidden_states: expected bfloat16, float16, float32 or float64 [tokens, {k}], the weights' K, "
-            f"got {_kind(hidden_states)}"
+            f"got {kind_of(hidden_states)}"
         )
     stride = hidden_states.stride(-1)  # one that varies cannot be judged before the call
     if isinstance(stride, int) and stride != 1:
@@ -146,7 +147,7 @@ def _check(
             f"nvfp4_moe: hidden_states: expected a contiguous last dimension, got the stride {stride}: copy it"
         )
     if topk_weights.dim() != 2:
-        raise ValueError(f"nvfp4_moe: topk_weights: expected float32 [tokens, top_k], got {_kind(topk_weights)}")
+        raise ValueError(f"nvfp4_moe: topk_weights: expected float32 [tokens, top_k], got {kind_of(topk_weights)}")
     shape = (hidden_states.shape[0], topk_weights.shape[1])
     _expect("nvfp4_moe", "topk_weights", topk_weights, torch.float32, shape)
     _expect("nvfp4_moe", "topk_ids", topk_ids, torch.int32, shape)
@@ -160,16 +161,11 @@ def _check(
 def _expect(caller: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shapes: tuple[int, ...]) -> None:
     if tuple(tensor.shape) not in shapes or tensor.dtype != dtype or not tensor.is_contiguous():
         kinds = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"{caller}: {name}: expected contiguous {_name(dtype)} {kinds}, got {_kind(tensor)}")
+        raise ValueError(f"{caller}: {name}: expected contiguous {_name(dtype)} {kinds}, got {kind_of(tensor)}")
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    contiguous = "" if tensor.is_contiguous() else ", not contiguous"
-    return f"{_name(tensor.dtype)} {list(tensor.shape)}{contiguous}"
 
 
 OPERATOR = torch.ops.untorch.nvfp4_moe.default

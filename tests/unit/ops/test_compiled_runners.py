@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,36 +12,10 @@ from untorch.ops import runners
 from untorch.ops.runners import RUN_LINEAR, RUN_MOE, register_runner, registered, unregister_runner
 from untorch.runtime.errors import InvalidArgumentError
 
+from .runner_kinds import Experts, Gives, Scale
+
 # torch's own, while it imports its compiler and exports
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-class Scale:
-    """x · factor."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor, self.calls = factor, 0
-
-    def run_linear(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return x * self.factor
-
-
-class Experts:
-    """The sum of a token's weights and ids, beside a matrix."""
-
-    def __init__(self, k: int, n: int) -> None:
-        self.weight = torch.randn(k, n)
-
-    def run_moe(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        return hidden_states @ self.weight + (topk_weights * topk_ids).sum(-1, keepdim=True)
-
-
-class Gives:
-    """Whatever a function makes of x."""
-
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        self.run_linear = function
 
 
 @pytest.fixture(autouse=True)
