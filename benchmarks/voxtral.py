@@ -80,13 +80,14 @@ def stock(path: pathlib.Path) -> Any:
     return AOTICompiledModel(torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1))
 
 
-def rewind(model: Any) -> None:
+def rewind(model: Any, device: str) -> None:
     """Puts a stock package's position back to the start of its cache."""
     import torch
 
     names = [name for name in model.loader.get_constant_fqns() if name.startswith("position_")]
     if names:
-        model.loader.load_constants({name: torch.zeros((), dtype=torch.int64) for name in names}, False, False)
+        start = torch.zeros((), dtype=torch.int64, device=device)
+        model.loader.load_constants({name: start.clone() for name in names}, False, False)
 
 
 def load_untorch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
@@ -169,7 +170,7 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
                 for _ in range(rounds):
                     for who, call in calls.items():
                         session.reset()
-                        rewind(theirs[name])
+                        rewind(theirs[name], device)
                         wait()
                         begin = time.perf_counter()
                         result = call()

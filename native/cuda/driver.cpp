@@ -44,7 +44,28 @@ const Opened& opened() {
   return result;
 }
 
+// Of `extra`: a key and its value, one after the other, and the end.
+void* const kEnd = nullptr;
+void* const kBufferPointer = reinterpret_cast<void*>(std::uintptr_t{1});
+void* const kBufferSize = reinterpret_cast<void*>(std::uintptr_t{2});
+
 }  // namespace
+
+std::span<const std::byte> argument_buffer(void* const* extra) noexcept {
+  const void* buffer = nullptr;
+  std::size_t bytes = 0;
+  for (; extra != nullptr && *extra != kEnd; extra += 2) {
+    if (*extra == kBufferPointer) buffer = extra[1];
+    if (*extra == kBufferSize) bytes = *static_cast<const std::size_t*>(extra[1]);
+  }
+  return {static_cast<const std::byte*>(buffer), buffer == nullptr ? 0 : bytes};
+}
+
+void set_argument_buffer(void* (&extra)[5], void* buffer, std::size_t* bytes) noexcept {
+  extra[0] = kBufferPointer, extra[1] = buffer;
+  extra[2] = kBufferSize, extra[3] = bytes;
+  extra[4] = kEnd;
+}
 
 const Driver& driver() {
   const Opened& result = opened();

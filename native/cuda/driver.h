@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "tensor/error.h"
@@ -46,6 +47,19 @@ struct KernelNodeParams {
   void** extra;
   Kernel kernel;
   Context context;
+};
+
+// What is in `extra`, the other way to give a kernel its parameters: one buffer for all. Empty where there is none.
+std::span<const std::byte> argument_buffer(void* const* extra) noexcept;
+// Makes `extra` say that; *bytes must live as long as it.
+void set_argument_buffer(void* (&extra)[5], void* buffer, std::size_t* bytes) noexcept;
+
+// CUDA_MEMSET_NODE_PARAMS
+struct MemsetParams {
+  DevicePtr to;
+  std::size_t pitch;
+  unsigned value, element_bytes;
+  std::size_t width, height;
 };
 
 // CUDA_MEMCPY3D_v2
@@ -177,6 +191,9 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(graph_kernel_params, cuGraphKernelNodeGetParams_v2, (GraphNode node, KernelNodeParams * params))                   \
   X(graph_exec_kernel_set_params, cuGraphExecKernelNodeSetParams_v2,                                                   \
     (GraphExec exec, GraphNode node, const KernelNodeParams* params))                                                  \
+  X(graph_memset_params, cuGraphMemsetNodeGetParams, (GraphNode node, MemsetParams * params))                          \
+  X(graph_exec_memset_set_params, cuGraphExecMemsetNodeSetParams,                                                      \
+    (GraphExec exec, GraphNode node, const MemsetParams* params, Context context))                                     \
   X(graph_memcpy_params, cuGraphMemcpyNodeGetParams, (GraphNode node, Memcpy3D * params))                              \
   X(graph_exec_memcpy_set_params, cuGraphExecMemcpyNodeSetParams,                                                      \
     (GraphExec exec, GraphNode node, const Memcpy3D* params, Context context))

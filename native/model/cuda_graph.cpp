@@ -15,7 +15,9 @@
 namespace untorch {
 namespace {
 
-constexpr int kKernelNode = 0, kMemcpyNode = 1;
+// CUgraphNodeType. Those that take no address: an empty one, an event's wait and record, memory made and freed.
+constexpr int kKernelNode = 0, kMemcpyNode = 1, kMemsetNode = 2;
+bool takes_no_address(int type) { return type == 5 || type == 6 || type == 7 || type == 10 || type == 11; }
 constexpr std::size_t kAlignment = 16;  // what kernels compiled for the static memory may rely on
 
 // A stream for one capture.
@@ -137,7 +139,28 @@ CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
   return made;
 }
 
-std::vector<CudaGraph::Node> CudaGraph::kernel_nodes(cuda::Graph graph) {
+void CudaGraph::read_kernel(Node& node) {
+  const cuda::Driver& api = cuda::driver();
+  cuda::check_driver(api.graph_kernel_params(node.handle, &node.params), "reading the graph");
+  if (node.params.kernel_params == nullptr) {
+    // Launched with one buffer for all, as cuDNN does: what an address in it is shows like everywhere else.
+    const std::span<const std::byte> buffer = cuda::argument_buffer(node.params.extra);
+    node.kind = Node::kBuffer;
+    node.values.emplace_back(buffer.begin(), buffer.end());
+    return;
+  }
+  cuda::Function function = node.params.function;
+  if (function == nullptr) {
+    cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
+  }
+  std::size_t offset = 0, bytes = 0;
+  for (std::size_t i = 0; api.function_param_info(function, i, &offset, &bytes) == cuda::kSuccess; ++i) {
+    const auto* value = static_cast<const std::byte*>(node.params.kernel_params[i]);
+    node.values.emplace_back(value, value + bytes);
+  }
+}
+
+std::vector<CudaGraph::Node> CudaGraph::address_nodes(cuda::Graph graph, bool& complete) {
   const cuda::Driver& api = cuda::driver();
   std::size_t count = 0;
   cuda::check_driver(api.graph_nodes(graph, nullptr, &count), "reading the graph");
@@ -147,25 +170,26 @@ std::vector<CudaGraph::Node> CudaGraph::kernel_nodes(cuda::Graph graph) {
   for (const cuda::GraphNode handle : handles) {
     int type = -1;
     cuda::check_driver(api.graph_node_type(handle, &type), "reading the graph");
-    Node node{handle, {}, {}, {}};
-    if (type == kMemcpyNode) {
-      // Its description stands in for parameters; there is one value.
+    Node node{handle, Node::kKernel, {}, {}, {}};
+    // Copies and fills: their description stands in for parameters; there is one value.
+    const auto describe = [&](Node::Kind kind, const auto& description) {
+      node.kind = kind;
+      node.values.emplace_back(sizeof description);
+      std::memcpy(node.values.back().data(), &description, sizeof description);
+    };
+    if (type == kKernelNode) {
+      read_kernel(node);
+    } else if (type == kMemcpyNode) {
       cuda::Memcpy3D copy{};
       cuda::check_driver(api.graph_memcpy_params(handle, &copy), "reading the graph");
-      node.values.emplace_back(sizeof copy);
-      std::memcpy(node.values.back().data(), &copy, sizeof copy);
-      nodes.push_back(std::move(node));
+      describe(Node::kMemcpy, copy);
+    } else if (type == kMemsetNode) {
+      cuda::MemsetParams fill{};
+      cuda::check_driver(api.graph_memset_params(handle, &fill), "reading the graph");
+      describe(Node::kMemset, fill);
+    } else {
+      complete = complete && takes_no_address(type);
       continue;
-    }
-    if (type != kKernelNode) continue;  // memsets write to the graph's own memory; other kinds take no address
-    cuda::check_driver(api.graph_kernel_params(handle, &node.params), "reading the graph");
-    cuda::Function function = node.params.function;
-    if (function == nullptr)
-      cuda::check_driver(api.kernel_function(&function, node.params.kernel), "reading the graph");
-    std::size_t offset = 0, bytes = 0;
-    for (std::size_t i = 0; api.function_param_info(function, i, &offset, &bytes) == cuda::kSuccess; ++i) {
-      const auto* value = static_cast<const std::byte*>(node.params.kernel_params[i]);
-      node.values.emplace_back(value, value + bytes);
     }
     nodes.push_back(std::move(node));
   }
@@ -194,7 +218,7 @@ bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Ca
 }
 
 bool CudaGraph::compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other) {
-  if (mine.values.size() != theirs.values.size()) return false;
+  if (mine.kind != theirs.kind || mine.values.size() != theirs.values.size()) return false;
   for (std::size_t p = 0; p < mine.values.size(); ++p) {
     const auto &a = mine.values[p], &b = theirs.values[p];
     if (a.size() != b.size()) return false;
@@ -214,9 +238,10 @@ bool CudaGraph::compare(std::size_t index, const Node& mine, const Node& theirs,
 }
 
 void CudaGraph::find_inputs(const Captured& other) {
-  nodes_ = kernel_nodes(captured_.graph);
-  const std::vector<Node> theirs = kernel_nodes(other.graph);
-  bool clear = nodes_.size() == theirs.size() && log_.size() == other_log_.size();
+  bool clear = true;
+  nodes_ = address_nodes(captured_.graph, clear);
+  const std::vector<Node> theirs = address_nodes(other.graph, clear);
+  clear = clear && nodes_.size() == theirs.size() && log_.size() == other_log_.size();
   for (std::size_t i = 0; clear && i < nodes_.size(); ++i) clear = compare(i, nodes_[i], theirs[i], other);
   if (!clear) patches_.clear();
   bindable_.assign(captured_.inputs.size(), false);
@@ -265,16 +290,28 @@ void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
       std::memcpy(node.values[patches_[j].parameter].data() + patches_[j].byte, &value, sizeof value);
       last = j;
     }
-    if (node.params.kernel_params != nullptr) {
-      cuda::KernelNodeParams params = node.params;
-      params.kernel_params = node.pointers.data();
-      cuda::check_driver(api.graph_exec_kernel_set_params(exec_, node.handle, &params),
-                         "pointing the graph at an input");
+    const auto told = [&](cuda::Result code) { cuda::check_driver(code, "pointing the graph at an input"); };
+    const auto description = [&]<class Params>(Params params) {
+      std::memcpy(&params, node.values[0].data(), sizeof params);
+      return params;
+    };
+    if (node.kind == Node::kMemcpy) {
+      const auto copy = description(cuda::Memcpy3D{});
+      told(api.graph_exec_memcpy_set_params(exec_, node.handle, &copy, cuda::primary_context(device_)));
+    } else if (node.kind == Node::kMemset) {
+      const auto fill = description(cuda::MemsetParams{});
+      told(api.graph_exec_memset_set_params(exec_, node.handle, &fill, cuda::primary_context(device_)));
     } else {
-      cuda::Memcpy3D copy{};
-      std::memcpy(&copy, node.values[0].data(), sizeof copy);
-      cuda::check_driver(api.graph_exec_memcpy_set_params(exec_, node.handle, &copy, cuda::primary_context(device_)),
-                         "pointing the graph at an input");
+      cuda::KernelNodeParams params = node.params;
+      std::size_t bytes = node.values.empty() ? 0 : node.values[0].size();
+      void* extra[5];
+      if (node.kind == Node::kBuffer) {
+        cuda::set_argument_buffer(extra, node.pointers[0], &bytes);
+        params.extra = extra;
+      } else {
+        params.kernel_params = node.pointers.data();
+      }
+      told(api.graph_exec_kernel_set_params(exec_, node.handle, &params));
     }
     i = last;
   }

@@ -37,14 +37,16 @@ class CudaGraph {
     std::uint64_t random_count = 0;  // positions that a replay uses
     cuda::Graph graph = nullptr;
   };
-  // A kernel or copy that reads an input: where in its parameters the address lies.
+  // A kernel, copy or fill that takes an input's address: where in its parameters the address lies.
   struct Patch {
     std::size_t node, parameter, byte;
     std::size_t input;
     std::size_t distance;  // from the input's start
   };
   struct Node {
+    enum Kind : std::int8_t { kKernel, kBuffer, kMemcpy, kMemset };  // kBuffer: a kernel, its parameters in one
     cuda::GraphNode handle;
+    Kind kind;
     cuda::KernelNodeParams params;
     std::vector<std::vector<std::byte>> values;  // one for each parameter
     std::vector<void*> pointers;
@@ -52,7 +54,9 @@ class CudaGraph {
 
   Captured capture(std::span<const TensorView> inputs);
   void find_inputs(const Captured& other);
-  static std::vector<Node> kernel_nodes(cuda::Graph graph);
+  // The nodes that take addresses; `complete` becomes false where another one may take one, too.
+  static std::vector<Node> address_nodes(cuda::Graph graph, bool& complete);
+  static void read_kernel(Node& node);
   bool compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other);
   bool explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const;
   void check_signature(std::span<const TensorView> inputs) const;

@@ -24,7 +24,7 @@ check() {
   kind=$1
   shift
   echo "compute-sanitizer --tool $kind: $*"
-  "$tool" --tool "$kind" --error-exitcode 86 --target-processes all --report-api-errors no --print-limit 20 \
+  "$tool" --tool "$kind" ${SANITIZER_OPTIONS:-} --error-exitcode 86 --target-processes all --report-api-errors no --print-limit 20 \
     "$python" -m pytest -q -p no:cacheprovider -o filterwarnings=default "$@" || status=$?
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import untorch
-from tests.gpu.models import N, Nonzero, close, exported, reference
+from tests.gpu.models import N, Nonzero, Sound, close, exported, reference
 from tests.gpu.spin import Spin, in_threads
 from untorch import _core
 
@@ -58,6 +58,24 @@ def test_a_graph_of_what_cannot_be_captured(folder: Path) -> None:
         with pytest.raises(untorch.UntorchError):
             program.forward.graph(torch.zeros(8, device="cuda"))
         assert program(np.ones(8, np.float32)).shape == (8, 1)  # the stream is usable afterwards
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_graph_of_convolutions(folder: Path, dtype: torch.dtype) -> None:
+    """Libraries launch kernels in other ways than compiled models do."""
+    module = Sound().to(dtype)
+    path = exported(
+        folder, f"sound_{str(dtype).removeprefix('torch.')}", module, (torch.zeros(1, 128, 600, dtype=dtype),)
+    )
+    with untorch.load(path) as program, torch.no_grad():
+        graph = program.forward.graph(torch.zeros(1, 128, 600, dtype=dtype, device="cuda"))
+        module = module.cuda()
+        for _ in range(3):
+            x = torch.randn(1, 128, 600, device="cuda").to(dtype)
+            want = module(x)
+            for got in (program(x), graph(x), graph(x.cpu().float().numpy()) if dtype == torch.float32 else graph(x)):
+                got = torch.as_tensor(got) if isinstance(got, np.ndarray) else torch.from_dlpack(got)
+                torch.testing.assert_close(got.cuda(), want, rtol=2e-2, atol=2e-2)
 
 
 def test_a_graph_on_many_streams(chain: Path) -> None:
