@@ -3,10 +3,9 @@
 
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/int4.h"
+#include "kernels/cuda/packed_weights.cuh"
 
 namespace untorch::kernels::cuda {
-
-inline constexpr int kInt4BlockK = 128;  // k's of a block of weights, 512 bytes a tile of 8 columns
 
 // (value & mask) | bits.
 __device__ __forceinline__ std::uint32_t and_or(std::uint32_t value, std::uint32_t mask, std::uint32_t bits) {
@@ -47,11 +46,6 @@ __device__ __forceinline__ void unpack(std::uint32_t word, ScalePair by, std::ui
   constexpr std::uint32_t kOffset = kHalf ? 0x64086408u : 0x43084308u;  // 1032, 136
 #pragma unroll
   for (int p = 0; p < 4; ++p) pairs[p] = scaled<T>(and_or(word >> (4 * p), 0x000f000fu, kBase), kOffset, by);
-}
-
-// Where word j (32 k's) of a lane lies among the 128 words of a tile's block.
-__device__ __forceinline__ int word_at(int words_of_lane, int j, int lane) {
-  return j / words_of_lane * (32 * words_of_lane) + lane * words_of_lane + j % words_of_lane;
 }
 
 }  // namespace untorch::kernels::cuda

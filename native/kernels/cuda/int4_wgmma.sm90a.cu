@@ -2,23 +2,24 @@
 //
 // Layout: a block makes a tile of 128 columns and Rows rows (128 or 256), from blocks of 128 k's in shared memory: x's
 // rows in two halves of 64 k's, 128 bytes each, permuted as the instruction's 128-byte swizzle wants them; weights and
-// scales as in int4_mma.cu. cp.async fills four stages (three for 256 rows). Two warpgroups have 64 columns each. The
-// weights are the instruction's first operand, which may be in registers: a warp's 16 columns and 16 k's lie in them as
-// in mma.m16n8k16, so they are unpacked there as everywhere; x is the second one, 128 rows an instruction, from shared
-// memory. Of a stage, a warpgroup unpacks the next 32 k's while the tensor cores work on the last.
+// scales as in packed_mma.cuh. cp.async fills four stages (three for 256 rows). Two warpgroups have 64 columns each.
+// The weights are the instruction's first operand, which may be in registers: a warp's 16 columns and 16 k's lie in
+// them as in mma.m16n8k16, so they are unpacked there as everywhere; x is the second one, 128 rows an instruction, from
+// shared memory. Of a stage, a warpgroup unpacks the next 32 k's while the tensor cores work on the last.
 //
 // Bytes: of shared memory a stage, (256 Rows + 10240); from the second-level cache likewise. Operations: 2·m·n·k. For
 // 16 k's a warp issues some 40 instructions beside Rows / 128 of 64 clocks on the tensor cores, which two warpgroups
 // share: arithmetic is the bound from about 90 rows on. The share that is reached has not been measured yet.
 #include "kernels/cuda/int4_choice.h"
-#include "kernels/cuda/int4_tile.cuh"
-#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/int4_scales.cuh"
+#include "kernels/cuda/packed_tile.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kPart = 128;  // rows of x an instruction
+constexpr int kScaleBytes = kCols * Int4Tile::kColumnBytes;
 
 template <int Rows>
 struct Stage {
@@ -39,14 +40,14 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_int4(Int4Gemm p, Split spli
   const int g = lane / 4, t = lane % 4;
   const int first = static_cast<int>(blockIdx.x) / split.parts * kCols, top = static_cast<int>(blockIdx.y) * Rows;
   const int group_bits = __ffs(static_cast<int>(p.group)) - 1;
-  const int blocks = static_cast<int>(p.k / kInt4BlockK);
+  const int blocks = static_cast<int>(p.k / kPackedBlockK);
   const int begin = split.rank() * split.depth, end = begin + split.depth < blocks ? begin + split.depth : blocks;
   // Every block of a cluster pads alike: its shared memory begins at the same address.
   const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
   unsigned char* const stages = memory + (base - start);
 
   const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
-  const StageCopies copies(p, top, first, chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4));
+  const StageCopies<Int4Tile> copies(p, top, first, chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4));
 
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {

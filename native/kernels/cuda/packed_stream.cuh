@@ -1,25 +1,29 @@
-// Products of up to a thousand rows with int4 weights, by the tensor instructions of sm_90.
+// Products of up to a thousand rows with packed weights of four bits, by the tensor instructions of sm_90.
 //
 // Layout: a block makes tiles of 256 columns and Rows rows (8 to 128) from blocks of 128 k's in shared memory: x's rows
 // in two halves of 64 k's, 128 bytes each, permuted as the instruction's 128-byte swizzle wants them; the weights as
-// they are, 512 bytes for every 8 columns; the scales, a line a group. Four warps copy, as many stages ahead as fit;
-// sixteen multiply. Each of their four warpgroups has 64 columns, the rows of the instruction's first operand: a warp's
-// 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second operand,
-// from shared memory. Wide tiles save bytes from the second-level cache, where x costs four times what weights do.
+// they are, 512 bytes for every 8 columns; the scales, as `Format` has them. Four warps copy, as many stages ahead as
+// fit; sixteen multiply. Each of their four warpgroups has 64 columns, the rows of the instruction's first operand: a
+// warp's 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second
+// operand, from shared memory. Wide tiles save bytes from the second-level cache, where x costs four times what weights
+// do.
 //
 // Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
-// Bytes: of shared memory a stage, 256 Rows + 20480; from the second-level cache likewise; 0.53 a weight (group 128)
-// from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 instructions beside one of Rows / 2 clocks on the
-// tensor cores, which four share: memory is the bound up to about 90 rows, then arithmetic.
+// Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
+// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 (NVFP4: 35)
+// instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
+// rows, then arithmetic.
+#pragma once
+
 #include <atomic>
 #include <chrono>
 
-#include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/int4_choice.h"
-#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/shared_barrier.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -28,12 +32,13 @@ namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kCols = 256, kMultiply = 512, kCopy = 128, kThreads = kMultiply + kCopy;
-constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;  // of a stage
+constexpr int kWeightBytes = kCols / 8 * 512;  // of a stage
 
-template <int Rows>
+template <class Format, int Rows>
 struct Stage {
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf;
-  static constexpr int kBytes = kX + kWeightBytes + kScaleBytes;  // a multiple of 1024, as the swizzle wants it
+  static constexpr int kBytes = kX + kWeightBytes + kCols * Format::kColumnBytes;
+  static_assert(kBytes % 1024 == 0);  // as the swizzle wants it
   static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
   static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
@@ -99,14 +104,13 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
-template <int Rows>
-__device__ __forceinline__ void copy_stages(const Int4Gemm& p, const Work& work, std::uint32_t base) {
-  using S = Stage<Rows>;
+template <class Format, int Rows>
+__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, std::uint32_t base) {
+  using S = Stage<Format, Rows>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
   const int thread = static_cast<int>(threadIdx.x) - kMultiply;
   const int row = thread / 16, chunk = thread % 16, weight_tile = thread / 32, lane = thread % 32;
-  const int line = thread / 64, column = thread % 64 * 4;
-  const int group_bits = __ffs(static_cast<int>(p.group)) - 1, width = static_cast<int>(p.x_width) - chunk * 8;
+  const int width = static_cast<int>(p.x_width) - chunk * 8;
   const std::uint32_t x_to = chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4);
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   int issued = 0, stage = 0, ready = 0;
@@ -119,12 +123,11 @@ __device__ __forceinline__ void copy_stages(const Int4Gemm& p, const Work& work,
     const char* const x_from = static_cast<const char*>(p.x) + (std::int64_t{top + row} * p.x_row + chunk * 8) * 2;
     const char* const weights_from =
         static_cast<const char*>(p.weight) + (std::int64_t{first / 8 + weight_tile} * p.k + lane * 4) * 4;
-    const char* const scales_from = static_cast<const char*>(p.scales) + std::int64_t{first + column} * 4;
-    const bool has_column = first + column < p.n;
+    const typename Format::template Copies<kCols> scales(p, first, thread);
     for (int block = part.from; block < part.to; ++block) {
       if (issued >= S::kCount) wait_at(empty + stage * 8, (issued / S::kCount - 1) & 1);
       const std::uint32_t to = base + stage * S::kBytes;
-      const int k0 = block * kInt4BlockK, x_bytes = k0 < width ? 16 : 0;
+      const int k0 = block * kPackedBlockK, x_bytes = k0 < width ? 16 : 0;
       const char* x = x_from + std::int64_t{k0} * 2;
 #pragma unroll
       for (int i = 0; i < Rows / 8; ++i, x += p.x_row * 16) {
@@ -135,14 +138,7 @@ __device__ __forceinline__ void copy_stages(const Int4Gemm& p, const Work& work,
       for (int i = 0; i < kWeightBytes / 16 / kCopy; ++i, weight += p.k * 16) {
         copy_chunk(to + S::kX + (thread + i * kCopy) * 16, weight, i * 4 < tiles_left ? 16 : 0);
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int k = k0 + ((line + 2 * i) << group_bits);
-        if ((line + 2 * i) << group_bits < kInt4BlockK) {
-          copy_chunk(to + S::kX + kWeightBytes + (line + 2 * i) * (kCols * 4) + column * 4,
-                     scales_from + (k >> group_bits) * p.n * 4, has_column ? 16 : 0);
-        }
-      }
+      scales.load(to + S::kX + kWeightBytes, k0);
       commit_copies();
       if (issued >= S::kAhead) {
         wait_copies_but<S::kAhead>();
@@ -197,8 +193,9 @@ __device__ __forceinline__ void leave_partial(const Work& work, const float (&ac
   if (thread == 0) raise_flag(work.flags + own, work.token);
 }
 
-template <class T, int Rows>
-__device__ __forceinline__ void store_tile(const Int4Gemm& p, int top, int first, const float (&acc)[Rows / 2]) {
+template <class Format, class T, int Rows>
+__device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int top, int first,
+                                           const float (&acc)[Rows / 2]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -206,9 +203,13 @@ __device__ __forceinline__ void store_tile(const Int4Gemm& p, int top, int first
     const int column = first + warp * 16 + half * 8;
     if (column >= p.n) return;  // the same for the whole warp
     const float bias = p.bias == nullptr ? 0.0f : widen(static_cast<const T*>(p.bias)[column + g]);
+    float factor = 1.0f;
+    if constexpr (Format::kScalesSums) factor = Format::template factor<T>(p, std::int64_t{column + g});
+    const auto finished = [&](float sum) { return Format::kScalesSums ? fmaf(sum, factor, bias) : sum + bias; };
 #pragma unroll
     for (int i = 0; i < Rows / 8; ++i) {
-      const std::uint32_t pair = transposed(pair_of<T>(acc[4 * i + 2 * half] + bias, acc[4 * i + 2 * half + 1] + bias));
+      const std::uint32_t pair =
+          transposed(pair_of<T>(finished(acc[4 * i + 2 * half]), finished(acc[4 * i + 2 * half + 1])));
       const int row = top + i * 8 + g;
       if (row < p.m) {
         *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.out) + std::int64_t{row} * p.n + column + 2 * t) = pair;
@@ -217,13 +218,13 @@ __device__ __forceinline__ void store_tile(const Int4Gemm& p, int top, int first
   }
 }
 
-template <class T, int Rows>
-__device__ __forceinline__ void multiply_stages(const Int4Gemm& p, const Work& work, unsigned char* stages,
+template <class Format, class T, int Rows>
+__device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
                                                 std::uint32_t base) {
-  using S = Stage<Rows>;
+  using S = Stage<Format, Rows>;
+  using Column = typename Format::template Column<T, kCols>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4;
-  const int group_bits = __ffs(static_cast<int>(p.group)) - 1;
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   int stage = 0, parity = 0;
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
@@ -235,15 +236,16 @@ __device__ __forceinline__ void multiply_stages(const Int4Gemm& p, const Work& w
       const unsigned char* const here = stages + stage * S::kBytes;
       const std::uint32_t x = base + stage * S::kBytes;
       const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
-      const auto* const scales = reinterpret_cast<const std::uint32_t*>(here + S::kX + kWeightBytes) + warp * 16 + g;
+      const unsigned char* const scales = here + S::kX + kWeightBytes;
+      Column low_column(p, scales, warp * 16 + g), high_column(p, scales, warp * 16 + 8 + g);
       const uint4 low_words = tiles[0], high_words = tiles[32];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
-        const int line = (j * 32 >> group_bits) * kCols;
         std::uint32_t low[4], high[4];
-        unpack<T>(word(low_words), scale_pair(scales[line]), low);
-        unpack<T>(word(high_words), scale_pair(scales[line + 8]), high);
+        low_column.prepare(j), high_column.prepare(j);
+        low_column.unpack_word(j, word(low_words), low);
+        high_column.unpack_word(j, word(high_words), high);
         std::uint32_t operand[2][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -273,14 +275,14 @@ __device__ __forceinline__ void multiply_stages(const Int4Gemm& p, const Work& w
       leave_partial(work, acc);
     } else {
       if (part.from > 0) add_partials(work, part.tile * work.depth, acc);
-      store_tile<T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * kCols, acc);
+      store_tile<Format, T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * kCols, acc);
     }
   }
 }
 
-template <class T, int Rows>
-__global__ void __launch_bounds__(kThreads, 1) stream_int4(Int4Gemm p, Work work) {
-  using S = Stage<Rows>;
+template <class Format, class T, int Rows>
+__global__ void __launch_bounds__(kThreads, 1) stream_packed(typename Format::Gemm p, Work work) {
+  using S = Stage<Format, Rows>;
   extern __shared__ __align__(128) unsigned char memory[];
   const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
   if (threadIdx.x < S::kCount) {
@@ -291,15 +293,15 @@ __global__ void __launch_bounds__(kThreads, 1) stream_int4(Int4Gemm p, Work work
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
     give_registers<48>();
-    copy_stages<Rows>(p, work, base);
+    copy_stages<Format, Rows>(p, work, base);
   } else {
     take_registers<104>();
-    multiply_stages<T, Rows>(p, work, memory + (base - start), base);
+    multiply_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   }
 }
 
 // Of this process and launch: what a flag held before is something else.
-unsigned long long fresh_token() {
+inline unsigned long long fresh_token() {
   static std::atomic<unsigned long long> count{
       static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count())};
   unsigned long long z = count.fetch_add(0x9e3779b97f4a7c15ull) + 0x9e3779b97f4a7c15ull;
@@ -312,29 +314,29 @@ unsigned long long fresh_token() {
 struct Plan {
   int rows = 0, row_tiles = 0, column_tiles = 0, depth = 0, blocks = 0;
 };
-Plan plan_of(const Int4Gemm& p, std::int64_t m) {
+inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
   constexpr std::int64_t kLeastUnits = 2;  // of a thread block
   Plan out;
   out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
   out.row_tiles = static_cast<int>((m + out.rows - 1) / out.rows);
   out.column_tiles = static_cast<int>((p.n + kCols - 1) / kCols);
-  out.depth = static_cast<int>(p.k / kInt4BlockK);
+  out.depth = static_cast<int>(p.k / kPackedBlockK);
   const std::int64_t units = std::int64_t{out.row_tiles} * out.column_tiles * out.depth;
   const std::int64_t blocks = units / kLeastUnits < 1 ? 1 : units / kLeastUnits;
   out.blocks = static_cast<int>(blocks < p.multiprocessors ? blocks : p.multiprocessors);
   return out;
 }
 
-template <class T, int Rows>
-int launch_stream(const Int4Gemm& p, const Plan& plan, Stream stream) {
+template <class Format, class T, int Rows>
+int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   Work work;
   work.column_tiles = plan.column_tiles, work.depth = plan.depth;
   work.units = plan.row_tiles * plan.column_tiles * plan.depth;
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
-  auto* const kernel = stream_int4<T, Rows>;
-  constexpr int kBytes = Stage<Rows>::kShared;
+  auto* const kernel = stream_packed<Format, T, Rows>;
+  constexpr int kBytes = Stage<Format, Rows>::kShared;
   static_assert(kBytes <= kInt4SharedOfStream);
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (code != cudaSuccess) return code;
@@ -342,45 +344,45 @@ int launch_stream(const Int4Gemm& p, const Plan& plan, Stream stream) {
   return cudaGetLastError();
 }
 
-template <class T>
-int stream_of(const Int4Gemm& p, const Plan& plan, Stream stream) {
+template <class Format, class T>
+int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
-      return launch_stream<T, 8>(p, plan, stream);
+      return launch_stream<Format, T, 8>(p, plan, stream);
     case 16:
-      return launch_stream<T, 16>(p, plan, stream);
+      return launch_stream<Format, T, 16>(p, plan, stream);
     case 32:
-      return launch_stream<T, 32>(p, plan, stream);
+      return launch_stream<Format, T, 32>(p, plan, stream);
     case 64:
-      return launch_stream<T, 64>(p, plan, stream);
+      return launch_stream<Format, T, 64>(p, plan, stream);
     default:
-      return launch_stream<T, 128>(p, plan, stream);
+      return launch_stream<Format, T, 128>(p, plan, stream);
   }
 }
 
-}  // namespace
-
-std::size_t int4_stream_workspace(const Int4Gemm& p) {
+inline std::size_t stream_workspace(const PackedGemm& p) {
   const Plan plan = plan_of(p, p.m < kInt4StreamRows ? p.m : kInt4StreamRows);
   return ((p.multiprocessors + 15) / 16 * 16) * 8 + std::size_t(plan.blocks) * plan.rows * kCols * 4;
 }
 
-int int4_stream(const Int4Gemm& p, Stream stream) {
+template <class Format>
+int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
   if (p.dtype != Scalar::kFloat16 && p.dtype != Scalar::kBFloat16) return kNoKernel;
   for (std::int64_t first = 0; first < p.m; first += kInt4StreamRows) {
-    Int4Gemm part = p;
+    typename Format::Gemm part = p;
     part.m = p.m - first < kInt4StreamRows ? p.m - first : kInt4StreamRows;
     part.x = static_cast<const char*>(p.x) + first * p.x_row * 2;
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);
     if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
-    const int code = p.dtype == Scalar::kFloat16 ? stream_of<__half>(part, plan, stream)
-                                                 : stream_of<__nv_bfloat16>(part, plan, stream);
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
+                                                 : stream_of<Format, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;
   }
   return 0;
 }
 
+}  // namespace
 }  // namespace untorch::kernels::cuda

@@ -1,66 +1,71 @@
-// Products of at most 8 rows with int4 weights.
+// Products of at most 8 rows with packed weights of four bits.
 //
 // Layout: a warp makes 16·Pairs columns (32, or 64 from 3 rows on) and takes turns with other warps along k, 128 at a
 // step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights as
-// they are, 512 bytes for every 8; their scales, a line a group; x's rows, 256 bytes each, in 16-byte chunks permuted
-// so that ldmatrix's eight rows come from different groups of banks. Warps meet at the end only. Two tiles of 8 columns
-// are the rows of the matrix instruction's first operand: of a word of either, the four pairs are its four registers
-// for 16 k's and again for the next 16. x's rows are its second operand's columns.
+// they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh, nvfp4_scales.cuh); x's rows,
+// 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks. Warps
+// meet at the end only. Two tiles of 8 columns are the rows of the matrix instruction's first operand: of a word of
+// either, the four pairs are its four registers for 16 k's and again for the next 16. x's rows are its second operand's
+// columns.
 //
-// Bytes: 0.5 a weight and 4/group for scale and zero (0.53 at group 128), once; x 2·m a k for every 32 or 64 columns,
-// from the second-level cache. Operations: for 256 weights a warp issues 7 shifts and lop3, 8 half-precision additions
-// and multiply-adds and one matrix instruction; with loads and addresses about 650 for 8192 weights, 50 a clock and
-// multiprocessor, where the memory of an H200 delivers 33. So memory is the bound; the share that is reached has not
-// been measured yet.
+// Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
+// for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights a warp issues 7 shifts and lop3,
+// 8 half-precision additions and multiply-adds and one matrix instruction; with loads and addresses about 650 for 8192
+// weights, 50 a clock and multiprocessor, where the memory of an H200 delivers 33. So memory is the bound. For NVFP4
+// they are about twice as many, and the two meet. The share that is reached has not been measured yet.
+#pragma once
+
+#include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_small.cuh"
-#include "kernels/cuda/int4_choice.h"
-#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/packed.h"
+#include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-// Rows: 1, 2, 4 or 8, at least m; Groups: scales of a column in a block of 128 k's that are read, 1 or 4.
-template <int Rows, int Groups>
+// Rows: 1, 2, 4 or 8, at least m.
+template <class Format, int Rows>
 struct Ring {
   static constexpr int kPairs = Rows <= 2 ? 2 : 4;
   static constexpr int kTiles = 2 * kPairs, kCols = 8 * kTiles;
-  static constexpr int kX = kTiles * 512, kScales = kX + Rows * 256, kBytes = kScales + Groups * kCols * 4;
+  static constexpr int kX = kTiles * 512, kScales = kX + Rows * 256, kBytes = kScales + kCols * Format::kColumnBytes;
   // What two blocks (of few rows), or one, have room for on sm_80 and sm_90.
-  static constexpr int kStages = Rows <= 2 ? 4 : Rows == 8 && Groups == 4 ? 2 : 3;
+  static constexpr int kStages = Rows <= 2 ? 4 : Rows == 8 && Format::kColumnBytes == 16 ? 2 : 3;
   static constexpr int kResident = Rows <= 2 ? 2 : 1;  // blocks of a multiprocessor
   static constexpr int kSums = 8 * kCols * 4;          // of a warp, at the end: eight rows whatever Rows is
   static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
 };
 
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
-template <class T, bool Wide, int Rows, int Groups>
-__global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
-    narrow_int4(Int4Gemm p, SmallGemm end, Shares shares) {
-  using R = Ring<Rows, Groups>;
+template <class Format, class T, bool Wide, int Rows>
+__global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
+    narrow_packed(typename Format::Gemm p, SmallGemm end, Shares shares) {
+  using R = Ring<Format, Rows>;
+  using Column = typename Format::template Column<T, R::kCols>;
   constexpr int kTiles = R::kTiles, kCols = R::kCols, kStages = R::kStages;
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const Place place = place_of<kCols>(shares);
-  const int group_bits = __ffs(static_cast<int>(p.group)) - 1, depth = static_cast<int>(p.k);
-  const int blocks = (depth + kInt4BlockK - 1) / kInt4BlockK, lane_words = p.inner_k_tiles / 2;
+  const int depth = static_cast<int>(p.k);
+  const int blocks = (depth + kPackedBlockK - 1) / kPackedBlockK, lane_words = p.inner_k_tiles / 2;
   // Columns there are; n is a multiple of 8.
   const std::int64_t left = p.n - place.first;
   const int columns = left >= kCols ? kCols : left > 0 ? static_cast<int>(left) : 0;
   const char* const words = static_cast<const char*>(p.weight) + place.first / 8 * p.k * 4;
-  const char* const scales = static_cast<const char*>(p.scales) + place.first * 4;
+  const typename Format::template Copies<kCols> scales(p, place.first, columns);
   unsigned char* const ring = memory + warp * (kStages * R::kBytes);
 
   // Where this lane's copies begin; what varies from stage to stage is added.
   const int x_row = lane / 16, x_chunk = lane % 16;
   const char* const my_words = words + lane * 16;
   const char* const my_x = static_cast<const char*>(p.x) + (x_row * p.x_row + x_chunk * 8) * 2;
-  const std::int64_t tile_step = p.k * 4, x_step = p.x_row * 4, scale_step = p.n * 4;
+  const std::int64_t tile_step = p.k * 4, x_step = p.x_row * 4;
   const int words_left = depth - lane * 4, width = static_cast<int>(p.x_width) - x_chunk * 8;
   const auto load_stage = [&](int stage, int block) {
     const std::uint32_t to = shared_address(ring + stage * R::kBytes);
-    const int k0 = block * kInt4BlockK;
+    const int k0 = block * kPackedBlockK;
     const int word_bytes = k0 < words_left ? 16 : 0, x_bytes = k0 < width ? 16 : 0;
     const char* from = my_words + std::int64_t{k0} * 4;
 #pragma unroll
@@ -75,16 +80,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
         copy_chunk(to + R::kX + row * 256 + ((x_chunk ^ row) << 4), from, row < p.m ? x_bytes : 0);
       }
     }
-#pragma unroll
-    for (int r = 0; r < Groups; ++r) {
-      const int k = k0 + r * (kInt4BlockK / Groups);
-      from = scales + std::int64_t{k >> group_bits} * scale_step + lane * 4;
-#pragma unroll
-      for (int i = 0; i < kCols / 32; ++i) {
-        const bool inside = k < depth && i * 32 + lane < columns;
-        copy_word(to + R::kScales + (r * kCols + i * 32 + lane) * 4, from + i * 128, inside ? 4 : 0);
-      }
-    }
+    scales.load(to + R::kScales, k0);
   };
 
   int block = place.turn;
@@ -104,7 +100,6 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
     commit_copies();
     const unsigned char* const here = ring + stage * R::kBytes;
     const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
-    const auto* const by = reinterpret_cast<const std::uint32_t*>(here + R::kScales) + g;
     const std::uint32_t x_row = shared_address(here + R::kX + row * 256);
     std::uint32_t x[4][4];
 #pragma unroll
@@ -123,12 +118,13 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
           for (int j = 0; j < 4; ++j) word[side][j] = tile[word_at(lane_words, j, lane)];
         }
       }
+      Column low_column(p, here + R::kScales, i * 16 + g), high_column(p, here + R::kScales, i * 16 + 8 + g);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const std::uint32_t* const line = by + j * Groups / 4 * kCols + i * 16;
         std::uint32_t low[4], high[4];
-        unpack<T>(word[0][j], scale_pair(line[0]), low);
-        unpack<T>(word[1][j], scale_pair(line[8]), high);
+        low_column.prepare(j), high_column.prepare(j);
+        low_column.unpack_word(j, word[0][j], low);
+        high_column.unpack_word(j, word[1][j], high);
         mma<T>(acc[i], low[0], high[0], low[1], high[1], x[j][0], x[j][1]);
         mma<T>(acc[i], low[2], high[2], low[3], high[3], x[j][2], x[j][3]);
       }
@@ -143,6 +139,11 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
   float* const own = sums + warp * 8 * kCols + 2 * t * kCols + g;
 #pragma unroll
   for (int i = 0; i < R::kPairs; ++i) {
+    if constexpr (Format::kScalesSums) {
+      const std::int64_t column = place.first + i * 16 + g;
+      const float low = Format::template factor<T>(p, column), high = Format::template factor<T>(p, column + 8);
+      acc[i][0] *= low, acc[i][1] *= low, acc[i][2] *= high, acc[i][3] *= high;
+    }
     float* const to = own + i * 16;
     to[0] = acc[i][0], to[kCols] = acc[i][1];
     to[8] = acc[i][2], to[kCols + 8] = acc[i][3];
@@ -151,19 +152,19 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Rows, Groups>::kResident))
   finish<T, 8, kCols>(end, sums, shares);
 }
 
-template <class T, bool Wide, int Rows, int Groups>
-int launch_narrow(const Int4Gemm& p, Stream stream) {
-  using R = Ring<Rows, Groups>;
-  static_assert(R::kShared <= kInt4NarrowShared);
+template <class Format, class T, bool Wide, int Rows>
+int launch_narrow(const typename Format::Gemm& p, Stream stream) {
+  using R = Ring<Format, Rows>;
+  static_assert(R::kShared <= Format::kNarrowShared);
   SmallGemm end;
   end.m = p.m, end.n = p.n, end.k = p.k;
   end.c = p.bias, end.c_col = 1;
   end.out = p.out, end.out_row = p.n, end.out_col = 1;
   end.has_clusters = p.has_clusters;
   end.multiprocessors = p.multiprocessors * R::kResident / 2;  // shares_of counts two blocks for each
-  const Shares shares = shares_of(end, R::kCols, kInt4BlockK, 2 * kInt4BlockK);
+  const Shares shares = shares_of(end, R::kCols, kPackedBlockK, 2 * kPackedBlockK);
   const std::int64_t per_block = std::int64_t{shares.tiles()} * R::kCols;
-  const auto kernel = narrow_int4<T, Wide, Rows, Groups>;
+  const auto kernel = narrow_packed<Format, T, Wide, Rows>;
   if (R::kShared > 48 * 1024) {
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared);
     if (code != cudaSuccess) return code;
@@ -182,26 +183,12 @@ int launch_narrow(const Int4Gemm& p, Stream stream) {
   return cudaLaunchKernelEx(&config, kernel, p, end, shares);
 }
 
-template <class T, bool Wide, int Groups>
-int narrow_of_rows(const Int4Gemm& p, Stream stream) {
-  if (p.m == 1) return launch_narrow<T, Wide, 1, Groups>(p, stream);
-  if (p.m == 2) return launch_narrow<T, Wide, 2, Groups>(p, stream);
-  return p.m <= 4 ? launch_narrow<T, Wide, 4, Groups>(p, stream) : launch_narrow<T, Wide, 8, Groups>(p, stream);
-}
-
-template <class T>
-int narrow_of(const Int4Gemm& p, Stream stream) {
-  if (p.inner_k_tiles != 8) return narrow_of_rows<T, false, 4>(p, stream);
-  return p.group >= kInt4BlockK ? narrow_of_rows<T, true, 1>(p, stream) : narrow_of_rows<T, true, 4>(p, stream);
+template <class Format, class T, bool Wide>
+int narrow_of_rows(const typename Format::Gemm& p, Stream stream) {
+  if (p.m == 1) return launch_narrow<Format, T, Wide, 1>(p, stream);
+  if (p.m == 2) return launch_narrow<Format, T, Wide, 2>(p, stream);
+  return p.m <= 4 ? launch_narrow<Format, T, Wide, 4>(p, stream) : launch_narrow<Format, T, Wide, 8>(p, stream);
 }
 
 }  // namespace
-
-int int4_narrow(const Int4Gemm& p, Stream stream) {
-  if (p.m == 0 || p.n == 0) return 0;
-  if (p.m > 8) return kNoKernel;
-  if (p.dtype == Scalar::kFloat16) return narrow_of<__half>(p, stream);
-  return p.dtype == Scalar::kBFloat16 ? narrow_of<__nv_bfloat16>(p, stream) : kNoKernel;
-}
-
 }  // namespace untorch::kernels::cuda

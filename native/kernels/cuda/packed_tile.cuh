@@ -1,12 +1,13 @@
-// What int4 kernels that make tiles of 128 columns share: how k is shared between blocks, and the end of a tile.
+// What kernels with packed weights that make tiles of 128 columns share: how k is shared between blocks, what a stage
+// has, and the end of a tile.
 //
 // Where the tiles are fewer than the multiprocessors, up to 8 blocks share one and take ranges of k: sums meet in
 // shared memory over a cluster (sm_90 and newer), else in a workspace that a second kernel adds up, in a fixed order.
 #pragma once
 
 #include "kernels/cuda/gemm_small.cuh"
-#include "kernels/cuda/int4.h"
-#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/packed.h"
+#include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
@@ -15,7 +16,7 @@ namespace {
 constexpr int kThreads = 256, kCols = 128;
 constexpr int kPitch = kCols + 4;  // of the sums in shared memory, in floats: rows 2 t fall into different banks
 
-constexpr int kWeightBytes = kCols / 8 * 512, kScaleBytes = 4 * kCols * 4;  // of a tile's block of 128 k's
+constexpr int kWeightBytes = kCols / 8 * 512;  // of a tile's block of 128 k's
 
 static_assert(kWeightBytes == 2 * 16 * kThreads);
 
@@ -28,13 +29,14 @@ struct Split {
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % parts; }
 };
 
-// What a thread copies of every stage: a chunk of every 16th row of x, of every 8th tile of weights, and of the scales.
-// Worked out once, so that a stage costs little beside the copies themselves.
+// What a thread copies of every stage: a chunk of every 16th row of x, of every 8th tile of weights, and of the scales,
+// as `Format` has them. Worked out once, so that a stage costs little beside the copies themselves.
+template <class Format>
 class StageCopies {
  public:
   // x_to: where the thread's first chunk of x goes in a stage.
-  __device__ __forceinline__ StageCopies(const Int4Gemm& p, int top, int first, std::uint32_t x_to)
-      : x_step_(p.x_row * 32), weight_step_(p.k * 32), x_to_(x_to) {
+  __device__ __forceinline__ StageCopies(const typename Format::Gemm& p, int top, int first, std::uint32_t x_to)
+      : x_step_(p.x_row * 32), weight_step_(p.k * 32), x_to_(x_to), scales_(p, first) {
     const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
     const int tile = thread / 32, lane = thread % 32;
     x_ = static_cast<const char*>(p.x) + (std::int64_t{top + row} * p.x_row + chunk * 8) * 2;
@@ -43,19 +45,13 @@ class StageCopies {
     width_ = static_cast<int>(p.x_width) - chunk * 8;
     weight_ = static_cast<const char*>(p.weight) + (std::int64_t{first / 8 + tile} * p.k + lane * 4) * 4;
     tiles_ = static_cast<int>(p.n - first) / 8 - tile;
-    depth_ = static_cast<int>(p.k);
-    group_bits_ = __ffs(static_cast<int>(p.group)) - 1;
-    const int line = tile << group_bits_;  // k's before this group, from the block's first on
-    line_ = line < kInt4BlockK && tile < 4 && lane * 4 < p.n - first ? line : depth_;
-    scale_ = static_cast<const char*>(p.scales) + (first + lane * 4) * 4;
-    scale_row_ = p.n * 4;
-    weight_width_ = depth_ - lane * 4;
+    weight_width_ = static_cast<int>(p.k) - lane * 4;
   }
 
   // Block `block` of k into the stage at `to`; zeros where there is nothing.
   template <int Rows, int XStep, int XBytes>
   __device__ __forceinline__ void load(std::uint32_t to, int block) const {
-    const int thread = static_cast<int>(threadIdx.x), k0 = block * kInt4BlockK;
+    const int thread = static_cast<int>(threadIdx.x), k0 = block * kPackedBlockK;
     const int x_bytes = k0 < width_ ? 16 : 0;
     const char* x = x_ + std::int64_t{k0} * 2;
 #pragma unroll
@@ -68,22 +64,19 @@ class StageCopies {
     for (int i = 0; i < 2; ++i, weight += weight_step_) {
       copy_chunk(to + XBytes + (thread + i * kThreads) * 16, weight, i * 8 < tiles_ ? weight_bytes : 0);
     }
-    if (thread < 128) {
-      const int k = k0 + line_;
-      copy_chunk(to + XBytes + kWeightBytes + thread * 16, scale_ + std::int64_t{k >> group_bits_} * scale_row_,
-                 k < depth_ ? 16 : 0);
-    }
+    scales_.load(to + XBytes + kWeightBytes, k0);
   }
 
  private:
-  const char *x_, *weight_, *scale_;
-  std::int64_t x_step_, weight_step_, scale_row_;  // bytes
+  const char *x_, *weight_;
+  std::int64_t x_step_, weight_step_;  // bytes
   std::uint32_t x_to_;
-  int rows_, width_, tiles_, weight_width_, depth_, line_, group_bits_;
+  int rows_, width_, tiles_, weight_width_;
+  typename Format::Copies scales_;
 };
 
 template <class T>
-__device__ __forceinline__ void store_pair(const Int4Gemm& p, std::int64_t row, std::int64_t column, float2 sum) {
+__device__ __forceinline__ void store_pair(const PackedGemm& p, std::int64_t row, std::int64_t column, float2 sum) {
   if (p.bias != nullptr) {
     const T* const bias = static_cast<const T*>(p.bias) + column;
     sum.x += widen(bias[0]), sum.y += widen(bias[1]);
@@ -96,7 +89,7 @@ __device__ __forceinline__ void store_pair(const Int4Gemm& p, std::int64_t row, 
 
 // sums: [Rows][kPitch] in shared memory, complete for the whole block. Every thread of the block calls it.
 template <class T, int Rows>
-__device__ __forceinline__ void finish_tile(const Int4Gemm& p, const Split& split, const float* sums, int top,
+__device__ __forceinline__ void finish_tile(const PackedGemm& p, const Split& split, const float* sums, int top,
                                             int first) {
   const std::int64_t rows_left = p.m - top, columns_left = p.n - first;
   const int pairs = (rows_left < Rows ? static_cast<int>(rows_left) : Rows) * (kCols / 2);
@@ -130,10 +123,10 @@ __device__ __forceinline__ void finish_tile(const Int4Gemm& p, const Split& spli
   }
 }
 
-inline Split split_of(const Int4Gemm& p, int rows) {
+inline Split split_of(const PackedGemm& p, int rows) {
   constexpr int kMostParts = 8, kLeastDepth = 2;
   const std::int64_t tiles = (p.n + kCols - 1) / kCols * ((p.m + rows - 1) / rows);
-  const auto blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
+  const auto blocks = static_cast<int>((p.k + kPackedBlockK - 1) / kPackedBlockK);
   Split split;
   // One wave: more would move more sums than they save. Blocks of up to 32 rows have room for another one beside them.
   const int most = p.multiprocessors * (rows <= 32 ? 2 : 1);
@@ -145,8 +138,8 @@ inline Split split_of(const Int4Gemm& p, int rows) {
   return split;
 }
 
-template <int Rows, class Kernel>
-int launch_tiles(Kernel* kernel, const Int4Gemm& p, int shared_bytes, Stream stream) {
+template <int Rows, class Gemm, class Kernel>
+int launch_tiles(Kernel* kernel, const Gemm& p, int shared_bytes, Stream stream) {
   const Split split = split_of(p, Rows);
   const std::int64_t tiles = (p.n + kCols - 1) / kCols, row_tiles = (p.m + Rows - 1) / Rows;
   if (row_tiles > 65535) return kNoKernel;
@@ -166,7 +159,7 @@ int launch_tiles(Kernel* kernel, const Int4Gemm& p, int shared_bytes, Stream str
   config.attrs = &attribute;
   config.numAttrs = split.cluster ? 1 : 0;
   const int code = cudaLaunchKernelEx(&config, kernel, p, split);
-  return code != 0 || split.parts == 1 || split.cluster ? code : int4_add_parts(p, split.parts, stream);
+  return code != 0 || split.parts == 1 || split.cluster ? code : packed_add_parts(p, split.parts, stream);
 }
 
 }  // namespace

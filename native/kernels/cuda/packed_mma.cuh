@@ -1,61 +1,65 @@
-// Products of some dozens of rows with int4 weights.
+// Products of some dozens of rows with packed weights of four bits.
 //
 // Layout: a block makes a tile of 128 columns and Rows rows (16 to 128) from blocks of 128 k's in shared memory: x's
 // rows, 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks;
-// the weights as they are, 512 bytes for every 8 columns; the scales, a line a group. cp.async fills four stages
+// the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has them. cp.async fills four stages
 // (three for 128 rows), of which one is used. Of the 8 warps four stand side by side, 32 columns each; the other four
 // take the other half of the rows, or of each block's k where there are up to 64. Weights are unpacked in registers:
-// they are the matrix instruction's first operand, as in int4_narrow.cu, 16 columns and 16 k's, and used for every 8
+// they are the matrix instruction's first operand, as in packed_narrow.cuh, 16 columns and 16 k's, and used for every 8
 // rows of the warp.
 //
-// How k is shared between blocks: int4_tile.cuh.
+// How k is shared between blocks: packed_tile.cuh.
 //
-// Bytes: 0.53 a weight (group 128) for every 128 rows, x 2·m·k for every 128 columns from the second-level cache.
-// Operations: 2·m·n·k on the tensor cores; a warp unpacks 1024 weights with 60 instructions for 4 matrix instructions
-// every 8 rows, so that from about 32 rows on it is the tensor cores that are busy. On an H200 memory is the bound to
-// about 90 rows. The share that is reached has not been measured yet.
+// Bytes: 0.53 a weight (int4, group 128) or 0.56 (NVFP4) for every 128 rows, x 2·m·k for every 128 columns from the
+// second-level cache. Operations: 2·m·n·k on the tensor cores; a warp unpacks 1024 weights with 60 (int4) or 110
+// instructions for 4 matrix instructions every 8 rows, so that from about 32 rows on it is the tensor cores that are
+// busy. On an H200 memory is the bound to about 90 rows. The share that is reached has not been measured yet.
+#pragma once
+
+#include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/int4_choice.h"
-#include "kernels/cuda/int4_tile.cuh"
-#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/packed_tile.cuh"
+#include "kernels/cuda/packed_weights.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-template <int Rows>
+template <class Format, int Rows>
 struct Stage {
-  static constexpr int kX = Rows * 2 * kInt4BlockK;
-  static constexpr int kBytes = kX + kWeightBytes + kScaleBytes;
+  static constexpr int kX = Rows * 2 * kPackedBlockK;
+  static constexpr int kBytes = kX + kWeightBytes + kCols * Format::kColumnBytes;
   static constexpr int kCount = Rows == 128 ? 3 : 4;  // what a multiprocessor of sm_80 has room for
 };
-template <int Rows>
+template <class Format, int Rows>
 constexpr int shared_bytes() {
-  constexpr int stages = Stage<Rows>::kCount * Stage<Rows>::kBytes, sums = Rows * kPitch * 4;
+  constexpr int stages = Stage<Format, Rows>::kCount * Stage<Format, Rows>::kBytes, sums = Rows * kPitch * 4;
   return stages > sums ? stages : sums;
 }
-static_assert(shared_bytes<128>() == kInt4SharedOf128 && shared_bytes<64>() == kInt4SharedOf64);
 
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
-template <class T, bool Wide, int Rows>
-__global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gemm p, Split split) {
+template <class Format, class T, bool Wide, int Rows>
+__global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_packed(typename Format::Gemm p, Split split) {
+  using S = Stage<Format, Rows>;
+  using Column = typename Format::template Column<T, kCols>;
   constexpr bool kHalves = Rows <= 64;  // the second four warps have the other half of k
   constexpr int kWarpRows = kHalves ? Rows : Rows / 2, kTiles = kWarpRows / 8, kWords = kHalves ? 2 : 4;
-  constexpr int kStages = Stage<Rows>::kCount;
+  constexpr int kStages = S::kCount;
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4, side = warp % 4, other = warp / 4;
   const int rank = split.rank();
   const int first = static_cast<int>(blockIdx.x) / split.parts * kCols, top = static_cast<int>(blockIdx.y) * Rows;
-  const int group_bits = __ffs(static_cast<int>(p.group)) - 1, lane_words = p.inner_k_tiles / 2;
-  const int blocks = static_cast<int>((p.k + kInt4BlockK - 1) / kInt4BlockK);
+  const int lane_words = p.inner_k_tiles / 2;
+  const int blocks = static_cast<int>((p.k + kPackedBlockK - 1) / kPackedBlockK);
   const int begin = rank * split.depth, end = begin + split.depth < blocks ? begin + split.depth : blocks;
   const std::uint32_t base = shared_address(memory);
 
   const int thread = static_cast<int>(threadIdx.x), row = thread / 16, chunk = thread % 16;
-  const StageCopies copies(p, top, first, row * 256 + ((chunk ^ (row & 7)) << 4));
+  const StageCopies<Format> copies(p, top, first, row * 256 + ((chunk ^ (row & 7)) << 4));
 
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    if (begin + i < end) copies.load<Rows, 16 * 256, Stage<Rows>::kX>(base + i * Stage<Rows>::kBytes, begin + i);
+    if (begin + i < end) copies.template load<Rows, 16 * 256, S::kX>(base + i * S::kBytes, begin + i);
     commit_copies();
   }
 
@@ -68,15 +72,20 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
     {
       const int next = stage == 0 ? kStages - 1 : stage - 1;
       if (block + kStages - 1 < end) {
-        copies.load<Rows, 16 * 256, Stage<Rows>::kX>(base + next * Stage<Rows>::kBytes, block + kStages - 1);
+        copies.template load<Rows, 16 * 256, S::kX>(base + next * S::kBytes, block + kStages - 1);
       }
       commit_copies();
     }
-    const unsigned char* const here = memory + stage * Stage<Rows>::kBytes;
-    const std::uint32_t x = base + stage * Stage<Rows>::kBytes + (first_row + (lane & 7)) * 256;
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(here + Stage<Rows>::kX) + side * 4 * 128;
-    const auto* const scales =
-        reinterpret_cast<const std::uint32_t*>(here + Stage<Rows>::kX + kWeightBytes) + side * 32 + g;
+    const unsigned char* const here = memory + stage * S::kBytes;
+    const std::uint32_t x = base + stage * S::kBytes + (first_row + (lane & 7)) * 256;
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(here + S::kX) + side * 4 * 128;
+    const unsigned char* const scales = here + S::kX + kWeightBytes;
+    Column columns[4] = {
+        {p, scales, side * 32 + g},
+        {p, scales, side * 32 + g + 8},
+        {p, scales, side * 32 + g + 16},
+        {p, scales, side * 32 + g + 24},
+    };
     std::uint32_t word[4][kWords];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -93,10 +102,12 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
     }
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
-      const int line = (first_word + j) * 32 >> group_bits;
       std::uint32_t a[4][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) unpack<T>(word[i][j], scale_pair(scales[line * kCols + i * 8]), a[i]);
+      for (int i = 0; i < 4; ++i) {
+        columns[i].prepare(first_word + j);
+        columns[i].unpack_word(first_word + j, word[i][j], a[i]);
+      }
       const std::uint32_t chunk = ((first_word + j) * 4 + (lane >> 3)) ^ (lane & 7);
 #pragma unroll
       for (int r = 0; r < kTiles; ++r) {
@@ -113,6 +124,15 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
   }
   wait_copies_but<0>();
   __syncthreads();
+
+  if constexpr (Format::kScalesSums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float factor = Format::template factor<T>(p, std::int64_t{first + side * 32 + i * 8 + g});
+#pragma unroll
+      for (int r = 0; r < kTiles; ++r) acc[i / 2][r][i % 2 * 2] *= factor, acc[i / 2][r][i % 2 * 2 + 1] *= factor;
+    }
+  }
 
   // The sums take the stages' place, [row][column].
   float* const sums = reinterpret_cast<float*>(memory);
@@ -139,66 +159,31 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_int4(Int4Gem
   finish_tile<T, Rows>(p, split, sums, top, first);
 }
 
-// Adds up what the parts left in the workspace, [part][m][n].
-template <class T>
-__global__ void __launch_bounds__(kThreads) add_parts(Int4Gemm p, int parts) {
-  const std::int64_t pairs = p.m * p.n / 2, step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < pairs; i += step) {
-    float2 sum{0.0f, 0.0f};
-    for (int r = 0; r < parts; ++r) {
-      const float2 part = reinterpret_cast<const float2*>(p.workspace)[r * pairs + i];
-      sum.x += part.x, sum.y += part.y;
-    }
-    store_pair<T>(p, 2 * i / p.n, 2 * i % p.n, sum);
-  }
+template <class Format, class T, bool Wide, int Rows>
+int launch_mma(const typename Format::Gemm& p, Stream stream) {
+  constexpr int kBytes = shared_bytes<Format, Rows>();
+  static_assert(kBytes <= (Rows == 128 ? kInt4SharedOf128 : kInt4SharedOf64));
+  return launch_tiles<Rows>(mma_packed<Format, T, Wide, Rows>, p, kBytes, stream);
 }
 
-template <class T, bool Wide, int Rows>
-int launch_mma(const Int4Gemm& p, Stream stream) {
-  constexpr int kBytes = shared_bytes<Rows>();
-  return launch_tiles<Rows>(mma_int4<T, Wide, Rows>, p, kBytes, stream);
-}
-
-template <class T, bool Wide>
-int mma_of_rows(const Int4Gemm& p, Stream stream) {
+template <class Format, class T, bool Wide>
+int mma_of_rows(const typename Format::Gemm& p, Stream stream) {
   switch (int4_tile_rows(p.m, p.max_shared_bytes)) {
     case 16:
-      return launch_mma<T, Wide, 16>(p, stream);
+      return launch_mma<Format, T, Wide, 16>(p, stream);
     case 32:
-      return launch_mma<T, Wide, 32>(p, stream);
+      return launch_mma<Format, T, Wide, 32>(p, stream);
     case 64:
-      return launch_mma<T, Wide, 64>(p, stream);
+      return launch_mma<Format, T, Wide, 64>(p, stream);
     default:
-      return launch_mma<T, Wide, 128>(p, stream);
+      return launch_mma<Format, T, Wide, 128>(p, stream);
   }
 }
 
-template <class T>
-int mma_of(const Int4Gemm& p, Stream stream) {
-  return p.inner_k_tiles == 8 ? mma_of_rows<T, true>(p, stream) : mma_of_rows<T, false>(p, stream);
-}
-
-}  // namespace
-
-int int4_add_parts(const Int4Gemm& p, int parts, Stream stream) {
-  const unsigned blocks = blocks_for(p.m * p.n / 2, kThreads);
-  if (p.dtype == Scalar::kFloat16) {
-    add_parts<__half><<<blocks, kThreads, 0, stream>>>(p, parts);
-  } else {
-    add_parts<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p, parts);
-  }
-  return cudaGetLastError();
-}
-
-std::size_t int4_mma_workspace(const Int4Gemm& p) {
+inline std::size_t mma_workspace(const PackedGemm& p) {
   const Split split = split_of(p, int4_tile_rows(p.m, p.max_shared_bytes));
   return split.parts == 1 || split.cluster ? 0 : static_cast<std::size_t>(split.parts * p.m * p.n) * sizeof(float);
 }
 
-int int4_mma(const Int4Gemm& p, Stream stream) {
-  if (p.m == 0 || p.n == 0) return 0;
-  if (p.dtype == Scalar::kFloat16) return mma_of<__half>(p, stream);
-  return p.dtype == Scalar::kBFloat16 ? mma_of<__nv_bfloat16>(p, stream) : kNoKernel;
-}
-
+}  // namespace
 }  // namespace untorch::kernels::cuda

@@ -1,0 +1,163 @@
+"""How fast are products with NVFP4 weights? Against bfloat16 by cuBLAS, µs on the device.
+
+    UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_nvfp4.py [--quick] [--m 1 8]
+
+Both sides replay CUDA graphs of the same products, in turns. Every product of a graph has a weight of its own, and
+together they are more than the second-level cache holds: weights come from memory, as they do in a model. bfloat16 is
+``torch.mm`` with a linear layer's weight. The floor is what the bytes take at the bandwidth of a copy in the same run,
+or the operations at bfloat16's best product in it.
+
+What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and
+--mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
+"0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+
+from common import RESULTS, ROOT, WORK, Report, Table
+from gpu_common import COLD_BYTES, copy_bandwidth, seconds_in_turns
+
+sys.path.insert(0, str(ROOT))
+
+MOST_PRODUCTS = 128
+SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (2048, 768)]  # k, n
+ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+INNER_K_TILES = 8
+
+
+class Weights:
+    """Random weights of one shape: in NVFP4 as many times as it takes to be cold, and in bfloat16 likewise."""
+
+    def __init__(self, k: int, n: int) -> None:
+        import torch
+
+        generator = torch.Generator(device="cuda").manual_seed(0)
+
+        def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, generator=generator, device="cuda", dtype=torch.int64)
+
+        self.count = max(2, min(MOST_PRODUCTS, -(-COLD_BYTES // (n * k // 2))))
+        tiles = (n // 8, k // (16 * INNER_K_TILES), 32, INNER_K_TILES // 2)
+        self.packed = [integers(-(2**31), 2**31, *tiles).int() for _ in range(self.count)]
+        # From 2^-2 to 2^2.
+        self.block_scales = [
+            integers(0x28, 0x49, n, k // 16).to(torch.uint8).view(torch.float8_e4m3fn) for _ in range(self.count)
+        ]
+        self.global_scale = torch.full((n,), 0.01, device="cuda")
+        # A quarter as many bytes of NVFP4 would stay in the cache; of bfloat16 they do not.
+        wide = max(2, -(-self.count // 3))
+        self.wide = [
+            torch.randn((n, k), generator=generator, device="cuda").to(torch.bfloat16).t() for _ in range(wide)
+        ]
+        self.k, self.n = k, n
+
+
+def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
+    """Seconds of both sides, after a comparison of one product with bfloat16's of the same weight."""
+    import torch
+
+    from tests.native import shim
+    from untorch.ops.nvfp4_layout import dequantize_nvfp4
+
+    x = torch.randn(m, weights.k, device="cuda").to(torch.bfloat16)
+    name = "aoti_torch_cuda_nvfp4_linear"
+    shim.use_torch_stream()
+    operands = weights.packed[0], weights.block_scales[0], weights.global_scale
+    got = shim.call(name, x, *operands, shim.Opt(None), returns=1)
+    want = x @ dequantize_nvfp4(*operands, torch.bfloat16).t()
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
+
+    hx, world = shim.handle(x), shim.handle(weights.global_scale)
+    pairs = [(shim.handle(w), shim.handle(s)) for w, s in zip(weights.packed, weights.block_scales, strict=True)]
+    outs = [torch.empty(m, weights.n, dtype=torch.bfloat16, device="cuda") for _ in weights.wide]
+    product = getattr(shim.lib, name)
+
+    def ours() -> None:
+        for w, s in pairs:
+            result = ctypes.c_void_p()
+            shim.raise_on(product(hx, w, s, world, None, ctypes.byref(result)))
+            shim.delete(result)
+
+    def bf16() -> None:
+        for out, b in zip(outs, weights.wide, strict=True):
+            torch.mm(x, b, out=out)
+
+    seconds = seconds_in_turns({"untorch": (ours, len(pairs)), "bf16": (bf16, len(outs))}, rounds, torch)
+    for handle in (hx, world, *(handle for pair in pairs for handle in pair)):
+        shim.delete(handle)
+    values = {f"{side}_seconds": value for side, value in seconds.items()}
+    values["bytes"] = weights.n * weights.k * (0.5 + 1 / 16) + 2.0 * m * (weights.k + weights.n)
+    values["operations"] = 2.0 * m * weights.n * weights.k
+    return values
+
+
+def linear(report: Report, options: argparse.Namespace, bandwidth: float) -> None:
+    """The linear layer's table."""
+    import torch
+
+    results: list[tuple[str, int, dict[str, float]]] = []
+    for shape in options.shapes:
+        k, n = map(int, shape.split("x"))
+        weights = Weights(k, n)
+        for m in options.m:
+            results.append((f"{k}×{n}", m, measure(weights, m, 5 if options.quick else 51 if m < 512 else 11)))
+        del weights
+        torch.cuda.empty_cache()
+    best = max(values["operations"] / values["bf16_seconds"] for _, _, values in results)
+    report.values["best_operations_a_second"] = best
+    rows = []
+    for shape, m, values in results:
+        values["floor_seconds"] = max(values["bytes"] / bandwidth, values["operations"] / best)
+        report.values.setdefault("linear", {})[f"{shape} m={m}"] = values
+        ours, bf16 = values["untorch_seconds"], values["bf16_seconds"]
+        rows.append([
+            shape, str(m), f"{ours * 1e6:.1f}", f"{bf16 * 1e6:.1f}", f"{bf16 / ours:.2f}",
+            f"{values['floor_seconds'] / ours:.2f}",
+        ])  # fmt: skip
+    note = (
+        f"bfloat16, a global scale for each row; medians of graph replays on {report.machine['gpu']}, weights from "
+        "memory. Floor: the share of the time that bytes or operations take at best."
+    )
+    columns = ["k×n", "rows", "untorch µs", "bf16 µs", "bf16 / untorch", "floor"]
+    report.tables["gpu_nvfp4_linear"] = Table(columns, rows, note)
+
+
+# Each adds its tables and values to the report.
+SECTIONS: dict[str, Callable[[Report, argparse.Namespace, float], None]] = {"linear": linear}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="what to measure")
+    parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
+    parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
+    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 8")
+    parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
+    parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
+    options = parser.parse_args()
+    report = Report("gpu_nvfp4", options.quick)
+    for name in ("narrow_rows", "stream_rows", "mma_rows"):
+        if (rows_of_kernel := getattr(options, name)) is not None:
+            os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
+        report.values[name] = rows_of_kernel
+    import torch
+
+    report.machine["gpu"] = torch.cuda.get_device_name()
+    bandwidth = copy_bandwidth(torch)
+    report.values["copy_bytes_a_second"] = bandwidth
+    for section in options.sections:
+        SECTIONS[section](report, options, bandwidth)
+    report.write(options.output or (WORK / "results" if options.quick else RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+// Scales of int4 weights beside their tiles in shared memory: how they come there, and how a lane unpacks with them.
+//
+// A kernel of packed_*.cuh has a stage of columns and 128 k's; the structs here are its parameter: bytes of a column's
+// scales in a stage, who copies them, and `Column`, a lane's view of one column.
+#pragma once
+
+#include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/tile_memory.cuh"
+
+namespace untorch::kernels::cuda {
+
+// The group's size is 1 << that.
+__device__ __forceinline__ int bits_of_group(const Int4Gemm& p) { return __ffs(static_cast<int>(p.group)) - 1; }
+
+struct Int4Sums {
+  using Gemm = Int4Gemm;
+  static constexpr bool kScalesSums = false;
+};
+
+// For packed_narrow.cuh: a line for each 32 k's, or one for all 128.
+template <int Lines>
+struct Int4Narrow : Int4Sums {
+  static constexpr int kColumnBytes = 4 * Lines, kNarrowShared = kInt4NarrowShared;
+
+  // By the lanes of a warp.
+  template <int Cols>
+  class Copies {
+   public:
+    __device__ __forceinline__ Copies(const Int4Gemm& p, std::int64_t first, int columns)
+        : lane_(static_cast<int>(threadIdx.x) % 32),
+          columns_(columns),
+          depth_(static_cast<int>(p.k)),
+          group_bits_(bits_of_group(p)),
+          step_(p.n * 4),
+          scales_(static_cast<const char*>(p.scales) + first * 4) {}
+
+    __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
+#pragma unroll
+      for (int r = 0; r < Lines; ++r) {
+        const int k = k0 + r * (kPackedBlockK / Lines);
+        const char* const from = scales_ + std::int64_t{k >> group_bits_} * step_ + lane_ * 4;
+#pragma unroll
+        for (int i = 0; i < Cols / 32; ++i) {
+          const bool inside = k < depth_ && i * 32 + lane_ < columns_;
+          copy_word(to + (r * Cols + i * 32 + lane_) * 4, from + i * 128, inside ? 4 : 0);
+        }
+      }
+    }
+
+   private:
+    int lane_, columns_, depth_, group_bits_;
+    std::int64_t step_;
+    const char* scales_;
+  };
+
+  template <class T, int Cols>
+  class Column {
+   public:
+    __device__ __forceinline__ Column(const Int4Gemm&, const unsigned char* scales, int column)
+        : at_(reinterpret_cast<const std::uint32_t*>(scales) + column) {}
+    __device__ __forceinline__ void prepare(int) {}
+    __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
+      unpack<T>(word, scale_pair(at_[j * Lines / 4 * Cols]), pairs);
+    }
+
+   private:
+    const std::uint32_t* at_;
+  };
+};
+
+// A line for each group that begins in the block.
+template <class T, int Cols>
+class Int4Column {
+ public:
+  __device__ __forceinline__ Int4Column(const Int4Gemm& p, const unsigned char* scales, int column)
+      : at_(reinterpret_cast<const std::uint32_t*>(scales) + column), group_bits_(bits_of_group(p)) {}
+  __device__ __forceinline__ void prepare(int) {}
+  __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
+    unpack<T>(word, scale_pair(at_[(j * 32 >> group_bits_) * Cols]), pairs);
+  }
+
+ private:
+  const std::uint32_t* at_;
+  int group_bits_;
+};
+
+// For packed_mma.cuh, 128 columns.
+struct Int4Tile : Int4Sums {
+  static constexpr int kColumnBytes = 16;
+  template <class T, int Cols>
+  using Column = Int4Column<T, Cols>;
+
+  // By the first 128 threads of a block, 16 bytes each: warp i has line i.
+  class Copies {
+   public:
+    __device__ __forceinline__ Copies(const Int4Gemm& p, int first) : depth_(static_cast<int>(p.k)) {
+      const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+      group_bits_ = bits_of_group(p);
+      const int line = warp << group_bits_;  // k's before this group, from the block's first on
+      line_ = line < kPackedBlockK && warp < 4 && lane * 4 < p.n - first ? line : depth_;
+      from_ = static_cast<const char*>(p.scales) + (first + lane * 4) * 4;
+      step_ = p.n * 4;
+    }
+
+    __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
+      const auto thread = static_cast<int>(threadIdx.x);
+      if (thread < 128) {
+        const int k = k0 + line_;
+        copy_chunk(to + thread * 16, from_ + std::int64_t{k >> group_bits_} * step_, k < depth_ ? 16 : 0);
+      }
+    }
+
+   private:
+    const char* from_;
+    std::int64_t step_;
+    int depth_, line_, group_bits_;
+  };
+};
+
+// For packed_stream.cuh.
+struct Int4Stream : Int4Sums {
+  static constexpr int kColumnBytes = 16;
+  template <class T, int Cols>
+  using Column = Int4Column<T, Cols>;
+
+  // By 128 threads, 16 bytes each at a time: the lines 0 and 2, or 1 and 3.
+  template <int Cols>
+  class Copies {
+   public:
+    __device__ __forceinline__ Copies(const Int4Gemm& p, int first, int thread)
+        : n_(p.n),
+          group_bits_(bits_of_group(p)),
+          line_(thread / (Cols / 4)),
+          column_(thread % (Cols / 4) * 4),
+          has_column_(first + column_ < p.n),
+          from_(static_cast<const char*>(p.scales) + std::int64_t{first + column_} * 4) {}
+
+    __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int line = line_ + 2 * i, k = k0 + (line << group_bits_);
+        if (line << group_bits_ < kPackedBlockK) {
+          copy_chunk(to + line * (Cols * 4) + column_ * 4, from_ + (k >> group_bits_) * n_ * 4, has_column_ ? 16 : 0);
+        }
+      }
+    }
+
+   private:
+    std::int64_t n_;
+    int group_bits_, line_, column_;
+    bool has_column_;
+    const char* from_;
+  };
+};
+
+}  // namespace untorch::kernels::cuda

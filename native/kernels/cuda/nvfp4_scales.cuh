@@ -1,0 +1,115 @@
+// Block scales of NVFP4 weights beside their tiles in shared memory: how they come there, and how a lane unpacks with
+// them. What int4_scales.cuh is for int4.
+//
+// A column has 8 bytes for 128 k's, in global and in shared memory. They are the quarter of a sector, of which the
+// first-level cache keeps the rest for the blocks that follow.
+#pragma once
+
+#include "kernels/cuda/nvfp4_choice.h"
+#include "kernels/cuda/nvfp4_values.cuh"
+#include "kernels/cuda/packed_weights.cuh"
+#include "kernels/cuda/tile_memory.cuh"
+
+namespace untorch::kernels::cuda {
+
+// A lane's view of a column's scales.
+template <class T>
+class Nvfp4Column {
+ public:
+  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, const unsigned char* scales, int column)
+      : at_(reinterpret_cast<const std::uint32_t*>(scales) + 2 * column) {}
+
+  // Before word j: for an even one the four scales of this and the next.
+  __device__ __forceinline__ void prepare(int j) {
+    if (j % 2 != 0) return;
+    const std::uint32_t four = at_[j / 2];
+    first_ = Values::scale_pair_of(four), second_ = Values::scale_pair_of(four >> 8);
+  }
+  __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
+    const std::uint32_t half = j % 2 == 0 ? 0x1010 : 0x3232;
+    const std::uint32_t first = __byte_perm(first_, 0, half), second = __byte_perm(second_, 0, half);
+    pairs[0] = Values::template pair<0>(word, first), pairs[1] = Values::template pair<1>(word, first);
+    pairs[2] = Values::template pair<2>(word, second), pairs[3] = Values::template pair<3>(word, second);
+  }
+
+ private:
+  using Values = Nvfp4Values<T>;
+
+  const std::uint32_t* at_;
+  std::uint32_t first_ = 0, second_ = 0;  // of the first 16 k's of two words, and of the others
+};
+
+struct Nvfp4Scales {
+  using Gemm = Nvfp4Gemm;
+  static constexpr bool kScalesSums = true;
+  static constexpr int kColumnBytes = 8;
+  template <class T, int Cols>
+  using Column = Nvfp4Column<T>;
+
+  // What a sum of the column is multiplied by; the column may be one that is not there.
+  template <class T>
+  __device__ __forceinline__ static float factor(const Nvfp4Gemm& p, std::int64_t column) {
+    const std::int64_t at = !p.row_scales ? 0 : column < p.n ? column : p.n - 1;
+    return p.global_scales[at] * Nvfp4Values<T>::kUnshift;
+  }
+};
+
+// Copies by `Threads` threads in a row, of which this is number `thread`, for `Cols` columns of which `columns` are
+// there.
+template <int Cols, int Threads>
+class Nvfp4Copies {
+ public:
+  __device__ __forceinline__ Nvfp4Copies(const Nvfp4Gemm& p, std::int64_t first, int columns, int thread)
+      : thread_(thread),
+        columns_(columns),
+        depth_(static_cast<int>(p.k)),
+        step_(p.k / 16 * Threads),
+        from_(static_cast<const char*>(p.block_scales) + (first + thread) * (p.k / 16)) {}
+
+  __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
+    const char* from = from_ + k0 / 16;
+#pragma unroll
+    for (int i = 0; i < (Cols + Threads - 1) / Threads; ++i, from += step_) {
+      const int column = i * Threads + thread_;
+      if (column < Cols) copy_half_chunk(to + column * 8, from, k0 < depth_ && column < columns_ ? 8 : 0);
+    }
+  }
+
+ private:
+  int thread_, columns_, depth_;
+  std::int64_t step_;
+  const char* from_;
+};
+
+// For packed_narrow.cuh.
+struct Nvfp4Narrow : Nvfp4Scales {
+  static constexpr int kNarrowShared = kNvfp4NarrowShared;
+
+  template <int Cols>
+  class Copies : public Nvfp4Copies<Cols, 32> {
+   public:
+    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, std::int64_t first, int columns)
+        : Nvfp4Copies<Cols, 32>(p, first, columns, static_cast<int>(threadIdx.x) % 32) {}
+  };
+};
+
+// For packed_mma.cuh.
+struct Nvfp4Tile : Nvfp4Scales {
+  class Copies : public Nvfp4Copies<128, 256> {
+   public:
+    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, int first)
+        : Nvfp4Copies<128, 256>(p, first, static_cast<int>(p.n - first), static_cast<int>(threadIdx.x)) {}
+  };
+};
+
+// For packed_stream.cuh.
+struct Nvfp4Stream : Nvfp4Scales {
+  template <int Cols>
+  class Copies : public Nvfp4Copies<Cols, 128> {
+   public:
+    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, int first, int thread)
+        : Nvfp4Copies<Cols, 128>(p, first, static_cast<int>(p.n - first), thread) {}
+  };
+};
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,101 @@
+// untorch::nvfp4_linear on CUDA.
+#include "kernels/cuda/nvfp4.h"
+
+#include <cstdlib>
+
+#include "kernels/cuda/nvfp4_choice.h"
+#include "shims/cuda/packed_linear.h"
+#include "shims/nvfp4_checks.h"
+
+using namespace untorch;
+using namespace untorch::shims;
+
+namespace {
+
+using kernels::cuda::Nvfp4Gemm;
+using kernels::cuda::Nvfp4Path;
+
+// For benchmarks, which measure where one kernel should take over from the other.
+const kernels::cuda::Nvfp4Limits& limits() {
+  static const kernels::cuda::Nvfp4Limits made = [] {
+    kernels::cuda::Nvfp4Limits out;
+    if (const char* const rows = std::getenv("UNTORCH_NVFP4_MMA_ROWS")) {
+      out.mma_rows = out.mma_rows_alone = std::atoll(rows);
+    }
+    if (const char* const rows = std::getenv("UNTORCH_NVFP4_STREAM_ROWS")) out.stream_rows = std::atoll(rows);
+    if (const char* const rows = std::getenv("UNTORCH_NVFP4_NARROW_ROWS")) out.narrow_rows = std::atoll(rows);
+    return out;
+  }();
+  return made;
+}
+
+void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp4Path path, DType dtype) {
+  if (path == Nvfp4Path::kNarrow) {
+    on.launched(kernels::cuda::nvfp4_narrow(p, on.stream()));
+    return;
+  }
+  if (path == Nvfp4Path::kUnpack) {
+    const auto bytes = static_cast<std::int64_t>(element_size(dtype));
+    const std::int64_t chunk = kernels::cuda::int4_chunk(p.n, p.k, bytes, on.properties().l2_bytes);
+    multiply_unpacked(op, on, p, dtype, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
+      return kernels::cuda::nvfp4_unpack(p, first, columns, to, on.stream());
+    });
+    return;
+  }
+  const bool streams = path == Nvfp4Path::kStream;
+  const std::size_t bytes = streams ? kernels::cuda::nvfp4_stream_workspace(p) : kernels::cuda::nvfp4_mma_workspace(p);
+  const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
+  Nvfp4Gemm with = p;
+  if (workspace) with.workspace = static_cast<float*>(workspace->data());
+  on.launched(streams ? kernels::cuda::nvfp4_stream(with, on.stream()) : kernels::cuda::nvfp4_mma(with, on.stream()));
+}
+
+// What is left where x has no columns: cuBLAS has no such product, and the weight may have none either.
+TensorPtr bias_alone(const OnDevice& on, const Tensor& x, const Tensor* bias, const Nvfp4Shape& shape) {
+  TensorPtr out = zeros(shape.out_sizes, x.dtype(), on.device());
+  if (bias != nullptr) copy(*out, *bias);
+  return out;
+}
+
+TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
+                 const Tensor& global_scale, const Tensor* bias, const Nvfp4Shape& shape) {
+  if (shape.m == 0 || shape.n == 0) return Tensor::empty(shape.out_sizes, x.dtype(), on.device());
+  if (shape.x_width == 0) return bias_alone(on, x, bias, shape);
+  TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
+  Nvfp4Gemm p;
+  p.dtype = scalar_of(x);
+  p.m = shape.m, p.n = shape.n, p.k = shape.k;
+  p.inner_k_tiles = shape.inner_k_tiles;
+  describe_gpu(on, p);
+  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits());
+  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, path == Nvfp4Path::kUnpack);
+  const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
+  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
+  p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
+  p.weight = codes->raw(), p.block_scales = scales->raw();
+  p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
+  p.bias = added == nullptr ? nullptr : added->raw();
+  p.out = out->raw();
+  multiply_nvfp4(op, on, p, path, x.dtype());
+  return out;
+}
+
+}  // namespace
+
+// x [.., k_in] · weightᵀ + bias, for bfloat16, float16 and, slower, float32.
+UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle weight_packed,
+                                          AtenTensorHandle block_scale, AtenTensorHandle global_scale,
+                                          AtenTensorHandle* bias, AtenTensorHandle* ret0) {
+  constexpr const char* op = "nvfp4_linear";
+  return guarded(op, [&] {
+    const Tensor &input = cuda_input(x, op, "x"), &packed = cuda_input(weight_packed, op, "weight_packed"),
+                 &scales = cuda_input(block_scale, op, "block_scale"),
+                 &global = cuda_input(global_scale, op, "global_scale");
+    const Tensor* const added = optional_cuda_input(bias, op, "bias");
+    check(ret0 != nullptr, op, ": output pointer is null");
+    const Nvfp4Shape shape = check_nvfp4_linear(op, input, packed, scales, global, added);
+    const OnDevice on(op, input, {&packed, &scales, &global, added});
+    check_packed_gpu(op, "NVFP4", on);
+    give(ret0, linear(op, on, input, packed, scales, global, added, shape), op);
+  });
+}

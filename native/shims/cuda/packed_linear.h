@@ -1,0 +1,35 @@
+// What linear layers with packed weights of four bits, int4 and NVFP4, share on CUDA.
+#pragma once
+
+#include <functional>
+
+#include "kernels/cuda/packed.h"
+#include "shims/cuda/shim.h"
+
+namespace untorch::shims {
+
+// Throws kUnsupported where the kernels do not run; `weights` says of what.
+void check_packed_gpu(const char* op, const char* weights, const OnDevice& on);
+
+// The tensor, dense and aligned to the 16 bytes that kernels read at a time: another handle on it, or a copy.
+TensorPtr aligned_cuda(const Tensor& tensor);
+
+// x as rows at one distance: where, how wide and how far apart, all of it as PackedGemm wants it. What the kernels
+// cannot read is copied, with zeros behind; for cuBLAS, too, which is slower with such rows and rounds twice where
+// there is a bias. k is the weight's: rows do not become wider.
+struct PackedRows {
+  TensorPtr tensor;
+  std::int64_t width = 0, stride = 0;
+};
+PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std::int64_t k, std::int64_t x_width,
+                       bool for_blas);
+
+// What kernels choose by.
+void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p);
+
+// The product by cuBLASLt, whose weight is unpacked by `unpack` (first, columns, to): `chunk` columns at a time, one
+// after the other in the same scratch.
+void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, DType dtype,
+                       std::int64_t chunk, const std::function<int(std::int64_t, std::int64_t, void*)>& unpack);
+
+}  // namespace untorch::shims
