@@ -1,6 +1,7 @@
 // Products with int4 weights in the layout of packed.h.
 //
-// A weight is (q - 8)·scale + zero, rounded once to x's dtype.
+// A weight is (q - 8)·scale + zero, in some kernels rounded once to x's dtype; in others sums of q·x over a group are
+// scaled, so that an x which is not finite gives NaN where the weights' products would be infinite.
 #pragma once
 
 #include "kernels/cuda/packed.h"

@@ -10,15 +10,11 @@ enum class Int4Path : std::int8_t { kNarrow, kMma, kWgmma, kUnpack, kStream };
 // Read off benchmarks/gpu_int4.py on an H200, whose --mma-rows and --wgmma-rows move the second and the third for a
 // run.
 struct Int4Limits {
-  std::int64_t narrow_rows = 8;  // what int4_narrow can
-  std::int64_t stream_rows = 0;  // of int4_stream, where the GPU has it: none until it is measured
-  std::int64_t mma_rows = 64;    // above, int4_wgmma where the GPU has it
+  std::int64_t narrow_rows = 8;    // what int4_narrow can
+  std::int64_t stream_rows = 256;  // of int4_stream, where the GPU has it
+  std::int64_t mma_rows = 64;      // above those, of int4_mma; above, int4_wgmma where the GPU has it
   std::int64_t wgmma_rows = 1024;
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where it has not
-  // What is unpacked at a time: this part of the second-level cache, and columns enough for a product that fills the
-  // GPU.
-  int l2_parts = 2;
-  std::int64_t chunk_columns = 1024;
 };
 
 // Shared memory of int4_narrow's largest blocks.
@@ -34,14 +30,6 @@ inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}) {
   if (p.m <= limits.stream_rows) return Int4Path::kStream;
   if (p.m <= limits.mma_rows) return Int4Path::kMma;
   return p.m <= limits.wgmma_rows ? Int4Path::kWgmma : Int4Path::kUnpack;
-}
-
-// Columns of a chunk that is unpacked and multiplied: all of them, or a multiple of 128.
-inline std::int64_t int4_chunk(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::int64_t l2_bytes,
-                               const Int4Limits& limits = {}) {
-  const std::int64_t columns = l2_bytes / limits.l2_parts / (k * element_bytes) / 128 * 128;
-  const std::int64_t least = columns < limits.chunk_columns ? limits.chunk_columns : columns;
-  return least < n ? least : n;
 }
 
 // Shared memory of int4_mma's blocks with so many rows.

@@ -15,13 +15,29 @@ __device__ __forceinline__ int bits_of_group(const Int4Gemm& p) { return __ffs(s
 
 struct Int4Sums {
   using Gemm = Int4Gemm;
-  static constexpr bool kScalesSums = false;
+  static constexpr bool kScalesSums = false, kByGroup = false;
+};
+
+// Codes are multiplied without scale and zero, which a group's sums get then: see unpack_codes.
+struct Int4Groups {
+  using Gemm = Int4Gemm;
+  static constexpr bool kScalesSums = false, kByGroup = true;
+
+  template <class T>
+  __device__ static __forceinline__ void unpack_word(std::uint32_t word, std::uint32_t (&pairs)[4]) {
+    unpack_codes<T>(word, pairs);
+  }
+  // Of a column's group, whose line of scales is given.
+  template <class T>
+  __device__ static __forceinline__ GroupFactors factors(const unsigned char* line, int column) {
+    return group_factors<T>(reinterpret_cast<const std::uint32_t*>(line)[column]);
+  }
 };
 
 // For packed_narrow.cuh: a line for each 32 k's, or one for all 128.
 template <int Lines>
-struct Int4Narrow : Int4Sums {
-  static constexpr int kColumnBytes = 4 * Lines, kNarrowShared = kInt4NarrowShared;
+struct Int4Narrow : Int4Groups {
+  static constexpr int kLines = Lines, kColumnBytes = 4 * Lines, kNarrowShared = kInt4NarrowShared;
 
   // By the lanes of a warp.
   template <int Cols>
@@ -52,20 +68,6 @@ struct Int4Narrow : Int4Sums {
     int lane_, columns_, depth_, group_bits_;
     std::int64_t step_;
     const char* scales_;
-  };
-
-  template <class T, int Cols>
-  class Column {
-   public:
-    __device__ __forceinline__ Column(const Int4Gemm&, const unsigned char* scales, int column)
-        : at_(reinterpret_cast<const std::uint32_t*>(scales) + column) {}
-    __device__ __forceinline__ void prepare(int) {}
-    __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
-      unpack<T>(word, scale_pair(at_[j * Lines / 4 * Cols]), pairs);
-    }
-
-   private:
-    const std::uint32_t* at_;
   };
 };
 
@@ -118,7 +120,7 @@ struct Int4Tile : Int4Sums {
   };
 };
 
-// For packed_stream.cuh.
+// For packed_stream.cuh: any group, and those of 128 k's or more, of which a block has one line.
 struct Int4Stream : Int4Sums {
   static constexpr int kColumnBytes = 16;
   template <class T, int Cols>
@@ -152,6 +154,12 @@ struct Int4Stream : Int4Sums {
     bool has_column_;
     const char* from_;
   };
+};
+
+struct Int4StreamGroups : Int4Groups {
+  static constexpr int kColumnBytes = 4;
+  template <int Cols>
+  using Copies = Int4Stream::Copies<Cols>;
 };
 
 }  // namespace untorch::kernels::cuda

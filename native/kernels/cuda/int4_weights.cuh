@@ -48,4 +48,30 @@ __device__ __forceinline__ void unpack(std::uint32_t word, ScalePair by, std::ui
   for (int p = 0; p < 4; ++p) pairs[p] = scaled<T>(and_or(word >> (4 * p), 0x000f000fu, kBase), kOffset, by);
 }
 
+// The same pairs as 16 + q, exact numbers of T, with neither scale nor zero: those are put in once for the sum over a
+// group, by add_group. Half the work, and no rounding of the weights.
+template <class T>
+__device__ __forceinline__ void unpack_codes(std::uint32_t word, std::uint32_t (&pairs)[4]) {
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  constexpr std::uint32_t kBase = kHalf ? 0x4c004c00u : 0x41804180u;  // 16
+  constexpr std::uint32_t kMask = kHalf ? 0x03c003c0u : 0x00780078u;  // where its fraction's units are
+  constexpr int kUp = kHalf ? 6 : 3;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const int up = kUp - 4 * p;
+    pairs[p] = and_or(up >= 0 ? word << (up >= 0 ? up : 0) : word >> (up >= 0 ? 0 : -up), kMask, kBase);
+  }
+}
+
+// What unpack_codes leaves out.
+template <class T>
+__device__ __forceinline__ GroupFactors group_factors(std::uint32_t scale_and_zero) {
+  struct Two {
+    T scale, zero;
+  };
+  Two two;
+  memcpy(&two, &scale_and_zero, 4);
+  const float scale = widen(two.scale);
+  return {scale, fmaf(-24.0f, scale, widen(two.zero))};
+}
 }  // namespace untorch::kernels::cuda

@@ -41,7 +41,7 @@ class Nvfp4Column {
 
 struct Nvfp4Scales {
   using Gemm = Nvfp4Gemm;
-  static constexpr bool kScalesSums = true;
+  static constexpr bool kScalesSums = true, kByGroup = false;
   static constexpr int kColumnBytes = 8;
   template <class T, int Cols>
   using Column = Nvfp4Column<T>;

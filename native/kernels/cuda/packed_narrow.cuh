@@ -9,10 +9,9 @@
 // columns.
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
-// for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights a warp issues 7 shifts and lop3,
-// 8 half-precision additions and multiply-adds and one matrix instruction; with loads and addresses about 650 for 8192
-// weights, 50 a clock and multiprocessor, where the memory of an H200 delivers 33. So memory is the bound. For NVFP4
-// they are about twice as many, and the two meet. The share that is reached has not been measured yet.
+// for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8 shifts
+// and lop3, which have half a scheduler's rate, one matrix instruction and some two for the scales; for NVFP4 16, 6 for
+// the scales and 4 multiplications.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
@@ -37,12 +36,21 @@ struct Ring {
   static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
 };
 
+// Groups of a column in a block, where sums are by group.
+template <class Format>
+constexpr int lines_of() {
+  if constexpr (Format::kByGroup) {
+    return Format::kLines;
+  } else {
+    return 1;
+  }
+}
+
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
 template <class Format, class T, bool Wide, int Rows>
 __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     narrow_packed(typename Format::Gemm p, SmallGemm end, Shares shares) {
   using R = Ring<Format, Rows>;
-  using Column = typename Format::template Column<T, R::kCols>;
   constexpr int kTiles = R::kTiles, kCols = R::kCols, kStages = R::kStages;
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -104,6 +112,22 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     std::uint32_t x[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_matrices(x[j], x_row + (((j * 4 + (lane >> 3)) ^ row) << 4));
+    // The sums of x's rows over a group, where a lane has those of its columns: a matrix of ones times x.
+    constexpr int kGroups = lines_of<Format>(), kWords = 4 / kGroups;
+    float2 x_sums[kGroups];
+    if constexpr (Format::kByGroup) {
+      constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q) {
+        float sums[4] = {};
+#pragma unroll
+        for (int j = q * kWords; j < (q + 1) * kWords; ++j) {
+          mma<T>(sums, kOnes, kOnes, kOnes, kOnes, x[j][0], x[j][1]);
+          mma<T>(sums, kOnes, kOnes, kOnes, kOnes, x[j][2], x[j][3]);
+        }
+        x_sums[q] = float2{sums[0], sums[1]};
+      }
+    }
 #pragma unroll
     for (int i = 0; i < R::kPairs; ++i) {
       std::uint32_t word[2][4];
@@ -118,15 +142,36 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
           for (int j = 0; j < 4; ++j) word[side][j] = tile[word_at(lane_words, j, lane)];
         }
       }
-      Column low_column(p, here + R::kScales, i * 16 + g), high_column(p, here + R::kScales, i * 16 + 8 + g);
+      const auto multiply = [&](float(&sums)[4], int j, const std::uint32_t(&low)[4], const std::uint32_t(&high)[4]) {
+        mma<T>(sums, low[0], high[0], low[1], high[1], x[j][0], x[j][1]);
+        mma<T>(sums, low[2], high[2], low[3], high[3], x[j][2], x[j][3]);
+      };
+      std::uint32_t low[4], high[4];
+      if constexpr (Format::kByGroup) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        std::uint32_t low[4], high[4];
-        low_column.prepare(j), high_column.prepare(j);
-        low_column.unpack_word(j, word[0][j], low);
-        high_column.unpack_word(j, word[1][j], high);
-        mma<T>(acc[i], low[0], high[0], low[1], high[1], x[j][0], x[j][1]);
-        mma<T>(acc[i], low[2], high[2], low[3], high[3], x[j][2], x[j][3]);
+        for (int q = 0; q < kGroups; ++q) {
+          float sums[4] = {};
+#pragma unroll
+          for (int j = q * kWords; j < (q + 1) * kWords; ++j) {
+            Format::template unpack_word<T>(word[0][j], low);
+            Format::template unpack_word<T>(word[1][j], high);
+            multiply(sums, j, low, high);
+          }
+          const unsigned char* const line = here + R::kScales + q * kCols * 4;
+          add_group(acc[i][0], acc[i][1], sums[0], sums[1], Format::template factors<T>(line, i * 16 + g), x_sums[q]);
+          add_group(acc[i][2], acc[i][3], sums[2], sums[3], Format::template factors<T>(line, i * 16 + 8 + g),
+                    x_sums[q]);
+        }
+      } else {
+        using Column = typename Format::template Column<T, kCols>;
+        Column low_column(p, here + R::kScales, i * 16 + g), high_column(p, here + R::kScales, i * 16 + 8 + g);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          low_column.prepare(j), high_column.prepare(j);
+          low_column.unpack_word(j, word[0][j], low);
+          high_column.unpack_word(j, word[1][j], high);
+          multiply(acc[i], j, low, high);
+        }
       }
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;

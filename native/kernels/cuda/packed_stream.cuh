@@ -12,6 +12,11 @@
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
+// A format whose sums are by group has one scale for a column and block: codes are multiplied as they are, and a block's
+// sums are scaled before they are added. What zero points need beside them, the sums of x's rows over the block, are
+// made by the warps that copied x. That takes half of the instructions out of unpacking, which is what bounds tiles of
+// few rows; those of 128 have no registers for it.
+//
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
 // (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 (NVFP4: 35)
 // instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
@@ -37,7 +42,9 @@ constexpr int kWeightBytes = kCols / 8 * 512;  // of a stage
 template <class Format, int Rows>
 struct Stage {
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf;
-  static constexpr int kBytes = kX + kWeightBytes + kCols * Format::kColumnBytes;
+  // Where sums are by group: those of x's rows, in as many bytes as keep stages in line.
+  static constexpr int kSums = kX + kWeightBytes + kCols * Format::kColumnBytes;
+  static constexpr int kBytes = kSums + (Format::kByGroup ? 1024 : 0);
   static_assert(kBytes % 1024 == 0);  // as the swizzle wants it
   static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
@@ -104,8 +111,53 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
-template <class Format, int Rows>
-__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, std::uint32_t base) {
+// Sums over the 16 lanes of half a warp, of Count values from each; lanes 0 to Count - 1 get them, lane c that of value
+// `value`.
+template <int Count>
+__device__ __forceinline__ float sum_of_half_warp(float (&v)[Count], int lane, int& value) {
+  value = 0;
+  int step = 1;
+#pragma unroll
+  for (int left = Count / 2; left > 0; left /= 2, step *= 2) {
+    const bool upper = (lane & step) != 0;
+    value = 2 * value + (upper ? 1 : 0);
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float given = upper ? v[i] : v[i + left];
+      v[i] = (upper ? v[i + left] : v[i]) + __shfl_xor_sync(0xffffffffu, given, step);
+    }
+  }
+#pragma unroll
+  for (; step < 16; step *= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], step);
+  return v[0];
+}
+
+// The sums of x's rows in a stage. Each thread reads what it copied itself.
+template <class Format, class T, int Rows>
+__device__ __forceinline__ void sum_rows(unsigned char* stage, int x_to, int thread) {
+  using S = Stage<Format, Rows>;
+  float sums[Rows / 8];
+#pragma unroll
+  for (int i = 0; i < Rows / 8; ++i) {
+    struct alignas(16) Chunk {
+      T values[8];
+    };
+    const Chunk chunk = *reinterpret_cast<const Chunk*>(stage + x_to + i * 1024);
+    float sum = widen(chunk.values[0]);
+#pragma unroll
+    for (int e = 1; e < 8; ++e) sum += widen(chunk.values[e]);
+    sums[i] = sum;
+  }
+  int row = 0;
+  const float sum = sum_of_half_warp(sums, thread, row);
+  if (thread % 16 < Rows / 8) {
+    reinterpret_cast<float*>(stage + S::kSums)[row * 8 + thread / 16] = sum;
+  }
+}
+
+template <class Format, class T, int Rows>
+__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
+                                            std::uint32_t base) {
   using S = Stage<Format, Rows>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
   const int thread = static_cast<int>(threadIdx.x) - kMultiply;
@@ -113,6 +165,13 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
   const int width = static_cast<int>(p.x_width) - chunk * 8;
   const std::uint32_t x_to = chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4);
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
+  const auto publish = [&](int which) {
+    if constexpr (Format::kByGroup) {
+      sum_rows<Format, T, Rows>(stages + which * S::kBytes, static_cast<int>(x_to), thread);
+    }
+    publish_shared();
+    arrive_at(full + which * 8);
+  };
   int issued = 0, stage = 0, ready = 0;
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
     const Segment part = segment_before(work, begin, stop);
@@ -142,8 +201,7 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
       commit_copies();
       if (issued >= S::kAhead) {
         wait_copies_but<S::kAhead>();
-        publish_shared();
-        arrive_at(full + ready * 8);
+        publish(ready);
         ready = ready == S::kCount - 1 ? 0 : ready + 1;
       }
       ++issued;
@@ -151,8 +209,7 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
     }
   }
   wait_copies_but<0>();
-  publish_shared();
-  for (; ready != stage; ready = ready == S::kCount - 1 ? 0 : ready + 1) arrive_at(full + ready * 8);
+  for (; ready != stage; ready = ready == S::kCount - 1 ? 0 : ready + 1) publish(ready);
 }
 
 // Adds what other thread blocks did of the tile before `first`, the begin of this one's work.
@@ -218,15 +275,41 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
   }
 }
 
+// A lane's two columns, 8 apart, of a stage.
+template <class Format, class T, bool ByGroup = Format::kByGroup>
+struct Columns {
+  __device__ __forceinline__ Columns(const typename Format::Gemm&, const unsigned char*, int) {}
+  __device__ __forceinline__ void unpack_words(int, std::uint32_t low_word, std::uint32_t high_word,
+                                               std::uint32_t (&low)[4], std::uint32_t (&high)[4]) {
+    Format::template unpack_word<T>(low_word, low);
+    Format::template unpack_word<T>(high_word, high);
+  }
+};
+template <class Format, class T>
+struct Columns<Format, T, false> {
+  __device__ __forceinline__ Columns(const typename Format::Gemm& p, const unsigned char* scales, int column)
+      : low_(p, scales, column), high_(p, scales, column + 8) {}
+  __device__ __forceinline__ void unpack_words(int j, std::uint32_t low_word, std::uint32_t high_word,
+                                               std::uint32_t (&low)[4], std::uint32_t (&high)[4]) {
+    low_.prepare(j), high_.prepare(j);
+    low_.unpack_word(j, low_word, low);
+    high_.unpack_word(j, high_word, high);
+  }
+
+ private:
+  typename Format::template Column<T, kCols> low_, high_;
+};
+
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
                                                 std::uint32_t base) {
   using S = Stage<Format, Rows>;
-  using Column = typename Format::template Column<T, kCols>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int column = warp * 16 + lane / 4;
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   int stage = 0, parity = 0;
+  float of_group[Format::kByGroup ? Rows / 2 : 4] = {};
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
     const Segment part = segment_before(work, begin, stop);
     stop -= part.to - part.from;
@@ -234,18 +317,16 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
     for (int block = part.from; block < part.to; ++block) {
       wait_at(full + stage * 8, parity);
       const unsigned char* const here = stages + stage * S::kBytes;
-      const std::uint32_t x = base + stage * S::kBytes;
+      const std::uint64_t x = operand_at(base + stage * S::kBytes);
       const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
       const unsigned char* const scales = here + S::kX + kWeightBytes;
-      Column low_column(p, scales, warp * 16 + g), high_column(p, scales, warp * 16 + 8 + g);
+      Columns<Format, T> columns(p, scales, column);
       const uint4 low_words = tiles[0], high_words = tiles[32];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
         std::uint32_t low[4], high[4];
-        low_column.prepare(j), high_column.prepare(j);
-        low_column.unpack_word(j, word(low_words), low);
-        high_column.unpack_word(j, word(high_words), high);
+        columns.unpack_words(j, word(low_words), word(high_words), low, high);
         std::uint32_t operand[2][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -256,7 +337,14 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int step = 2 * j + half;
-          warpgroup_mma<T>(acc, operand[half], operand_at(x + step / 4 * S::kHalf + step % 4 * 32));
+          const std::uint64_t rows = operand_after(x, step / 4 * S::kHalf + step % 4 * 32);
+          if constexpr (!Format::kByGroup) {
+            warpgroup_mma<T>(acc, operand[half], rows);
+          } else if (step == 0) {
+            warpgroup_mma<T, false>(of_group, operand[half], rows);
+          } else {
+            warpgroup_mma<T>(of_group, operand[half], rows);
+          }
         }
         warpgroup_commit();
         // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
@@ -266,6 +354,18 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
         } else {
           warpgroup_wait<0>();
         }
+      }
+      if constexpr (Format::kByGroup) {
+        const GroupFactors low = Format::template factors<T>(scales, column),
+                           high = Format::template factors<T>(scales, column + 8);
+        const auto* const sums = reinterpret_cast<const float2*>(here + S::kSums) + lane % 4;
+#pragma unroll
+        for (int i = 0; i < Rows / 8; ++i) {
+          const float2 of_x = sums[4 * i];
+          add_group(acc[4 * i], acc[4 * i + 1], of_group[4 * i], of_group[4 * i + 1], low, of_x);
+          add_group(acc[4 * i + 2], acc[4 * i + 3], of_group[4 * i + 2], of_group[4 * i + 3], high, of_x);
+        }
+        __syncwarp();
       }
       if (lane == 0) arrive_at(empty + stage * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
@@ -292,10 +392,10 @@ __global__ void __launch_bounds__(kThreads, 1) stream_packed(typename Format::Ge
   }
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
-    give_registers<48>();
-    copy_stages<Format, Rows>(p, work, base);
+    give_registers<56>();
+    copy_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   } else {
-    take_registers<104>();
+    take_registers<112>();
     multiply_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   }
 }
@@ -344,17 +444,18 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   return cudaGetLastError();
 }
 
-template <class Format, class T>
+// Of up to 64 rows a format may have another way, for which there are registers enough: Few.
+template <class Format, class Few, class T>
 int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
-      return launch_stream<Format, T, 8>(p, plan, stream);
+      return launch_stream<Few, T, 8>(p, plan, stream);
     case 16:
-      return launch_stream<Format, T, 16>(p, plan, stream);
+      return launch_stream<Few, T, 16>(p, plan, stream);
     case 32:
-      return launch_stream<Format, T, 32>(p, plan, stream);
+      return launch_stream<Few, T, 32>(p, plan, stream);
     case 64:
-      return launch_stream<Format, T, 64>(p, plan, stream);
+      return launch_stream<Few, T, 64>(p, plan, stream);
     default:
       return launch_stream<Format, T, 128>(p, plan, stream);
   }
@@ -365,7 +466,7 @@ inline std::size_t stream_workspace(const PackedGemm& p) {
   return ((p.multiprocessors + 15) / 16 * 16) * 8 + std::size_t(plan.blocks) * plan.rows * kCols * 4;
 }
 
-template <class Format>
+template <class Format, class Few = Format>
 int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
@@ -377,8 +478,8 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);
     if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
-    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
-                                                 : stream_of<Format, __nv_bfloat16>(part, plan, stream);
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, Few, __half>(part, plan, stream)
+                                                 : stream_of<Format, Few, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;
   }
   return 0;

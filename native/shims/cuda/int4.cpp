@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/packed_choice.h"
 #include "shims/cuda/packed_linear.h"
 #include "shims/int4_checks.h"
 
@@ -59,7 +60,7 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
     on.launched(kernels::cuda::int4_wgmma(p, on.stream()));
   } else {
     const auto bytes = static_cast<std::int64_t>(element_size(x.dtype()));
-    const std::int64_t chunk = kernels::cuda::int4_chunk(p.n, p.k, bytes, on.properties().l2_bytes, limits());
+    const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);
     multiply_unpacked(op, on, p, x.dtype(), chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
       return kernels::cuda::int4_unpack(p, first, columns, to, on.stream());
     });

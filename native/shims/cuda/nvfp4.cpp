@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/nvfp4_choice.h"
+#include "kernels/cuda/packed_choice.h"
 #include "shims/cuda/packed_linear.h"
 #include "shims/nvfp4_checks.h"
 
@@ -36,7 +37,7 @@ void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp
   }
   if (path == Nvfp4Path::kUnpack) {
     const auto bytes = static_cast<std::int64_t>(element_size(dtype));
-    const std::int64_t chunk = kernels::cuda::int4_chunk(p.n, p.k, bytes, on.properties().l2_bytes);
+    const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);
     multiply_unpacked(op, on, p, dtype, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
       return kernels::cuda::nvfp4_unpack(p, first, columns, to, on.stream());
     });

@@ -22,9 +22,12 @@ def linear(x: torch.Tensor, w: Int4Weight, bias: torch.Tensor | None = None) -> 
     return got
 
 
-def rounded(w: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight as the kernels have it: rounded once to the dtype of x."""
-    return w.dense.to(dtype).double()
+def multiplied(w: Int4Weight, x: torch.Tensor) -> torch.Tensor:
+    """The weight as the kernels have it: exact where scales are applied to sums, else rounded once to the dtype of x."""
+    m, gpu = x.numel() // max(x.shape[-1], 1), torch.cuda.get_device_properties(0)
+    narrow = m <= 8 and gpu.shared_memory_per_block_optin >= 153600
+    streams = 8 < m <= 64 and w.group >= 128 and w.packed.shape[3] == 4 and (gpu.major, gpu.minor) == (9, 0)
+    return w.dense if x.dtype != F32 and (narrow or streams) else w.dense.to(x.dtype).double()
 
 
 def check(got: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -46,7 +49,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 def test_every_number_of_rows(m: int) -> None:
     for dtype, n, k, group in [(BF16, 1024, 1024, 128), (F16, 264, 2304, 32)]:
         w, x, bias = random_weight(n, k, group, 8, dtype), random(m, k, dtype=dtype), random(n, dtype=dtype)
-        check(linear(x.cuda(), w, bias), x, rounded(w, dtype), bias)
+        check(linear(x.cuda(), w, bias), x, multiplied(w, x), bias)
 
 
 @pytest.mark.parametrize("tiles", TILES)
@@ -54,7 +57,7 @@ def test_every_number_of_rows(m: int) -> None:
 @pytest.mark.parametrize("m", [1, 7, 24, 50, 100, 130, 300])
 def test_groups_and_tiles(m: int, group: int, tiles: int) -> None:
     w, x = random_weight(392, 1280, group, tiles), random(m, 1280, dtype=BF16)
-    check(linear(x.cuda(), w), x, rounded(w, BF16))
+    check(linear(x.cuda(), w), x, multiplied(w, x))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_groups_and_tiles(m: int, group: int, tiles: int) -> None:
 def test_sizes(m: int, n: int, k: int, group: int) -> None:
     w = random_weight(n, k, group, 8 if k % 128 == 0 else 2)
     x = random(m, k, dtype=BF16)
-    check(linear(x.cuda(), w), x, rounded(w, BF16))
+    check(linear(x.cuda(), w), x, multiplied(w, x))
 
 
 @settings(max_examples=300, deadline=None)
@@ -96,7 +99,7 @@ def test_int4_linear(data: st.DataObject) -> None:
         case _:
             x = random(m, width, dtype=dtype, seed=seed).cuda()
     bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
-    check(linear(x, w, bias), x, rounded(w, dtype)[:, :width], bias)
+    check(linear(x, w, bias), x, multiplied(w, x)[:, :width], bias)
 
 
 @pytest.mark.parametrize("m", [1, 20, 300])
@@ -108,8 +111,8 @@ def test_scales_of_another_dtype(dtype: torch.dtype, scales: torch.dtype, m: int
     converted = w.scales.to(dtype).double().repeat_interleave(64, dim=0)
     original = w.scales.double().repeat_interleave(64, dim=0)
     values = torch.round((w.dense - original[:, :, 1].t()) / original[:, :, 0].t())
-    dense = (values * converted[:, :, 0].t() + converted[:, :, 1].t()).to(dtype).double()
-    check(linear(x.cuda(), w), x, dense)
+    dense = values * converted[:, :, 0].t() + converted[:, :, 1].t()
+    check(linear(x.cuda(), w), x, multiplied(Int4Weight(w.packed, w.scales, w.group, dense), x))
 
 
 @pytest.mark.parametrize("m", [1, 8, 20, 100, 300])
@@ -119,17 +122,17 @@ def test_memory_that_is_not_aligned(m: int) -> None:
     scales = torch.empty(w.scales.numel() + 1, dtype=BF16, device="cuda")[1:].view(w.scales.shape)
     x = random(m, 257, dtype=BF16).cuda()[:, 1:]
     got = call(LINEAR, x, words.copy_(w.packed), scales.copy_(w.scales), 32, Opt(None), returns=1)
-    check(got, x, rounded(w, BF16))
+    check(got, x, multiplied(w, x))
 
 
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("m", [0, 1, 4, 30, 129, 1000])
 def test_weight_int4pack_mm(m: int, group: int, tiles: int) -> None:
-    """Also against PyTorch, which packs as we do and rounds the weights as well."""
+    """Also against PyTorch, which packs as we do and always rounds the weights."""
     w, x = random_weight(512, 1024, group, tiles), random(m, 1024, dtype=BF16).cuda()
     got = call(PACK, x, w.packed.cuda(), group, w.scales.cuda(), returns=1)
-    check(got, x, rounded(w, BF16))
+    check(got, x, multiplied(w, x))
     if m == 0:
         return
     scales = w.scales.double().repeat_interleave(group, dim=0)
@@ -166,7 +169,7 @@ def test_in_a_graph(m: int) -> None:
             x.copy_(random(m, 2048, dtype=BF16, seed=seed))
             graph.replay()
             torch.cuda.synchronize()
-            check(out, x, rounded(w, BF16))
+            check(out, x, multiplied(w, x))
     finally:
         for h in [*handles, made]:
             delete(h)
@@ -214,4 +217,4 @@ def test_refusals_launch_nothing() -> None:
     ]:
         with pytest.raises(ShimError, match=expected):
             call(LINEAR, *args, returns=1)
-    check(linear(x, w), x, rounded(w, BF16))
+    check(linear(x, w), x, multiplied(w, x))

@@ -14,6 +14,7 @@ SOURCE = r"""
 #include <cstdio>
 #include <initializer_list>
 #include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/packed_choice.h"
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "wgmma", "unpack", "stream"};
@@ -34,9 +35,15 @@ int main() {
     std::printf("tile %d %d %d %d\n", m, int4_tile_rows(m, 232448), int4_tile_rows(m, 166912),
                 int4_tile_rows(m, 101376));
   }
-  const long l2 = 50l << 20;
-  std::printf("chunk %ld %ld %ld %ld\n", long(int4_chunk(4096, 4096, 2, l2)), long(int4_chunk(28672, 8192, 2, l2)),
-              long(int4_chunk(8, 8192, 2, l2)), long(int4_chunk(4096, 1 << 20, 4, l2)));
+  const auto chunk = [](long m, long n, long k, int bytes) {
+    PackedGemm p;
+    p.m = m, p.n = n, p.k = k, p.multiprocessors = 132;
+    return long(packed_chunk(p, bytes, 60l << 20));
+  };
+  std::printf("chunk %ld %ld %ld %ld\n", chunk(2048, 28672, 8192, 2), chunk(4096, 28672, 8192, 2),
+              chunk(1024, 28672, 8192, 2), chunk(2048, 4096, 14336, 2));
+  std::printf("chunk %ld %ld %ld %ld\n", chunk(300, 8, 8192, 2), chunk(300, 264, 1 << 20, 4), chunk(300, 520, 128, 2),
+              chunk(8192, 3000, 0, 2));
 }
 """
 
@@ -54,10 +61,10 @@ def test_the_choice(tmp_path: Path) -> None:
     assert lines == [
         "rows 1 narrow narrow mma narrow unpack",
         "rows 8 narrow narrow mma narrow unpack",
-        "rows 9 mma mma mma mma unpack",
-        "rows 64 mma mma mma mma unpack",
-        "rows 65 wgmma mma mma mma unpack",
-        "rows 256 wgmma mma mma mma unpack",
+        "rows 9 stream mma mma mma unpack",
+        "rows 64 stream mma mma mma unpack",
+        "rows 65 stream mma mma mma unpack",
+        "rows 256 stream mma mma mma unpack",
         "rows 257 wgmma unpack unpack unpack unpack",
         "rows 1024 wgmma unpack unpack unpack unpack",
         "rows 1025 unpack unpack unpack unpack unpack",
@@ -70,5 +77,6 @@ def test_the_choice(tmp_path: Path) -> None:
         "tile 64 64 64 32",
         "tile 65 128 128 32",
         "tile 500 128 128 32",
-        "chunk 3200 1536 8 1024",
+        "chunk 2048 2048 4096 4096",
+        "chunk 8 264 520 3000",
     ]
