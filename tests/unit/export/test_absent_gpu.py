@@ -229,6 +229,19 @@ def test_int4(tmp_path: Path) -> None:
     assert [entry["name"] for entry in method["quantization"]] == ["layers.3", "layers.2"] and len(packed) == 2
 
 
+def test_nvfp4(tmp_path: Path) -> None:
+    report = export(
+        {"mlp": methods()["mlp"]}, tmp_path / "a.pt2", device="cuda", arch="sm_90", quantize="nvfp4", progress=False
+    )
+    assert "aoti_torch_cuda_nvfp4_linear" in report.methods["mlp"].operators
+    with ArchiveReader(report.path) as archive:
+        [method] = json.loads(archive.read(MANIFEST))["methods"].values()
+    # Tiles, 8 inner ones: the layout that the GPU's kernels are for.
+    shapes = {tuple(c["shape"]) for c in method["constants"] if c["dtype"] == "int32"}
+    assert shapes == {(16, 1, 32, 4), (8, 1, 32, 4)}
+    assert {entry["dtype"] for entry in method["quantization"]} == {"nvfp4"}
+
+
 def test_what_would_be_called() -> None:
     program = torch.export.export(Mlp(), (torch.randn(8, 64),))
     found = check(program, "cuda", "sm_90")
