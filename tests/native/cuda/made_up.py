@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
+import pytest
 import torch
+
+from tests.native.shim import Opt, ShimError, delete, handle, lib, raise_on
 
 
 class MadeUp(torch.Tensor):
@@ -21,3 +27,33 @@ def on_device_1(*shape: int) -> torch.Tensor:
         device = torch.device("cuda", 1)
 
     return torch.Tensor._make_subclass(Other, torch.zeros(shape))
+
+
+def other(tensor: torch.Tensor) -> torch.Tensor:
+    """A made-up tensor of this shape and dtype on the second GPU."""
+    return torch.Tensor._make_subclass(type(on_device_1()), torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
+def refused(name: str, *args: Any) -> str:
+    """What the shim says to these arguments; the slot of the result stays as it was."""
+    owned = [handle(arg) for arg in args if isinstance(arg, torch.Tensor)]
+    handles = iter(owned)
+    c_args: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Opt):
+            owned.append(handle(arg.value) if arg.value is not None else ctypes.c_void_p())
+            c_args.append(ctypes.byref(owned[-1]))
+        elif isinstance(arg, torch.Tensor):
+            c_args.append(next(handles))
+        else:
+            c_args.append(ctypes.c_void_p() if arg is None else ctypes.c_int64(arg))
+    slot = ctypes.c_void_p(0x5A)
+    try:
+        with pytest.raises(ShimError) as error:
+            raise_on(getattr(lib, name)(*c_args, ctypes.byref(slot)))
+    finally:
+        for h in owned:
+            if h.value:
+                delete(h)
+    assert slot.value == 0x5A
+    return str(error.value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.native.cuda.made_up import made_up, on_device_1
+from tests.native.cuda.made_up import made_up, other, refused
 from tests.native.int4_weights import Args, linear_refusals
 from tests.native.shim import Opt, ShimError, delete, handle, lib, raise_on
 
@@ -54,36 +54,6 @@ def pack_refusals() -> list[tuple[tuple[Any, ...], str]]:
         ((x, w, 64, other(s)), f"{op}: operands are on cuda:0 and cuda:1, expected one device"),
         ((x, other(w), 64, s), f"{op}: operands are on cuda:0 and cuda:1, expected one device"),
     ]  # fmt: skip
-
-
-def other(tensor: torch.Tensor) -> torch.Tensor:
-    """A made-up tensor of this shape and dtype on the second GPU."""
-    return torch.Tensor._make_subclass(type(on_device_1()), torch.zeros(tensor.shape, dtype=tensor.dtype))
-
-
-def refused(name: str, *args: Any) -> str:
-    """The text; the slot of the result stays as it was."""
-    owned = [handle(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    handles = iter(owned)
-    c_args: list[Any] = []
-    for arg in args:
-        if isinstance(arg, Opt):
-            owned.append(handle(arg.value) if arg.value is not None else ctypes.c_void_p())
-            c_args.append(ctypes.byref(owned[-1]))
-        elif isinstance(arg, torch.Tensor):
-            c_args.append(next(handles))
-        else:
-            c_args.append(ctypes.c_void_p() if arg is None else ctypes.c_int64(arg))
-    slot = ctypes.c_void_p(0x5A)
-    try:
-        with pytest.raises(ShimError) as error:
-            raise_on(getattr(lib, name)(*c_args, ctypes.byref(slot)))
-    finally:
-        for h in owned:
-            if h.value:
-                delete(h)
-    assert slot.value == 0x5A
-    return str(error.value)
 
 
 @pytest.mark.parametrize(("args", "expected"), pack_refusals())
