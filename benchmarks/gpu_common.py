@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from common import WORK, Report
 
-__all__ = ["PACKAGES", "answer", "child", "describe_gpu", "ensure", "note_of", "seconds_a_replay"]
+__all__ = [
+    "COLD_BYTES", "PACKAGES", "answer", "child", "copy_bandwidth", "describe_gpu", "ensure", "note_of",
+    "seconds_a_replay", "seconds_in_turns",
+]  # fmt: skip
 
 PACKAGES = WORK / "gpu"
 BATCH = 8
+COLD_BYTES = 192 << 20  # of weights: more than twice the second-level cache of the largest GPUs
 
 
 def describe_gpu(report: Report) -> str:
@@ -38,6 +44,46 @@ def seconds_a_replay(graph: Any, torch: Any) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def copy_bandwidth(torch: Any) -> float:
+    """Bytes a second, read and written, of a device copy of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        target.copy_(source)
+    graph.replay()
+    return 2 * source.numel() / statistics.median(seconds_a_replay(graph, torch) for _ in range(11))
+
+
+def seconds_in_turns(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:
+    """Of the GPU, for one of the products of each run: a function that enqueues so many of them.
+
+    Medians of ``rounds`` replays of CUDA graphs, which take turns. C functions of libuntorch.so are called on the
+    stream that is captured.
+    """
+    from tests.native import shim
+
+    def captured(run: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            shim.use_torch_stream()
+            run()
+        shim.use_torch_stream()
+        return graph
+
+    for run, _ in runs.values():
+        run()
+    torch.cuda.synchronize()
+    graphs = {name: captured(run) for name, (run, _) in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for graph in graphs.values():
+        graph.replay()
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            times[name].append(seconds_a_replay(graph, torch) / runs[name][1])
+    return {name: statistics.median(samples) for name, samples in times.items()}
 
 
 def note_of(report: Report, text: str) -> str:

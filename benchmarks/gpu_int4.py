@@ -20,33 +20,18 @@ import ctypes
 import math
 import os
 import pathlib
-import statistics
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import seconds_a_replay
+from gpu_common import COLD_BYTES, copy_bandwidth, seconds_in_turns
 
 sys.path.insert(0, str(ROOT))
 
-COLD_BYTES = 192 << 20  # of int4 weights: more than twice the second-level cache of the largest GPUs
 MOST_PRODUCTS = 128
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192)]  # k, n
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 SIDES = ["untorch", "bf16", "torch_int4"]
-
-
-def copy_bandwidth(torch: Any) -> float:
-    """Bytes a second, read and written, of a device copy of 1 GiB."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        target.copy_(source)
-    graph.replay()
-    return 2 * source.numel() / statistics.median(seconds_a_replay(graph, torch) for _ in range(11))
 
 
 class Weights:
@@ -99,35 +84,18 @@ def measure(weights: Weights, m: int, rounds: int, sides: list[str]) -> dict[str
         for w, s in zip(weights.packed, weights.scales, strict=True):
             torch.ops.aten._weight_int4pack_mm(x, w, weights.group, s)
 
-    def captured(run: Callable[[], None]) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            shim.use_torch_stream()
-            run()
-        shim.use_torch_stream()
-        return graph
-
     shim.use_torch_stream()
     w, s = weights.packed[0], weights.scales[0]
     got = shim.call("aoti_torch_cuda__weight_int4pack_mm", x, w, weights.group, s, returns=1)
     want = torch.ops.aten._weight_int4pack_mm(x, w, weights.group, s)
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
     runs = {"untorch": (ours, weights.count), "bf16": (bf16, len(weights.wide)), "torch_int4": (theirs, weights.count)}
-    for side in sides:
-        runs[side][0]()
-    torch.cuda.synchronize()
-    graphs = {side: captured(runs[side][0]) for side in sides}
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for graph in graphs.values():
-        graph.replay()
-    for _ in range(rounds):
-        for side, graph in graphs.items():
-            times[side].append(seconds_a_replay(graph, torch) / runs[side][1])
+    seconds = seconds_in_turns({side: runs[side] for side in sides}, rounds, torch)
     for pair in pairs:
         for handle in pair:
             shim.delete(handle)
     shim.delete(hx)
-    values = {f"{side}_seconds": statistics.median(samples) for side, samples in times.items()}
+    values = {f"{side}_seconds": value for side, value in seconds.items()}
     values["bytes"] = weights.n * weights.k * (0.5 + 4 / weights.group) + 2.0 * m * (weights.k + weights.n)
     values["operations"] = 2.0 * m * weights.n * weights.k
     return values
