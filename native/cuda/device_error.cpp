@@ -46,6 +46,9 @@ std::string text_of(DeviceFault fault, std::int64_t value) {
       return "max_unpool: index " + number + " is outside of output_size";
     case DeviceFault::kLuPivot:
       return "lu_unpack: argument 'LU_pivots' holds " + number + ", which is no row; pass the pivots of lu_factor";
+    case DeviceFault::kExpert:
+      return "nvfp4_moe: argument 'topk_ids' holds " + number +
+             ", which is no expert; pass their numbers from 0 on, or -1 for none";
     case DeviceFault::kNone:
       break;
   }

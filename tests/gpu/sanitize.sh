@@ -12,7 +12,7 @@ test -x "$tool" || { echo "compute-sanitizer was not found: it comes with the CU
 native=tests/gpu/native
 MEMCHECK=${MEMCHECK-$native}
 RACECHECK=${RACECHECK-$native/test_sort.py $native/test_scan.py $native/test_select.py $native/test_matmul.py \
-  $native/test_int4.py $native/test_nvfp4.py}
+  $native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py}
 
 # Few examples a property; torch's own allocations one by one, so that a step beyond one is seen.
 export UNTORCH_SANITIZE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1

@@ -21,6 +21,7 @@ enum class DeviceFault : std::uint8_t {
   kBernoulli,
   kMaxUnpool,
   kLuPivot,
+  kExpert,
 };
 
 // The fault in the top 8 bits, the offending value in the others: one store, so that the two belong together.

@@ -12,10 +12,10 @@
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
-// A format whose sums are by group has one scale for a column and block: codes are multiplied as they are, and a block's
-// sums are scaled before they are added. What zero points need beside them, the sums of x's rows over the block, are
-// made by the warps that copied x. That takes half of the instructions out of unpacking, which is what bounds tiles of
-// few rows; those of 128 have no registers for it.
+// A format whose sums are by group has one scale for a column and block: codes are multiplied as they are, and a
+// block's sums are scaled before they are added. What zero points need beside them, the sums of x's rows over the
+// block, are made by the warps that copied x. That takes half of the instructions out of unpacking, which is what
+// bounds tiles of few rows; those of 128 have no registers for it.
 //
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
 // (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 (NVFP4: 35)
@@ -38,6 +38,16 @@ namespace {
 
 constexpr int kCols = 256, kMultiply = 512, kCopy = 128, kThreads = kMultiply + kCopy;
 constexpr int kWeightBytes = kCols / 8 * 512;  // of a stage
+
+// Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
+// with is all there is: with more they would wait for ever.
+template <class Format, int Rows>
+struct Registers {
+  static constexpr bool kTight = Format::kByGroup && Rows == 64;
+  static constexpr int kTaken = kTight ? 112 : 104, kKept = kTight ? 32 : 64;
+  static constexpr int kAtStart = 65536 / kThreads / 8 * 8;
+  static_assert(kMultiply * kTaken + kCopy * kKept <= kThreads * kAtStart);
+};
 
 template <class Format, int Rows>
 struct Stage {
@@ -392,10 +402,10 @@ __global__ void __launch_bounds__(kThreads, 1) stream_packed(typename Format::Ge
   }
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
-    give_registers<56>();
+    give_registers<Registers<Format, Rows>::kKept>();
     copy_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   } else {
-    take_registers<112>();
+    take_registers<Registers<Format, Rows>::kTaken>();
     multiply_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   }
 }

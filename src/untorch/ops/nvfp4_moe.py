@@ -54,8 +54,9 @@ def nvfp4_moe(
     w13_global: float32 [E], or [E, 2] for gate and up apart, contiguous. It multiplies.
     w2_global: float32 [E], contiguous.
 
-    Sums are in float32, for float64 in that; so is what lies between the two products. Raises ValueError. The reference
-    reads the ids back and refuses those of no expert.
+    Sums are in float32, for float64 in that; so is what lies between the two products, but on a GPU, where silu(gate)
+    · up is rounded to hidden_states' dtype. Raises ValueError. The reference and the CPU's C function read the ids and
+    refuse those of no expert; on a GPU such ids count as -1, and the next operator or the end of the run reports them.
     """
     _check(hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)

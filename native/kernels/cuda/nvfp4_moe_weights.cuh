@@ -1,0 +1,52 @@
+// What the products of a mixture of experts share: copies of weights, a word of codes as operands, the gate.
+#pragma once
+
+#include "kernels/cuda/nvfp4_values.cuh"
+
+namespace untorch::kernels::cuda {
+
+// 16 bytes of a weight from global to shared memory, or zeros for `bytes` 0; the 128 around them to the second-level
+// cache, since the next stages read them.
+__device__ __forceinline__ void copy_line(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_eight(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// What is added, exclusively or, to a unit of 32 bytes of a line with so many units, so that lines lie apart.
+template <int Units>
+__device__ __forceinline__ int moe_turn(int line) {
+  return (Units == 2 ? line >> 1 : line) & (Units - 1);
+}
+
+// (b & mask) | (a & ~mask).
+__device__ __forceinline__ std::uint32_t choose_bits(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
+  return (b & mask) | (a & ~mask);
+}
+
+// The eight codes of a word times the prepared scale: nibble i and i + 4 in pairs[i]. As Nvfp4Values::pair, with fewer
+// instructions: exponents and mantissas of two nibbles at a time are moved beside their signs.
+template <class T>
+__device__ __forceinline__ void unpack_codes(std::uint32_t word, std::uint32_t scale, std::uint32_t (&pairs)[4]) {
+  using V = Nvfp4Values<T>;
+  constexpr std::uint32_t kBits = V::kMask | V::kSign;
+  if constexpr (V::kHalf) {
+    constexpr std::uint32_t kSigns = 0x80808080u;
+    const std::uint32_t odd = choose_bits(word >> 3, word, kSigns), even = choose_bits(word << 1, word << 4, kSigns);
+    pairs[0] = (even << 8) & kBits, pairs[1] = (odd << 8) & kBits;
+    pairs[2] = even & kBits, pairs[3] = odd & kBits;
+  } else {
+    constexpr std::uint32_t kSigns = 0x88008800u;
+    const std::uint32_t high = choose_bits(word >> 6, word, kSigns), low = choose_bits(word << 2, word << 8, kSigns);
+    pairs[0] = (low << 4) & kBits, pairs[1] = low & kBits;
+    pairs[2] = (high << 4) & kBits, pairs[3] = high & kBits;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = V::product(pairs[i], scale);
+}
+
+// silu(gate) · up.
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
+}  // namespace untorch::kernels::cuda

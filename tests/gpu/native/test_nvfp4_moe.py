@@ -1,0 +1,258 @@
+"""A mixture of experts in NVFP4 on the GPU, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.gpu.native.faults import fault_of
+from tests.native.nvfp4_experts import NAMES, ROUNDING, in_float64, moe_refusals, random_experts, random_routing
+from tests.native.nvfp4_weights import BF16, F16, F32
+from tests.native.shim import ShimError, call, delete, handle, lib, raise_on, use_torch_stream
+
+MOE = "aoti_torch_cuda_nvfp4_moe"
+QWEN3_30B = (128, 2048, 768, 8)  # experts, k, width, top_k
+
+
+def moe(*args: torch.Tensor) -> torch.Tensor:
+    got: torch.Tensor = call(MOE, *(arg.cuda() for arg in args), returns=1)
+    return got
+
+
+def rows(m: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn((m, k), generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(got: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> None:
+    """Half types round what lies between the products, as well as the result; sums are of float32."""
+    assert (got.shape, got.dtype, got.is_contiguous()) == (x.shape, x.dtype, True)
+    want, size, last = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest))
+    rounding = ROUNDING[x.dtype]
+    between = torch.zeros(()) if x.dtype == F32 else last * rounding
+    least = torch.finfo(x.dtype).smallest_normal * rounding
+    error = (got.double() - want).abs()
+    assert torch.all(error <= want.abs() * rounding + between.to(want.device) + size * 2.0**-17 + least)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9, 16, 17, 33, 64, 65, 130, 300, 1025])
+def test_every_number_of_tokens(m: int, dtype: torch.dtype) -> None:
+    for e, k, width, top_k in [(8, 512, 192, 2), (64, 256, 128, 6)]:
+        x = rows(m, k, dtype)
+        rest = (*random_routing(m, top_k, e), *random_experts(e, k, width, False))
+        check(moe(x, *rest), x, *rest)
+
+
+@pytest.mark.parametrize("m", [1, 4, 64, 200])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 16, 16, 1), (2, 2048, 16, 1), (3, 48, 80, 3), (5, 272, 176, 2), (8, 16, 2048, 4), (4, 1408, 704, 4),
+        (16, 544, 96, 16), (256, 128, 64, 8), (257, 64, 32, 10), (700, 32, 16, 3), (3, 7168, 64, 2),
+    ],
+)  # fmt: skip
+def test_sizes(shape: tuple[int, int, int, int], m: int) -> None:
+    e, k, width, top_k = shape
+    for dtype in (BF16, F16, F32):
+        x, rest = rows(m, k, dtype), (*random_routing(m, top_k, e), *random_experts(e, k, width, True))
+        check(moe(x, *rest), x, *rest)
+
+
+@functools.cache
+def weights_of_qwen3_30b() -> tuple[torch.Tensor, ...]:
+    e, k, width, _ = QWEN3_30B
+    return tuple(tensor.cuda() for tensor in random_experts(e, k, width, False))
+
+
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 2048])
+def test_qwen3_30b(m: int) -> None:
+    e, k, _, top_k = QWEN3_30B
+    x, rest = rows(m, k, BF16), (*random_routing(m, top_k, e), *weights_of_qwen3_30b())
+    check(moe(x, *rest), x, *rest)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [1, 20, 150, 700])
+@pytest.mark.parametrize("routing", ["one expert", "two experts", "some elsewhere", "all elsewhere", "the same twice"])
+def test_routing(routing: str, m: int, dtype: torch.dtype) -> None:
+    e, k, width, top_k = 12, 256, 96, 4
+    factors, ids = random_routing(m, top_k, e, low=-1 if routing == "some elsewhere" else 0)
+    if routing == "one expert":
+        ids[:] = 7
+    elif routing == "two experts":
+        ids[:] = torch.tensor([11, 0, 11, 0])
+    elif routing == "all elsewhere":
+        ids[:] = -1
+    elif routing == "the same twice":
+        ids[:, 1] = ids[:, 0]
+    x, rest = rows(m, k, dtype), (factors, ids, *random_experts(e, k, width, True))
+    got = moe(x, *rest)
+    check(got, x, *rest)
+    if routing == "all elsewhere":
+        assert not got.any()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_nothing_to_do(dtype: torch.dtype) -> None:
+    weights = random_experts(4, 64, 32, False)
+    assert moe(rows(0, 64, dtype), *random_routing(0, 2, 4), *weights).shape == (0, 64)
+    assert not moe(rows(3, 64, dtype), *random_routing(3, 0, 4), *weights).any()
+    none = random_experts(0, 64, 32, False)
+    assert not moe(rows(3, 64, dtype), torch.ones(3, 2), torch.full((3, 2), -1).int(), *none).any()
+
+
+def test_more_tokens_than_one_launch_takes() -> None:
+    """The results of pairs, 64 KiB a token, are more than what is kept at a time."""
+    m, e, k, width, top_k = 5000, 4, 1024, 16, 16
+    x, rest = rows(m, k, BF16), (*random_routing(m, top_k, e, low=-1), *random_experts(e, k, width, True))
+    check(moe(x, *rest), x, *rest)
+
+
+@pytest.mark.parametrize("m", [1, 60])
+def test_memory_that_is_not_aligned(m: int) -> None:
+    x, rest = rows(m, 128, BF16), (*random_routing(m, 2, 4), *random_experts(4, 128, 64, False))
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape).copy_(tensor)
+
+    got = call(MOE, moved(x), *(moved(tensor) for tensor in rest), returns=1)
+    check(got, x, *rest)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_nvfp4_moe(data: st.DataObject) -> None:
+    draw = data.draw
+    e, top_k = draw(st.sampled_from([1, 2, 3, 8, 31, 128, 300])), draw(st.integers(1, 10))
+    k, width = 16 * draw(st.integers(1, 40)), 16 * draw(st.integers(1, 20))
+    m = draw(st.integers(0, 10) | st.integers(0, 300))
+    dtype, seed = draw(st.sampled_from([BF16, F16, F32])), draw(st.integers(0, 99))
+    rest = (
+        *random_routing(m, top_k, e, draw(st.sampled_from([-1, 0])), seed),
+        *random_experts(e, k, width, draw(st.booleans()), seed),
+    )
+    match draw(st.sampled_from(["rows", "wide", "offset", "repeated", "every second"])):
+        case "wide":
+            x = rows(m, k + 8, dtype, seed).cuda()[:, :k]
+        case "offset":
+            x = rows(m, k + 3, dtype, seed).cuda()[:, 3:]
+        case "repeated":
+            x = rows(1, k, dtype, seed).cuda().expand(m, k)
+        case "every second":
+            x = rows(2 * m, k, dtype, seed).cuda()[::2]
+        case _:
+            x = rows(m, k, dtype, seed).cuda()
+    check(moe(x, *rest), x, *rest)
+
+
+@pytest.mark.parametrize("m", [1, 8, 40, 150, 700])
+def test_the_same_bits_every_time(m: int) -> None:
+    args = [rows(m, 512, BF16), *random_routing(m, 4, 8), *random_experts(8, 512, 256, False)]
+    on_gpu = [arg.cuda() for arg in args]
+    first = call(MOE, *on_gpu, returns=1)
+    for _ in range(20):
+        assert torch.equal(call(MOE, *on_gpu, returns=1), first)
+
+
+def call_into(out: Any, handles: list[Any]) -> ctypes.c_void_p:
+    """Enqueues the operator and a copy of its result; gives the handle of the result."""
+    made = ctypes.c_void_p()
+    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*handles, ctypes.byref(made)))
+    raise_on(lib.aoti_torch_copy_(out, made, ctypes.c_int32(0)))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("m", [1, 16, 100])
+def test_in_a_graph(m: int, dtype: torch.dtype) -> None:
+    """Captured on its first call, replayed with other rows and another routing in the same places."""
+    args = [rows(m, 256, dtype), *random_routing(m, 3, 9), *random_experts(9, 256, 128, True)]
+    on_gpu = [arg.cuda() for arg in args]
+    x, factors, ids = on_gpu[:3]
+    out = torch.empty(m, 256, dtype=dtype, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    out_handle, handles = handle(out), [handle(tensor) for tensor in on_gpu]
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        use_torch_stream()
+        made = call_into(out_handle, handles)
+    use_torch_stream()
+    try:
+        for seed in (1, 2, 3):
+            x.copy_(rows(m, 256, dtype, seed))
+            other_factors, other_ids = random_routing(m, 3, 9, low=-1, seed=seed)
+            if seed == 3:
+                other_ids[:] = 8  # all of them
+            factors.copy_(other_factors)
+            ids.copy_(other_ids)
+            graph.replay()
+            torch.cuda.synchronize()
+            check(out, *on_gpu)
+    finally:
+        for h in [out_handle, *handles, made]:
+            delete(h)
+
+
+@pytest.mark.parametrize("m", [1, 30, 300])
+def test_on_streams_side_by_side(m: int) -> None:
+    weights = [tensor.cuda() for tensor in random_experts(16, 512, 256, False)]
+    inputs = [[rows(m, 512, BF16, i).cuda(), *(t.cuda() for t in random_routing(m, 4, 16, seed=i))] for i in range(4)]
+    want = [call(MOE, *rest, *weights, returns=1) for rest in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    got: list[torch.Tensor] = []
+    for stream, rest in zip(streams, inputs, strict=True):
+        with torch.cuda.stream(stream):
+            use_torch_stream()
+            for _ in range(5):
+                result = call(MOE, *rest, *weights, returns=1)
+            got.append(result)
+    use_torch_stream()
+    torch.cuda.synchronize()
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("wrong", [-2, 4, 2**31 - 1, -(2**31)])
+def test_ids_of_no_expert(wrong: int, dtype: torch.dtype) -> None:
+    """The next call tells, and they count as -1 meanwhile."""
+    m = 70
+    x, (factors, ids), weights = rows(m, 64, dtype), random_routing(m, 3, 4), random_experts(4, 64, 32, False)
+    ids[m - 1, 1] = wrong
+    args = [tensor.cuda() for tensor in (x, factors, ids, *weights)]
+    text = f"nvfp4_moe: argument 'topk_ids' holds {wrong}, which is no expert; pass their numbers from 0 on, or -1"
+    assert fault_of(MOE, *args, returns=1).startswith(text)
+    out = torch.full((m, 64), torch.nan, dtype=dtype, device="cuda")
+    owned = [handle(tensor) for tensor in (out, *args)]
+    made = ctypes.c_void_p()
+    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*owned[1:], ctypes.byref(made)))
+    torch.cuda.synchronize()
+    with pytest.raises(ShimError, match="which is no expert"):
+        call("aoti_torch_cuda_abs", torch.ones(3, device="cuda"), returns=1)
+    raise_on(lib.aoti_torch_copy_(owned[0], made, ctypes.c_int32(0)))
+    torch.cuda.synchronize()
+    for h in [*owned, made]:
+        delete(h)
+    check(out, x, factors, ids, *weights)
+
+
+def test_refusals_launch_nothing() -> None:
+    def on_gpu(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device="cuda")
+
+    for refused, expected in moe_refusals(on_gpu):
+        with pytest.raises(ShimError) as error:
+            call(MOE, *refused, returns=1)
+        assert str(error.value) == expected
+    x, rest = rows(3, 32, BF16), (*random_routing(3, 2, 4), *random_experts(4, 32, 32, False))
+    for place, name in enumerate(NAMES):
+        args = [tensor if i == place else tensor.cuda() for i, tensor in enumerate((x, *rest))]
+        with pytest.raises(ShimError, match=f"argument '{name}' is on cpu, expected cuda"):
+            call(MOE, *args, returns=1)
+    check(moe(x, *rest), x, *rest)

@@ -1,0 +1,99 @@
+"""Mixtures of experts in NVFP4 for the tests: weights, routing, float64, and what ``nvfp4_moe`` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, random_weight
+from untorch.ops.nvfp4_layout import dequantize_nvfp4
+
+NAMES = ("hidden_states", "topk_weights", "topk_ids", "w13", "w13_scale", "w2", "w2_scale", "w13_global", "w2_global")
+ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}
+
+Args = tuple[torch.Tensor | None, ...]
+
+
+def random_experts(e: int, k: int, width: int, two: bool, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """w13, w13_scale, w2, w2_scale, w13_global, w2_global of e experts."""
+    generator = torch.Generator().manual_seed(seed)
+    globals_ = [torch.rand(shape, generator=generator) * 0.1 + 0.01 for shape in ((e, 2) if two else (e,), (e,))]
+    return (*random_weight(e, 2 * width, k, seed=seed), *random_weight(e, k, width, seed=seed), *globals_)
+
+
+def random_routing(m: int, top_k: int, e: int, low: int = 0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """topk_weights, and topk_ids from ``low`` to e - 1."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(low, max(e, low + 1), (m, top_k), generator=generator, dtype=torch.int32)
+    return torch.rand((m, top_k), generator=generator), ids
+
+
+def in_float64(
+    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, expert by expert; what its sums could be at most; and the last sum's part of that."""
+    w13, w13_scale, w2, w2_scale, w13_global, w2_global = weights
+    width = w13.shape[1] // 2
+    y, size, last = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(3))
+    for expert in topk_ids.unique().tolist():
+        if not 0 <= expert < w13.shape[0]:
+            continue
+        tokens, places = torch.where(topk_ids == expert)
+        factors = topk_weights[tokens, places].double()[:, None]
+        world = w13_global[expert].reshape(-1).expand(2).repeat_interleave(width)
+        first = dequantize_nvfp4(w13[expert], w13_scale[expert], world, torch.float64)
+        second = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], torch.float64)
+        rows = x[tokens].double()
+        gate, up = (rows @ first.t()).chunk(2, -1)
+        most_gate, most_up = (rows.abs() @ first.abs().t()).chunk(2, -1)
+        act = F.silu(gate) * up
+        y.index_add_(0, tokens, factors * (act @ second.t()))
+        size.index_add_(0, tokens, factors.abs() * ((most_gate * most_up) @ second.abs().t()))
+        last.index_add_(0, tokens, factors.abs() * (act.abs() @ second.abs().t()))
+    return y, size, last
+
+
+def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:
+    """Arguments that ``nvfp4_moe`` refuses, and its words. make(*shape, dtype=…) gives a tensor on the device."""
+    u8 = torch.uint8
+
+    def given(**changed: torch.Tensor | None) -> Args:
+        good = (
+            make(3, 32), make(3, 2), make(3, 2, dtype=torch.int32), make(4, 64, 16, dtype=u8),
+            make(4, 64, 2, dtype=E4M3), make(4, 32, 16, dtype=u8), make(4, 32, 2, dtype=E4M3), make(4), make(4),
+        )  # fmt: skip
+        return tuple(changed.get(name, tensor) for name, tensor in zip(NAMES, good, strict=True))
+
+    cases: list[tuple[dict[str, torch.Tensor | None], str]] = [
+        ({name: None}, f"argument '{name}' is null") for name in NAMES
+    ]
+    cases += [
+        ({"hidden_states": make(3, 32, dtype=torch.float64)},
+         "argument 'hidden_states' must be float32, bfloat16 or float16, got float64"),
+        ({"hidden_states": make(3, 2, 32)}, "argument 'hidden_states' must be 2-D, got shape [3, 2, 32]"),
+        ({"hidden_states": make(3, 48)}, "argument 'w13' must have shape [4, 64, 24], got [4, 64, 16]"),
+        ({"hidden_states": make(3, 33)},
+         "argument 'hidden_states' must have a multiple of 16 in its last dimension, got shape [3, 33]"),
+        ({"hidden_states": make(32, 3).t()},
+         "argument 'hidden_states' must have a contiguous last dimension, got shape [3, 32] with strides [1, 3]"),
+        ({"topk_weights": make(3, 2, dtype=torch.float64)}, "argument 'topk_weights' must be float32, got float64"),
+        ({"topk_weights": make(2, 2)}, "argument 'topk_weights' must have shape [3, 2], got [2, 2]"),
+        ({"topk_weights": make(6)}, "argument 'topk_weights' must be 2-D, got shape [6]"),
+        ({"topk_ids": make(3, 2, dtype=torch.int64)}, "argument 'topk_ids' must be int32, got int64"),
+        ({"topk_ids": make(3, 1, dtype=torch.int32)}, "argument 'topk_ids' must have shape [3, 2], got [3, 1]"),
+        ({"topk_ids": make(2, 3, dtype=torch.int32).t()},
+         "argument 'topk_ids' must be contiguous, got shape [3, 2] with strides [1, 3]"),
+        ({"w13": make(4, 48, 16, dtype=u8)},
+         "argument 'w13' must have two times a multiple of 16 rows, got shape [4, 48, 16]"),
+        ({"w13": make(64, 16, dtype=u8)}, "argument 'w13' must be 3-D, got shape [64, 16]"),
+        ({"w13": make(4, 64, 16)}, "argument 'w13' must be uint8, got float32"),
+        ({"w2": make(4, 32, 15, dtype=u8)}, "argument 'w2' must have shape [4, 32, 16], got [4, 32, 15]"),
+        ({"w2_scale": make(4, 32, 2)}, "argument 'w2_scale' must be float8_e4m3fn, got float32"),
+        ({"w13_scale": make(4, 2, 64, dtype=E4M3).mT},
+         "argument 'w13_scale' must be contiguous, got shape [4, 64, 2] with strides [128, 1, 64]"),
+        ({"w13_global": make(4, 3)}, "argument 'w13_global' must have shape [4, 2], got [4, 3]"),
+        ({"w2_global": make()}, "argument 'w2_global' must have shape [4], got []"),
+    ]  # fmt: skip
+    return [(given(**changed), f"nvfp4_moe: {text}") for changed, text in cases]
