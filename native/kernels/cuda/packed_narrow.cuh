@@ -9,10 +9,11 @@
 // columns.
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
-// for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights a warp issues 7 shifts and lop3,
-// 8 half-precision additions and multiply-adds and one matrix instruction; with loads and addresses about 650 for 8192
-// weights, 50 a clock and multiprocessor, where the memory of an H200 delivers 33. So memory is the bound. For NVFP4
-// they are about twice as many, and the two meet. The share that is reached has not been measured yet.
+// for every 32 or 64 columns, from the second-level cache. Operations: for 256 int4 weights a warp issues 7 shifts and
+// lop3, 8 half-precision additions and multiply-adds and one matrix instruction; with loads and addresses about 650 for
+// 8192 weights, 50 a clock and multiprocessor, where the memory of an H200 delivers 33. For 256 NVFP4 weights it is 13
+// shifts, lop3 and integer multiplications, 4 half-precision multiplications and 5 for the scales, 880 for 8192 in all,
+// 37 a clock, where memory delivers 32. So memory is the bound; the share that is reached has not been measured yet.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"

@@ -13,7 +13,7 @@
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
-// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 (NVFP4: 35)
+// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 33 (NVFP4: 38)
 // instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
 // rows, then arithmetic.
 #pragma once
