@@ -54,7 +54,7 @@ def copy_bandwidth(torch: Any) -> float:
     with torch.cuda.graph(graph):
         target.copy_(source)
     graph.replay()
-    return 2 * source.numel() / statistics.median(seconds_a_replay(graph, torch) for _ in range(11))
+    return float(2 * source.numel() / statistics.median(seconds_a_replay(graph, torch) for _ in range(11)))
 
 
 def seconds_in_turns(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:

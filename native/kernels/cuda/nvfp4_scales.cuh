@@ -26,10 +26,12 @@ class Nvfp4Column {
     first_ = Values::scale_pair_of(four), second_ = Values::scale_pair_of(four >> 8);
   }
   __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
-    const std::uint32_t half = j % 2 == 0 ? 0x1010 : 0x3232;
-    const std::uint32_t first = __byte_perm(first_, 0, half), second = __byte_perm(second_, 0, half);
-    pairs[0] = Values::template pair<0>(word, first), pairs[1] = Values::template pair<1>(word, first);
-    pairs[2] = Values::template pair<2>(word, second), pairs[3] = Values::template pair<3>(word, second);
+    Values::codes(word, pairs);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const std::uint32_t scales = p < 2 ? first_ : second_;
+      pairs[p] = j % 2 == 0 ? Values::times_lower(pairs[p], scales) : Values::times_upper(pairs[p], scales);
+    }
   }
 
  private:

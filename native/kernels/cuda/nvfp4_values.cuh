@@ -15,6 +15,19 @@
 
 namespace untorch::kernels::cuda {
 
+// (a | b) & mask, and value & mask, which the compiler leaves as they are: it would pull masks apart through shifts.
+__device__ __forceinline__ std::uint32_t or_and(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xa8;" : "=r"(out) : "r"(a), "r"(b), "r"(mask));
+  return out;
+}
+
+__device__ __forceinline__ std::uint32_t masked(std::uint32_t value, std::uint32_t mask) {
+  std::uint32_t out;
+  asm("and.b32 %0, %1, %2;" : "=r"(out) : "r"(value), "r"(mask));
+  return out;
+}
+
 template <class T>
 struct Nvfp4Values {
   static constexpr bool kHalf = std::is_same_v<T, __half>;
@@ -46,6 +59,39 @@ struct Nvfp4Values {
     constexpr int kTo = kUp - 4 * P, kSignTo = kSignUp - 4 * P;
     const std::uint32_t value = kTo >= 0 ? word << (kTo >= 0 ? kTo : 0) : word >> (kTo >= 0 ? 0 : -kTo);
     return product(value & kMask | (word << kSignTo) & kSign, scales);
+  }
+
+  // The four pairs of a word, unscaled: the codes in nibbles p and p + 4. Most of an unpacking kernel's instructions
+  // are here, and logical ones are the scarce kind: shifts to the left are multiplications.
+  __device__ static __forceinline__ void codes(std::uint32_t word, std::uint32_t (&pairs)[4]) {
+    constexpr std::uint32_t kBoth = kMask | kSign;
+    if constexpr (kHalf) {
+      // Every other nibble, so that what is shifted to a sign and what is shifted to the rest do not meet in the mask.
+      const std::uint32_t even = masked(word, 0x0f0f0f0fu), odd = masked(word, 0xf0f0f0f0u);
+      pairs[0] = or_and(even << 9, even << 12, kBoth), pairs[1] = or_and(odd << 5, odd << 8, kBoth);
+      pairs[2] = or_and(even << 1, even << 4, kBoth), pairs[3] = or_and(odd >> 3, odd, kBoth);
+    } else {
+      // One multiplication puts a nibble to both places; they are six bits apart.
+      const std::uint32_t high = word >> 8;
+      pairs[0] = (word & 0x000f000fu) * 0x1040u & kBoth, pairs[1] = (word & 0x00f000f0u) * 0x0104u & kBoth;
+      pairs[2] = (high & 0x000f000fu) * 0x1040u & kBoth, pairs[3] = (high & 0x00f000f0u) * 0x0104u & kBoth;
+    }
+  }
+
+  // Both halves of a product's second operand are the lower or the upper one of a prepared pair.
+  __device__ static __forceinline__ std::uint32_t times_lower(std::uint32_t pair, std::uint32_t scales) {
+    if constexpr (kHalf) {
+      return bits(__hmul2(two(pair), __low2half2(two(scales))));
+    } else {
+      return bits(__hmul2(two(pair), __low2bfloat162(two(scales))));
+    }
+  }
+  __device__ static __forceinline__ std::uint32_t times_upper(std::uint32_t pair, std::uint32_t scales) {
+    if constexpr (kHalf) {
+      return bits(__hmul2(two(pair), __high2half2(two(scales))));
+    } else {
+      return bits(__hmul2(two(pair), __high2bfloat162(two(scales))));
+    }
   }
 
   // Two E4M3 numbers, in bits 0 to 7 and 16 to 23, as `pair` wants them, in the lower and the upper half.

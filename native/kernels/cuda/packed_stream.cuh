@@ -18,7 +18,7 @@
 // bounds tiles of few rows; those of 128 have no registers for it.
 //
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
-// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 20 (NVFP4: 35)
+// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 33 (NVFP4: 38)
 // instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
 // rows, then arithmetic.
 #pragma once

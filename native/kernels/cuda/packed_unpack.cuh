@@ -6,7 +6,7 @@
 //
 // Bytes: 0.5 a weight read (and 4/group for int4, 1/16 for NVFP4), 2 written, 4 for float32; the caller unpacks as many
 // columns at a time as the second-level cache holds, and multiplies with them from there. Operations: 15 instructions
-// for 256 weights (50 for NVFP4, with its global scale) and 12 to trade: a fifth of the time of the product at 256
+// for 256 weights (45 for NVFP4, with its global scale) and 12 to trade: a fifth of the time of the product at 256
 // rows, a hundredth at 4096. Not measured yet.
 #pragma once
 

@@ -40,12 +40,14 @@ class Nvfp4Dense {
     const std::uint32_t two = __ldg(reinterpret_cast<const unsigned short*>(static_cast<const char*>(p_.block_scales) +
                                                                             column * (p_.k / 16) + k / 16));
     const std::uint32_t scales = Exact::scale_pair_of(two | two << 8);
-    const std::uint32_t low = __byte_perm(scales, 0, 0x1010), high = __byte_perm(scales, 0, 0x3232);
     const float global = global_scale(p_, column);
-    pairs[0] = finished<T>(Exact::pair<0>(word, low), global);
-    pairs[1] = finished<T>(Exact::pair<1>(word, low), global);
-    pairs[2] = finished<T>(Exact::pair<2>(word, high), global);
-    pairs[3] = finished<T>(Exact::pair<3>(word, high), global);
+    std::uint32_t codes[4];
+    Exact::codes(word, codes);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      pairs[p] =
+          finished<T>(p < 2 ? Exact::times_lower(codes[p], scales) : Exact::times_upper(codes[p], scales), global);
+    }
   }
 
  private:

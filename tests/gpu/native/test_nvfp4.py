@@ -209,8 +209,8 @@ def test_no_rows_and_no_columns() -> None:
     none = Weight(w.packed[:0], w.scales[:0], w.world[:0], w.dense[:0])
     assert linear(torch.ones(3, 128, dtype=BF16).cuda(), none).shape == (3, 0)
     empty = torch.empty(3, 0, dtype=BF16).cuda()
-    nothing = (torch.empty(16, 0, dtype=dtype) for dtype in (torch.uint8, E4M3))
-    for narrow in (w, Weight(*nothing, w.world, w.dense[:, :0])):
+    codes, scales = torch.empty(16, 0, dtype=torch.uint8), torch.empty(16, 0, dtype=E4M3)
+    for narrow in (w, Weight(codes, scales, w.world, w.dense[:, :0])):
         assert torch.equal(linear(empty, narrow, bias).cpu(), bias.expand(3, 16))
         assert torch.equal(linear(empty, narrow).cpu(), torch.zeros(3, 16).to(BF16))
 
