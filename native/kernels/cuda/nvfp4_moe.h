@@ -60,7 +60,7 @@ inline constexpr int kMoeGroup = 64;
 inline constexpr std::int64_t kMoeMostPairs = std::int64_t{1} << 30, kMoeResultBytes = std::int64_t{256} << 20;
 
 // Rows of a block that the tensor instructions of sm_90 multiply.
-inline constexpr int kMoeWgmmaRows = 128;
+inline constexpr int kMoeWgmmaRows = 160;
 
 // Rows of an expert, in the mean, up to which blocks have 8, 16 and 32 rows; above they have 64, or kMoeWgmmaRows where
 // the GPU has those instructions. `before_wgmma` is to be read off benchmarks/gpu_nvfp4_moe.py, whose --mma-mean

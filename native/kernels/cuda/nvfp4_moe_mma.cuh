@@ -25,8 +25,8 @@ namespace untorch::kernels::cuda {
 // Rows of x: 8, 16, 32 or 64.
 template <int Rows>
 struct MoeTile {
-  static constexpr int kRows = Rows, kPlanes = 2;        // of x; of sums, for two halves of k
-  static constexpr int kWarpTiles = Rows <= 16 ? 1 : 2;  // of 16 lines
+  static constexpr int kThreads = 256, kRows = Rows, kPlanes = 2;  // of x; of sums, for two halves of k
+  static constexpr int kWarpTiles = Rows <= 16 ? 1 : 2;            // of 16 lines
   static constexpr int kLines = 64 * kWarpTiles;
   static constexpr int kGroups = Rows <= 16 ? 4 : 2;  // of 64 k's, in a stage
   static constexpr int kWeights = kLines * kGroups * 32, kScales = kLines * kGroups * 4, kX = Rows * kGroups * 128;
@@ -40,7 +40,8 @@ struct MoeTile {
 };
 
 template <class T, int Rows, bool First>
-__global__ void __launch_bounds__(kMoeThreads, (MoeTile<Rows>::kResident)) multiply_tile(Nvfp4Moe p, int tiles) {
+__global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResident))
+    multiply_tile(Nvfp4Moe p, int tiles) {
   using Tile = MoeTile<Rows>;
   constexpr int kWarpTiles = Tile::kWarpTiles, kStages = Tile::kStages, kGroups = Tile::kGroups;
   extern __shared__ __align__(128) unsigned char memory[];

@@ -13,8 +13,6 @@
 
 namespace untorch::kernels::cuda {
 
-inline constexpr int kMoeThreads = 256;
-
 // The weight of one product and what surrounds it.
 template <bool First>
 struct MoeProduct {
@@ -38,11 +36,12 @@ struct MoeProduct {
 template <class Tile, bool First>
 class MoeCopies {
   using Product = MoeProduct<First>;
-  static constexpr int kLineChunks = 2 * Tile::kGroups, kLineStep = kMoeThreads / kLineChunks,
-                       kXChunks = 8 * Tile::kGroups, kXStep = kMoeThreads / kXChunks, kXCopies = Tile::kRows / kXStep;
+  static constexpr int kLineChunks = 2 * Tile::kGroups, kLineStep = Tile::kThreads / kLineChunks,
+                       kXChunks = 8 * Tile::kGroups, kXStep = Tile::kThreads / kXChunks,
+                       kXCopies = Tile::kRows / kXStep;
   static constexpr int kDepth = Tile::kGroups * kMoeGroup, kCodeCopies = Tile::kLines / kLineStep,
                        kScaleThreads = Tile::kLines * Tile::kGroups;
-  static_assert(kCodeCopies <= 2 && kLineStep % 16 == 0 && kScaleThreads <= kMoeThreads);
+  static_assert(kCodeCopies <= 2 && kLineStep % 16 == 0 && kScaleThreads <= Tile::kThreads);
 
  public:
   __device__ __forceinline__ MoeCopies(const Nvfp4Moe& p, const MoeBlock& block, int column) {
@@ -56,7 +55,7 @@ class MoeCopies {
     has_codes_[0] = row >= 0;
     has_codes_[1] = Product::line_of(p, column, line + kLineStep) >= 0;
     codes_ = Product::codes(p) + (matrix + (row >= 0 ? row : 0) * depth) / 2 + chunk * 16;
-    line_bytes_ = depth / 2 * (kLineStep / (First ? 2 : 1));
+    line_bytes_ = static_cast<std::uint32_t>(depth) / 2 * (kLineStep / (First ? 2 : 1));
     codes_to_ =
         Tile::kX + line * (Tile::kGroups * 32) + ((chunk / 2 ^ moe_turn<Tile::kGroups>(line)) * 2 + chunk % 2) * 16;
     const std::int64_t scale_row = thread < kScaleThreads ? Product::line_of(p, column, thread / Tile::kGroups) : -1;
@@ -87,7 +86,7 @@ class MoeCopies {
         copy_line(to + codes_to_ + i * (kLineStep * Tile::kGroups * 32), codes_ + i * line_bytes_,
                   has_codes_[i] ? 16 : 0);
       }
-      if (kScaleThreads == kMoeThreads || threadIdx.x < kScaleThreads) {
+      if (kScaleThreads == Tile::kThreads || threadIdx.x < kScaleThreads) {
         copy_word(to + Tile::kX + Tile::kWeights + threadIdx.x * 4, scales_, has_scales_ ? 4 : 0);
       }
       load_x<Rows>(to, true);
@@ -129,7 +128,7 @@ class MoeCopies {
 
   const std::uint8_t *codes_, *scales_;
   const char* x_;
-  std::int64_t line_bytes_;         // from a line to that of the second copy
+  std::uint32_t line_bytes_;        // from a line to that of the second copy
   std::uint32_t x_rows_[kXCopies];  // in 16 bytes
   int left_, whole_;                // k's that are not loaded yet; from how many on a stage is simple
   int groups_, codes_to_, x_to_;
@@ -140,7 +139,8 @@ class MoeCopies {
 // up.
 template <class T, class Tile>
 __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& block, int column, const float* sums) {
-  constexpr int kColumns = Tile::kLines / 2, kPart = kColumns / 8;  // a part: neighbours in act, a whole write
+  constexpr int kColumns = Tile::kLines / 2, kSpan = kColumns < kMoeGroup ? kColumns : kMoeGroup;
+  constexpr int kPart = kSpan / 8, kParts = kColumns / kPart;  // neighbours in act, a whole write; those of a row
   struct alignas(2 * kPart) Part {
     T values[kPart];
   };
@@ -150,18 +150,19 @@ __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& 
   const std::int64_t row_bytes = p.act_row * 2;
   const int offset = column % kMoeGroup / 16 * 2;  // of a part in its eight places
   char* const out = static_cast<char*>(p.act) + block.begin * row_bytes + (column / kMoeGroup * kMoeGroup + offset) * 2;
-  for (int i = static_cast<int>(threadIdx.x); i < block.rows * 8; i += kMoeThreads) {
-    const int row = i / 8, chunk = i % 8;
+  for (int i = static_cast<int>(threadIdx.x); i < block.rows * kParts; i += Tile::kThreads) {
+    const int row = i / kParts, group = i % kParts / 8, chunk = i % 8;
+    if (column + group * kMoeGroup >= p.act_row) continue;
     Part part;
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
-      const int c = arranged_k(chunk * 8 + offset + j) - column % kMoeGroup;
+      const int c = group * kMoeGroup + arranged_k(chunk * 8 + offset + j) - column % kMoeGroup;
       const float* const gate = sums + row * Tile::kPitch + c / 8 * 16 + c % 8;
       float gate_sum = gate[0], up_sum = gate[8];
       if constexpr (Tile::kPlanes == 2) gate_sum += gate[Tile::kPlane], up_sum += gate[Tile::kPlane + 8];
       part.values[j] = narrow<T>(gated(gate_sum * gate_scale, up_sum * up_scale));
     }
-    *reinterpret_cast<Part*>(out + row * row_bytes + chunk * 16) = part;
+    *reinterpret_cast<Part*>(out + row * row_bytes + group * (2 * kMoeGroup) + chunk * 16) = part;
   }
 }
 
@@ -170,7 +171,7 @@ template <class T, class Tile>
 __device__ __forceinline__ void finish_second(const Nvfp4Moe& p, const MoeBlock& block, int column, const float* sums) {
   constexpr int kQuads = Tile::kLines / 4;
   const float scale = p.w2_global[block.expert] * Nvfp4Values<T>::kUnshift;
-  for (int i = static_cast<int>(threadIdx.x); i < block.rows * kQuads; i += kMoeThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < block.rows * kQuads; i += Tile::kThreads) {
     const int row = i / kQuads, quad = i % kQuads, pair = p.sorted[block.begin + row];
     if (column + quad * 4 >= p.k) continue;
     const float factor = p.topk_weights[pair];
@@ -185,24 +186,27 @@ __device__ __forceinline__ void finish_second(const Nvfp4Moe& p, const MoeBlock&
   }
 }
 
+inline constexpr std::int64_t kMoeMostDepth = 1 << 24;  // of k, so that 128 lines are less than 4 GiB apart
+
 template <class Tile, bool First, class Kernel>
 int launch_tiles(Kernel* kernel, const Nvfp4Moe& p, Stream stream) {
   // act has zeros up to whole groups.
-  const std::int64_t columns = First ? p.act_row : p.k, step = First ? Tile::kLines / 2 : Tile::kLines;
+  const std::int64_t depth = First ? p.k : p.width, columns = First ? p.act_row : p.k,
+                     step = First ? Tile::kLines / 2 : Tile::kLines;
   const std::int64_t tiles = (columns + step - 1) / step,
                      chunks = First ? p.tokens * p.arranged_row : p.pairs() * p.act_row;
-  if (tiles * p.blocks > 0x7fffffff || chunks / 8 > 0xffffffff) return kNoKernel;
+  if (tiles * p.blocks > 0x7fffffff || depth > kMoeMostDepth || chunks / 8 > 0xffffffff) return kNoKernel;
   // A product with little k has fewer stages than there could be, and leaves room for more blocks.
   constexpr int kDepth = Tile::kGroups * kMoeGroup;
-  const std::int64_t steps = ((First ? p.k : p.width) + kDepth - 1) / kDepth;
+  const std::int64_t steps = (depth + kDepth - 1) / kDepth;
   const int stages = steps < Tile::kStages ? static_cast<int>(steps) : Tile::kStages;
   const int used = stages * Tile::kBytes > Tile::kSums ? stages * Tile::kBytes : Tile::kSums;
   if (Tile::kShared > 48 * 1024) {
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kShared);
     if (code != cudaSuccess) return code;
   }
-  kernel<<<static_cast<unsigned>(tiles * p.blocks), kMoeThreads, static_cast<unsigned>(used + Tile::kAlign), stream>>>(
-      p, static_cast<int>(tiles));
+  kernel<<<static_cast<unsigned>(tiles * p.blocks), Tile::kThreads, static_cast<unsigned>(used + Tile::kAlign),
+           stream>>>(p, static_cast<int>(tiles));
   return cudaGetLastError();
 }
 
