@@ -7,6 +7,9 @@ a random routing of its own, so that weights come from memory, as they do in a m
 ``torch._grouped_mm`` for both products, SiLU · gate and the weighted sum by PyTorch's operators; its tokens come sorted
 by expert, which costs it nothing. "loop" is two calls of ``linear`` an expert that has tokens. The floor is what the
 bytes of the experts that have tokens take at the bandwidth of a copy in the same run.
+
+--mma-mean says up to how many rows an expert, in the mean, the kernels without sm_90's tensor instructions serve: what
+native/kernels/cuda/nvfp4_moe.h has as `before_wgmma` is to be read off runs with 0 and 100000.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import math
+import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -148,10 +152,14 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=TOKENS, help="numbers of tokens")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["Qwen3-30B-A3B"], help="whose shapes")
     parser.add_argument("--layers", type=int, default=LAYERS, help="that calls take turns with")
+    parser.add_argument("--mma-mean", type=int, help="rows of an expert up to which kernels without wgmma serve")
     options = parser.parse_args()
+    if options.mma_mean is not None:
+        os.environ["UNTORCH_NVFP4_MOE_MMA_MEAN"] = str(options.mma_mean)  # read at the first call
     import torch
 
     report = Report("gpu_nvfp4_moe", options.quick)
+    report.values["mma_mean"] = options.mma_mean
     report.machine["gpu"] = torch.cuda.get_device_name()
     bandwidth = copy_bandwidth(torch)
     report.values["copy_bytes_a_second"] = bandwidth

@@ -7,7 +7,7 @@
 //
 // Half types go through tensor cores. A lane has 16 neighbouring k's of a weight's row in 8 bytes, one block of one
 // scale; of the 64 k's that four lanes have, the matrix instruction's slots are given to those that lie in a word's
-// nibbles p and p + 4. Rows of x and act are arranged to match, `arranged_at`, once, when they are written.
+// nibbles p and p + 4. Rows of x and act are arranged to match, as `arranged_k` says, once, when they are written.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,7 @@ struct Nvfp4Moe {
   const std::uint8_t *w13 = nullptr, *w13_scale = nullptr, *w2 = nullptr, *w2_scale = nullptr;
   const float *w13_global = nullptr, *w2_global = nullptr;  // [experts]; w13's [experts, 2] with two_scales
   bool two_scales = false;
-  void* out = nullptr;  // dense [tokens, k]
-  int max_shared_bytes = 0;
+  void* out = nullptr;     // dense [tokens, k]
   bool has_wgmma = false;  // sm_90 alone
 
   // As nvfp4_moe_plan sets them.
@@ -57,22 +56,31 @@ struct Nvfp4Moe {
 // k's whose order is the tensor cores' own.
 inline constexpr int kMoeGroup = 64;
 
-// Where k (modulo 64) lies: lane t = k/16 has word k/8 % 2 of them, whose nibble p is in the half p/4 of pair p % 4.
-constexpr int arranged_at(int k) {
-  return (k >> 3 & 1) << 5 | (k >> 1 & 1) << 4 | (k & 1) << 3 | (k >> 4 & 3) << 1 | (k >> 2 & 1);
-}
-
 // Pairs that one launch takes, and bytes of `results` that tokens are shared out for.
 inline constexpr std::int64_t kMoeMostPairs = std::int64_t{1} << 30, kMoeResultBytes = std::int64_t{256} << 20;
 
-// Sets what follows from the shapes. Blocks have about as many rows as an expert's mean: full ones read weights once,
-// rows that are not there cost arithmetic. A full block has all its rows, and each expert has at most one that is not.
-inline void nvfp4_moe_plan(Nvfp4Moe& p) {
+// Rows of a block that the tensor instructions of sm_90 multiply.
+inline constexpr int kMoeWgmmaRows = 160;
+
+// Rows of an expert, in the mean, up to which blocks have 8, 16 and 32 rows; above they have 64, or kMoeWgmmaRows where
+// the GPU has those instructions. `before_wgmma` is to be read off benchmarks/gpu_nvfp4_moe.py, whose --mma-mean
+// moves it for a run.
+struct Nvfp4MoeLimits {
+  std::int64_t of_8 = 2, of_16 = 8, of_32 = 24, before_wgmma = 24;
+};
+
+// Sets what follows from the shapes. Full blocks read weights once, rows that are not there cost arithmetic. A full
+// block has all its rows, and each expert has at most one that is not.
+inline void nvfp4_moe_plan(Nvfp4Moe& p, const Nvfp4MoeLimits& limits = {}) {
   const bool is_half = p.dtype != Scalar::kFloat32;
   const auto row_of = [&](std::int64_t k) { return is_half ? (k + kMoeGroup - 1) / kMoeGroup * kMoeGroup : k; };
   p.arranged_row = row_of(p.k), p.act_row = row_of(p.width);
   const std::int64_t mean = p.experts == 0 ? 0 : p.pairs() / p.experts;
-  p.rows = !is_half || mean <= 2 ? 8 : mean <= 8 ? 16 : mean <= 24 ? 32 : 64;
+  if (is_half && p.has_wgmma && mean > limits.before_wgmma) {
+    p.rows = kMoeWgmmaRows;
+  } else {
+    p.rows = !is_half || mean <= limits.of_8 ? 8 : mean <= limits.of_16 ? 16 : mean <= limits.of_32 ? 32 : 64;
+  }
   const std::int64_t most = p.pairs() / p.rows + p.experts;
   p.blocks = p.experts == 0 ? 0 : most < p.pairs() ? most : p.pairs();
 }
@@ -96,11 +104,15 @@ inline Nvfp4MoeSpace nvfp4_moe_space(const Nvfp4Moe& p) {
 int nvfp4_moe_route(const Nvfp4Moe& p, Stream stream);
 // act = silu(gate) · up.
 int nvfp4_moe_first(const Nvfp4Moe& p, Stream stream);
-int nvfp4_moe_first_float(const Nvfp4Moe& p, Stream stream);
 // results[pair] = topk_weights[pair] · w2 · act.
 int nvfp4_moe_second(const Nvfp4Moe& p, Stream stream);
-int nvfp4_moe_second_float(const Nvfp4Moe& p, Stream stream);
 // out[token] = the sum of results of its pairs.
 int nvfp4_moe_sum(const Nvfp4Moe& p, Stream stream);
+
+// What those two call: for float32, and for blocks of kMoeWgmmaRows rows.
+int nvfp4_moe_first_float(const Nvfp4Moe& p, Stream stream);
+int nvfp4_moe_second_float(const Nvfp4Moe& p, Stream stream);
+int nvfp4_moe_first_wgmma(const Nvfp4Moe& p, Stream stream);
+int nvfp4_moe_second_wgmma(const Nvfp4Moe& p, Stream stream);
 
 }  // namespace untorch::kernels::cuda

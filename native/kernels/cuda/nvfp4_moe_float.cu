@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(Nvfp4Moe p, int tiles)
 
 template <bool First>
 int float_product(const Nvfp4Moe& p, Stream stream) {
-  if (p.blocks == 0) return 0;
   const std::int64_t tiles = ((First ? p.width : p.k) + kWarps - 1) / kWarps;
   if (p.dtype != Scalar::kFloat32 || p.rows != kRows || tiles * p.blocks > 0x7fffffff) return kNoKernel;
   multiply_rows<First><<<static_cast<unsigned>(tiles * p.blocks), kThreads, 0, stream>>>(p, static_cast<int>(tiles));

@@ -11,6 +11,7 @@
 // some trips to memory, for few tokens; the copy of x runs beside it.
 #include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/nvfp4_moe.h"
+#include "kernels/cuda/nvfp4_moe_weights.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -103,18 +104,17 @@ __device__ void sort_pairs(const Nvfp4Moe& p, int* memory) {
   for (int b = block + thread; b < p.blocks; b += kThreads) p.list[b] = {-1, 0, 0, 0};
 }
 
-// Eight k's of a row, as `arranged_at` says, zeros behind the last.
+// Eight places of a row, with zeros behind its last k.
 __device__ void arrange(const Nvfp4Moe& p, std::int64_t index) {
   const std::int64_t row_chunks = p.arranged_row / 8, token = index / row_chunks;
   const int chunk = static_cast<int>(index - token * row_chunks);
-  const int k0 = chunk / 8 * kMoeGroup + (chunk >> 2 & 1) * 8 + (chunk >> 1 & 1) * 2 + (chunk & 1);
   const auto* const from = static_cast<const std::uint16_t*>(p.x) + token * p.x_row;
   struct alignas(16) Eight {
     std::uint16_t values[8];
   } out;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int k = k0 + i / 2 * 16 + i % 2 * 4;
+    const int k = chunk / 8 * kMoeGroup + arranged_k(chunk % 8 * 8 + i);
     out.values[i] = k < p.k ? from[k] : std::uint16_t{0};
   }
   *reinterpret_cast<Eight*>(static_cast<char*>(p.arranged) + index * 16) = out;

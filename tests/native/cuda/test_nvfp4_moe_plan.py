@@ -1,0 +1,89 @@
+"""How large a mixture of experts is cut on CUDA, compiled from its header. Needs no GPU."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.shim import ROOT
+
+SOURCE = r"""
+#include <cstdio>
+#include <initializer_list>
+#include "kernels/cuda/nvfp4_moe.h"
+using namespace untorch::kernels::cuda;
+int main() {
+  long tokens, experts, top_k;
+  while (std::scanf("%ld %ld %ld", &tokens, &experts, &top_k) == 3) {
+    Nvfp4Moe p;
+    p.tokens = tokens, p.experts = experts, p.top_k = top_k, p.k = 80, p.width = 48;
+    Nvfp4Moe hopper = p, wide = p;
+    hopper.has_wgmma = true, wide.dtype = Scalar::kFloat32;
+    for (Nvfp4Moe* each : {&p, &hopper, &wide}) {
+      nvfp4_moe_plan(*each);
+      std::printf("%d %ld %ld %ld ", each->rows, long(each->blocks), long(each->arranged_row), long(each->act_row));
+    }
+    const Nvfp4MoeSpace space = nvfp4_moe_space(p), of_floats = nvfp4_moe_space(wide);
+    std::printf("%zu %zu %zu %zu %zu %zu\n", space.sorted, space.list, space.arranged, space.act, space.results,
+                of_floats.act);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "plan.cpp").write_text(SOURCE)
+    include = f"-I{ROOT / 'native'}"
+    subprocess.run([compiler, "-std=c++20", include, str(folder / "plan.cpp"), "-o", str(folder / "plan")], check=True)
+    return folder / "plan"
+
+
+def plans(program: Path, cases: list[tuple[int, int, int]]) -> list[list[int]]:
+    """For tokens, experts and top_k: rows, blocks and widths on sm_80, on sm_90 and in float32; bytes between."""
+    text = "\n".join(" ".join(map(str, case)) for case in cases)
+    done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
+    return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
+def test_rows_of_a_block(program: Path) -> None:
+    """By the mean of an expert: of Qwen3-30B-A3B's 128 with 8 a token, 16 tokens are one row each."""
+    tokens = [1, 16, 47, 48, 128, 144, 256, 400, 2048]
+    found = plans(program, [(m, 128, 8) for m in tokens])
+    assert [(plan[0], plan[4], plan[8]) for plan in found] == [
+        (8, 8, 8), (8, 8, 8), (8, 8, 8), (16, 16, 8), (16, 16, 8), (32, 32, 8), (32, 32, 8), (64, 160, 8),
+        (64, 160, 8),
+    ]  # fmt: skip
+
+
+def test_widths_and_bytes(program: Path) -> None:
+    (plan,) = plans(program, [(5, 4, 2)])
+    assert plan[2:4] == [128, 64]
+    assert plan[10:12] == [80, 48]
+    assert plan[12:] == [10 * 4, plan[1] * 16, 5 * 128 * 2, 10 * 64 * 2, 10 * 80 * 4, 10 * 48 * 4]
+
+
+def test_there_are_blocks_enough(program: Path) -> None:
+    chance = random.Random(0)
+    cases = [(0, 4, 2), (3, 0, 2), (3, 4, 0), (1, 1, 1)]
+    cases += [(chance.randint(1, 400), chance.choice([1, 2, 7, 64, 300]), chance.randint(1, 9)) for _ in range(300)]
+    for (tokens, experts, top_k), plan in zip(cases, plans(program, cases), strict=True):
+        pairs = tokens * top_k
+        for rows, blocks in (plan[0:2], plan[4:6], plan[8:10]):
+            assert blocks <= pairs
+            if experts == 0:
+                assert blocks == 0
+                continue
+            # As many experts as there can be with one row more than whole blocks: nothing needs more blocks.
+            counts = [1] * min(experts, pairs)
+            for i in range((pairs - len(counts)) // rows):
+                counts[i % len(counts)] += rows
+            assert sum(-(-count // rows) for count in counts) <= blocks
