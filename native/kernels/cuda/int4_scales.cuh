@@ -126,36 +126,40 @@ struct Int4Stream : Int4Sums {
   template <class T, int Cols>
   using Column = Int4Column<T, Cols>;
 
-  // By 128 threads, 16 bytes each at a time: the lines 0 and 2, or 1 and 3.
+  // By 128 threads, 16 bytes each at a time, line after line.
   template <int Cols>
   class Copies {
    public:
     __device__ __forceinline__ Copies(const Int4Gemm& p, int first, int thread)
-        : n_(p.n),
-          group_bits_(bits_of_group(p)),
-          line_(thread / (Cols / 4)),
-          column_(thread % (Cols / 4) * 4),
-          has_column_(first + column_ < p.n),
-          from_(static_cast<const char*>(p.scales) + std::int64_t{first + column_} * 4) {}
+        : n_(p.n), group_bits_(bits_of_group(p)), from_(static_cast<const char*>(p.scales) + std::int64_t{first} * 4) {
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int chunk = thread + 128 * i;
+        line_[i] = chunk / (Cols / 4), column_[i] = chunk % (Cols / 4) * 4;
+        bytes_[i] = first + column_[i] < p.n ? 16 : 0;
+      }
+    }
 
     __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int line = line_ + 2 * i, k = k0 + (line << group_bits_);
-        if (line << group_bits_ < kPackedBlockK) {
-          copy_chunk(to + line * (Cols * 4) + column_ * 4, from_ + (k >> group_bits_) * n_ * 4, has_column_ ? 16 : 0);
+      for (int i = 0; i < kTurns; ++i) {
+        const int line = line_[i] << group_bits_;  // k's before it
+        if (line < kPackedBlockK) {
+          copy_chunk(to + line_[i] * (Cols * 4) + column_[i] * 4,
+                     from_ + (std::int64_t{k0 + line} >> group_bits_) * n_ * 4 + column_[i] * 4, bytes_[i]);
         }
       }
     }
 
    private:
+    static constexpr int kTurns = (Cols + 127) / 128;
+
     std::int64_t n_;
-    int group_bits_, line_, column_;
-    bool has_column_;
+    int group_bits_;
+    int line_[kTurns], column_[kTurns], bytes_[kTurns];
     const char* from_;
   };
 };
-
 struct Int4StreamGroups : Int4Groups {
   static constexpr int kColumnBytes = 4;
   template <int Cols>

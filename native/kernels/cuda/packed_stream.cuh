@@ -36,39 +36,38 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kCols = 256, kMultiply = 512, kCopy = 128, kThreads = kMultiply + kCopy;
-constexpr int kWeightBytes = kCols / 8 * 512;  // of a stage
-
-// Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
-// with is all there is: with more they would wait for ever.
-template <class Format, int Rows>
-struct Registers {
-  static constexpr bool kTight = Format::kByGroup && Rows == 64;
-  static constexpr int kTaken = kTight ? 112 : 104, kKept = kTight ? 32 : 64;
-  static constexpr int kAtStart = 65536 / kThreads / 8 * 8;
-  static_assert(kMultiply * kTaken + kCopy * kKept <= kThreads * kAtStart);
-};
+// Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads.
+constexpr int kCopy = 128;
+constexpr int columns_of(int rows) { return rows < 128 ? 256 : 192; }
 
 template <class Format, int Rows>
 struct Stage {
-  static constexpr int kHalf = Rows * 128, kX = 2 * kHalf;
-  // Where sums are by group: those of x's rows, in as many bytes as keep stages in line.
-  static constexpr int kSums = kX + kWeightBytes + kCols * Format::kColumnBytes;
-  static constexpr int kBytes = kSums + (Format::kByGroup ? 1024 : 0);
-  static_assert(kBytes % 1024 == 0);  // as the swizzle wants it
+  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
+  static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
+  // Where sums are by group: those of x's rows.
+  static constexpr int kSums = kX + kWeights + kCols * Format::kColumnBytes;
+  static constexpr int kUsed = kSums + (Format::kByGroup ? Rows * 4 : 0);
+  static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
   static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
   static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
   // Copies of so many stages are under way before the oldest is waited for: one is ready while one is multiplied.
   static constexpr int kAhead = kCount - 2;
+
+  // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
+  // with is all there is: with more they would wait for ever.
+  static constexpr bool kTight = Format::kByGroup && Rows == 64;
+  static constexpr int kTaken = Rows == 128 ? 152 : kTight ? 112 : 104, kKept = Rows == 128 ? 56 : kTight ? 32 : 64;
+  static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
 
 // The work: blocks of 128 k's of all tiles, a row of tiles after the other, shared evenly.
 struct Work {
   int column_tiles = 0, depth = 0, units = 0;
-  float* partials = nullptr;            // [thread block][Rows / 8][kMultiply][4]
+  float* partials = nullptr;            // [thread block][Rows / 8][threads that multiply][4]
   unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
   unsigned long long token = 0;         // of this launch alone
+  const float* x_sums = nullptr;        // where sums are by group, [blocks of k][Rows]: sum_rows
 
   __device__ __forceinline__ int begin_of(int block) const {
     return static_cast<int>(static_cast<long long>(block) * units / static_cast<int>(gridDim.x));
@@ -121,64 +120,37 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
-// Sums over the 16 lanes of half a warp, of Count values from each; lanes 0 to Count - 1 get them, lane c that of value
-// `value`.
-template <int Count>
-__device__ __forceinline__ float sum_of_half_warp(float (&v)[Count], int lane, int& value) {
-  value = 0;
-  int step = 1;
-#pragma unroll
-  for (int left = Count / 2; left > 0; left /= 2, step *= 2) {
-    const bool upper = (lane & step) != 0;
-    value = 2 * value + (upper ? 1 : 0);
-#pragma unroll
-    for (int i = 0; i < left; ++i) {
-      const float given = upper ? v[i] : v[i + left];
-      v[i] = (upper ? v[i + left] : v[i]) + __shfl_xor_sync(0xffffffffu, given, step);
-    }
-  }
-#pragma unroll
-  for (; step < 16; step *= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], step);
-  return v[0];
-}
-
-// The sums of x's rows in a stage. Each thread reads what it copied itself.
-template <class Format, class T, int Rows>
-__device__ __forceinline__ void sum_rows(unsigned char* stage, int x_to, int thread) {
-  using S = Stage<Format, Rows>;
-  float sums[Rows / 8];
-#pragma unroll
-  for (int i = 0; i < Rows / 8; ++i) {
-    struct alignas(16) Chunk {
-      T values[8];
+// Sums of x's rows over each block of 128 k's, a warp for each; zero for rows that are not there.
+template <class T>
+__global__ void __launch_bounds__(256) sum_rows(PackedGemm p, int rows, float* __restrict__ to) {
+  const int lane = static_cast<int>(threadIdx.x) % 32,
+            row = static_cast<int>(blockIdx.y) * 8 + static_cast<int>(threadIdx.x) / 32;
+  const auto block = static_cast<int>(blockIdx.x);
+  const std::int64_t k = std::int64_t{block} * kPackedBlockK + lane * 4;
+  float sum = 0.0f;
+  if (row < p.m && k < p.x_width) {
+    struct alignas(8) Four {
+      T values[4];
     };
-    const Chunk chunk = *reinterpret_cast<const Chunk*>(stage + x_to + i * 1024);
-    float sum = widen(chunk.values[0]);
+    const Four four = *reinterpret_cast<const Four*>(static_cast<const T*>(p.x) + row * p.x_row + k);
+    sum = (widen(four.values[0]) + widen(four.values[1])) + (widen(four.values[2]) + widen(four.values[3]));
+  }
 #pragma unroll
-    for (int e = 1; e < 8; ++e) sum += widen(chunk.values[e]);
-    sums[i] = sum;
-  }
-  int row = 0;
-  const float sum = sum_of_half_warp(sums, thread, row);
-  if (thread % 16 < Rows / 8) {
-    reinterpret_cast<float*>(stage + S::kSums)[row * 8 + thread / 16] = sum;
-  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0 && row < rows) to[block * rows + row] = sum;
 }
 
-template <class Format, class T, int Rows>
-__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
-                                            std::uint32_t base) {
+template <class Format, int Rows>
+__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, std::uint32_t base) {
   using S = Stage<Format, Rows>;
+  constexpr int kCols = S::kCols;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
-  const int thread = static_cast<int>(threadIdx.x) - kMultiply;
+  const int thread = static_cast<int>(threadIdx.x) - S::kMultiply;
   const int row = thread / 16, chunk = thread % 16, weight_tile = thread / 32, lane = thread % 32;
   const int width = static_cast<int>(p.x_width) - chunk * 8;
   const std::uint32_t x_to = chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4);
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   const auto publish = [&](int which) {
-    if constexpr (Format::kByGroup) {
-      sum_rows<Format, T, Rows>(stages + which * S::kBytes, static_cast<int>(x_to), thread);
-    }
     publish_shared();
     arrive_at(full + which * 8);
   };
@@ -204,10 +176,13 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
       }
       const char* weight = weights_from + std::int64_t{k0} * 4;
 #pragma unroll
-      for (int i = 0; i < kWeightBytes / 16 / kCopy; ++i, weight += p.k * 16) {
+      for (int i = 0; i < S::kWeights / 16 / kCopy; ++i, weight += p.k * 16) {
         copy_chunk(to + S::kX + (thread + i * kCopy) * 16, weight, i * 4 < tiles_left ? 16 : 0);
       }
-      scales.load(to + S::kX + kWeightBytes, k0);
+      scales.load(to + S::kX + S::kWeights, k0);
+      if constexpr (Format::kByGroup) {
+        if (thread < Rows / 4) copy_chunk(to + S::kSums + thread * 16, work.x_sums + block * Rows + thread * 4, 16);
+      }
       commit_copies();
       if (issued >= S::kAhead) {
         wait_copies_but<S::kAhead>();
@@ -223,7 +198,7 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
 }
 
 // Adds what other thread blocks did of the tile before `first`, the begin of this one's work.
-template <int Sums>
+template <int kMultiply, int Sums>
 __device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums]) {
   const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   int lowest = own - 1;
@@ -247,7 +222,7 @@ __device__ __forceinline__ void add_partials(const Work& work, int tile_begin, f
   }
 }
 
-template <int Sums>
+template <int kMultiply, int Sums>
 __device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums]) {
   const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
@@ -286,7 +261,7 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
 }
 
 // A lane's two columns, 8 apart, of a stage.
-template <class Format, class T, bool ByGroup = Format::kByGroup>
+template <class Format, class T, int Cols, bool ByGroup = Format::kByGroup>
 struct Columns {
   __device__ __forceinline__ Columns(const typename Format::Gemm&, const unsigned char*, int) {}
   __device__ __forceinline__ void unpack_words(int, std::uint32_t low_word, std::uint32_t high_word,
@@ -295,8 +270,8 @@ struct Columns {
     Format::template unpack_word<T>(high_word, high);
   }
 };
-template <class Format, class T>
-struct Columns<Format, T, false> {
+template <class Format, class T, int Cols>
+struct Columns<Format, T, Cols, false> {
   __device__ __forceinline__ Columns(const typename Format::Gemm& p, const unsigned char* scales, int column)
       : low_(p, scales, column), high_(p, scales, column + 8) {}
   __device__ __forceinline__ void unpack_words(int j, std::uint32_t low_word, std::uint32_t high_word,
@@ -307,7 +282,7 @@ struct Columns<Format, T, false> {
   }
 
  private:
-  typename Format::template Column<T, kCols> low_, high_;
+  typename Format::template Column<T, Cols> low_, high_;
 };
 
 template <class Format, class T, int Rows>
@@ -329,8 +304,8 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
       const unsigned char* const here = stages + stage * S::kBytes;
       const std::uint64_t x = operand_at(base + stage * S::kBytes);
       const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
-      const unsigned char* const scales = here + S::kX + kWeightBytes;
-      Columns<Format, T> columns(p, scales, column);
+      const unsigned char* const scales = here + S::kX + S::kWeights;
+      Columns<Format, T, S::kCols> columns(p, scales, column);
       const uint4 low_words = tiles[0], high_words = tiles[32];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -382,30 +357,32 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
       parity ^= stage == 0 ? 1 : 0;
     }
     if (part.to < work.depth) {
-      leave_partial(work, acc);
+      leave_partial<S::kMultiply>(work, acc);
     } else {
-      if (part.from > 0) add_partials(work, part.tile * work.depth, acc);
-      store_tile<Format, T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * kCols, acc);
+      if (part.from > 0) add_partials<S::kMultiply>(work, part.tile * work.depth, acc);
+      store_tile<Format, T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * S::kCols,
+                                  acc);
     }
   }
 }
 
 template <class Format, class T, int Rows>
-__global__ void __launch_bounds__(kThreads, 1) stream_packed(typename Format::Gemm p, Work work) {
+__global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
+    stream_packed(typename Format::Gemm p, Work work) {
   using S = Stage<Format, Rows>;
   extern __shared__ __align__(128) unsigned char memory[];
   const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
   if (threadIdx.x < S::kCount) {
     const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
     make_barrier(full + threadIdx.x * 8, kCopy);
-    make_barrier(empty + threadIdx.x * 8, kMultiply / 32);
+    make_barrier(empty + threadIdx.x * 8, S::kMultiply / 32);
   }
   __syncthreads();
-  if (threadIdx.x >= kMultiply) {
-    give_registers<Registers<Format, Rows>::kKept>();
-    copy_stages<Format, T, Rows>(p, work, memory + (base - start), base);
+  if (threadIdx.x >= S::kMultiply) {
+    give_registers<S::kKept>();
+    copy_stages<Format, Rows>(p, work, base);
   } else {
-    take_registers<Registers<Format, Rows>::kTaken>();
+    take_registers<S::kTaken>();
     multiply_stages<Format, T, Rows>(p, work, memory + (base - start), base);
   }
 }
@@ -423,13 +400,16 @@ inline unsigned long long fresh_token() {
 // Rows of a tile, and how many thread blocks there are for m of them.
 struct Plan {
   int rows = 0, row_tiles = 0, column_tiles = 0, depth = 0, blocks = 0;
+
+  std::int64_t partials() const { return std::int64_t{blocks} * rows * columns_of(rows); }  // floats
 };
 inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
   constexpr std::int64_t kLeastUnits = 2;  // of a thread block
   Plan out;
   out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
   out.row_tiles = static_cast<int>((m + out.rows - 1) / out.rows);
-  out.column_tiles = static_cast<int>((p.n + kCols - 1) / kCols);
+  const int columns = columns_of(out.rows);
+  out.column_tiles = static_cast<int>((p.n + columns - 1) / columns);
   out.depth = static_cast<int>(p.k / kPackedBlockK);
   const std::int64_t units = std::int64_t{out.row_tiles} * out.column_tiles * out.depth;
   const std::int64_t blocks = units / kLeastUnits < 1 ? 1 : units / kLeastUnits;
@@ -445,12 +425,18 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
+  if constexpr (Format::kByGroup) {
+    float* const sums = work.partials + plan.partials();
+    sum_rows<T><<<dim3(plan.depth, (Rows + 7) / 8), 256, 0, stream>>>(p, Rows, sums);
+    if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess) return code;
+    work.x_sums = sums;
+  }
   auto* const kernel = stream_packed<Format, T, Rows>;
   constexpr int kBytes = Stage<Format, Rows>::kShared;
   static_assert(kBytes <= kInt4SharedOfStream);
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (code != cudaSuccess) return code;
-  kernel<<<static_cast<unsigned>(plan.blocks), kThreads, kBytes, stream>>>(p, work);
+  kernel<<<static_cast<unsigned>(plan.blocks), Stage<Format, Rows>::kThreads, kBytes, stream>>>(p, work);
   return cudaGetLastError();
 }
 
@@ -473,7 +459,9 @@ int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
 
 inline std::size_t stream_workspace(const PackedGemm& p) {
   const Plan plan = plan_of(p, p.m < kInt4StreamRows ? p.m : kInt4StreamRows);
-  return ((p.multiprocessors + 15) / 16 * 16) * 8 + std::size_t(plan.blocks) * plan.rows * kCols * 4;
+  // Flags, partial sums, and sums of x's rows, which up to 64 have.
+  return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 +
+                                  (plan.partials() + std::int64_t{plan.depth} * 64) * 4);
 }
 
 template <class Format, class Few = Format>
