@@ -7,10 +7,9 @@ together they are more than the second-level cache holds: weights come from memo
 ``torch.mm`` with a linear layer's weight, int4 ours and ``torch.ops.aten._weight_int4pack_mm``. The floor is what the
 bytes take at the bandwidth of a copy in the same run, or the operations at bfloat16's best product in it.
 
-What native/kernels/cuda/int4_choice.h decides is to be read off this table: --mma-rows and --wgmma-rows say up to how
-many rows int4_mma and int4_wgmma serve, so that runs with "0 0", "0 100000" and "100000 0" compare them with unpacking
-for cuBLAS. int4_narrow serves up to 8 rows in all of them. --stream-rows gives int4_stream, which serves nothing by
-itself yet, all rows up to there; --narrow-rows 0 leaves int4_narrow out.
+What native/kernels/cuda/int4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and --mma-rows
+say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and "0 0 100000"
+compare unpacking for cuBLAS, int4_stream and int4_mma.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 MOST_PRODUCTS = 128
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192)]  # k, n
+KERNELS = ("narrow_rows", "stream_rows", "mma_rows")
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 SIDES = ["untorch", "bf16", "torch_int4"]
@@ -109,19 +109,18 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
     parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's kernel, to compare our own")
-    parser.add_argument("--mma-rows", type=int, help="rows up to which int4_mma serves; default: as int4_choice.h says")
-    parser.add_argument("--wgmma-rows", type=int, help="the same of int4_wgmma, above those of int4_mma")
-    parser.add_argument("--stream-rows", type=int, help="the same of int4_stream, before both of them")
-    parser.add_argument("--narrow-rows", type=int, help="the same of int4_narrow, before all: at most 8")
+    parser.add_argument("--narrow-rows", type=int, help="rows up to which int4_narrow serves: at most 16")
+    parser.add_argument("--stream-rows", type=int, help="the same of int4_stream, after it")
+    parser.add_argument("--mma-rows", type=int, help="the same of int4_mma, after both; above, weights are unpacked")
     options = parser.parse_args()
-    for name in ("mma_rows", "wgmma_rows", "stream_rows", "narrow_rows"):
+    for name in KERNELS:
         if (rows_of_kernel := getattr(options, name)) is not None:
             os.environ[f"UNTORCH_INT4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
     import torch
 
     report = Report("gpu_int4", options.quick)
     report.machine["gpu"] = torch.cuda.get_device_name()
-    report.values["mma_rows"], report.values["wgmma_rows"] = options.mma_rows, options.wgmma_rows
+    report.values |= {name: getattr(options, name) for name in KERNELS}
     bandwidth = copy_bandwidth(torch)
     report.values["copy_bytes_a_second"] = bandwidth
     measured: dict[int, list[tuple[str, int, dict[str, float]]]] = {}

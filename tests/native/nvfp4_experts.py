@@ -32,11 +32,14 @@ def random_routing(m: int, top_k: int, e: int, low: int = 0, seed: int = 0) -> t
 
 def in_float64(
     x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The result, expert by expert; what its sums could be at most; and the last sum's part of that."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
+    products shows in the result at most; and how an absolute one of the least number of x's dtype does.
+    """
     w13, w13_scale, w2, w2_scale, w13_global, w2_global = weights
     width = w13.shape[1] // 2
-    y, size, last = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(3))
+    y, size, relative, least = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4))
+    smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     for expert in topk_ids.unique().tolist():
         if not 0 <= expert < w13.shape[0]:
             continue
@@ -51,8 +54,9 @@ def in_float64(
         act = F.silu(gate) * up
         y.index_add_(0, tokens, factors * (act @ second.t()))
         size.index_add_(0, tokens, factors.abs() * ((most_gate * most_up) @ second.abs().t()))
-        last.index_add_(0, tokens, factors.abs() * (act.abs() @ second.abs().t()))
-    return y, size, last
+        relative.index_add_(0, tokens, factors.abs() * (act.abs() @ second.abs().t()))
+        least.index_add_(0, tokens, factors.abs() * second.abs().sum(-1) * smallest)
+    return y, size, relative, least
 
 
 def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:

@@ -34,7 +34,7 @@ def test_nvfp4_moe(data: st.DataObject) -> None:
     x = x[:, 5:] if draw(st.booleans()) else x[:, :k].contiguous()
     got = moe(x, factors, ids, *weights)
     assert (got.shape, got.dtype, got.is_contiguous()) == ((m, k), dtype, True)
-    want, size, _ = in_float64(x, factors, ids, *weights)
+    want, size, _, _ = in_float64(x, factors, ids, *weights)
     least = torch.finfo(dtype).smallest_normal * ROUNDING[dtype]  # half a step of subnormal numbers
     assert torch.all((got.double() - want).abs() <= want.abs() * ROUNDING[dtype] + size * 2.0**-18 + least)
     assert torch.equal(moe(x, factors, ids, *weights), got)

@@ -13,17 +13,14 @@ struct Int4Gemm : PackedGemm {
   std::int64_t group = 32;
 };
 
-// out = x · weightᵀ + bias. For at most 8 rows.
+// out = x · weightᵀ + bias. For at most 16 rows, with inner_k_tiles 2 or 4 for at most 8.
 int int4_narrow(const Int4Gemm& product, Stream stream);
 
 // The same for any number of rows.
 std::size_t int4_mma_workspace(const Int4Gemm& product);
 int int4_mma(const Int4Gemm& product, Stream stream);
 
-// The same for any number of rows, with the tensor instructions of sm_90, for inner_k_tiles 8. It needs no workspace.
-int int4_wgmma(const Int4Gemm& product, Stream stream);
-
-// The same as int4_wgmma, for any number of rows and best for those from 9 to some hundreds; with a workspace.
+// The same with the tensor instructions of sm_90, for inner_k_tiles 8.
 std::size_t int4_stream_workspace(const Int4Gemm& product);
 int int4_stream(const Int4Gemm& product, Stream stream);
 

@@ -38,6 +38,7 @@ struct Int4Groups {
 template <int Lines>
 struct Int4Narrow : Int4Groups {
   static constexpr int kLines = Lines, kColumnBytes = 4 * Lines, kNarrowShared = kInt4NarrowShared;
+  static constexpr int kNarrowShared16 = kInt4NarrowShared16;
 
   // By the lanes of a warp.
   template <int Cols>
@@ -120,7 +121,7 @@ struct Int4Tile : Int4Sums {
   };
 };
 
-// For packed_stream.cuh: any group, and those of 128 k's or more, of which a block has one line.
+// For packed_stream.cuh.
 struct Int4Stream : Int4Sums {
   static constexpr int kColumnBytes = 16;
   template <class T, int Cols>
@@ -160,10 +161,4 @@ struct Int4Stream : Int4Sums {
     const char* from_;
   };
 };
-struct Int4StreamGroups : Int4Groups {
-  static constexpr int kColumnBytes = 4;
-  template <int Cols>
-  using Copies = Int4Stream::Copies<Cols>;
-};
-
 }  // namespace untorch::kernels::cuda

@@ -16,7 +16,7 @@ struct Nvfp4Gemm : PackedGemm {
   bool row_scales = false;               // [n]
 };
 
-// out = x · weightᵀ + bias for inner_k_tiles 8. For at most 8 rows.
+// out = x · weightᵀ + bias for inner_k_tiles 8. For at most 16 rows.
 int nvfp4_narrow(const Nvfp4Gemm& product, Stream stream);
 
 // The same for any number of rows.

@@ -85,7 +85,7 @@ class Nvfp4Copies {
 
 // For packed_narrow.cuh.
 struct Nvfp4Narrow : Nvfp4Scales {
-  static constexpr int kNarrowShared = kNvfp4NarrowShared;
+  static constexpr int kNarrowShared = kNvfp4NarrowShared, kNarrowShared16 = kNvfp4NarrowShared16;
 
   template <int Cols>
   class Copies : public Nvfp4Copies<Cols, 32> {

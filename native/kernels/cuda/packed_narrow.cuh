@@ -1,4 +1,4 @@
-// Products of at most 8 rows with packed weights of four bits.
+// Products of at most 16 rows with packed weights of four bits.
 //
 // Layout: a warp makes 16·Pairs columns (32, or 64 from 3 rows on) and takes turns with other warps along k, 128 at a
 // step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights as
@@ -24,16 +24,17 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// Rows: 1, 2, 4 or 8, at least m.
+// Rows: 1, 2, 4, 8 or 16, at least m.
 template <class Format, int Rows>
 struct Ring {
+  static constexpr int kTurns = (Rows + 7) / 8;  // of the matrix instruction, which takes 8 rows
   static constexpr int kPairs = Rows <= 2 ? 2 : 4;
   static constexpr int kTiles = 2 * kPairs, kCols = 8 * kTiles;
   static constexpr int kX = kTiles * 512, kScales = kX + Rows * 256, kBytes = kScales + kCols * Format::kColumnBytes;
-  // What two blocks (of few rows), or one, have room for on sm_80 and sm_90.
+  // What two blocks (of few rows), or one, have room for on sm_80 and sm_90; of 16 rows on sm_90 alone.
   static constexpr int kStages = Rows <= 2 ? 4 : Rows == 8 && Format::kColumnBytes == 16 ? 2 : 3;
-  static constexpr int kResident = Rows <= 2 ? 2 : 1;  // blocks of a multiprocessor
-  static constexpr int kSums = 8 * kCols * 4;          // of a warp, at the end: eight rows whatever Rows is
+  static constexpr int kResident = Rows <= 2 ? 2 : 1;   // blocks of a multiprocessor
+  static constexpr int kSums = kTurns * 8 * kCols * 4;  // of a warp, at the end: eight rows whatever Rows is
   static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
 };
 
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     for (int i = 0; i < (Rows + 1) / 2; ++i, from += x_step) {
       const int row = 2 * i + x_row;
       if (row < Rows) {
-        copy_chunk(to + R::kX + row * 256 + ((x_chunk ^ row) << 4), from, row < p.m ? x_bytes : 0);
+        copy_chunk(to + R::kX + row * 256 + ((x_chunk ^ (row & 7)) << 4), from, row < p.m ? x_bytes : 0);
       }
     }
     scales.load(to + R::kScales, k0);
@@ -98,7 +99,8 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     load_stage(i, block + i * place.turns);
     commit_copies();
   }
-  float acc[R::kPairs][4] = {};
+  constexpr int kTurns = R::kTurns;
+  float acc[R::kPairs][kTurns][4] = {};
   // Rows that are not there are other ones, and so are their sums; nobody reads those.
   const int row = (lane & 7) < Rows ? lane & 7 : Rows - 1;
   int stage = 0;
@@ -109,24 +111,33 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     commit_copies();
     const unsigned char* const here = ring + stage * R::kBytes;
     const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
-    const std::uint32_t x_row = shared_address(here + R::kX + row * 256);
-    std::uint32_t x[4][4];
+    std::uint32_t x[kTurns][4][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) load_matrices(x[j], x_row + (((j * 4 + (lane >> 3)) ^ row) << 4));
+    for (int r = 0; r < kTurns; ++r) {
+      const std::uint32_t x_row = shared_address(here + R::kX + (r * 8 + row) * 256);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) load_matrices(x[r][j], x_row + (((j * 4 + (lane >> 3)) ^ row) << 4));
+    }
+    // d += a word's two tiles of 16 columns, times turn r of x's rows.
+    const auto multiply = [&](float(&d)[4], int r, int j, const std::uint32_t(&low)[4], const std::uint32_t(&high)[4]) {
+      mma<T>(d, low[0], high[0], low[1], high[1], x[r][j][0], x[r][j][1]);
+      mma<T>(d, low[2], high[2], low[3], high[3], x[r][j][2], x[r][j][3]);
+    };
     // The sums of x's rows over a group, where a lane has those of its columns: a matrix of ones times x.
     constexpr int kGroups = lines_of<Format>(), kWords = 4 / kGroups;
-    float2 x_sums[kGroups];
+    float2 x_sums[kGroups][kTurns];
     if constexpr (Format::kByGroup) {
-      constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+      constexpr std::uint32_t kOne = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+      constexpr std::uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
 #pragma unroll
       for (int q = 0; q < kGroups; ++q) {
-        float sums[4] = {};
 #pragma unroll
-        for (int j = q * kWords; j < (q + 1) * kWords; ++j) {
-          mma<T>(sums, kOnes, kOnes, kOnes, kOnes, x[j][0], x[j][1]);
-          mma<T>(sums, kOnes, kOnes, kOnes, kOnes, x[j][2], x[j][3]);
+        for (int r = 0; r < kTurns; ++r) {
+          float sums[4] = {};
+#pragma unroll
+          for (int j = q * kWords; j < (q + 1) * kWords; ++j) multiply(sums, r, j, kOnes, kOnes);
+          x_sums[q][r] = float2{sums[0], sums[1]};
         }
-        x_sums[q] = float2{sums[0], sums[1]};
       }
     }
 #pragma unroll
@@ -143,25 +154,27 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
           for (int j = 0; j < 4; ++j) word[side][j] = tile[word_at(lane_words, j, lane)];
         }
       }
-      const auto multiply = [&](float(&sums)[4], int j, const std::uint32_t(&low)[4], const std::uint32_t(&high)[4]) {
-        mma<T>(sums, low[0], high[0], low[1], high[1], x[j][0], x[j][1]);
-        mma<T>(sums, low[2], high[2], low[3], high[3], x[j][2], x[j][3]);
-      };
       std::uint32_t low[4], high[4];
       if constexpr (Format::kByGroup) {
 #pragma unroll
         for (int q = 0; q < kGroups; ++q) {
-          float sums[4] = {};
+          float sums[kTurns][4] = {};
 #pragma unroll
           for (int j = q * kWords; j < (q + 1) * kWords; ++j) {
             Format::template unpack_word<T>(word[0][j], low);
             Format::template unpack_word<T>(word[1][j], high);
-            multiply(sums, j, low, high);
+#pragma unroll
+            for (int r = 0; r < kTurns; ++r) multiply(sums[r], r, j, low, high);
           }
           const unsigned char* const line = here + R::kScales + q * kCols * 4;
-          add_group(acc[i][0], acc[i][1], sums[0], sums[1], Format::template factors<T>(line, i * 16 + g), x_sums[q]);
-          add_group(acc[i][2], acc[i][3], sums[2], sums[3], Format::template factors<T>(line, i * 16 + 8 + g),
-                    x_sums[q]);
+          const GroupFactors of_low = Format::template factors<T>(line, i * 16 + g),
+                             of_high = Format::template factors<T>(line, i * 16 + 8 + g);
+#pragma unroll
+          for (int r = 0; r < kTurns; ++r) {
+            float(&to)[4] = acc[i][r];
+            add_group(to[0], to[1], sums[r][0], sums[r][1], of_low, x_sums[q][r]);
+            add_group(to[2], to[3], sums[r][2], sums[r][3], of_high, x_sums[q][r]);
+          }
         }
       } else {
         using Column = typename Format::template Column<T, kCols>;
@@ -171,7 +184,8 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
           low_column.prepare(j), high_column.prepare(j);
           low_column.unpack_word(j, word[0][j], low);
           high_column.unpack_word(j, word[1][j], high);
-          multiply(acc[i], j, low, high);
+#pragma unroll
+          for (int r = 0; r < kTurns; ++r) multiply(acc[i][r], r, j, low, high);
         }
       }
     }
@@ -182,33 +196,38 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
 
   // The sums take the stages' place.
   float* const sums = reinterpret_cast<float*>(memory);
-  float* const own = sums + warp * 8 * kCols + 2 * t * kCols + g;
+  float* const own = sums + warp * kTurns * 8 * kCols + 2 * t * kCols + g;
 #pragma unroll
   for (int i = 0; i < R::kPairs; ++i) {
+    float low = 1.0f, high = 1.0f;
     if constexpr (Format::kScalesSums) {
       const std::int64_t column = place.first + i * 16 + g;
-      const float low = Format::template factor<T>(p, column), high = Format::template factor<T>(p, column + 8);
-      acc[i][0] *= low, acc[i][1] *= low, acc[i][2] *= high, acc[i][3] *= high;
+      low = Format::template factor<T>(p, column), high = Format::template factor<T>(p, column + 8);
     }
-    float* const to = own + i * 16;
-    to[0] = acc[i][0], to[kCols] = acc[i][1];
-    to[8] = acc[i][2], to[kCols + 8] = acc[i][3];
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r) {
+      float* const to = own + r * 8 * kCols + i * 16;
+      to[0] = acc[i][r][0] * low, to[kCols] = acc[i][r][1] * low;
+      to[8] = acc[i][r][2] * high, to[kCols + 8] = acc[i][r][3] * high;
+    }
   }
   __syncthreads();
-  finish<T, 8, kCols>(end, sums, shares);
+  finish<T, kTurns * 8, kCols>(end, sums, shares);
 }
 
 template <class Format, class T, bool Wide, int Rows>
 int launch_narrow(const typename Format::Gemm& p, Stream stream) {
   using R = Ring<Format, Rows>;
-  static_assert(R::kShared <= Format::kNarrowShared);
+  static_assert(R::kShared <= (Rows <= 8 ? Format::kNarrowShared : Format::kNarrowShared16));
   SmallGemm end;
   end.m = p.m, end.n = p.n, end.k = p.k;
   end.c = p.bias, end.c_col = 1;
   end.out = p.out, end.out_row = p.n, end.out_col = 1;
   end.has_clusters = p.has_clusters;
   end.multiprocessors = p.multiprocessors * R::kResident / 2;  // shares_of counts two blocks for each
-  const Shares shares = shares_of(end, R::kCols, kPackedBlockK, 2 * kPackedBlockK);
+  SmallGemm tall = end;
+  tall.m = 1;  // one tile, however many rows
+  const Shares shares = shares_of(tall, R::kCols, kPackedBlockK, 2 * kPackedBlockK);
   const std::int64_t per_block = std::int64_t{shares.tiles()} * R::kCols;
   const auto kernel = narrow_packed<Format, T, Wide, Rows>;
   if (R::kShared > 48 * 1024) {
@@ -233,7 +252,11 @@ template <class Format, class T, bool Wide>
 int narrow_of_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 1) return launch_narrow<Format, T, Wide, 1>(p, stream);
   if (p.m == 2) return launch_narrow<Format, T, Wide, 2>(p, stream);
-  return p.m <= 4 ? launch_narrow<Format, T, Wide, 4>(p, stream) : launch_narrow<Format, T, Wide, 8>(p, stream);
+  if (p.m <= 4) return launch_narrow<Format, T, Wide, 4>(p, stream);
+  if constexpr (Wide) {
+    if (p.m > 8) return launch_narrow<Format, T, Wide, 16>(p, stream);
+  }
+  return p.m <= 8 ? launch_narrow<Format, T, Wide, 8>(p, stream) : kNoKernel;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Products of at most 8 rows with int4 weights.
+// Products of at most 16 rows with int4 weights.
 #include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/int4_scales.cuh"
 #include "kernels/cuda/packed_narrow.cuh"
@@ -17,7 +17,7 @@ int narrow_of(const Int4Gemm& p, Stream stream) {
 
 int int4_narrow(const Int4Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
-  if (p.m > 8) return kNoKernel;
+  if (p.m > 16) return kNoKernel;
   if (p.dtype == Scalar::kFloat16) return narrow_of<__half>(p, stream);
   return p.dtype == Scalar::kBFloat16 ? narrow_of<__nv_bfloat16>(p, stream) : kNoKernel;
 }

@@ -12,11 +12,6 @@
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
-// A format whose sums are by group has one scale for a column and block: codes are multiplied as they are, and a
-// block's sums are scaled before they are added. What zero points need beside them, the sums of x's rows over the
-// block, are made by the warps that copied x. That takes half of the instructions out of unpacking, which is what
-// bounds tiles of few rows; those of 128 have no registers for it.
-//
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
 // (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 33 (NVFP4: 38)
 // instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
@@ -44,9 +39,7 @@ template <class Format, int Rows>
 struct Stage {
   static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
-  // Where sums are by group: those of x's rows.
-  static constexpr int kSums = kX + kWeights + kCols * Format::kColumnBytes;
-  static constexpr int kUsed = kSums + (Format::kByGroup ? Rows * 4 : 0);
+  static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
   static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
@@ -56,8 +49,7 @@ struct Stage {
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
-  static constexpr bool kTight = Format::kByGroup && Rows == 64;
-  static constexpr int kTaken = Rows == 128 ? 152 : kTight ? 112 : 104, kKept = Rows == 128 ? 56 : kTight ? 32 : 64;
+  static constexpr int kTaken = Rows == 128 ? 152 : 104, kKept = Rows == 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
 
@@ -67,7 +59,6 @@ struct Work {
   float* partials = nullptr;            // [thread block][Rows / 8][threads that multiply][4]
   unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
   unsigned long long token = 0;         // of this launch alone
-  const float* x_sums = nullptr;        // where sums are by group, [blocks of k][Rows]: sum_rows
 
   __device__ __forceinline__ int begin_of(int block) const {
     return static_cast<int>(static_cast<long long>(block) * units / static_cast<int>(gridDim.x));
@@ -120,26 +111,6 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
-// Sums of x's rows over each block of 128 k's, a warp for each; zero for rows that are not there.
-template <class T>
-__global__ void __launch_bounds__(256) sum_rows(PackedGemm p, int rows, float* __restrict__ to) {
-  const int lane = static_cast<int>(threadIdx.x) % 32,
-            row = static_cast<int>(blockIdx.y) * 8 + static_cast<int>(threadIdx.x) / 32;
-  const auto block = static_cast<int>(blockIdx.x);
-  const std::int64_t k = std::int64_t{block} * kPackedBlockK + lane * 4;
-  float sum = 0.0f;
-  if (row < p.m && k < p.x_width) {
-    struct alignas(8) Four {
-      T values[4];
-    };
-    const Four four = *reinterpret_cast<const Four*>(static_cast<const T*>(p.x) + row * p.x_row + k);
-    sum = (widen(four.values[0]) + widen(four.values[1])) + (widen(four.values[2]) + widen(four.values[3]));
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (lane == 0 && row < rows) to[block * rows + row] = sum;
-}
-
 template <class Format, int Rows>
 __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, std::uint32_t base) {
   using S = Stage<Format, Rows>;
@@ -180,9 +151,6 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
         copy_chunk(to + S::kX + (thread + i * kCopy) * 16, weight, i * 4 < tiles_left ? 16 : 0);
       }
       scales.load(to + S::kX + S::kWeights, k0);
-      if constexpr (Format::kByGroup) {
-        if (thread < Rows / 4) copy_chunk(to + S::kSums + thread * 16, work.x_sums + block * Rows + thread * 4, 16);
-      }
       commit_copies();
       if (issued >= S::kAhead) {
         wait_copies_but<S::kAhead>();
@@ -211,13 +179,26 @@ __device__ __forceinline__ void add_partials(const Work& work, int tile_begin, f
     }
   }
   wait_for_threads<kMultiply>();
-  for (int other = lowest; other < own; ++other) {
-    const auto* const from =
-        reinterpret_cast<const float4*>(work.partials) + std::int64_t{other} * (Sums / 4) * kMultiply + thread;
+  // Several at a time are under way; they are added one after the other.
+  constexpr int kBatch = Sums <= 8 ? 4 : Sums <= 16 ? 2 : 1;
+  const auto* const from = reinterpret_cast<const float4*>(work.partials) + thread;
+  for (int other = lowest; other < own; other += kBatch) {
+    float4 part[kBatch][Sums / 4];
 #pragma unroll
-    for (int i = 0; i < Sums / 4; ++i) {
-      const float4 v = __ldcg(from + i * kMultiply);
-      acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
+    for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+      for (int i = 0; i < Sums / 4; ++i) {
+        if (other + b < own) part[b][i] = __ldcg(from + (std::int64_t{other + b} * (Sums / 4) + i) * kMultiply);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (other + b >= own) break;
+#pragma unroll
+      for (int i = 0; i < Sums / 4; ++i) {
+        const float4 v = part[b][i];
+        acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
+      }
     }
   }
 }
@@ -260,41 +241,16 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
   }
 }
 
-// A lane's two columns, 8 apart, of a stage.
-template <class Format, class T, int Cols, bool ByGroup = Format::kByGroup>
-struct Columns {
-  __device__ __forceinline__ Columns(const typename Format::Gemm&, const unsigned char*, int) {}
-  __device__ __forceinline__ void unpack_words(int, std::uint32_t low_word, std::uint32_t high_word,
-                                               std::uint32_t (&low)[4], std::uint32_t (&high)[4]) {
-    Format::template unpack_word<T>(low_word, low);
-    Format::template unpack_word<T>(high_word, high);
-  }
-};
-template <class Format, class T, int Cols>
-struct Columns<Format, T, Cols, false> {
-  __device__ __forceinline__ Columns(const typename Format::Gemm& p, const unsigned char* scales, int column)
-      : low_(p, scales, column), high_(p, scales, column + 8) {}
-  __device__ __forceinline__ void unpack_words(int j, std::uint32_t low_word, std::uint32_t high_word,
-                                               std::uint32_t (&low)[4], std::uint32_t (&high)[4]) {
-    low_.prepare(j), high_.prepare(j);
-    low_.unpack_word(j, low_word, low);
-    high_.unpack_word(j, high_word, high);
-  }
-
- private:
-  typename Format::template Column<T, Cols> low_, high_;
-};
-
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
                                                 std::uint32_t base) {
   using S = Stage<Format, Rows>;
+  using Column = typename Format::template Column<T, S::kCols>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int column = warp * 16 + lane / 4;
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   int stage = 0, parity = 0;
-  float of_group[Format::kByGroup ? Rows / 2 : 4] = {};
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
     const Segment part = segment_before(work, begin, stop);
     stop -= part.to - part.from;
@@ -305,13 +261,15 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
       const std::uint64_t x = operand_at(base + stage * S::kBytes);
       const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
       const unsigned char* const scales = here + S::kX + S::kWeights;
-      Columns<Format, T, S::kCols> columns(p, scales, column);
+      Column low_column(p, scales, column), high_column(p, scales, column + 8);
       const uint4 low_words = tiles[0], high_words = tiles[32];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
         std::uint32_t low[4], high[4];
-        columns.unpack_words(j, word(low_words), word(high_words), low, high);
+        low_column.prepare(j), high_column.prepare(j);
+        low_column.unpack_word(j, word(low_words), low);
+        high_column.unpack_word(j, word(high_words), high);
         std::uint32_t operand[2][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -322,14 +280,7 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int step = 2 * j + half;
-          const std::uint64_t rows = operand_after(x, step / 4 * S::kHalf + step % 4 * 32);
-          if constexpr (!Format::kByGroup) {
-            warpgroup_mma<T>(acc, operand[half], rows);
-          } else if (step == 0) {
-            warpgroup_mma<T, false>(of_group, operand[half], rows);
-          } else {
-            warpgroup_mma<T>(of_group, operand[half], rows);
-          }
+          warpgroup_mma<T>(acc, operand[half], operand_after(x, step / 4 * S::kHalf + step % 4 * 32));
         }
         warpgroup_commit();
         // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
@@ -339,18 +290,6 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
         } else {
           warpgroup_wait<0>();
         }
-      }
-      if constexpr (Format::kByGroup) {
-        const GroupFactors low = Format::template factors<T>(scales, column),
-                           high = Format::template factors<T>(scales, column + 8);
-        const auto* const sums = reinterpret_cast<const float2*>(here + S::kSums) + lane % 4;
-#pragma unroll
-        for (int i = 0; i < Rows / 8; ++i) {
-          const float2 of_x = sums[4 * i];
-          add_group(acc[4 * i], acc[4 * i + 1], of_group[4 * i], of_group[4 * i + 1], low, of_x);
-          add_group(acc[4 * i + 2], acc[4 * i + 3], of_group[4 * i + 2], of_group[4 * i + 3], high, of_x);
-        }
-        __syncwarp();
       }
       if (lane == 0) arrive_at(empty + stage * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
@@ -425,12 +364,6 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
-  if constexpr (Format::kByGroup) {
-    float* const sums = work.partials + plan.partials();
-    sum_rows<T><<<dim3(plan.depth, (Rows + 7) / 8), 256, 0, stream>>>(p, Rows, sums);
-    if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess) return code;
-    work.x_sums = sums;
-  }
   auto* const kernel = stream_packed<Format, T, Rows>;
   constexpr int kBytes = Stage<Format, Rows>::kShared;
   static_assert(kBytes <= kInt4SharedOfStream);
@@ -440,18 +373,17 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   return cudaGetLastError();
 }
 
-// Of up to 64 rows a format may have another way, for which there are registers enough: Few.
-template <class Format, class Few, class T>
+template <class Format, class T>
 int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
-      return launch_stream<Few, T, 8>(p, plan, stream);
+      return launch_stream<Format, T, 8>(p, plan, stream);
     case 16:
-      return launch_stream<Few, T, 16>(p, plan, stream);
+      return launch_stream<Format, T, 16>(p, plan, stream);
     case 32:
-      return launch_stream<Few, T, 32>(p, plan, stream);
+      return launch_stream<Format, T, 32>(p, plan, stream);
     case 64:
-      return launch_stream<Few, T, 64>(p, plan, stream);
+      return launch_stream<Format, T, 64>(p, plan, stream);
     default:
       return launch_stream<Format, T, 128>(p, plan, stream);
   }
@@ -459,12 +391,10 @@ int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
 
 inline std::size_t stream_workspace(const PackedGemm& p) {
   const Plan plan = plan_of(p, p.m < kInt4StreamRows ? p.m : kInt4StreamRows);
-  // Flags, partial sums, and sums of x's rows, which up to 64 have.
-  return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 +
-                                  (plan.partials() + std::int64_t{plan.depth} * 64) * 4);
+  return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + plan.partials() * 4);  // flags, sums
 }
 
-template <class Format, class Few = Format>
+template <class Format>
 int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
@@ -476,8 +406,8 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);
     if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
-    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, Few, __half>(part, plan, stream)
-                                                 : stream_of<Format, Few, __nv_bfloat16>(part, plan, stream);
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
+                                                 : stream_of<Format, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;
   }
   return 0;

@@ -41,25 +41,21 @@ __device__ __forceinline__ std::uint64_t operand_after(std::uint64_t operand, in
 #define UNTORCH_SUMS16(i) UNTORCH_SUMS8(i), UNTORCH_SUMS8((i) + 8)
 #define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
 #define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
-#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at, add)                                          \
+#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                               \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" UNTORCH_REGS##sums \
-               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #at ", " add ", 1, 1, 0;"                    \
+               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #at ", 1, 1, 1, 0;"                          \
                : UNTORCH_SUMS##sums(0)                                                                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define UNTORCH_WGMMA_OF(columns, sums, a0, a1, a2, a3, at)        \
-  if constexpr (std::is_same_v<T, __half> && Add) {                \
-    UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at, "1");  \
-  } else if constexpr (std::is_same_v<T, __half>) {                \
-    UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at, "0");  \
-  } else if constexpr (Add) {                                      \
-    UNTORCH_WGMMA(columns, "bf16", sums, a0, a1, a2, a3, at, "1"); \
-  } else {                                                         \
-    UNTORCH_WGMMA(columns, "bf16", sums, a0, a1, a2, a3, at, "0"); \
+#define UNTORCH_WGMMA_OF(columns, sums, a0, a1, a2, a3, at)   \
+  if constexpr (std::is_same_v<T, __half>) {                  \
+    UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at);  \
+  } else {                                                    \
+    UNTORCH_WGMMA(columns, "bf16", sums, a0, a1, a2, a3, at); \
   }
 
 // d (64 x 2 Sums, float32) += a (64 x 16, in registers) · b (16 x 2 Sums). A warp has 16 rows of a and d, as in
-// gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3]. Without Add what d held is forgotten.
-template <class T, bool Add = true, int Sums>
+// gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3].
+template <class T, int Sums>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint64_t b) {
   static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64);
   if constexpr (Sums == 4) {

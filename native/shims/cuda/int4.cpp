@@ -23,7 +23,6 @@ const kernels::cuda::Int4Limits& limits() {
     if (const char* const rows = std::getenv("UNTORCH_INT4_MMA_ROWS")) {
       out.mma_rows = out.mma_rows_alone = std::atoll(rows);
     }
-    if (const char* const rows = std::getenv("UNTORCH_INT4_WGMMA_ROWS")) out.wgmma_rows = std::atoll(rows);
     if (const char* const rows = std::getenv("UNTORCH_INT4_STREAM_ROWS")) out.stream_rows = std::atoll(rows);
     if (const char* const rows = std::getenv("UNTORCH_INT4_NARROW_ROWS")) out.narrow_rows = std::atoll(rows);
     return out;
@@ -56,8 +55,6 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
     const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
     if (workspace) p.workspace = static_cast<float*>(workspace->data());
     on.launched(streams ? kernels::cuda::int4_stream(p, on.stream()) : kernels::cuda::int4_mma(p, on.stream()));
-  } else if (path == Int4Path::kWgmma) {
-    on.launched(kernels::cuda::int4_wgmma(p, on.stream()));
   } else {
     const auto bytes = static_cast<std::int64_t>(element_size(x.dtype()));
     const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);

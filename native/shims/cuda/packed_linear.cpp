@@ -63,6 +63,11 @@ void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::
                        std::int64_t chunk, const std::function<int(std::int64_t, std::int64_t, void*)>& unpack) {
   const auto bytes = static_cast<std::int64_t>(element_size(dtype));
   const StorageRef scratch = on.scratch(static_cast<std::size_t>(chunk * p.k * bytes));
+  // Into rows that are not aligned cuBLAS puts a bias by rounding twice.
+  const bool pads = p.bias != nullptr && p.n % kStep != 0;
+  const std::int64_t row = pads ? (p.n + kStep - 1) / kStep * kStep : p.n;
+  const StorageRef padded = pads ? on.scratch(static_cast<std::size_t>(p.m * row * bytes)) : StorageRef();
+  auto* const out = static_cast<std::byte*>(pads ? padded->data() : p.out);
   for (std::int64_t first = 0; first < p.n; first += chunk) {
     const std::int64_t columns = std::min(chunk, p.n - first);
     on.launched(unpack(first, columns, scratch->data()));
@@ -70,8 +75,8 @@ void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::
     product.m = p.m, product.n = columns, product.k = p.x_width;
     product.a = {p.x, dtype, false, p.x_row, 0};
     product.b = {scratch->data(), dtype, true, p.k, 0};
-    product.d = static_cast<std::byte*>(p.out) + first * bytes;
-    product.d_dtype = dtype, product.ldd = p.n;
+    product.d = out + first * bytes;
+    product.d_dtype = dtype, product.ldd = row;
     if (p.bias != nullptr) {
       product.bias = static_cast<const std::byte*>(p.bias) + first * bytes;
       product.bias_dtype = dtype;
@@ -81,6 +86,9 @@ void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::
                   p.x_width, "] times [", p.x_width, ", ", columns, "] on this GPU");
     }
   }
+  if (!pads) return;
+  const std::int64_t halves = bytes / 2;
+  on.launched(kernels::cuda::packed_pad_rows(out, p.m, p.n * halves, row * halves, p.out, p.n * halves, on.stream()));
 }
 
 }  // namespace untorch::shims

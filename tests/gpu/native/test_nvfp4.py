@@ -145,7 +145,9 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
 @pytest.mark.parametrize(("narrow", "mma", "stream"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
 def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    env = {**os.environ, "UNTORCH_LIBRARY": library_path()}
+    # A run of its own, not a part of one that several processes share.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env["UNTORCH_LIBRARY"] = library_path()
     env |= {f"UNTORCH_NVFP4_{name}_ROWS": str(n) for name, n in (("NARROW", narrow), ("MMA", mma), ("STREAM", stream))}
     selected = "every_number_of_rows or sizes or every_value or only_sums or the_same_bits or in_a_graph"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", selected, __file__]

@@ -17,8 +17,8 @@ SOURCE = r"""
 #include "kernels/cuda/packed_choice.h"
 using namespace untorch::kernels::cuda;
 int main() {
-  const char* const names[] = {"narrow", "mma", "wgmma", "unpack", "stream"};
-  for (long m : {1, 8, 9, 64, 65, 256, 257, 1024, 1025, 8192}) {
+  const char* const names[] = {"narrow", "mma", "unpack", "stream"};
+  for (long m : {1, 8, 9, 16, 17, 256, 257, 1024, 1025, 8192}) {
     Int4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
@@ -61,12 +61,12 @@ def test_the_choice(tmp_path: Path) -> None:
     assert lines == [
         "rows 1 narrow narrow mma narrow unpack",
         "rows 8 narrow narrow mma narrow unpack",
-        "rows 9 stream mma mma mma unpack",
-        "rows 64 stream mma mma mma unpack",
-        "rows 65 stream mma mma mma unpack",
+        "rows 9 narrow mma mma mma unpack",
+        "rows 16 narrow mma mma mma unpack",
+        "rows 17 stream mma mma mma unpack",
         "rows 256 stream mma mma mma unpack",
-        "rows 257 wgmma unpack unpack unpack unpack",
-        "rows 1024 wgmma unpack unpack unpack unpack",
+        "rows 257 stream unpack unpack unpack unpack",
+        "rows 1024 stream unpack unpack unpack unpack",
         "rows 1025 unpack unpack unpack unpack unpack",
         "rows 8192 unpack unpack unpack unpack unpack",
         "tile 1 16 16 16",

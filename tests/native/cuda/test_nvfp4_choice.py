@@ -17,7 +17,7 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "stream", "unpack"};
-  for (long m : {1, 8, 9, 64, 256, 257, 512, 513, 8192}) {
+  for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 8192}) {
     Nvfp4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
@@ -53,7 +53,9 @@ def test_the_choice(tmp_path: Path) -> None:
     assert lines == [
         "rows 1 narrow narrow mma unpack unpack unpack narrow",
         "rows 8 narrow narrow mma unpack unpack unpack narrow",
-        "rows 9 stream mma mma unpack unpack unpack mma",
+        "rows 9 narrow mma mma unpack unpack unpack narrow",
+        "rows 16 narrow mma mma unpack unpack unpack narrow",
+        "rows 17 stream mma mma unpack unpack unpack mma",
         "rows 64 stream mma mma unpack unpack unpack mma",
         "rows 256 stream mma mma unpack unpack unpack unpack",
         "rows 257 stream unpack unpack unpack unpack unpack unpack",
