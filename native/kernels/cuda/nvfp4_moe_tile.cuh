@@ -2,9 +2,8 @@
 // and which rows of x a block copies to shared memory, and what becomes of the sums.
 //
 // A stage there: x's rows, 64 k's to 128 bytes, in 16-byte chunks permuted by the row; the weights' bytes as they are,
-// for each line 32 bytes for 64 k's, in an order that depends on the line; the scales likewise, 4 bytes. In the first
-// product the upper 8 of 16 lines are rows of the gate and the lower 8 the same of up, so that a column's two sums
-// meet.
+// 32 of a line for 64 k's, in an order that depends on the line; their scales, 4 bytes. In the first product the upper
+// 8 of 16 lines are rows of the gate and the lower 8 the same of up, so that a column's two sums meet.
 #pragma once
 
 #include "kernels/cuda/nvfp4_moe.h"
@@ -48,7 +47,7 @@ class MoeCopies {
     const int thread = static_cast<int>(threadIdx.x);
     const std::int64_t depth = Product::depth(p);
     left_ = static_cast<int>(depth), groups_ = (left_ + kMoeGroup - 1) / kMoeGroup;
-    whole_ = depth % 64 == 0 ? kDepth : left_ + 1;  // otherwise nothing is aligned
+    whole_ = depth % kMoeGroup == 0 ? kDepth : left_ + 1;  // otherwise scales are not aligned
     const std::int64_t matrix = block.expert * Product::lines(p) * depth;
     const int line = thread / kLineChunks, chunk = thread % kLineChunks;
     const std::int64_t row = Product::line_of(p, column, line);
@@ -135,8 +134,7 @@ class MoeCopies {
   bool has_codes_[2], has_scales_, has_x_[kXCopies];
 };
 
-// act for a tile of Lines / 2 columns. sums: [planes][rows][pitch] in shared memory, to be added
-// up.
+// act for a tile of Lines / 2 columns. sums: [planes][rows][pitch] in shared memory.
 template <class T, class Tile>
 __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& block, int column, const float* sums) {
   constexpr int kColumns = Tile::kLines / 2, kSpan = kColumns < kMoeGroup ? kColumns : kMoeGroup;
