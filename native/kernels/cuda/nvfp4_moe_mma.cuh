@@ -11,7 +11,7 @@
 // Bytes: 0.5625 a weight for every block of rows, from memory the first time; x 2·rows·k for every 64 or 128 lines,
 // from the second-level cache. Operations: for 16 lines and 64 k's a warp issues some 80 instructions to unpack, and 6
 // for every 8 rows, 4 of them on the tensor cores. Up to 16 rows memory is the bound, but not by much: with its copies
-// a multiprocessor unpacks 20 bytes a clock, and the memory of an H200 delivers 18. At 64, loads of x from shared
+// a multiprocessor unpacks 21 bytes a clock, and the memory of an H200 delivers 18. At 64, loads of x from shared
 // memory and the tensor cores take equally long. The share that is reached has not been measured yet.
 #pragma once
 
@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
 
   float acc[kWarpTiles][Rows / 8][4] = {};
   const unsigned selector = 0x4040u + t * 0x0101u;  // of a word: byte t, twice, with zeros above
-  int stage = 0;
-  for (int step = 0; step < steps; ++step) {
+  const auto multiply_stage = [&](int stage, int step) {
     wait_copies_but<kStages - 2>();
     __syncthreads();  // this stage is here, and nobody reads the one before it any more
     if (step + kStages - 1 < steps) {
@@ -108,7 +107,20 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
         }
       }
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+  };
+  // With few rows addresses are a good part of the instructions: constants then.
+  if constexpr (Rows <= 16) {
+    for (int step = 0; step < steps; step += kStages) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (step + stage < steps) multiply_stage(stage, step + stage);
+      }
+    }
+  } else {
+    for (int step = 0, stage = 0; step < steps; ++step) {
+      multiply_stage(stage, step);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
   }
   wait_copies_but<0>();
   __syncthreads();

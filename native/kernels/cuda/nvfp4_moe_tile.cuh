@@ -40,6 +40,7 @@ class MoeCopies {
                        kXCopies = Tile::kRows / kXStep;
   static constexpr int kDepth = Tile::kGroups * kMoeGroup, kCodeCopies = Tile::kLines / kLineStep,
                        kScaleThreads = Tile::kLines * Tile::kGroups;
+  static constexpr unsigned kHasScales = 1, kHasCodes = 2, kHasX = 8;  // the latter two shifted by the copy
   static_assert(kCodeCopies <= 2 && kLineStep % 16 == 0 && kScaleThreads <= Tile::kThreads);
 
  public:
@@ -51,14 +52,13 @@ class MoeCopies {
     const std::int64_t matrix = block.expert * Product::lines(p) * depth;
     const int line = thread / kLineChunks, chunk = thread % kLineChunks;
     const std::int64_t row = Product::line_of(p, column, line);
-    has_codes_[0] = row >= 0;
-    has_codes_[1] = Product::line_of(p, column, line + kLineStep) >= 0;
+    has_ = (row >= 0 ? kHasCodes : 0) | (Product::line_of(p, column, line + kLineStep) >= 0 ? 2 * kHasCodes : 0);
     codes_ = Product::codes(p) + (matrix + (row >= 0 ? row : 0) * depth) / 2 + chunk * 16;
     line_bytes_ = static_cast<std::uint32_t>(depth) / 2 * (kLineStep / (First ? 2 : 1));
     codes_to_ =
         Tile::kX + line * (Tile::kGroups * 32) + ((chunk / 2 ^ moe_turn<Tile::kGroups>(line)) * 2 + chunk % 2) * 16;
     const std::int64_t scale_row = thread < kScaleThreads ? Product::line_of(p, column, thread / Tile::kGroups) : -1;
-    has_scales_ = scale_row >= 0;
+    has_ |= scale_row >= 0 ? kHasScales : 0;
     scales_ =
         Product::scales(p) + (matrix + (scale_row >= 0 ? scale_row : 0) * depth) / 16 + thread % Tile::kGroups * 4;
     const int x_row = thread / kXChunks, x_chunk = thread % kXChunks;
@@ -67,7 +67,7 @@ class MoeCopies {
 #pragma unroll
     for (int i = 0; i < kXCopies; ++i) {
       const int at = x_row + i * kXStep;
-      has_x_[i] = at < block.rows;
+      has_ |= at < block.rows ? kHasX << i : 0;
       const int place = block.begin + (at < block.rows ? at : 0);
       const int from = First ? p.sorted[place] / static_cast<int>(p.top_k) : place;
       x_rows_[i] = static_cast<std::uint32_t>(from) * (groups_ * 8) + x_chunk;
@@ -83,10 +83,10 @@ class MoeCopies {
 #pragma unroll
       for (int i = 0; i < kCodeCopies; ++i) {
         copy_line(to + codes_to_ + i * (kLineStep * Tile::kGroups * 32), codes_ + i * line_bytes_,
-                  has_codes_[i] ? 16 : 0);
+                  has_ & kHasCodes << i ? 16 : 0);
       }
       if (kScaleThreads == Tile::kThreads || threadIdx.x < kScaleThreads) {
-        copy_word(to + Tile::kX + Tile::kWeights + threadIdx.x * 4, scales_, has_scales_ ? 4 : 0);
+        copy_word(to + Tile::kX + Tile::kWeights + threadIdx.x * 4, scales_, has_ & kHasScales ? 4 : 0);
       }
       load_x<Rows>(to, true);
     } else {
@@ -101,7 +101,8 @@ class MoeCopies {
   __device__ __forceinline__ void load_x(std::uint32_t to, bool has_group) const {
 #pragma unroll
     for (int i = 0; i < Rows / kXStep; ++i) {
-      copy_chunk(to + x_to_ + i * kXStep * 128, x_ + std::uint64_t{x_rows_[i]} * 16, has_group && has_x_[i] ? 16 : 0);
+      copy_chunk(to + x_to_ + i * kXStep * 128, x_ + std::uint64_t{x_rows_[i]} * 16,
+                 has_group && has_ & kHasX << i ? 16 : 0);
     }
   }
 
@@ -112,11 +113,11 @@ class MoeCopies {
     for (int i = 0; i < kCodeCopies; ++i) {
       const std::uint8_t* const from = codes_ + i * line_bytes_;
       const std::uint32_t at = to + codes_to_ + i * (kLineStep * Tile::kGroups * 32);
-      copy_eight(at, from, left > 0 && has_codes_[i] ? 8 : 0);
-      copy_eight(at + 8, from + 8, left > 16 && has_codes_[i] ? 8 : 0);
+      copy_eight(at, from, left > 0 && has_ & kHasCodes << i ? 8 : 0);
+      copy_eight(at + 8, from + 8, left > 16 && has_ & kHasCodes << i ? 8 : 0);
     }
     if (thread >= kScaleThreads) return;
-    const int scales_left = has_scales_ ? left_ / 16 - thread % Tile::kGroups * 4 : 0;
+    const int scales_left = has_ & kHasScales ? left_ / 16 - thread % Tile::kGroups * 4 : 0;
     std::uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -131,7 +132,7 @@ class MoeCopies {
   std::uint32_t x_rows_[kXCopies];  // in 16 bytes
   int left_, whole_;                // k's that are not loaded yet; from how many on a stage is simple
   int groups_, codes_to_, x_to_;
-  bool has_codes_[2], has_scales_, has_x_[kXCopies];
+  unsigned has_;  // what there is to copy: kHas…
 };
 
 // act for a tile of Lines / 2 columns. sums: [planes][rows][pitch] in shared memory.
