@@ -231,19 +231,19 @@ def test_int4(tmp_path: Path) -> None:
     assert [entry["name"] for entry in method["quantization"]] == ["layers.3", "layers.2"] and len(packed) == 2
 
 
+def test_what_would_be_called() -> None:
+    program = torch.export.export(Mlp(), (torch.randn(8, 64),))
+    found = check(program, "cuda", "sm_90")
+    assert all(item.served for item in found)
+    assert {item.operator for item in found} & {"mm_out", "addmm_out"}
+
+
 def test_experts_in_nvfp4() -> None:
     experts = NVFP4MoE(*random_experts(4, 64, 32, True)).eval().requires_grad_(False)
     inputs = torch.randn(3, 64, dtype=torch.bfloat16), *random_routing(3, 2, 4)
     found = check(torch.export.export(experts, inputs), "cuda", "sm_90")
     assert all(item.served for item in found)
     assert "nvfp4_moe" in {item.operator for item in found}
-
-
-def test_what_would_be_called() -> None:
-    program = torch.export.export(Mlp(), (torch.randn(8, 64),))
-    found = check(program, "cuda", "sm_90")
-    assert all(item.served for item in found)
-    assert {item.operator for item in found} & {"mm_out", "addmm_out"}
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "H1000", "", "cuda", 90])
