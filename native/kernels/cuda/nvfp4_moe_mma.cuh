@@ -5,16 +5,14 @@
 // bytes as they are, the scales likewise, and x's rows, 64 k's to 128 bytes, all permuted in units of 32 or 16 bytes so
 // that a warp's reads come from different banks. Four warps stand side by side and make 16 or 32 lines each; the other
 // four take the other half of each stage's k. Of 16 lines and 16 k's, unpacked in registers, a matrix instruction's
-// first operand is made, used for every 8 rows of x. In the first product the upper 8 of 16 lines are rows of the gate
-// and the lower 8 the same of up, so that a column's two sums meet in one thread.
-//
-// Sums of the two halves of k meet in shared memory, which the stages have left.
+// first operand is made, used for every 8 rows of x. Sums of the two halves of k meet in shared memory, which the
+// stages have left.
 //
 // Bytes: 0.5625 a weight for every block of rows, from memory the first time; x 2·rows·k for every 64 or 128 lines,
 // from the second-level cache. Operations: for 16 lines and 64 k's a warp issues some 80 instructions to unpack, and 6
-// for every 8 rows, 4 of them on the tensor cores. Up to 16 rows memory is the bound (a multiprocessor unpacks 27 bytes
-// a clock, the memory of an H200 delivers 18); at 64, loads of x from shared memory and the tensor cores take equally
-// long. The share that is reached has not been measured yet.
+// for every 8 rows, 4 of them on the tensor cores. Up to 16 rows memory is the bound, but not by much: with its copies
+// a multiprocessor unpacks 21 bytes a clock, and the memory of an H200 delivers 18. At 64, loads of x from shared
+// memory and the tensor cores take equally long. The share that is reached has not been measured yet.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
@@ -25,13 +23,13 @@ namespace untorch::kernels::cuda {
 // Rows of x: 8, 16, 32 or 64.
 template <int Rows>
 struct MoeTile {
-  static constexpr int kThreads = 256, kRows = Rows, kPlanes = 2;  // of x; of sums, for two halves of k
+  static constexpr int kThreads = 256, kRows = Rows, kPlanes = 2;  // planes of sums, for two halves of k
   static constexpr int kWarpTiles = Rows <= 16 ? 1 : 2;            // of 16 lines
   static constexpr int kLines = 64 * kWarpTiles;
   static constexpr int kGroups = Rows <= 16 ? 4 : 2;  // of 64 k's, in a stage
   static constexpr int kWeights = kLines * kGroups * 32, kScales = kLines * kGroups * 4, kX = Rows * kGroups * 128;
   static constexpr int kBytes = kX + kWeights + kScales;
-  static constexpr int kStages = Rows == 8 ? 5 : Rows == 64 ? 3 : 4;  // two blocks have room on sm_80
+  static constexpr int kStages = Rows == 64 ? 3 : 4;  // on sm_90 four blocks of 8 rows have room, on sm_80 two of 64
   // Blocks of a multiprocessor that registers are to allow.
   static constexpr int kResident = Rows == 8 ? 4 : Rows == 16 ? 3 : 2;
   static constexpr int kPitch = kLines + 4;  // of sums, so that lanes meet different banks
@@ -63,8 +61,7 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
 
   float acc[kWarpTiles][Rows / 8][4] = {};
   const unsigned selector = 0x4040u + t * 0x0101u;  // of a word: byte t, twice, with zeros above
-  int stage = 0;
-  for (int step = 0; step < steps; ++step) {
+  const auto multiply_stage = [&](int stage, int step) {
     wait_copies_but<kStages - 2>();
     __syncthreads();  // this stage is here, and nobody reads the one before it any more
     if (step + kStages - 1 < steps) {
@@ -110,7 +107,20 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
         }
       }
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+  };
+  // With few rows addresses are a good part of the instructions: constants then.
+  if constexpr (Rows <= 16) {
+    for (int step = 0; step < steps; step += kStages) {
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (step + stage < steps) multiply_stage(stage, step + stage);
+      }
+    }
+  } else {
+    for (int step = 0, stage = 0; step < steps; ++step) {
+      multiply_stage(stage, step);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
   }
   wait_copies_but<0>();
   __syncthreads();

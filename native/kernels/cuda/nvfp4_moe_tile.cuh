@@ -2,9 +2,8 @@
 // and which rows of x a block copies to shared memory, and what becomes of the sums.
 //
 // A stage there: x's rows, 64 k's to 128 bytes, in 16-byte chunks permuted by the row; the weights' bytes as they are,
-// for each line 32 bytes for 64 k's, in an order that depends on the line; the scales likewise, 4 bytes. In the first
-// product the upper 8 of 16 lines are rows of the gate and the lower 8 the same of up, so that a column's two sums
-// meet.
+// 32 of a line for 64 k's, in an order that depends on the line; their scales, 4 bytes. In the first product the upper
+// 8 of 16 lines are rows of the gate and the lower 8 the same of up, so that a column's two sums meet.
 #pragma once
 
 #include "kernels/cuda/nvfp4_moe.h"
@@ -41,6 +40,7 @@ class MoeCopies {
                        kXCopies = Tile::kRows / kXStep;
   static constexpr int kDepth = Tile::kGroups * kMoeGroup, kCodeCopies = Tile::kLines / kLineStep,
                        kScaleThreads = Tile::kLines * Tile::kGroups;
+  static constexpr unsigned kHasScales = 1, kHasCodes = 2, kHasX = 8;  // the latter two shifted by the copy
   static_assert(kCodeCopies <= 2 && kLineStep % 16 == 0 && kScaleThreads <= Tile::kThreads);
 
  public:
@@ -48,18 +48,17 @@ class MoeCopies {
     const int thread = static_cast<int>(threadIdx.x);
     const std::int64_t depth = Product::depth(p);
     left_ = static_cast<int>(depth), groups_ = (left_ + kMoeGroup - 1) / kMoeGroup;
-    whole_ = depth % 64 == 0 ? kDepth : left_ + 1;  // otherwise nothing is aligned
+    whole_ = depth % kMoeGroup == 0 ? kDepth : left_ + 1;  // otherwise scales are not aligned
     const std::int64_t matrix = block.expert * Product::lines(p) * depth;
     const int line = thread / kLineChunks, chunk = thread % kLineChunks;
     const std::int64_t row = Product::line_of(p, column, line);
-    has_codes_[0] = row >= 0;
-    has_codes_[1] = Product::line_of(p, column, line + kLineStep) >= 0;
+    has_ = (row >= 0 ? kHasCodes : 0) | (Product::line_of(p, column, line + kLineStep) >= 0 ? 2 * kHasCodes : 0);
     codes_ = Product::codes(p) + (matrix + (row >= 0 ? row : 0) * depth) / 2 + chunk * 16;
     line_bytes_ = static_cast<std::uint32_t>(depth) / 2 * (kLineStep / (First ? 2 : 1));
     codes_to_ =
         Tile::kX + line * (Tile::kGroups * 32) + ((chunk / 2 ^ moe_turn<Tile::kGroups>(line)) * 2 + chunk % 2) * 16;
     const std::int64_t scale_row = thread < kScaleThreads ? Product::line_of(p, column, thread / Tile::kGroups) : -1;
-    has_scales_ = scale_row >= 0;
+    has_ |= scale_row >= 0 ? kHasScales : 0;
     scales_ =
         Product::scales(p) + (matrix + (scale_row >= 0 ? scale_row : 0) * depth) / 16 + thread % Tile::kGroups * 4;
     const int x_row = thread / kXChunks, x_chunk = thread % kXChunks;
@@ -68,7 +67,7 @@ class MoeCopies {
 #pragma unroll
     for (int i = 0; i < kXCopies; ++i) {
       const int at = x_row + i * kXStep;
-      has_x_[i] = at < block.rows;
+      has_ |= at < block.rows ? kHasX << i : 0;
       const int place = block.begin + (at < block.rows ? at : 0);
       const int from = First ? p.sorted[place] / static_cast<int>(p.top_k) : place;
       x_rows_[i] = static_cast<std::uint32_t>(from) * (groups_ * 8) + x_chunk;
@@ -84,10 +83,10 @@ class MoeCopies {
 #pragma unroll
       for (int i = 0; i < kCodeCopies; ++i) {
         copy_line(to + codes_to_ + i * (kLineStep * Tile::kGroups * 32), codes_ + i * line_bytes_,
-                  has_codes_[i] ? 16 : 0);
+                  has_ & kHasCodes << i ? 16 : 0);
       }
       if (kScaleThreads == Tile::kThreads || threadIdx.x < kScaleThreads) {
-        copy_word(to + Tile::kX + Tile::kWeights + threadIdx.x * 4, scales_, has_scales_ ? 4 : 0);
+        copy_word(to + Tile::kX + Tile::kWeights + threadIdx.x * 4, scales_, has_ & kHasScales ? 4 : 0);
       }
       load_x<Rows>(to, true);
     } else {
@@ -102,7 +101,8 @@ class MoeCopies {
   __device__ __forceinline__ void load_x(std::uint32_t to, bool has_group) const {
 #pragma unroll
     for (int i = 0; i < Rows / kXStep; ++i) {
-      copy_chunk(to + x_to_ + i * kXStep * 128, x_ + std::uint64_t{x_rows_[i]} * 16, has_group && has_x_[i] ? 16 : 0);
+      copy_chunk(to + x_to_ + i * kXStep * 128, x_ + std::uint64_t{x_rows_[i]} * 16,
+                 has_group && has_ & kHasX << i ? 16 : 0);
     }
   }
 
@@ -113,11 +113,11 @@ class MoeCopies {
     for (int i = 0; i < kCodeCopies; ++i) {
       const std::uint8_t* const from = codes_ + i * line_bytes_;
       const std::uint32_t at = to + codes_to_ + i * (kLineStep * Tile::kGroups * 32);
-      copy_eight(at, from, left > 0 && has_codes_[i] ? 8 : 0);
-      copy_eight(at + 8, from + 8, left > 16 && has_codes_[i] ? 8 : 0);
+      copy_eight(at, from, left > 0 && has_ & kHasCodes << i ? 8 : 0);
+      copy_eight(at + 8, from + 8, left > 16 && has_ & kHasCodes << i ? 8 : 0);
     }
     if (thread >= kScaleThreads) return;
-    const int scales_left = has_scales_ ? left_ / 16 - thread % Tile::kGroups * 4 : 0;
+    const int scales_left = has_ & kHasScales ? left_ / 16 - thread % Tile::kGroups * 4 : 0;
     std::uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -132,11 +132,10 @@ class MoeCopies {
   std::uint32_t x_rows_[kXCopies];  // in 16 bytes
   int left_, whole_;                // k's that are not loaded yet; from how many on a stage is simple
   int groups_, codes_to_, x_to_;
-  bool has_codes_[2], has_scales_, has_x_[kXCopies];
+  unsigned has_;  // what there is to copy: kHas…
 };
 
-// act for a tile of Lines / 2 columns. sums: [planes][rows][pitch] in shared memory, to be added
-// up.
+// act for a tile of Lines / 2 columns. sums: [planes][rows][pitch] in shared memory.
 template <class T, class Tile>
 __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& block, int column, const float* sums) {
   constexpr int kColumns = Tile::kLines / 2, kSpan = kColumns < kMoeGroup ? kColumns : kMoeGroup;

@@ -7,9 +7,10 @@
 // cores work on the last. A block of fewer rows has its own loop, for 32, 64 or 128 of them.
 //
 // Bytes: of shared memory and from the second-level cache a stage, 256·rows + 18432: x is what costs, so lines are
-// many. Operations: for 32 k's a warp issues some 60 instructions, 240 clocks for the 16 of them, beside 2·rows clocks
-// on the tensor cores: arithmetic is the bound from about 120 rows on, but for the start of a stage, when the tensor
-// cores wait for the first words. The share that is reached has not been measured yet.
+// many. Operations: for 32 k's a warp issues some 70 instructions, 280 clocks for the 16 of them, beside 2·rows clocks
+// on the tensor cores. With few rows memory is the bound, and instructions take as long; from about 140 rows on it is
+// the tensor cores, but for the start of a stage, when they wait for the first words. The share that is reached has not
+// been measured yet.
 #include "kernels/cuda/nvfp4_moe_tile.cuh"
 #include "kernels/cuda/wgmma.cuh"
 

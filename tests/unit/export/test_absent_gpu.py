@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
+from tests.native.nvfp4_experts import random_experts, random_routing
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.export import CompileError, ExportReport, check, export
 from untorch.export.absent_driver import _Convolution, stub_driver
@@ -24,6 +25,7 @@ from untorch.export.absent_gpu import refuse_native_attention, require_triton
 from untorch.export.coverage import find_missing, needed_symbols
 from untorch.export.gpus import GpuModel
 from untorch.export.library import find_runtime_library
+from untorch.quant import NVFP4MoE
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
@@ -247,6 +249,14 @@ def test_what_would_be_called() -> None:
     found = check(program, "cuda", "sm_90")
     assert all(item.served for item in found)
     assert {item.operator for item in found} & {"mm_out", "addmm_out"}
+
+
+def test_experts_in_nvfp4() -> None:
+    experts = NVFP4MoE(*random_experts(4, 64, 32, True)).eval().requires_grad_(False)
+    inputs = torch.randn(3, 64, dtype=torch.bfloat16), *random_routing(3, 2, 4)
+    found = check(torch.export.export(experts, inputs), "cuda", "sm_90")
+    assert all(item.served for item in found)
+    assert "nvfp4_moe" in {item.operator for item in found}
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "H1000", "", "cuda", 90])
