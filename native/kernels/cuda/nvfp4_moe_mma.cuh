@@ -12,7 +12,7 @@
 // from the second-level cache. Operations: for 16 lines and 64 k's a warp issues some 80 instructions to unpack, and 6
 // for every 8 rows, 4 of them on the tensor cores. Up to 16 rows memory is the bound, but not by much: with its copies
 // a multiprocessor unpacks 21 bytes a clock, and the memory of an H200 delivers 18. At 64, loads of x from shared
-// memory and the tensor cores take equally long. The share that is reached has not been measured yet.
+// memory and the tensor cores take equally long.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"

@@ -13,7 +13,7 @@
 // Bytes: 0.53 a weight (int4, group 128) or 0.56 (NVFP4) for every 128 rows, x 2·m·k for every 128 columns from the
 // second-level cache. Operations: 2·m·n·k on the tensor cores; a warp unpacks 1024 weights with 60 (int4) or 90
 // instructions for 4 matrix instructions every 8 rows, so that from about 32 rows on it is the tensor cores that are
-// busy. On an H200 memory is the bound to about 90 rows. The share that is reached has not been measured yet.
+// busy. On an H200 memory is the bound to about 90 rows.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
