@@ -30,14 +30,15 @@ _TINY_AUDIO = {
 }  # fmt: skip
 
 
-def build_model(tiny: bool = False, dtype: str = "bfloat16", device: str = "cpu") -> Any:
-    """transformers' model with random weights."""
+def build_model(tiny: bool = False, dtype: str = "bfloat16", device: str = "cpu", layers: int | None = None) -> Any:
+    """transformers' model with random weights; ``layers``: other numbers of them than it has."""
     import torch
     import transformers
 
+    depth = {} if layers is None else {"num_hidden_layers": layers}
     config = transformers.VoxtralConfig(
-        text_config={"model_type": "llama", **(_TINY_TEXT if tiny else _TEXT)},
-        audio_config={"model_type": "voxtral_encoder", **(_TINY_AUDIO if tiny else {})},
+        text_config={"model_type": "llama", **(_TINY_TEXT if tiny else _TEXT), **depth},
+        audio_config={"model_type": "voxtral_encoder", **(_TINY_AUDIO if tiny else {}), **depth},
         audio_token_id=24,
     )
     torch.manual_seed(0)

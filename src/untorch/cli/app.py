@@ -20,6 +20,7 @@ from untorch.cli.inspect import inspect
 from untorch.cli.ops import ops
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
+from untorch.cli.tune import tune
 
 __all__ = ["app", "one_line"]
 
@@ -124,5 +125,5 @@ def _root(
         raise typer.Exit(2)
 
 
-for _command in (export, run, bench, inspect, ops, doctor, quantize_report):
+for _command in (export, run, bench, inspect, ops, doctor, quantize_report, tune):
     app.command()(_command)

@@ -20,7 +20,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import fx
 
 from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel
+from untorch.export.kernel_choice import choose
 
 __all__ = ["DEVICE", "forget_the_machine", "pretend", "stub_driver"]
 
@@ -163,8 +164,8 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def pretend(gpu: GpuModel, values: dict[int, torch.Tensor]) -> Iterator[None]:
-    """torch and Triton see ``gpu``. ``values``: of fake tensors, by their id."""
+def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """torch and Triton see ``gpu``. values: of fake tensors, by their id. tuning: which configurations to take."""
     from unittest import mock
 
     import triton.backends
@@ -232,7 +233,9 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor]) -> Iterator[None]:
         replace(graph, "is_same_tensor", is_same_tensor)
         replace(UniformValueConstantFolder, "_deduce_value", deduce_value)
         replace(joint_graph, "lazy_init", lambda input_device=None: None)
-        replace(PythonWrapperCodegen, "generate_and_run_autotune_block", _choose_kernels)
+        replace(
+            PythonWrapperCodegen, "generate_and_run_autotune_block", lambda self: _choose_kernels(self, gpu, tuning)
+        )
         nvidia = triton.backends.backends["nvidia"]
         stack.enter_context(
             mock.patch.dict(triton.backends.backends, nvidia=type(nvidia)(compiler=nvidia.compiler, driver=Backend))
@@ -271,8 +274,8 @@ class _Convolution:
         return next((found for found in formats if found != torch.contiguous_format), torch.contiguous_format)
 
 
-def _choose_kernels(wrapper: Any) -> None:
-    """Compiles every kernel's configurations and keeps the one that spills fewest registers."""
+def _choose_kernels(wrapper: Any, gpu: GpuModel, tuning: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compiles every kernel's configurations and keeps one."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernel: Any
@@ -282,5 +285,5 @@ def _choose_kernels(wrapper: Any) -> None:
     for kernel in [value for value in scope.values() if isinstance(value, CachingAutotuner)]:
         if not kernel.launchers:
             kernel.precompile()
-        kernel.launchers = [min(kernel.launchers, key=lambda launcher: launcher.n_spills)]
+        kernel.launchers = [choose(gpu, kernel, tuning)]
         kernel.save_gpu_kernel(0, kernel.launchers[0])

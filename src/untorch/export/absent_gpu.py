@@ -1,9 +1,8 @@
 """Compiles for a GPU that this machine does not have: in a process of its own, where torch is made to see it.
 
 The model is traced and changed on the CPU. In the child process its tensors become fake ones on the GPU, which have a
-shape and no memory, and AOTInductor compiles the graph: Triton and ptxas need no GPU. Of several configurations of a
-kernel the one that spills fewest registers is taken, as none can be timed. The values go from the parent straight into
-the file.
+shape and no memory, and AOTInductor compiles the graph: Triton and ptxas need no GPU. Which of several configurations
+of a kernel is taken says kernel_choice, as none can be timed. The values go from the parent straight into the file.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import multiprocessing
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from untorch.export.absent_driver import DEVICE, forget_the_machine, pretend
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel
+from untorch.export.kernel_choice import Choices, recording
 from untorch.export.passes import PassReport
 from untorch.runtime.errors import UnsupportedError, UntorchError
 
@@ -33,11 +33,14 @@ __all__ = ["Produced", "compile_elsewhere", "refuse_native_attention", "require_
 
 @dataclass
 class Produced:
-    """What AOTInductor made: its files, the constants' values by FQN, and which of them lie on the GPU."""
+    """What AOTInductor made: its files, the constants' values by FQN, which of them lie on the GPU, and the kernels'
+    configurations.
+    """
 
     paths: list[str]
     tensors: dict[str, torch.Tensor]
     on_gpu: frozenset[str]
+    choices: Choices = field(default_factory=dict)
 
 
 @dataclass
@@ -96,9 +99,16 @@ def refuse_native_attention(module: fx.GraphModule, passes: list[PassReport], me
 
 
 def compile_elsewhere(
-    name: str, module: fx.GraphModule, example: tuple[Any, dict[str, Any]], gpu: GpuModel, compile_graph: Compile
+    name: str,
+    module: fx.GraphModule,
+    example: tuple[Any, dict[str, Any]],
+    gpu: GpuModel,
+    compile_graph: Compile,
+    tuning: Mapping[str, Mapping[str, Any]],
 ) -> Produced:
     """``compile_graph(module, args, kwargs)`` in a child process that takes ``gpu`` for its own.
+
+    tuning: the configurations that are known for kernels on it, see ``kernel_choice``.
 
     Raises CompileError, or what the call raised if that is an error of untorch's.
     """
@@ -106,7 +116,7 @@ def compile_elsewhere(
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
         path = Path(folder) / "produced"
-        child = context.Process(target=_child, args=(path, module, example, gpu, compile_graph))
+        child = context.Process(target=_child, args=(path, module, example, gpu, compile_graph, tuning))
         with warnings.catch_warnings():
             # The child uses one thread, and neither locks nor the GPU of its parent.
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -126,17 +136,24 @@ def compile_elsewhere(
         raise result
     if isinstance(result, _Failure):
         raise CompileError(f"method {name!r}: AOTInductor failed: {result.reason}") from _ChildError(result.trace)
-    paths, on_gpu, made = result
+    paths, on_gpu, made, choices = result
     missing = [fqn for fqn, source in on_gpu.items() if source not in values]
     if missing:
         raise CompileError(f"method {name!r}: AOTInductor made constants whose values are not known: {missing}")
-    return Produced(paths, {fqn: values[source] for fqn, source in on_gpu.items()} | made, frozenset(on_gpu))
+    return Produced(paths, {fqn: values[source] for fqn, source in on_gpu.items()} | made, frozenset(on_gpu), choices)
 
 
 def _child(
-    path: Path, module: fx.GraphModule, example: tuple[Any, dict[str, Any]], gpu: GpuModel, compile_graph: Compile
+    path: Path,
+    module: fx.GraphModule,
+    example: tuple[Any, dict[str, Any]],
+    gpu: GpuModel,
+    compile_graph: Compile,
+    tuning: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Writes (paths, the module's tensors by their names there, others), an error, or what is left of a foreign one."""
+    """Writes (paths, the module's tensors by their names there, others, the kernels' configurations), an error, or what
+    is left of a foreign one.
+    """
     torch.set_num_threads(1)  # the parent's threads are not here
     forget_the_machine()
     result: Any
@@ -145,7 +162,7 @@ def _child(
 
         joint_graph.lazy_init(torch.device("cpu"))
         values: dict[int, torch.Tensor] = {}
-        with torch.no_grad(), pretend(gpu, values):
+        with torch.no_grad(), pretend(gpu, values, tuning), recording(gpu.architecture) as choices:
             args, kwargs = _place(module, example, values)
             names = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in _tensors_by_name(module).items()}
             on_gpu, made, paths = {}, {}, []
@@ -159,7 +176,7 @@ def _child(
                         on_gpu[fqn] = names.get(tensor.untyped_storage()._cdata, fqn)
                     else:
                         made[fqn] = tensor
-        result = (paths, on_gpu, made)
+        result = (paths, on_gpu, made, choices)
     except UntorchError as error:
         result = error
     except Exception as error:

@@ -20,6 +20,7 @@ from untorch.export.absent_gpu import Produced, compile_elsewhere, refuse_native
 from untorch.export.coverage import find_missing, needed_symbols, raise_if_missing
 from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
+from untorch.export.kernel_choice import Choices, read_tuning, recording
 from untorch.export.library import find_runtime_library
 from untorch.export.mutations import WRITTEN_ELSEWHERE, Mutations, find_mutations
 from untorch.export.options import ExportOptions
@@ -83,6 +84,7 @@ class CompiledMethod:
     passes: list[PassReport] = field(default_factory=list)
     device: str = "cpu"
     gpu_architecture: str | None = None
+    choices: Choices = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ def compile_method(
         passes=passes,
         device=device,
         gpu_architecture=None if gpu is None else gpu.architecture,
+        choices=produced.choices,
     )
 
 
@@ -348,9 +351,11 @@ def _run_inductor(
 
     with _environment("LIBRARY_PATH", str(links)):
         if gpu is not None and gpu.absent is not None:
-            return compile_elsewhere(name, module, (tuple(args), dict(kwargs)), gpu.absent, compile_graph)
+            tuning = {} if options.tuning is None else read_tuning(options.tuning).get(gpu.architecture, {})
+            return compile_elsewhere(name, module, (tuple(args), dict(kwargs)), gpu.absent, compile_graph, tuning)
         try:
-            result = compile_graph(module, tuple(args), dict(kwargs))
+            with recording(None if gpu is None else gpu.architecture) as choices:
+                result = compile_graph(module, tuple(args), dict(kwargs))
         except UntorchError:
             raise
         except Exception as error:
@@ -358,7 +363,7 @@ def _run_inductor(
             raise CompileError(f"method {name!r}: AOTInductor failed: {reason}") from error
     paths = [item for item in result if isinstance(item, str)]
     tensors = {fqn: tensor for item in result if isinstance(item, dict) for fqn, (tensor, _) in item.items()}
-    return Produced(paths, tensors, frozenset())
+    return Produced(paths, tensors, frozenset(), choices)
 
 
 def _on(gpu: CudaTarget | None) -> contextlib.AbstractContextManager[Any]:

@@ -14,8 +14,9 @@ import torch
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
 from untorch.export.cuda import ptxas_version
+from untorch.export.kernel_choice import read_tuning, write_tuning
 from untorch.export.library import find_runtime_library
-from untorch.export.methods import Movers, plan_methods, read_methods, read_path
+from untorch.export.methods import MethodPlan, Movers, plan_methods, read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.passes import PassReport
 from untorch.export.progress import Progress
@@ -25,6 +26,7 @@ from untorch.export.targets import CpuTarget
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
 from untorch.quant.report import QuantizationReport
+from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExportReport", "MethodReport", "export"]
 
@@ -103,6 +105,7 @@ def export(
     requests, target_path = read_methods(model, args, kwargs, dynamic_shapes), read_path(path)
     wanted = resolved.quantize_methods([request.method.name for request in requests])
     plans = plan_methods(requests, device, arch, resolved)
+    _check_tuning(plans)
     find_runtime_library()
     progress = Progress(resolved.progress)
     store = WeightStore()
@@ -154,6 +157,9 @@ def export(
                     differences[result.name] = verify_file(
                         finished, result.name, result.program, result.outputs, plan.options.verify_tolerance
                     )
+    for (plan, _, _), (_, result) in zip(traced, compiled, strict=True):
+        if plan.options.record_tuning is not None:
+            write_tuning(plan.options.record_tuning, result.choices)
     reports: dict[str, MethodReport] = {}
     for _, r in compiled:
         operators = sorted({*r.operators, *(reports[r.name].operators if r.name in reports else ())})
@@ -161,6 +167,27 @@ def export(
             r.name, r.inputs, r.outputs, operators, r.passes, differences.get(r.name, []), quantized.get(r.name)
         )
     return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
+
+
+def _check_tuning(plans: Sequence[MethodPlan]) -> None:
+    """Raises InvalidArgumentError before minutes of compiling."""
+    for plan in plans:
+        name, options = plan.method.name, plan.options
+        if options.tuning is not None:
+            read_tuning(options.tuning)
+            if all(gpu is None or gpu.absent is None for gpu in plan.gpus):
+                raise InvalidArgumentError(
+                    f"method {name!r}: option tuning: a tuning file is for a GPU that is not here, arch='sm_90': on a "
+                    f"GPU kernels are timed, and a CPU has none of them"
+                )
+        if options.record_tuning is not None:
+            if plan.gpus == (None,):
+                raise InvalidArgumentError(
+                    f"method {name!r}: option record_tuning: there is nothing to record of kernels for the CPU: "
+                    f"device='cuda' has configurations to choose from"
+                )
+            if Path(options.record_tuning).exists():
+                read_tuning(options.record_tuning)
 
 
 def _method_entry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
 
+# What says nothing about the file.
+_OF_THE_MACHINE = ("progress", "tuning", "record_tuning")
 # The group sizes and the methods of each dtype.
 _QUANTIZE_OPTIONS = {
     "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"]),
@@ -86,6 +89,9 @@ class ExportOptions:
     verify_tolerance: the largest difference that verify accepts, relative to the largest value of each output.
     strict: use torch.export's strict mode.
     keep_sources: pack the generated C++ as well.
+    tuning: for a GPU that is not there: a file of `untorch tune` with the fastest configurations of kernels on such a
+        GPU. Kernels that it does not have are estimated.
+    record_tuning: the file to write the configurations to that this export takes, beside those that it has already.
     wrapper_optimisation: optimisation level of the code that calls the kernels; the kernels have their own.
     inductor: raw Inductor configuration, applied last: a way out, with no promise.
     progress: show the running step when stderr is a terminal.
@@ -103,6 +109,8 @@ class ExportOptions:
     verify_tolerance: float = 1e-3
     strict: bool = False
     keep_sources: bool = False
+    tuning: str | os.PathLike[str] | None = None
+    record_tuning: str | os.PathLike[str] | None = None
     wrapper_optimisation: OptimisationLevel = "O1"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     progress: bool = True
@@ -151,7 +159,7 @@ class ExportOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options as the manifest records them; values that JSON does not have become their repr."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "progress"}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _OF_THE_MACHINE}
         values["passes"] = dict(self.passes)
         values["inductor"] = {
             key: value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -1,0 +1,243 @@
+"""Are files that were compiled without looking at a GPU as fast as those compiled on it? µs of the GPU for a call.
+
+    python benchmarks/gpu_cross_compiled.py [--quick] [--models mlp cnn] [--build]
+
+"native" is ``export(..., device="cuda")``, which times configurations of kernels on the GPU of this machine;
+"cross-compiled" is ``export(..., device="cuda", arch=...)`` with its architecture, as a machine without a GPU does it.
+Both are CUDA graphs of the same call, replayed in turns. Above 1 in the last column, the file that was compiled without
+a GPU is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from common import RESULTS, WORK, Report, Table
+from gpu_common import describe_gpu
+
+PLACE = WORK / "cross"
+SIDES = ("native", "cross")
+REPLAYS = 10  # of a graph between two looks at the clock
+
+
+def block(width: int, length: int, causal: bool) -> tuple[Any, tuple[Any, ...]]:
+    """A transformer's block: attention with rotary positions left out, and a gated MLP, with RMS norms."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = width // 64
+            self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+            self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+            self.down = nn.Linear(3 * width, width, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            b, n, _ = x.shape
+            q, k, v = self.qkv(self.first(x)).view(b, n, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            x = x + self.out(mixed.transpose(1, 2).reshape(b, n, width))
+            y = self.second(x)
+            return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+    return Block().bfloat16(), (torch.randn(1, length, width).bfloat16(),)
+
+
+def mlp() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+    from torch import nn
+
+    layers = [
+        nn.Linear(1024, 4096),
+        nn.GELU(),
+        nn.LayerNorm(4096),
+        nn.Linear(4096, 1024),
+        nn.GELU(),
+        nn.LayerNorm(1024),
+    ]
+    return nn.Sequential(*layers, nn.Linear(1024, 10), nn.Softmax(-1)), (torch.randn(64, 1024),)
+
+
+def cnn() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+    from torch import nn
+
+    def step(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    layers = [*step(3, 32, 2), *step(32, 64, 1), *step(64, 128, 2), *step(128, 128, 1), *step(128, 256, 2)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)]
+    return nn.Sequential(*layers, *head), (torch.randn(8, 3, 224, 224),)
+
+
+def minilm() -> tuple[Any, tuple[Any, ...]]:
+    import torch
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=30522
+    )
+
+    class Embedder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = transformers.BertModel(config)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
+            weights = mask[:, :, None].to(hidden.dtype)
+            return torch.nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+    ids = torch.randint(0, 30522, (16, 64))
+    return Embedder(), (ids, torch.ones_like(ids))
+
+
+def voxtral(method: str, positions: int = 0) -> tuple[Any, tuple[Any, ...]]:
+    """The published sizes with four layers: more of them are the same again."""
+    import torch
+    import voxtral_model
+
+    model = voxtral_model.build_model(layers=4)
+    if method == "audio_encoder":
+        made: tuple[Any, tuple[Any, ...]] = voxtral_model.methods(model, 1024)["audio_encoder"]
+        return made
+    hidden = model.config.text_config.hidden_size
+    return voxtral_model.decoder(model, 1024), (torch.randn(1, positions, hidden).bfloat16(),)
+
+
+MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "minilm": minilm,
+    "block, 512 wide, 128 positions": lambda: block(512, 128, False),
+    "block, 1024 wide, 512 positions": lambda: block(1024, 512, False),
+    "block, 2048 wide, 2048 positions": lambda: block(2048, 2048, True),
+    "block, 4096 wide, 1 position": lambda: block(4096, 1, False),
+    "Voxtral's encoder, 4 layers": lambda: voxtral("audio_encoder"),
+    "Voxtral's decoder, 4 layers, 388 positions": lambda: voxtral("text_decoder", 388),
+    "Voxtral's decoder, 4 layers, 1 position": lambda: voxtral("text_decoder", 1),
+}
+
+
+def file_of(name: str, side: str) -> pathlib.Path:
+    return PLACE / f"{list(MODELS).index(name)}_{side}.pt2"
+
+
+def build(name: str, side: str) -> None:
+    """Compiles in this process."""
+    import torch
+
+    from untorch.export import export
+
+    PLACE.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    model = model.eval()
+    major, minor = torch.cuda.get_device_capability()
+    given: dict[str, Any] = {"arch": f"sm_{major}{minor}"} if side == "cross" else {}
+    if side == "native":
+        model, args = model.cuda(), tuple(arg.cuda() for arg in args)
+    path = file_of(name, side)
+    made = path.with_name(f"new-{path.name}")
+    with torch.no_grad():
+        export(model, args, made, device="cuda", progress=False, **given)
+    made.rename(path)
+
+
+def build_all(names: list[str]) -> None:
+    """What is not there, several at a time."""
+    missing = [(name, side) for name in names for side in SIDES if not file_of(name, side).exists()]
+
+    def one(wanted: tuple[str, str]) -> str | None:
+        command = [sys.executable, __file__, "--child", *wanted]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return None if done.returncode == 0 else f"{wanted}: {done.stderr[-2000:]}"
+
+    with ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) // 3, 1)) as pool:
+        failures = [failure for failure in pool.map(one, missing) if failure]
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def measure(name: str, rounds: int) -> dict[str, float]:
+    """Seconds a call of each side, and how much their results differ, as a share of the largest."""
+    import torch
+
+    import untorch
+
+    torch.manual_seed(0)
+    args = tuple(arg.cuda() for arg in MODELS[name]()[1])
+    stream = torch.cuda.current_stream()
+    with untorch.stream(stream):
+        programs = {side: untorch.load(file_of(name, side)) for side in SIDES}
+        graphs = {side: program.forward.graph(*args) for side, program in programs.items()}
+        results = {side: torch.from_dlpack(graph(*args)).float().clone() for side, graph in graphs.items()}
+        times: dict[str, list[float]] = {side: [] for side in SIDES}
+        for _ in range(rounds):
+            for side, graph in graphs.items():
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record(stream)
+                for _ in range(REPLAYS):
+                    graph(*args)
+                end.record(stream)
+                end.synchronize()
+                times[side].append(begin.elapsed_time(end) / 1e3 / REPLAYS)
+        difference = float((results["native"] - results["cross"]).abs().max() / results["native"].abs().max())
+    for program in programs.values():
+        program.close()
+    return {f"{side}_seconds": statistics.median(samples[1:]) for side, samples in times.items()} | {
+        "difference": difference
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        build(*sys.argv[2:4])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL", help="which"
+    )
+    parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    options = parser.parse_args()
+    build_all(options.models)
+    if options.build:
+        return
+    report = Report("gpu_cross_compiled", options.quick)
+    gpu = describe_gpu(report)
+    rows, ratios = [], []
+    for name in options.models:
+        found = measure(name, 5 if options.quick else 51)
+        ratio = found["native_seconds"] / found["cross_seconds"]
+        report.values[name] = found
+        ratios.append(ratio)
+        rows.append(
+            [name, f"{found['native_seconds'] * 1e6:.1f}", f"{found['cross_seconds'] * 1e6:.1f}", f"{ratio:.2f}"]
+        )
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    report.values["geometric_mean"] = mean
+    note = (
+        f"Medians of graph replays on {gpu}. Geometric mean of the last column: {mean:.2f}, least: {min(ratios):.2f}."
+    )
+    header = ["model", "native µs", "cross-compiled µs", "native / cross-compiled"]
+    report.tables["gpu_cross_compiled"] = Table(header, rows, note)
+    report.write(options.output or (WORK / "results" if options.quick else RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""``untorch tune``: the fastest configurations of a model's kernels on this machine's GPU, for builds without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from untorch.cli.output import DebugOption, JsonOption, emit, make_table, print_fields
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["tune"]
+
+
+def tune(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT:FUNCTION",
+            help="What untorch export takes: a function that returns the model and its example inputs.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The tuning file; what it has already stays.")],
+    device: Annotated[str, typer.Option(help="The GPU to time on, cuda or cuda:1.")] = "cuda",
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="A field of ExportOptions, NAME=VALUE, as for untorch export.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compile a model on a GPU and write down which configurations of its kernels are the fastest.
+
+    A build for such a GPU on a machine without one takes them: untorch export --arch … --option tuning=FILE.
+    """
+    from untorch.cli.export import parse_options
+    from untorch.runtime.errors import UnsupportedError
+
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedError("tune needs PyTorch: pip install 'untorch[export]'")
+    import untorch.export
+    from untorch.cli.script import export_arguments, load_models
+    from untorch.export.kernel_choice import read_tuning
+    from untorch.export.options import resolve_options
+
+    fields = {**parse_options(options or ()), "record_tuning": str(output), "progress": not (quiet or json)}
+    resolve_options(None, fields)
+    before = read_tuning(output) if output.exists() else {}
+    model, keywords = export_arguments(load_models(source), source)
+    keywords = {name: value for name, value in keywords.items() if name != "arch"} | {"device": device}
+    with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
+        untorch.export.export(model, path=Path(folder) / "model.pt2", **{**keywords, **fields})
+    document = {"source": source, "file": str(output), "architectures": _counts(read_tuning(output), before)}
+    if not quiet or json:
+        emit(document, json, lambda console: _render(console, document))
+
+
+def _counts(choices: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "architecture": architecture,
+            "kernels": len(kernels),
+            "new": len(kernels.keys() - before.get(architecture, {}).keys()),
+        }
+        for architecture, kernels in sorted(choices.items())
+    ]
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    print_fields(console, [("written", document["file"])])
+    rows = [(item["architecture"], str(item["kernels"]), str(item["new"])) for item in document["architectures"]]
+    console.print(make_table(None, ("architecture", "kernels", "new"), rows))

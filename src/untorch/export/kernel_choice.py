@@ -1,0 +1,228 @@
+"""Which configuration of a Triton kernel is taken where none can be timed; and files of what was found by timing.
+
+Inductor gives each kernel a few configurations: how many elements a block has along x, y and the reduction, and its
+warps. On a GPU they are timed. Without one a tuning file says which was the fastest for this very kernel on such a GPU;
+else a model of the GPU's memory estimates them, since generated kernels are bound by it:
+
+- As many blocks run at a time as threads, registers and shared memory leave room for; then come the next.
+- Each turn of a block waits for memory once; then bytes come at the GPU's bandwidth, or at what so few multiprocessors
+  reach of it.
+- Rows of a tile that are shorter than a sector of memory cost a whole one.
+- A register that is spilled costs time.
+
+Kernels that somebody wrote bring their own order, and the first that spills nothing is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from untorch.export.gpus import GpuModel
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = [
+    "Candidate",
+    "Choices",
+    "Work",
+    "choose",
+    "estimate",
+    "kernel_key",
+    "read_tuning",
+    "recording",
+    "write_tuning",
+]
+
+# {architecture: {key of a kernel: {"kernel": its name, "config": …}}}
+Choices = dict[str, dict[str, dict[str, Any]]]
+
+_FORMAT = "untorch tuning"
+_LATENCY = 7e-7  # seconds from a load to its value, from memory that is in use
+_SECTOR = 32  # bytes of memory that come together
+_MOST_BLOCKS = 32  # of a multiprocessor
+_SHARE_OF_ONE = 1.5  # of the memory's bandwidth, times multiprocessors, that one can use
+_SPILL = 1 / 32  # of the time, for each register
+_TIE = 1.02  # estimates are no better than that: Inductor's own order decides
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does: sizes along x, y and z; the length of its reduction, 1 for none; bytes of an element's loads
+    and stores; whether neighbours in memory follow each other along the reduction.
+    """
+
+    sizes: tuple[int, ...]
+    reduction: int = 1
+    bytes_an_element: float = 8.0
+    reduces_rows: bool = True
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration, compiled. blocks: elements of a block along x, y and z; reduction: those of one turn of it."""
+
+    blocks: tuple[int, ...]
+    reduction: int = 1
+    warps: int = 4
+    registers: int = 32
+    spills: int = 0
+    shared_memory: int = 0
+
+
+def estimate(gpu: GpuModel, work: Work, candidate: Candidate) -> float:
+    """Seconds that the kernel takes with this configuration; good for an order, not for a forecast."""
+    blocks = math.prod(-(-size // max(block, 1)) for size, block in zip(work.sizes, candidate.blocks, strict=True))
+    resident = min(
+        gpu.threads // (32 * candidate.warps),
+        gpu.registers // (32 * candidate.warps * -(-max(candidate.registers, 16) // 8) * 8),
+        (gpu.shared_memory + 1024) // (candidate.shared_memory + 1024),
+        _MOST_BLOCKS,
+    )
+    at_a_time = gpu.multiprocessors * max(resident, 1)
+    turns = -(-work.reduction // max(candidate.reduction, 1))
+    tile = math.prod(candidate.blocks) * min(candidate.reduction, work.reduction) * work.bytes_an_element
+    cost = tile * turns * _waste(work, candidate)
+
+    def wave(count: int) -> float:
+        if count == 0:
+            return 0.0
+        share = min(count / gpu.multiprocessors * _SHARE_OF_ONE, 1.0)
+        return _LATENCY * turns + count * cost / (gpu.bandwidth * 1e9 * share)
+
+    seconds = blocks // at_a_time * wave(at_a_time) + wave(blocks % at_a_time)
+    return seconds * (1 + candidate.spills * _SPILL)
+
+
+def _waste(work: Work, candidate: Candidate) -> float:
+    """How many more bytes move than are wanted, as short rows of a tile take whole sectors."""
+
+    def of(elements: int, size: int) -> float:
+        width = min(elements, size) * min(work.bytes_an_element, 4.0)
+        return max(_SECTOR / width, 1.0) if size > elements else 1.0
+
+    if work.reduction > 1:
+        return of(candidate.reduction, work.reduction) if work.reduces_rows else of(candidate.blocks[0], work.sizes[0])
+    # Tiles in two dimensions are for operands whose rows go either way.
+    parts = [of(block, size) for block, size in zip(candidate.blocks, work.sizes, strict=True)]
+    return math.fsum(parts) / len(parts)
+
+
+def kernel_key(source: str, sizes: Mapping[str, int] | None, signature: Mapping[str, Any]) -> str:
+    """What a kernel is known by: its code without its name, its sizes and its arguments' types."""
+    code = re.sub(r"\bdef \w+\(", "def kernel(", source, count=1)
+    parts = [code, sorted((sizes or {}).items()), [str(kind) for kind in signature.values()]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def choose(gpu: GpuModel, kernel: Any, tuning: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Of a CachingAutotuner's launchers the one to keep. ``tuning``: what a file has for this architecture."""
+    launchers = list(kernel.launchers)
+    known = tuning.get(_key_of(kernel))
+    if known is not None:
+        for launcher in launchers:
+            if _config_of(launcher) == known["config"]:
+                return launcher
+    if kernel.custom_kernel or not kernel.size_hints:
+        return min(launchers, key=lambda launcher: launcher.n_spills)
+    work = _work_of(kernel)
+    times = [estimate(gpu, work, _candidate_of(launcher, work)) for launcher in launchers]
+    return next(launcher for launcher, time in zip(launchers, times, strict=True) if time <= min(times) * _TIE)
+
+
+@contextlib.contextmanager
+def recording(architecture: str | None) -> Iterator[Choices]:
+    """Fills what it gives with the configuration of each kernel that Inductor keeps meanwhile; None: for the CPU."""
+    if architecture is None:
+        yield {}
+        return
+    from unittest import mock
+
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    found: Choices = {architecture: {}}
+    save: Any = CachingAutotuner.save_gpu_kernel
+
+    def save_gpu_kernel(self: Any, stream: Any, launcher: Any) -> Any:
+        name = str(self.inductor_meta.get("kernel_name") or self.fn.__name__)
+        found[architecture][_key_of(self)] = {"kernel": name, "config": _config_of(launcher)}
+        return save(self, stream, launcher)
+
+    with mock.patch.object(CachingAutotuner, "save_gpu_kernel", save_gpu_kernel):
+        yield found
+
+
+def read_tuning(path: str | os.PathLike[str]) -> Choices:
+    """The choices of a file that ``write_tuning`` made. Raises InvalidArgumentError with the file's name."""
+    try:
+        document = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"tuning file {os.fspath(path)!r} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT or document.get("version") != 1:
+        raise InvalidArgumentError(
+            f"tuning file {os.fspath(path)!r}: expected a file that `untorch tune` wrote, of version 1, got "
+            f"something else"
+        )
+    choices: Choices = document["choices"]
+    return choices
+
+
+def write_tuning(path: str | os.PathLike[str], choices: Choices) -> None:
+    """Writes the choices to a file, beside those that it has; of a kernel that it has the new one counts.
+
+    Raises InvalidArgumentError if there is a file of another kind.
+    """
+    target = Path(path)
+    merged = read_tuning(target) if target.exists() else {}
+    for architecture, kernels in choices.items():
+        merged[architecture] = {**merged.get(architecture, {}), **kernels}
+    document = {"format": _FORMAT, "version": 1, "choices": merged}
+    partial = target.with_name(f".{target.name}.partial")
+    partial.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    partial.replace(target)
+
+
+def _key_of(kernel: Any) -> str:
+    return kernel_key(kernel.fn.src, kernel.size_hints, kernel.triton_meta.get("signature", {}))
+
+
+def _config_of(launcher: Any) -> dict[str, Any]:
+    config = launcher.config
+    values = {name: value for name, value in config.kwargs.items() if isinstance(value, bool | int | float | str)}
+    return {**values, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def _work_of(kernel: Any) -> Work:
+    sizes = {name.rstrip("_"): int(size) for name, size in kernel.size_hints.items()}
+    meta = kernel.inductor_meta
+    kinds = [str(kind) for kind in kernel.triton_meta.get("signature", {}).values() if str(kind).startswith("*")]
+    widths = [int(found[0]) / 8 for kind in kinds if (found := re.findall(r"\d+", kind))] or [4.0]
+    moved = max(int(meta.get("num_load", 1)), 1) + (0 if "r0" in sizes else int(meta.get("num_store", 1)))
+    hint = str(getattr(meta.get("reduction_hint"), "name", meta.get("reduction_hint", "")))
+    return Work(
+        sizes=tuple(sizes[axis] for axis in ("x", "y", "z") if axis in sizes),
+        reduction=math.prod(size for axis, size in sizes.items() if axis.startswith("r")),
+        bytes_an_element=sum(widths) / len(widths) * moved,
+        reduces_rows="OUTER" not in hint,
+    )
+
+
+def _candidate_of(launcher: Any, work: Work) -> Candidate:
+    config = launcher.config
+    names = ("XBLOCK", "YBLOCK", "ZBLOCK")[: len(work.sizes)]
+    turns = [int(value) for name, value in config.kwargs.items() if re.fullmatch(r"R\d?_?BLOCK", name)]
+    return Candidate(
+        blocks=tuple(int(config.kwargs.get(name, 1)) for name in names),
+        reduction=math.prod(turns) if turns else work.reduction,  # without a size it is done in one turn
+        warps=config.num_warps,
+        registers=int(getattr(launcher, "n_regs", None) or 32),
+        spills=int(launcher.n_spills or 0),
+        shared_memory=int(getattr(launcher, "shared", None) or 0),
+    )
