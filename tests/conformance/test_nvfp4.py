@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from untorch.quant import quantize, quantize_experts
+from untorch.archive import MANIFEST, ArchiveReader
+from untorch.quant import quantize
 
 # No torch.
 RUN = """
@@ -53,14 +55,21 @@ def test_qwen3_moe(tmp_path: Path) -> None:
     from untorch.export import check, export
 
     model = tiny()
-    reports = quantize_experts(model)
-    assert [report.name for report in reports] == [f"model.layers.{i}.mlp.experts" for i in range(2)]
-    assert all(report.nbytes_after < 0.3 * report.nbytes_before for report in reports)  # of float32
-    assert all(0 < report.error_gate_up < 0.15 and 0 < report.error_down < 0.15 for report in reports)
-    quantize(model, "nvfp4", include=["*_proj", "lm_head"], progress=False)
+    report = quantize(model, "nvfp4", include=["*experts", "*_proj", "lm_head"], progress=False)
+    of_experts = [layer for layer in report.layers if ".experts." in layer.names[0]]
+    assert [layer.names[0] for layer in of_experts] == [
+        f"model.layers.{i}.mlp.experts.{part}_proj" for i in range(2) for part in ("gate_up", "down")
+    ]
+    assert all(layer.nbytes_after < 0.3 * layer.nbytes_before for layer in of_experts)  # of float32
+    assert all(0 < layer.error < 0.15 for layer in of_experts)
     length = Dim("length", min=2, max=32)
     path = tmp_path / "moe.pt2"
     export(Logits(model).eval(), (torch.randint(0, 96, (1, 9)),), path, dynamic_shapes=({1: length},), progress=False)
+    with ArchiveReader(path) as archive:
+        entries = json.loads(archive.read(MANIFEST))["methods"]["forward"]["quantization"]
+    packed = {entry["name"].rpartition("layers.")[2]: entry["packed_shape"] for entry in entries}
+    assert packed["0.mlp.experts.moe.w13"] == [8 * 96, 64] and packed["1.mlp.experts.moe.w2"] == [8 * 64, 48]
+    assert {entry["dtype"] for entry in entries} == {"nvfp4"}
     names = {item.operator for item in check(path)}
     assert {"nvfp4_moe", "nvfp4_linear"} <= names
     inputs = {f"of_{n}": torch.randint(0, 96, (1, n)) for n in (2, 9, 32)}

@@ -16,7 +16,7 @@ from untorch.export.options import QuantizeOptions
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
 from untorch.export.progress import Progress
-from untorch.ops import int4, nvfp4
+from untorch.ops import int4, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.quant.apply import Quantizer
@@ -30,10 +30,11 @@ from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["describe_quantized", "quantize_methods", "quantized_module"]
 
-# The operators, their dtype, and which of their arguments are the weight, the packed values first.
+# The operators, their dtype, and which of their arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
-    int4.OPERATOR: ("int4", ("weight", "scale_and_zero")),
-    nvfp4.OPERATOR: ("nvfp4", ("weight_packed", "block_scale", "global_scale")),
+    int4.OPERATOR: ("int4", (("weight", "scale_and_zero"),)),
+    nvfp4.OPERATOR: ("nvfp4", (("weight_packed", "block_scale", "global_scale"),)),
+    nvfp4_moe.OPERATOR: ("nvfp4", (("w13", "w13_scale", "w13_global"), ("w2", "w2_scale", "w2_global"))),
 }
 
 
@@ -106,30 +107,31 @@ def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
     for node in traced.module.graph.nodes:
         if node.op != "call_function" or node.target not in _WEIGHT_ARGUMENTS:
             continue
-        dtype, names = _WEIGHT_ARGUMENTS[node.target]
+        dtype, weights = _WEIGHT_ARGUMENTS[node.target]
         arguments = arguments_of(node)
-        parts = [arguments[name] for name in names]
-        if not all(isinstance(part, fx.Node) and part.op == "get_attr" for part in parts):
-            continue  # computed by the model
-        tensors = [attribute(traced.module, str(part.target)) for part in parts]
-        packed = parts[0]
-        name = str(packed.target).removesuffix(".packed_weight")
-        layer = _submodule(traced.method.model, name)
-        found[str(packed.target)] = {
-            "name": name,
-            "dtype": dtype,
-            "group_size": arguments.get("group_size", BLOCK_SIZE),
-            "packed_shape": _packed_shape(tensors[0]),
-            **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
-            "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        }
+        for names in weights:
+            parts = [arguments[name] for name in names]
+            if not all(isinstance(part, fx.Node) and part.op == "get_attr" for part in parts):
+                continue  # computed by the model
+            tensors = [attribute(traced.module, str(part.target)) for part in parts]
+            packed = parts[0]
+            name = str(packed.target).removesuffix(".packed_weight")
+            layer = _submodule(traced.method.model, name)
+            found[str(packed.target)] = {
+                "name": name,
+                "dtype": dtype,
+                "group_size": arguments.get("group_size", BLOCK_SIZE),
+                "packed_shape": _packed_shape(tensors[0]),
+                **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
+                "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            }
     return list(found.values())
 
 
 def _packed_shape(packed: torch.Tensor) -> list[int]:
-    """[n, k] of a weight in tiles, or in NVFP4's bytes."""
-    if packed.dim() == 2:
-        return [packed.shape[0], 2 * packed.shape[1]]
+    """[n, k] of a weight in tiles, or in NVFP4's bytes; of experts all of their rows."""
+    if packed.dim() <= 3:
+        return [packed.shape[:-1].numel(), 2 * packed.shape[-1]]
     tiles, outer, _, words = packed.shape
     return [tiles * N_TILE, outer * words * 2 * K_TILE]
 

@@ -1,4 +1,4 @@
-"""``quantize``: replaces the linear layers of a module by quantised ones, and reports what became of each."""
+"""``quantize``: replaces linear layers and experts of a module by quantised ones, and reports what became of each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from untorch.quant.experts import NVFP4Experts, make_experts, obstacle
 from untorch.quant.linear import padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
@@ -31,7 +32,8 @@ def quantize(
     device: str | torch.device | None = None,
     progress: bool = True,
 ) -> QuantizationReport:
-    """Replaces linear layers of ``module`` by ``Int4Linear`` or ``NVFP4Linear``, in place, and reports each.
+    """Replaces linear layers of ``module`` by ``Int4Linear`` or ``NVFP4Linear``, in place, and reports each; for nvfp4
+    also the experts of transformers' models by ``NVFP4Experts``, see ``quantize_experts``.
 
     Layers are taken that are an nn.Linear with a float32, bfloat16 or float16 weight, and not a subclass. Without
     ``include``, those that would not get smaller are left alone. Layers that share one weight share the packed one. If
@@ -48,8 +50,8 @@ def quantize(
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
-        include: Which layers: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of (name,
-            module). None: all.
+        include: Which layers and experts: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of
+            (name, module). None: all.
         exclude: Which of them not, likewise.
         device: Where to compute, such as "cuda". None: where each weight lies. The result lies where the weight was.
         progress: Show the running layer when stderr is a terminal.
@@ -92,6 +94,7 @@ class Quantizer:
         self._device = None if device is None else _usable(device)
         self._weights: dict[tuple[object, ...], _Weight] = {}
         self._layers: dict[int, tuple[nn.Linear, QuantizedLinear]] = {}
+        self._experts: dict[tuple[object, ...], tuple[NVFP4Experts, tuple[LayerReport, ...], nn.Module]] = {}
 
     def apply(
         self,
@@ -105,8 +108,8 @@ class Quantizer:
         """As ``quantize``. ``on_layer`` is told each layer when it begins."""
         start = time.perf_counter()
         before = module_nbytes(module)
-        selection = select(module, include, exclude, self._pays)
-        if not selection.chosen:
+        selection = select(module, include, exclude, self._pays, lambda part: self._cannot(part, part is module))
+        if not selection.chosen and not selection.experts:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.skipped.items())
             raise InvalidArgumentError(f"quantize: nothing to quantise: {reasons or 'the module has no linear layer'}")
         groups: dict[tuple[object, ...], list[tuple[nn.Linear, list[str]]]] = {}
@@ -114,11 +117,17 @@ class Quantizer:
             groups.setdefault(tensor_key(linear.weight), []).append((linear, names))
         kept = _other_readers(module, [linear for linear, _ in selection.chosen])
         layers = []
+        replacements: dict[int, nn.Module] = {}
+        count = len(groups) + len(selection.experts)
         with _steps(progress, on_layer) as step:
             for number, (key, members) in enumerate(groups.items(), 1):
-                step(f"{number} of {len(groups)}: {members[0][1][0]}")
+                step(f"{number} of {count}: {members[0][1][0]}")
                 layers.append(self._quantize(key, members, tuple(kept.get(key, ()))))
-        replacements = {id(linear): self._layers[id(linear)][1] for linear, _ in selection.chosen}
+            for number, (part, names) in enumerate(selection.experts, len(groups) + 1):
+                step(f"{number} of {count}: {names[0]}")
+                replacements[id(part)], reports = self._quantize_experts(names, part)
+                layers += reports
+        replacements |= {id(linear): self._layers[id(linear)][1] for linear, _ in selection.chosen}
         replace_modules(module, replacements)
         root = self.replacement(module)
         after = module_nbytes(module if root is None else root)
@@ -164,6 +173,44 @@ class Quantizer:
             kept_by=kept_by,
             rtn_error=made.quantized.rtn_error,
         )
+
+    def _cannot(self, experts: nn.Module, is_root: bool) -> str:
+        """Why experts are left alone, or ""."""
+        if not self._scheme.serves_experts:
+            return "experts stay in floating point: only nvfp4 has products for them"
+        if is_root:
+            return "experts cannot be replaced in place: give what has them"
+        return obstacle(experts)
+
+    def _quantize_experts(self, names: list[str], experts: nn.Module) -> tuple[NVFP4Experts, tuple[LayerReport, ...]]:
+        """What takes their place, for equal weights the same, and a report for each of the two weights."""
+        weights = {field: getattr(experts, field) for field in ("gate_up_proj", "down_proj")}
+        key = tuple(tensor_key(weight) for weight in weights.values())
+        if key not in self._experts:
+            for field, weight in weights.items():
+                if not bool(torch.isfinite(weight).all()):
+                    raise InvalidArgumentError(f"quantize: {names[0]}: its {field} has values that are not finite")
+            made, report = make_experts(names[0], experts, self._scheme.method == "search", self._device)
+            moe = made.moe
+            parts = {
+                "gate_up_proj": (report.error_gate_up, (moe.w13, moe.w13_scale, moe.w13_global)),
+                "down_proj": (report.error_down, (moe.w2, moe.w2_scale, moe.w2_global)),
+            }
+            reports = []
+            for field, (error, tensors) in parts.items():
+                weight = weights[field]
+                shape = (weight.shape[0] * weight.shape[1], weight.shape[2])
+                nbytes = [sum(t.numel() * t.element_size() for t in each) for each in ((weight,), tensors)]
+                every = tuple(f"{name}.{field}" for name in names)
+                reports.append(
+                    LayerReport(
+                        every, shape, shape, str(weight.dtype).removeprefix("torch."), self._scheme.group_size,
+                        self._scheme.method, error, nbytes[0], nbytes[1],
+                    )
+                )  # fmt: skip
+            self._experts[key] = made.train(experts.training), tuple(reports), experts
+        made, found, _ = self._experts[key]
+        return made, found
 
     def _make(self, weight: torch.Tensor, name: str) -> _Weight:
         there = weight if self._device is None else weight.to(self._device)

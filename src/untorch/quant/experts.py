@@ -12,7 +12,7 @@ from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4_METHODS, NVFP4Weight, nvfp4_error, quantize_nvfp4
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["ExpertsReport", "NVFP4Experts", "quantize_experts"]
+__all__ = ["ExpertsReport", "NVFP4Experts", "experts_of", "make_experts", "obstacle", "quantize_experts"]
 
 
 class NVFP4Experts(nn.Module):
@@ -57,53 +57,62 @@ def quantize_experts(module: nn.Module, *, method: str = "search") -> list[Exper
     """
     if method not in NVFP4_METHODS:
         raise InvalidArgumentError(f"quantize_experts: method: expected one of {NVFP4_METHODS}, got {method!r}")
-    found = {name: child for name, child in module.named_modules() if _has_experts(child)}
+    found = {names[0]: child for child, names in experts_of(module)}
     if not found:
         raise InvalidArgumentError("quantize_experts: module: it has no experts with gate_up_proj and down_proj")
     if "" in found:
         raise InvalidArgumentError("quantize_experts: module: experts cannot be replaced in place: give what has them")
     for name, experts in found.items():
-        _check(name, experts)
+        if reason := obstacle(experts):
+            raise InvalidArgumentError(f"quantize_experts: {name}: {reason}")
     made: dict[int, nn.Module] = {}
     reports = []
     for name, experts in found.items():
-        made[id(experts)], report = _quantize(name, experts, method == "search")
+        made[id(experts)], report = make_experts(name, experts, method == "search")
         reports.append(report)
     replace_modules(module, made)
     return reports
 
 
-def _has_experts(module: nn.Module) -> bool:
-    return all(isinstance(getattr(module, name, None), nn.Parameter) for name in ("gate_up_proj", "down_proj"))
+def experts_of(module: nn.Module) -> list[tuple[nn.Module, list[str]]]:
+    """Every module of experts once, of any kind, with all names under which it is reached, "" for the module."""
+    found: dict[int, tuple[nn.Module, list[str]]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if all(isinstance(getattr(part, field, None), nn.Parameter) for field in ("gate_up_proj", "down_proj")):
+            found.setdefault(id(part), (part, []))[1].append(name)
+    return list(found.values())
 
 
-def _check(name: str, experts: nn.Module) -> None:
+def obstacle(experts: nn.Module) -> str:
+    """Why NVFP4Experts cannot take their place, or ""."""
     gate_up, down = experts.gate_up_proj, experts.down_proj
     assert isinstance(gate_up, nn.Parameter)
     assert isinstance(down, nn.Parameter)
     fits = gate_up.dim() == 3 and down.dim() == 3 and gate_up.shape[1] % 2 == 0
     if not fits or down.shape != (gate_up.shape[0], gate_up.shape[2], gate_up.shape[1] // 2):
-        raise InvalidArgumentError(
-            f"quantize_experts: {name}: expected gate_up_proj [E, 2·I, K] and down_proj [E, K, I], got "
-            f"{list(gate_up.shape)} and {list(down.shape)}"
+        return (
+            f"expected gate_up_proj [E, 2·I, K] and down_proj [E, K, I], got {list(gate_up.shape)} and "
+            f"{list(down.shape)}"
         )
     if gate_up.shape[1] // 2 % 16 or gate_up.shape[2] % 16:
-        raise InvalidArgumentError(
-            f"quantize_experts: {name}: expected K and I to be multiples of 16, got K = {gate_up.shape[2]} and I = "
-            f"{gate_up.shape[1] // 2}"
-        )
+        return f"expected K and I to be multiples of 16, got K = {gate_up.shape[2]} and I = {gate_up.shape[1] // 2}"
     others = [other for other, _ in experts.named_parameters() if other not in ("gate_up_proj", "down_proj")]
     activation = getattr(experts, "act_fn", None)
     if others or type(activation).__name__ not in ("SiLU", "SiLUActivation"):
-        raise InvalidArgumentError(
-            f"quantize_experts: {name}: expected experts of two products without biases and with SiLU between, got "
-            f"{type(experts).__name__} with act_fn {type(activation).__name__}"
-            f"{' and ' + ', '.join(others) if others else ''}"
+        return (
+            f"expected experts of two products without biases and with SiLU between, got {type(experts).__name__} with "
+            f"act_fn {type(activation).__name__}{' and ' + ', '.join(others) if others else ''}"
         )
+    return ""
 
 
-def _quantize(name: str, experts: nn.Module, search: bool) -> tuple[NVFP4Experts, ExpertsReport]:
-    gate_up, down = (getattr(experts, part).detach() for part in ("gate_up_proj", "down_proj"))
+def make_experts(
+    name: str, experts: nn.Module, search: bool, device: torch.device | None = None
+) -> tuple[NVFP4Experts, ExpertsReport]:
+    """What takes their place, where there is no obstacle, and the report. ``device`` computes, if given."""
+    weights = [getattr(experts, part).detach() for part in ("gate_up_proj", "down_proj")]
+    home = weights[0].device
+    gate_up, down = (weight.to(device or home) for weight in weights)
     e, rows, k = gate_up.shape
     halves = quantize_nvfp4(gate_up.reshape(e, 2, rows // 2, k), search=search)
     lower = quantize_nvfp4(down, search=search)
@@ -115,7 +124,7 @@ def _quantize(name: str, experts: nn.Module, search: bool) -> tuple[NVFP4Experts
         name, sum(p.numel() * p.element_size() for p in (gate_up, down)), moe.weight_nbytes,
         _error(gate_up.reshape(2 * e, rows // 2, k), halves), _error(down, lower),
     )  # fmt: skip
-    return NVFP4Experts(moe), report
+    return NVFP4Experts(moe).to(home), report
 
 
 def _error(weight: torch.Tensor, made: NVFP4Weight) -> float:

@@ -36,6 +36,7 @@ class Scheme(Protocol):
 
     group_size: int
     method: str
+    serves_experts: bool
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         """The bytes of a weight [n, k], padded, whose elements had ``element_size`` bytes."""
@@ -57,6 +58,8 @@ def make_scheme(dtype: str, group_size: int | None, method: str | None) -> Schem
 
 
 class _Int4:
+    serves_experts = False
+
     def __init__(self, group_size: int, method: str) -> None:
         if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
             raise InvalidArgumentError(f"quantize: group_size: expected 32, 64, 128 or 256, got {group_size!r}")
@@ -83,6 +86,8 @@ class _Int4:
 
 
 class _NVFP4:
+    serves_experts = True
+
     def __init__(self, group_size: int, method: str) -> None:
         if isinstance(group_size, bool) or group_size != BLOCK_SIZE:
             raise InvalidArgumentError(

@@ -1,4 +1,6 @@
-"""Which linear layers of a module are quantised: names, patterns and predicates, and who else reads a weight."""
+"""Which linear layers and experts of a module are quantised: names, patterns and predicates, and who else reads a
+weight.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from untorch.quant.experts import experts_of
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["Selection", "Selector", "linears", "select", "tensor_key"]
@@ -20,10 +23,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Selection:
-    """``chosen``: the linear layers to quantise with all their names; ``skipped``: name to reason."""
+    """What to quantise with all its names: ``chosen`` the linear layers, ``experts`` modules of them; ``skipped``: name
+    to reason.
+    """
 
     chosen: list[tuple[nn.Linear, list[str]]]
     skipped: dict[str, str]
+    experts: list[tuple[nn.Module, list[str]]]
 
 
 def linears(module: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
@@ -40,26 +46,38 @@ def select(
     include: Selector | Sequence[Selector] | None,
     exclude: Selector | Sequence[Selector] | None,
     pays: Callable[[nn.Linear], str],
+    experts_obstacle: Callable[[nn.Module], str],
 ) -> Selection:
-    """The layers to quantise. A pattern that matches no linear layer is an InvalidArgumentError with all names.
+    """What to quantise. A pattern that matches neither linear layer nor experts is an InvalidArgumentError with all
+    names.
 
-    ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "".
+    ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "". ``experts_obstacle`` gives one
+    why experts cannot be replaced.
     """
-    candidates = linears(module)
+    layers, experts = linears(module), experts_of(module)
+    candidates: list[tuple[nn.Module, list[str]]] = [*layers, *experts]
     wanted = _matcher("include", include, candidates)
     unwanted = _matcher("exclude", exclude, candidates)
     readers = _readers_of_weights(module)
-    selection = Selection([], {})
-    for linear, names in candidates:
-        shown = names[0] or "(the module itself)"
-        if include is not None and not wanted(linear, names):
-            selection.skipped[shown] = "not in include"
-        elif exclude is not None and unwanted(linear, names):
-            selection.skipped[shown] = "in exclude"
-        elif reason := _obstacle(linear, readers.get(id(linear))) or (pays(linear) if include is None else ""):
-            selection.skipped[shown] = reason
-        else:
+    selection = Selection([], {}, [])
+
+    def left_alone(part: nn.Module, names: list[str], obstacle: str) -> bool:
+        reason = obstacle
+        if include is not None and not wanted(part, names):
+            reason = "not in include"
+        elif exclude is not None and unwanted(part, names):
+            reason = "in exclude"
+        if reason:
+            selection.skipped[names[0] or "(the module itself)"] = reason
+        return bool(reason)
+
+    for linear, names in layers:
+        obstacle = _obstacle(linear, readers.get(id(linear)))
+        if not left_alone(linear, names, obstacle or (pays(linear) if include is None else "")):
             selection.chosen.append((linear, names))
+    for part, names in experts:
+        if not left_alone(part, names, experts_obstacle(part)):
+            selection.experts.append((part, names))
     return selection
 
 
@@ -71,8 +89,8 @@ def tensor_key(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _matcher(
-    option: str, selectors: Selector | Sequence[Selector] | None, candidates: list[tuple[nn.Linear, list[str]]]
-) -> Callable[[nn.Linear, list[str]], bool]:
+    option: str, selectors: Selector | Sequence[Selector] | None, candidates: list[tuple[nn.Module, list[str]]]
+) -> Callable[[nn.Module, list[str]], bool]:
     listed: Iterable[Selector] = [selectors] if isinstance(selectors, str) or callable(selectors) else selectors or ()
     listed = list(listed)
     for selector in listed:
@@ -85,9 +103,9 @@ def _matcher(
                 f"{option}: expected name patterns or functions of (name, module), got {type(selector).__name__}"
             )
 
-    def matches(linear: nn.Linear, names: list[str]) -> bool:
+    def matches(part: nn.Module, names: list[str]) -> bool:
         return any(
-            fnmatch.fnmatchcase(name, selector) if isinstance(selector, str) else bool(selector(name, linear))
+            fnmatch.fnmatchcase(name, selector) if isinstance(selector, str) else bool(selector(name, part))
             for selector in listed
             for name in names
         )

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from untorch.quant import NVFP4Experts, quantize_experts
+from untorch.quant import NVFP4Experts, quantize, quantize_experts
+from untorch.quant.apply import Quantizer
 from untorch.runtime.errors import InvalidArgumentError
 
 
@@ -109,3 +110,66 @@ def test_refused(make: Callable[[], nn.Module], text: str) -> None:
 def test_an_unknown_method() -> None:
     with pytest.raises(InvalidArgumentError, match="quantize_experts: method: expected one of .* got 'hqq'"):
         quantize_experts(Block(Experts()), method="hqq")
+
+
+class Model(nn.Module):
+    """Linear layers and experts, one of them twice."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.first, self.experts, self.again = nn.Linear(32, 32), experts, nn.ModuleList([experts])
+
+
+def test_quantize_takes_experts_too() -> None:
+    torch.manual_seed(0)
+    model, alone = Model(Experts()), Block(Experts())
+    alone.experts.load_state_dict(model.experts.state_dict())
+    report = quantize(model, "nvfp4", progress=False)
+    [expected] = quantize_experts(alone)
+    assert isinstance(model.experts, NVFP4Experts) and model.again[0] is model.experts
+    for name, tensor in model.experts.named_buffers():
+        assert torch.equal(tensor.view(torch.uint8), alone.experts.get_buffer(name).view(torch.uint8))
+    linear, gate_up, down = report.layers
+    assert linear.names == ("first",)
+    assert gate_up.names == ("experts.gate_up_proj", "again.0.gate_up_proj")
+    assert (gate_up.shape, down.shape) == ((4 * 96, 32), (4 * 32, 48))
+    assert (gate_up.error, down.error) == (expected.error_gate_up, expected.error_down)
+    assert gate_up.nbytes_before + down.nbytes_before == expected.nbytes_before
+    assert gate_up.nbytes_after + down.nbytes_after == expected.nbytes_after
+    assert (gate_up.dtype, gate_up.group_size, gate_up.method) == ("float32", 16, "search")
+    assert "experts.gate_up_proj  384 × 32" in str(report)
+
+
+def test_experts_that_quantize_leaves_alone() -> None:
+    reasons = {}
+    for name, model, dtype, options in (
+        ("int4", Model(Experts()), "int4", {}),
+        ("kind", Model(with_gelu()), "nvfp4", {}),
+        ("include", Model(Experts()), "nvfp4", {"include": "first"}),
+        ("exclude", Model(Experts()), "nvfp4", {"exclude": "exp*"}),
+    ):
+        reasons[name] = quantize(model, dtype, progress=False, **options).skipped["experts"]
+        assert isinstance(model.experts, Experts)
+    assert reasons["int4"] == "experts stay in floating point: only nvfp4 has products for them"
+    assert reasons["kind"].startswith("expected experts of two products without biases and with SiLU between")
+    assert (reasons["include"], reasons["exclude"]) == ("not in include", "in exclude")
+    model = Model(Experts())
+    report = quantize(model, "nvfp4", include="*experts*", method="rtn", progress=False)
+    assert isinstance(model.first, nn.Linear) and report.skipped == {"first": "not in include"}
+    with pytest.raises(InvalidArgumentError, match="experts cannot be replaced in place: give what has them"):
+        quantize(Experts(), "nvfp4", progress=False)
+    broken = Experts()
+    with torch.no_grad():
+        broken.down_proj[1, 2, 3] = float("inf")
+    with pytest.raises(InvalidArgumentError, match="experts: its down_proj has values that are not finite"):
+        quantize(Block(broken), "nvfp4", progress=False)
+
+
+def test_methods_that_share_experts_share_the_quantised_ones() -> None:
+    experts = Experts()
+    quantizer = Quantizer("nvfp4")
+    first, second = Block(experts), Block(Experts())
+    second.experts.gate_up_proj, second.experts.down_proj = experts.gate_up_proj, experts.down_proj
+    for block in (first, second):
+        quantizer.apply(block)
+    assert first.experts is second.experts
