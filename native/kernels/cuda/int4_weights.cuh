@@ -18,8 +18,13 @@ __device__ __forceinline__ std::uint32_t and_or(std::uint32_t value, std::uint32
 struct ScalePair {
   std::uint32_t scale, zero;
 };
+// Written as moves of halves, which ptxas makes part of the instructions that use them.
 __device__ __forceinline__ ScalePair scale_pair(std::uint32_t scale_and_zero) {
-  return {__byte_perm(scale_and_zero, 0, 0x1010), __byte_perm(scale_and_zero, 0, 0x3232)};
+  ScalePair out;
+  asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %2;\nmov.b32 %0, {low, low};\nmov.b32 %1, {high, high};}"
+      : "=r"(out.scale), "=r"(out.zero)
+      : "r"(scale_and_zero));
+  return out;
 }
 
 // (value - offset)·scale + zero for two numbers of T; value - offset is exact.
