@@ -4,9 +4,7 @@
 // step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights as
 // they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh, nvfp4_scales.cuh); x's rows,
 // 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks. Warps
-// meet at the end only. Two tiles of 8 columns are the rows of the matrix instruction's first operand: of a word of
-// either, the four pairs are its four registers for 16 k's and again for the next 16. x's rows are its second operand's
-// columns.
+// meet at the end only. What a warp does with a stage is in packed_block.cuh.
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
 // for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8 shifts
@@ -18,6 +16,7 @@
 #include "kernels/cuda/gemm_mma.cuh"
 #include "kernels/cuda/gemm_small.cuh"
 #include "kernels/cuda/packed.h"
+#include "kernels/cuda/packed_block.cuh"
 #include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 
@@ -37,16 +36,6 @@ struct Ring {
   static constexpr int kSums = kTurns * 8 * kCols * 4;  // of a warp, at the end: eight rows whatever Rows is
   static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
 };
-
-// Groups of a column in a block, where sums are by group.
-template <class Format>
-constexpr int lines_of() {
-  if constexpr (Format::kByGroup) {
-    return Format::kLines;
-  } else {
-    return 1;
-  }
-}
 
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
 template <class Format, class T, bool Wide, int Rows>
@@ -100,7 +89,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     commit_copies();
   }
   constexpr int kTurns = R::kTurns;
-  float acc[R::kPairs][kTurns][4] = {};
+  float acc[R::kPairs * kTurns * 4] = {};
   // Rows that are not there are other ones, and so are their sums; nobody reads those.
   const int row = (lane & 7) < Rows ? lane & 7 : Rows - 1;
   int stage = 0;
@@ -111,84 +100,9 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     commit_copies();
     const unsigned char* const here = ring + stage * R::kBytes;
     const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
-    std::uint32_t x[kTurns][4][4];
-#pragma unroll
-    for (int r = 0; r < kTurns; ++r) {
-      const std::uint32_t x_row = shared_address(here + R::kX + (r * 8 + row) * 256);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) load_matrices(x[r][j], x_row + (((j * 4 + (lane >> 3)) ^ row) << 4));
-    }
-    // d += a word's two tiles of 16 columns, times turn r of x's rows.
-    const auto multiply = [&](float(&d)[4], int r, int j, const std::uint32_t(&low)[4], const std::uint32_t(&high)[4]) {
-      mma<T>(d, low[0], high[0], low[1], high[1], x[r][j][0], x[r][j][1]);
-      mma<T>(d, low[2], high[2], low[3], high[3], x[r][j][2], x[r][j][3]);
-    };
-    // The sums of x's rows over a group, where a lane has those of its columns: a matrix of ones times x.
-    constexpr int kGroups = lines_of<Format>(), kWords = 4 / kGroups;
-    float2 x_sums[kGroups][kTurns];
-    if constexpr (Format::kByGroup) {
-      constexpr std::uint32_t kOne = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
-      constexpr std::uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
-#pragma unroll
-      for (int q = 0; q < kGroups; ++q) {
-#pragma unroll
-        for (int r = 0; r < kTurns; ++r) {
-          float sums[4] = {};
-#pragma unroll
-          for (int j = q * kWords; j < (q + 1) * kWords; ++j) multiply(sums, r, j, kOnes, kOnes);
-          x_sums[q][r] = float2{sums[0], sums[1]};
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < R::kPairs; ++i) {
-      std::uint32_t word[2][4];
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const std::uint32_t* const tile = at + (2 * i + side) * 128;
-        if constexpr (Wide) {
-          const uint4 v = *reinterpret_cast<const uint4*>(tile + lane * 4);
-          word[side][0] = v.x, word[side][1] = v.y, word[side][2] = v.z, word[side][3] = v.w;
-        } else {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) word[side][j] = tile[word_at(lane_words, j, lane)];
-        }
-      }
-      std::uint32_t low[4], high[4];
-      if constexpr (Format::kByGroup) {
-#pragma unroll
-        for (int q = 0; q < kGroups; ++q) {
-          float sums[kTurns][4] = {};
-#pragma unroll
-          for (int j = q * kWords; j < (q + 1) * kWords; ++j) {
-            Format::template unpack_word<T>(word[0][j], low);
-            Format::template unpack_word<T>(word[1][j], high);
-#pragma unroll
-            for (int r = 0; r < kTurns; ++r) multiply(sums[r], r, j, low, high);
-          }
-          const unsigned char* const line = here + R::kScales + q * kCols * 4;
-          const GroupFactors of_low = Format::template factors<T>(line, i * 16 + g),
-                             of_high = Format::template factors<T>(line, i * 16 + 8 + g);
-#pragma unroll
-          for (int r = 0; r < kTurns; ++r) {
-            float(&to)[4] = acc[i][r];
-            add_group(to[0], to[1], sums[r][0], sums[r][1], of_low, x_sums[q][r]);
-            add_group(to[2], to[3], sums[r][2], sums[r][3], of_high, x_sums[q][r]);
-          }
-        }
-      } else {
-        using Column = typename Format::template Column<T, kCols>;
-        Column low_column(p, here + R::kScales, i * 16 + g), high_column(p, here + R::kScales, i * 16 + 8 + g);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          low_column.prepare(j), high_column.prepare(j);
-          low_column.unpack_word(j, word[0][j], low);
-          high_column.unpack_word(j, word[1][j], high);
-#pragma unroll
-          for (int r = 0; r < kTurns; ++r) multiply(acc[i][r], r, j, low, high);
-        }
-      }
-    }
+    const std::uint32_t x_row = shared_address(here + R::kX + row * 256);
+    const auto x_at = [&](int r, int j) { return x_row + r * 2048 + (((j * 4 + (lane >> 3)) ^ (row & 7)) << 4); };
+    multiply_block<Format, T, Wide, R::kPairs, kTurns, kCols>(p, at, lane_words, here + R::kScales, 0, x_at, acc);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   wait_copies_but<0>();
@@ -207,8 +121,9 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
 #pragma unroll
     for (int r = 0; r < kTurns; ++r) {
       float* const to = own + r * 8 * kCols + i * 16;
-      to[0] = acc[i][r][0] * low, to[kCols] = acc[i][r][1] * low;
-      to[8] = acc[i][r][2] * high, to[kCols + 8] = acc[i][r][3] * high;
+      const float* const sum = acc + (i * kTurns + r) * 4;
+      to[0] = sum[0] * low, to[kCols] = sum[1] * low;
+      to[8] = sum[2] * high, to[kCols + 8] = sum[3] * high;
     }
   }
   __syncthreads();

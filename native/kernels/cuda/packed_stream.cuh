@@ -1,21 +1,24 @@
 // Products of up to a thousand rows with packed weights of four bits, by the tensor instructions of sm_90.
 //
-// Layout: a block makes tiles of 256 columns and Rows rows (8 to 128) from blocks of 128 k's in shared memory: x's rows
-// in two halves of 64 k's, 128 bytes each, permuted as the instruction's 128-byte swizzle wants them; the weights as
-// they are, 512 bytes for every 8 columns; the scales, as `Format` has them. Four warps copy, as many stages ahead as
-// fit; sixteen multiply. Each of their four warpgroups has 64 columns, the rows of the instruction's first operand: a
-// warp's 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second
-// operand, from shared memory. Wide tiles save bytes from the second-level cache, where x costs four times what weights
-// do.
+// Layout: a block makes tiles of 256 columns (192 for 128 rows) and Rows rows (8 to 128) from blocks of 128 k's in
+// shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's 128-byte
+// swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has them. Four
+// warps copy, as many stages ahead as fit; the others multiply. Wide tiles save bytes from the second-level cache,
+// where x costs four times what weights do.
+//
+// From 64 rows on sixteen or twelve warps multiply, as warpgroups. Each of these has 64 columns, the rows of the
+// instruction's first operand: a warp's 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are
+// unpacked there. x is the second operand, from shared memory. With fewer rows the instructions that surround such
+// products cost more than they save: eight warps multiply by themselves, 32 columns each, as in packed_block.cuh.
 //
 // Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
 // left in global memory, in the order of k; they did that tile first and have nobody to wait for.
 //
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
-// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For 16 k's a warp issues some 33 (NVFP4: 38)
-// instructions beside one of Rows / 2 clocks on the tensor cores, which four share: memory is the bound up to about 90
-// rows, then arithmetic.
+// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For a word of 8 weights a lane issues some 20 (int4,
+// 16 rows), 24 (32) or 29 (64) instructions, for NVFP4 30 to 35: that and memory are the bound up to about 90 rows,
+// then the tensor cores.
 #pragma once
 
 #include <atomic>
@@ -23,6 +26,7 @@
 
 #include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/packed_block.cuh"
 #include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/shared_barrier.cuh"
 #include "kernels/cuda/tile_memory.cuh"
@@ -37,7 +41,11 @@ constexpr int columns_of(int rows) { return rows < 128 ? 256 : 192; }
 
 template <class Format, int Rows>
 struct Stage {
-  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
+  // Up to so many rows warps multiply by themselves, two tiles of 16 columns each.
+  static constexpr bool kByWarps = Rows <= 32;
+  static constexpr int kPairs = kByWarps ? 2 : 1;
+  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols / kPairs, kThreads = kMultiply + kCopy;
+  static constexpr int kSums = kPairs * Rows / 2;  // of a thread
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
@@ -49,7 +57,8 @@ struct Stage {
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
-  static constexpr int kTaken = Rows == 128 ? 152 : 104, kKept = Rows == 128 ? 56 : 64;
+  static constexpr int kTaken = kByWarps ? 200 : Rows == 128 ? 152 : 104;
+  static constexpr int kKept = kByWarps ? 96 : Rows == 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
 
@@ -216,14 +225,18 @@ __device__ __forceinline__ void leave_partial(const Work& work, const float (&ac
   if (thread == 0) raise_flag(work.flags + own, work.token);
 }
 
+// The sums of pair i and rows 8 r and following in acc[4 (Rows / 8 · i + r)] and the next three, as in
+// packed_block.cuh.
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int top, int first,
-                                           const float (&acc)[Rows / 2]) {
+                                           const float (&acc)[Stage<Format, Rows>::kSums]) {
+  constexpr int kPairs = Stage<Format, Rows>::kPairs;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int column = first + warp * 16 + half * 8;
+  for (int tile = 0; tile < 2 * kPairs; ++tile) {
+    const int column = first + (warp * 2 * kPairs + tile) * 8;
+    const float* const sums = acc + tile / 2 * (Rows / 2) + tile % 2 * 2;
     if (column >= p.n) return;  // the same for the whole warp
     const float bias = p.bias == nullptr ? 0.0f : widen(static_cast<const T*>(p.bias)[column + g]);
     float factor = 1.0f;
@@ -231,8 +244,7 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
     const auto finished = [&](float sum) { return Format::kScalesSums ? fmaf(sum, factor, bias) : sum + bias; };
 #pragma unroll
     for (int i = 0; i < Rows / 8; ++i) {
-      const std::uint32_t pair =
-          transposed(pair_of<T>(finished(acc[4 * i + 2 * half]), finished(acc[4 * i + 2 * half + 1])));
+      const std::uint32_t pair = transposed(pair_of<T>(finished(sums[4 * i]), finished(sums[4 * i + 1])));
       const int row = top + i * 8 + g;
       if (row < p.m) {
         *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.out) + std::int64_t{row} * p.n + column + 2 * t) = pair;
@@ -241,55 +253,76 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
   }
 }
 
+// acc += a stage's products, by the four warps of a warpgroup together: 16 columns each, all rows.
+template <class Format, class T, int Rows>
+__device__ __forceinline__ void multiply_by_warpgroup(const typename Format::Gemm& p, const unsigned char* here,
+                                                      std::uint32_t address, int column,
+                                                      float (&acc)[Stage<Format, Rows>::kSums]) {
+  using S = Stage<Format, Rows>;
+  using Column = typename Format::template Column<T, S::kCols>;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint64_t x = operand_at(address);
+  const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
+  const unsigned char* const scales = here + S::kX + S::kWeights;
+  Column low_column(p, scales, column), high_column(p, scales, column + 8);
+  const uint4 low_words = tiles[0], high_words = tiles[32];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
+    std::uint32_t low[4], high[4];
+    low_column.prepare(j), high_column.prepare(j);
+    low_column.unpack_word(j, word(low_words), low);
+    high_column.unpack_word(j, word(high_words), high);
+    std::uint32_t operand[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
+      operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
+    }
+    warpgroup_fence();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int step = 2 * j + half;
+      warpgroup_mma<T>(acc, operand[half], operand_after(x, step / 4 * S::kHalf + step % 4 * 32));
+    }
+    warpgroup_commit();
+    // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
+    // out of the next one by making all of them wait for each other. Meanwhile other warpgroups multiply.
+    if (j < 3) {
+      warpgroup_wait<1>();
+    } else {
+      warpgroup_wait<0>();
+    }
+  }
+}
+
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
                                                 std::uint32_t base) {
   using S = Stage<Format, Rows>;
-  using Column = typename Format::template Column<T, S::kCols>;
   const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = warp * 16 + lane / 4;
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
   int stage = 0, parity = 0;
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
     const Segment part = segment_before(work, begin, stop);
     stop -= part.to - part.from;
-    float acc[Rows / 2] = {};
+    float acc[S::kSums] = {};
     for (int block = part.from; block < part.to; ++block) {
       wait_at(full + stage * 8, parity);
       const unsigned char* const here = stages + stage * S::kBytes;
-      const std::uint64_t x = operand_at(base + stage * S::kBytes);
-      const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
-      const unsigned char* const scales = here + S::kX + S::kWeights;
-      Column low_column(p, scales, column), high_column(p, scales, column + 8);
-      const uint4 low_words = tiles[0], high_words = tiles[32];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
-        std::uint32_t low[4], high[4];
-        low_column.prepare(j), high_column.prepare(j);
-        low_column.unpack_word(j, word(low_words), low);
-        high_column.unpack_word(j, word(high_words), high);
-        std::uint32_t operand[2][4];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
-          operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
-        }
-        warpgroup_fence();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int step = 2 * j + half;
-          warpgroup_mma<T>(acc, operand[half], operand_after(x, step / 4 * S::kHalf + step % 4 * 32));
-        }
-        warpgroup_commit();
-        // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
-        // out of the next one by making all of them wait for each other. Meanwhile other warpgroups multiply.
-        if (j < 3) {
-          warpgroup_wait<1>();
-        } else {
-          warpgroup_wait<0>();
-        }
+      const std::uint32_t address = base + stage * S::kBytes;
+      if constexpr (S::kByWarps) {
+        const auto* const words = reinterpret_cast<const std::uint32_t*>(here + S::kX) + warp * (2 * S::kPairs * 128);
+        const std::uint32_t row = address + (lane & 7) * 128;
+        const auto x_at = [&](int r, int j) {
+          return row + r * 1024 + j / 2 * S::kHalf + (((j * 4 + (lane >> 3)) ^ lane) & 7) * 16;
+        };
+        multiply_block<Format, T, true, S::kPairs, Rows / 8, S::kCols>(p, words, 4, here + S::kX + S::kWeights,
+                                                                       warp * 16 * S::kPairs, x_at, acc);
+        __syncwarp();  // all lanes have read the stage
+      } else {
+        multiply_by_warpgroup<Format, T, Rows>(p, here, address, warp * 16 + lane / 4, acc);
       }
       if (lane == 0) arrive_at(empty + stage * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
@@ -373,13 +406,14 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   return cudaGetLastError();
 }
 
-template <class Format, class T>
+// Up to 16 rows a format may have another way: Few. With more its sums of x cost the tensor cores too much.
+template <class Format, class Few, class T>
 int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
-      return launch_stream<Format, T, 8>(p, plan, stream);
+      return launch_stream<Few, T, 8>(p, plan, stream);
     case 16:
-      return launch_stream<Format, T, 16>(p, plan, stream);
+      return launch_stream<Few, T, 16>(p, plan, stream);
     case 32:
       return launch_stream<Format, T, 32>(p, plan, stream);
     case 64:
@@ -394,7 +428,7 @@ inline std::size_t stream_workspace(const PackedGemm& p) {
   return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + plan.partials() * 4);  // flags, sums
 }
 
-template <class Format>
+template <class Format, class Few = Format>
 int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
@@ -406,8 +440,8 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);
     if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
-    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
-                                                 : stream_of<Format, __nv_bfloat16>(part, plan, stream);
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, Few, __half>(part, plan, stream)
+                                                 : stream_of<Format, Few, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;
   }
   return 0;

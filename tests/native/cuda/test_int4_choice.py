@@ -77,6 +77,6 @@ def test_the_choice(tmp_path: Path) -> None:
         "tile 64 64 64 32",
         "tile 65 128 128 32",
         "tile 500 128 128 32",
-        "chunk 2048 2048 4096 4096",
+        "chunk 6144 7168 4096 4096",
         "chunk 8 264 520 3000",
     ]
