@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "shims/cuda/packed_linear.h"
 #include "shims/cuda/shim.h"
 #include "shims/nvfp4_checks.h"
 
@@ -15,8 +16,6 @@ namespace {
 using kernels::cuda::Nvfp4Moe;
 using kernels::cuda::Nvfp4MoeSpace;
 
-constexpr std::uintptr_t kAlignment = 16;  // of what the kernels read 16 bytes at a time
-
 // For benchmarks, which measure where one kernel should take over from the other.
 const kernels::cuda::Nvfp4MoeLimits& limits() {
   static const kernels::cuda::Nvfp4MoeLimits made = [] {
@@ -25,21 +24,6 @@ const kernels::cuda::Nvfp4MoeLimits& limits() {
     return out;
   }();
   return made;
-}
-
-void check_gpu(const char* op, const OnDevice& on) {
-  if (on.properties().major < 8) {
-    throw_error(ErrorKind::kUnsupported, op, ": NVFP4 weights need a GPU of compute capability 8.0 or newer, ",
-                device_name(on.device()), " is ", on.properties().architecture());
-  }
-}
-
-// A dense tensor where the kernels can read it: another handle on it, or a copy.
-TensorPtr aligned(const Tensor& tensor) {
-  if (reinterpret_cast<std::uintptr_t>(tensor.raw()) % kAlignment == 0) return std::make_unique<Tensor>(tensor);
-  TensorPtr out = Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
-  copy(*out, tensor);
-  return out;
 }
 
 const std::uint8_t* bytes_of(const Tensor& tensor) { return static_cast<const std::uint8_t*>(tensor.raw()); }
@@ -68,8 +52,8 @@ TensorPtr multiply(const OnDevice& on, const Nvfp4MoeArguments& given, const Nvf
   const Tensor& x = given.hidden_states;
   TensorPtr out = Tensor::empty(Dims{shape.tokens, shape.k}, x.dtype(), on.device());
   if (out->numel() == 0) return out;
-  const TensorPtr w13 = aligned(given.w13), w13_scale = aligned(given.w13_scale), w2 = aligned(given.w2),
-                  w2_scale = aligned(given.w2_scale);
+  const TensorPtr w13 = aligned_cuda(given.w13), w13_scale = aligned_cuda(given.w13_scale), w2 = aligned_cuda(given.w2),
+                  w2_scale = aligned_cuda(given.w2_scale);
   Nvfp4Moe p;
   p.dtype = scalar_of(x);
   p.k = shape.k, p.experts = shape.experts, p.width = shape.width, p.top_k = shape.top_k;
@@ -112,7 +96,7 @@ UNTORCH_SHIM aoti_torch_cuda_nvfp4_moe(AtenTensorHandle hidden_states, AtenTenso
     const OnDevice on(op, given.hidden_states,
                       {&given.topk_weights, &given.topk_ids, &given.w13, &given.w13_scale, &given.w2, &given.w2_scale,
                        &given.w13_global, &given.w2_global});
-    check_gpu(op, on);
+    check_packed_gpu(op, "NVFP4", on);
     give(ret0, multiply(on, given, shape), op);
   });
 }
