@@ -26,30 +26,11 @@ __device__ __forceinline__ int moe_turn(int line) {
   return (Units == 2 ? line >> 1 : line) & (Units - 1);
 }
 
-// (b & mask) | (a & ~mask), in one instruction, which the compiler makes two of where it knows that bits are 0.
-__device__ __forceinline__ std::uint32_t choose_bits(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
-  std::uint32_t out;
-  asm("lop3.b32 %0, %1, %2, %3, 0xd8;" : "=r"(out) : "r"(a), "r"(b), "r"(mask));
-  return out;
-}
-
-// The eight codes of a word times the prepared scale: nibble i and i + 4 in pairs[i]. As Nvfp4Values::pair, with fewer
-// instructions: exponents and mantissas of two nibbles at a time are moved beside their signs.
+// The eight codes of a word times the prepared scale: nibble i and i + 4 in pairs[i].
 template <class T>
 __device__ __forceinline__ void unpack_codes(std::uint32_t word, std::uint32_t scale, std::uint32_t (&pairs)[4]) {
   using V = Nvfp4Values<T>;
-  constexpr std::uint32_t kBits = V::kMask | V::kSign;
-  if constexpr (V::kHalf) {
-    constexpr std::uint32_t kSigns = 0x80808080u;
-    const std::uint32_t odd = choose_bits(word >> 3, word, kSigns), even = choose_bits(word << 1, word << 4, kSigns);
-    pairs[0] = (even << 8) & kBits, pairs[1] = (odd << 8) & kBits;
-    pairs[2] = even & kBits, pairs[3] = odd & kBits;
-  } else {
-    constexpr std::uint32_t kSigns = 0x88008800u;
-    const std::uint32_t high = choose_bits(word >> 6, word, kSigns), low = choose_bits(word << 2, word << 8, kSigns);
-    pairs[0] = (low << 4) & kBits, pairs[1] = low & kBits;
-    pairs[2] = (high << 4) & kBits, pairs[3] = high & kBits;
-  }
+  V::codes(word, pairs);
 #pragma unroll
   for (int i = 0; i < 4; ++i) pairs[i] = V::product(pairs[i], scale);
 }

@@ -15,16 +15,10 @@
 
 namespace untorch::kernels::cuda {
 
-// (a | b) & mask, and value & mask, which the compiler leaves as they are: it would pull masks apart through shifts.
-__device__ __forceinline__ std::uint32_t or_and(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
+// (b & mask) | (a & ~mask), in one instruction, which the compiler makes two of where it knows that bits are 0.
+__device__ __forceinline__ std::uint32_t choose_bits(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
   std::uint32_t out;
-  asm("lop3.b32 %0, %1, %2, %3, 0xa8;" : "=r"(out) : "r"(a), "r"(b), "r"(mask));
-  return out;
-}
-
-__device__ __forceinline__ std::uint32_t masked(std::uint32_t value, std::uint32_t mask) {
-  std::uint32_t out;
-  asm("and.b32 %0, %1, %2;" : "=r"(out) : "r"(value), "r"(mask));
+  asm("lop3.b32 %0, %1, %2, %3, 0xd8;" : "=r"(out) : "r"(a), "r"(b), "r"(mask));
   return out;
 }
 
@@ -61,20 +55,20 @@ struct Nvfp4Values {
     return product(value & kMask | (word << kSignTo) & kSign, scales);
   }
 
-  // The four pairs of a word, unscaled: the codes in nibbles p and p + 4. Most of an unpacking kernel's instructions
-  // are here, and logical ones are the scarce kind: shifts to the left are multiplications.
+  // The four pairs of a word, unscaled: the codes in nibbles p and p + 4. Exponents and mantissas of two nibbles at a
+  // time are moved beside their signs: most of an unpacking kernel's instructions are here.
   __device__ static __forceinline__ void codes(std::uint32_t word, std::uint32_t (&pairs)[4]) {
-    constexpr std::uint32_t kBoth = kMask | kSign;
+    constexpr std::uint32_t kBits = kMask | kSign;
     if constexpr (kHalf) {
-      // Every other nibble, so that what is shifted to a sign and what is shifted to the rest do not meet in the mask.
-      const std::uint32_t even = masked(word, 0x0f0f0f0fu), odd = masked(word, 0xf0f0f0f0u);
-      pairs[0] = or_and(even << 9, even << 12, kBoth), pairs[1] = or_and(odd << 5, odd << 8, kBoth);
-      pairs[2] = or_and(even << 1, even << 4, kBoth), pairs[3] = or_and(odd >> 3, odd, kBoth);
+      constexpr std::uint32_t kSigns = 0x80808080u;
+      const std::uint32_t odd = choose_bits(word >> 3, word, kSigns), even = choose_bits(word << 1, word << 4, kSigns);
+      pairs[0] = (even << 8) & kBits, pairs[1] = (odd << 8) & kBits;
+      pairs[2] = even & kBits, pairs[3] = odd & kBits;
     } else {
-      // One multiplication puts a nibble to both places; they are six bits apart.
-      const std::uint32_t high = word >> 8;
-      pairs[0] = (word & 0x000f000fu) * 0x1040u & kBoth, pairs[1] = (word & 0x00f000f0u) * 0x0104u & kBoth;
-      pairs[2] = (high & 0x000f000fu) * 0x1040u & kBoth, pairs[3] = (high & 0x00f000f0u) * 0x0104u & kBoth;
+      constexpr std::uint32_t kSigns = 0x88008800u;
+      const std::uint32_t high = choose_bits(word >> 6, word, kSigns), low = choose_bits(word << 2, word << 8, kSigns);
+      pairs[0] = (low << 4) & kBits, pairs[1] = low & kBits;
+      pairs[2] = (high << 4) & kBits, pairs[3] = high & kBits;
     }
   }
 

@@ -8,9 +8,9 @@
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
 // for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8 shifts
-// and lop3, which have half a scheduler's rate, one matrix instruction and some two for the scales; for 256 of NVFP4 13
-// shifts, lop3 and integer multiplications, 4 half-precision multiplications and 5 for the scales: 880 for 8192 weights
-// in all, 37 a clock and multiprocessor, where the memory of an H200 delivers 32.
+// and lop3, which have half a scheduler's rate, one matrix instruction and some two for the scales; for 256 of NVFP4 11
+// shifts and lop3, 4 half-precision multiplications and 5 for the scales: 815 for 8192 weights in all, 40 a clock and
+// multiprocessor, where the memory of an H200 delivers 32.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
