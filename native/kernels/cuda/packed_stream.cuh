@@ -313,6 +313,7 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
       const unsigned char* const here = stages + stage * S::kBytes;
       const std::uint32_t address = base + stage * S::kBytes;
       if constexpr (S::kByWarps) {
+        __syncwarp();  // lanes may have come out of the wait one after the other
         const auto* const words = reinterpret_cast<const std::uint32_t*>(here + S::kX) + warp * (2 * S::kPairs * 128);
         const std::uint32_t row = address + (lane & 7) * 128;
         const auto x_at = [&](int r, int j) {
