@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="what to measure")
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
-    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 8")
+    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 16")
     parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
     parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
     options = parser.parse_args()
