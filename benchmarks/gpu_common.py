@@ -15,7 +15,7 @@ from typing import Any
 from common import WORK, Report
 
 __all__ = [
-    "COLD_BYTES", "PACKAGES", "answer", "child", "copy_bandwidth", "describe_gpu", "ensure", "note_of",
+    "COLD_BYTES", "PACKAGES", "answer", "captured", "child", "copy_bandwidth", "describe_gpu", "ensure", "note_of",
     "seconds_a_replay", "seconds_in_turns",
 ]  # fmt: skip
 
@@ -46,6 +46,18 @@ def seconds_a_replay(graph: Any, torch: Any) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
+def captured(run: Callable[[], None], torch: Any) -> Any:
+    """A graph of what ``run`` enqueues, C functions of libuntorch.so too, which go to the stream that is captured."""
+    from tests.native import shim
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        shim.use_torch_stream()
+        run()
+    shim.use_torch_stream()
+    return graph
+
+
 def copy_bandwidth(torch: Any) -> float:
     """Bytes a second, read and written, of a device copy of 1 GiB."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -60,23 +72,12 @@ def copy_bandwidth(torch: Any) -> float:
 def seconds_in_turns(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:
     """Of the GPU, for one of the products of each run: a function that enqueues so many of them.
 
-    Medians of ``rounds`` replays of CUDA graphs, which take turns. C functions of libuntorch.so are called on the
-    stream that is captured.
+    Medians of ``rounds`` replays of CUDA graphs, which take turns.
     """
-    from tests.native import shim
-
-    def captured(run: Callable[[], None]) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            shim.use_torch_stream()
-            run()
-        shim.use_torch_stream()
-        return graph
-
     for run, _ in runs.values():
         run()
     torch.cuda.synchronize()
-    graphs = {name: captured(run) for name, (run, _) in runs.items()}
+    graphs = {name: captured(run, torch) for name, (run, _) in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for graph in graphs.values():
         graph.replay()

@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import seconds_a_replay
+from gpu_common import captured, seconds_a_replay
 
 sys.path.insert(0, str(ROOT))
 
@@ -92,14 +91,6 @@ def measure(case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
         for out, b in zip(expected, right, strict=True):
             torch.mm(a, b, out=out)
 
-    def captured(run: Callable[[], None]) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            shim.use_torch_stream()
-            run()
-        shim.use_torch_stream()
-        return graph
-
     def host_seconds(run: Callable[[], None]) -> float:
         best = float("inf")
         for _ in range(5):
@@ -114,7 +105,7 @@ def measure(case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
     ours(), theirs()
     torch.cuda.synchronize()
     torch.testing.assert_close(outs[0], expected[0], rtol=2e-2, atol=2e-2 * case.k**0.5)
-    graphs = [captured(ours), captured(theirs)]
+    graphs = [captured(ours, torch), captured(theirs, torch)]
     times: list[list[float]] = [[], []]
     for graph in graphs:
         graph.replay()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native.int4_weights import Args, linear_refusals, pack, random_weight
+from tests.native.operands import drawn_rows
 from tests.native.shim import ROOT, Opt, ShimError, call, library_path
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -67,20 +68,7 @@ def test_int4_linear(data: st.DataObject) -> None:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    x = random(m, width)
-    match draw(st.sampled_from(["rows", "wide", "repeated", "batch", "transposed batch", "vector", "offset"])):
-        case "wide":
-            x = random(m, width + 5)[:, :width]
-        case "offset":
-            x = random(m, width + 3)[:, 3:]
-        case "repeated":
-            x = random(width).expand(m, width)
-        case "batch":
-            x = random(2, m, 1, width)
-        case "transposed batch":
-            x = random(m, 3, width).transpose(0, 1)
-        case "vector":
-            x = random(width)
+    x = drawn_rows(draw, random, m, width)
     bias = draw(st.sampled_from([None, random(n), random(2 * n)[::2]]))
     check(linear(x, w.packed, w.scales, group, bias), x, w.dense[:, :width], bias)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, Args, linear_refusals, random_weight
+from tests.native.operands import drawn_rows
 from tests.native.shim import Opt, ShimError, call
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
 
@@ -44,19 +45,7 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
     dtype = draw(st.sampled_from([F32, BF16, F16]))
     m = draw(st.integers(0, 10) | st.sampled_from([33, 200]))
     generator = torch.Generator().manual_seed(seed)
-    match draw(st.sampled_from(["rows", "wide", "repeated", "batch", "transposed batch", "vector"])):
-        case "wide":
-            x = torch.randn(m, width + 3, generator=generator).to(dtype)[:, 3:]
-        case "repeated":
-            x = torch.randn(width, generator=generator).to(dtype).expand(m, width)
-        case "batch":
-            x = torch.randn(2, m, 1, width, generator=generator).to(dtype)
-        case "transposed batch":
-            x = torch.randn(m, 3, width, generator=generator).to(dtype).transpose(0, 1)
-        case "vector":
-            x = torch.randn(width, generator=generator).to(dtype)
-        case _:
-            x = torch.randn(m, width, generator=generator).to(dtype)
+    x = drawn_rows(draw, lambda *shape: torch.randn(shape, generator=generator).to(dtype), m, width)
     bias = draw(st.sampled_from([None, torch.randn(n).to(dtype), torch.randn(2 * n).to(dtype)[::2]]))
     got = linear(x, packed if tiles == 0 else pack_nvfp4_tiles(packed, tiles), scales, world, bias)
     assert (got.shape, got.dtype, got.is_contiguous()) == ((*x.shape[:-1], n), dtype, True)

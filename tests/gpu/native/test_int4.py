@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.native.again import run_again
 from tests.native.int4_weights import Int4Weight, random_weight
-from tests.native.shim import ROOT, Opt, ShimError, call, delete, handle, lib, library_path, raise_on, use_torch_stream
+from tests.native.operands import drawn_rows
+from tests.native.shim import Opt, ShimError, call, delete, handle, lib, raise_on, use_torch_stream
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 GROUPS, TILES = [32, 64, 128, 256], [2, 4, 8]
@@ -85,21 +83,7 @@ def test_int4_linear(data: st.DataObject) -> None:
     width = k if draw(st.booleans()) else draw(st.integers(0, k))
     m = draw(st.integers(0, 10) | st.integers(0, 300) | st.sampled_from([513, 1500]))
     seed = draw(st.integers(0, 99))
-    match draw(st.sampled_from(["rows", "wide", "repeated", "batch", "transposed batch", "vector", "offset"])):
-        case "wide":
-            x = random(m, width + 8, dtype=dtype, seed=seed).cuda()[:, :width]
-        case "offset":
-            x = random(m, width + 3, dtype=dtype, seed=seed).cuda()[:, 3:]
-        case "repeated":
-            x = random(width, dtype=dtype, seed=seed).cuda().expand(m, width)
-        case "batch":
-            x = random(2, m, 1, width, dtype=dtype, seed=seed).cuda()
-        case "transposed batch":
-            x = random(m, 3, width, dtype=dtype, seed=seed).cuda().transpose(0, 1)
-        case "vector":
-            x = random(width, dtype=dtype, seed=seed).cuda()
-        case _:
-            x = random(m, width, dtype=dtype, seed=seed).cuda()
+    x = drawn_rows(draw, lambda *shape: random(*shape, dtype=dtype, seed=seed).cuda(), m, width)
     bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
     check(linear(x, w, bias), x, w.dense[:, :width], bias)
 
@@ -212,15 +196,8 @@ def test_on_streams_side_by_side(m: int) -> None:
 @pytest.mark.parametrize(("narrow", "stream", "mma"), [(0, 100000, 0), (0, 0, 100000), (8, 0, 100000), (0, 0, 0)])
 def test_other_kernels(narrow: int, stream: int, mma: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    # A run of its own, not a part of one that several processes share.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env["UNTORCH_LIBRARY"] = library_path()
-    env |= {f"UNTORCH_INT4_{name}_ROWS": str(n) for name, n in (("NARROW", narrow), ("STREAM", stream), ("MMA", mma))}
     selected = "every_number_of_rows or groups_and_tiles or sizes or the_same_bits or in_a_graph"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", selected, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+    run_again(__file__, selected, INT4_NARROW_ROWS=narrow, INT4_MMA_ROWS=mma, INT4_STREAM_ROWS=stream)
 
 
 def test_refusals_launch_nothing() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -13,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.native.again import run_again
 from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, random_weight
-from tests.native.shim import ROOT, Opt, ShimError, call, delete, handle, lib, library_path, raise_on, use_torch_stream
+from tests.native.operands import drawn_rows
+from tests.native.shim import Opt, ShimError, call, delete, handle, lib, raise_on, use_torch_stream
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
@@ -123,21 +122,7 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
     dtype = draw(st.sampled_from([BF16, F16, F32]))
     width = k if draw(st.booleans()) else draw(st.integers(0, k))
     m = draw(st.integers(0, 10) | st.integers(0, 300) | st.sampled_from([513, 1500]))
-    match draw(st.sampled_from(["rows", "wide", "repeated", "batch", "transposed batch", "vector", "offset"])):
-        case "wide":
-            x = random(m, width + 8, dtype=dtype, seed=seed).cuda()[:, :width]
-        case "offset":
-            x = random(m, width + 3, dtype=dtype, seed=seed).cuda()[:, 3:]
-        case "repeated":
-            x = random(width, dtype=dtype, seed=seed).cuda().expand(m, width)
-        case "batch":
-            x = random(2, m, 1, width, dtype=dtype, seed=seed).cuda()
-        case "transposed batch":
-            x = random(m, 3, width, dtype=dtype, seed=seed).cuda().transpose(0, 1)
-        case "vector":
-            x = random(width, dtype=dtype, seed=seed).cuda()
-        case _:
-            x = random(m, width, dtype=dtype, seed=seed).cuda()
+    x = drawn_rows(draw, lambda *shape: random(*shape, dtype=dtype, seed=seed).cuda(), m, width)
     bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
     check(linear(x, w, bias), x, w, bias)
 
@@ -145,15 +130,8 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
 @pytest.mark.parametrize(("narrow", "mma", "stream"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
 def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    # A run of its own, not a part of one that several processes share.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env["UNTORCH_LIBRARY"] = library_path()
-    env |= {f"UNTORCH_NVFP4_{name}_ROWS": str(n) for name, n in (("NARROW", narrow), ("MMA", mma), ("STREAM", stream))}
     selected = "every_number_of_rows or sizes or every_value or only_sums or the_same_bits or in_a_graph"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", selected, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+    run_again(__file__, selected, NVFP4_NARROW_ROWS=narrow, NVFP4_MMA_ROWS=mma, NVFP4_STREAM_ROWS=stream)
 
 
 @pytest.mark.parametrize("tiles", [0, 2, 8])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,17 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.native.again import run_again
 from tests.gpu.native.faults import fault_of
 from tests.native.nvfp4_experts import NAMES, ROUNDING, in_float64, moe_refusals, random_experts, random_routing
 from tests.native.nvfp4_weights import BF16, F16, F32
 from tests.native.shim import (
-    ROOT,
     ShimError,
     call,
     delete,
     handle,
     lib,
-    library_path,
     raise_on,
     use_torch_stream,
 )
@@ -132,12 +128,8 @@ def test_other_kernels(mean: int) -> None:
     """The same tests where sm_90's tensor instructions serve all numbers of rows, or none: as on other GPUs."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("this GPU has one kind of kernel")
-    env = {**os.environ, "UNTORCH_LIBRARY": library_path(), "UNTORCH_NVFP4_MOE_MMA_MEAN": str(mean)}
-    chosen = "test_every_number_of_tokens or test_sizes or test_qwen3_30b or test_routing or test_the_same_bits"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+    selected = "test_every_number_of_tokens or test_sizes or test_qwen3_30b or test_routing or test_the_same_bits"
+    run_again(__file__, selected, NVFP4_MOE_MMA_MEAN=mean)
 
 
 @pytest.mark.parametrize("m", [1, 60])

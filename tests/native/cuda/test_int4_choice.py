@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.native.shim import ROOT
+from tests.native.cuda.compiled import lines_of
 
 SOURCE = r"""
 #include <cstdio>
@@ -49,14 +45,7 @@ int main() {
 
 
 def test_the_choice(tmp_path: Path) -> None:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    (tmp_path / "choice.cpp").write_text(SOURCE)
-    program = tmp_path / "choice"
-    include = f"-I{ROOT / 'native'}"
-    subprocess.run([compiler, "-std=c++20", include, str(tmp_path / "choice.cpp"), "-o", str(program)], check=True)
-    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = lines_of(SOURCE, tmp_path)
     # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; in float32.
     assert lines == [
         "rows 1 narrow narrow mma narrow unpack",

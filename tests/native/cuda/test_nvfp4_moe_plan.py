@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.native.shim import ROOT
+from tests.native.cuda.compiled import compiled
 
 SOURCE = r"""
 #include <cstdio>
@@ -37,14 +36,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("plan")
-    (folder / "plan.cpp").write_text(SOURCE)
-    include = f"-I{ROOT / 'native'}"
-    subprocess.run([compiler, "-std=c++20", include, str(folder / "plan.cpp"), "-o", str(folder / "plan")], check=True)
-    return folder / "plan"
+    return compiled(SOURCE, tmp_path_factory.mktemp("plan"))
 
 
 def plans(program: Path, cases: list[tuple[int, int, int]]) -> list[list[int]]:
