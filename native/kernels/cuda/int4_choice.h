@@ -33,18 +33,4 @@ inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}) {
   return p.m <= limits.mma_rows ? Int4Path::kMma : Int4Path::kUnpack;
 }
 
-// Shared memory of int4_mma's blocks with so many rows.
-inline constexpr int kInt4SharedOf64 = 106496, kInt4SharedOf128 = 129024;
-
-// Shared memory that int4_stream's blocks have at most, and rows of one launch of it: with more, x does not stay in the
-// second-level cache.
-inline constexpr int kInt4SharedOfStream = 232448, kInt4StreamRows = 1024;
-
-// Rows of a block's tile in int4_mma.
-inline int int4_tile_rows(std::int64_t m, int max_shared_bytes) {
-  if (m <= 16) return 16;
-  if (m <= 32 || max_shared_bytes < kInt4SharedOf64) return 32;
-  return m <= 64 || max_shared_bytes < kInt4SharedOf128 ? 64 : 128;
-}
-
 }  // namespace untorch::kernels::cuda

@@ -161,6 +161,7 @@ struct Int4Stream : Int4Sums {
     const char* from_;
   };
 };
+
 // The same for groups of 128 k's or more, of which a block has one line.
 struct Int4StreamGroups : Int4Groups {
   static constexpr int kLines = 1, kColumnBytes = 4;

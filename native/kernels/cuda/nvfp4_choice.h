@@ -1,7 +1,6 @@
 // Which kernel serves a product with NVFP4 weights: the one place that says so.
 #pragma once
 
-#include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/nvfp4.h"
 
 namespace untorch::kernels::cuda {
@@ -12,7 +11,7 @@ enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack };
 struct Nvfp4Limits {
   std::int64_t narrow_rows = 16;      // what nvfp4_narrow can
   std::int64_t stream_rows = 512;     // of nvfp4_stream, where the GPU has it
-  std::int64_t mma_rows = 64;         // above those, of nvfp4_mma
+  std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
 };
 

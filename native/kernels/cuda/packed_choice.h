@@ -1,4 +1,5 @@
-// How many columns of packed weights are unpacked at a time, for a product by cuBLASLt.
+// Sizes that the kernels of packed weights have, whatever the format; and how many columns are unpacked at a time, for
+// a product by cuBLASLt.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +7,20 @@
 #include "kernels/cuda/packed.h"
 
 namespace untorch::kernels::cuda {
+
+// Shared memory of packed_mma's blocks with so many rows, at most.
+inline constexpr int kPackedSharedOf64 = 106496, kPackedSharedOf128 = 129024;
+
+// Rows of a block's tile there.
+inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
+  if (m <= 16) return 16;
+  if (m <= 32 || max_shared_bytes < kPackedSharedOf64) return 32;
+  return m <= 64 || max_shared_bytes < kPackedSharedOf128 ? 64 : 128;
+}
+
+// Shared memory that packed_stream's blocks have at most, and rows of one launch of it: with more, x does not stay in
+// the second-level cache.
+inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
 // Of a product that makes tiles of 128 by 256, one on each multiprocessor.
 inline std::int64_t waves_of_tiles(std::int64_t m, std::int64_t columns, std::int64_t multiprocessors) {

@@ -17,7 +17,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
-#include "kernels/cuda/int4_choice.h"
+#include "kernels/cuda/packed_choice.h"
 #include "kernels/cuda/packed_tile.cuh"
 #include "kernels/cuda/packed_weights.cuh"
 
@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_packed(typen
 template <class Format, class T, bool Wide, int Rows>
 int launch_mma(const typename Format::Gemm& p, Stream stream) {
   constexpr int kBytes = shared_bytes<Format, Rows>();
-  static_assert(kBytes <= (Rows == 128 ? kInt4SharedOf128 : kInt4SharedOf64));
+  static_assert(kBytes <= (Rows == 128 ? kPackedSharedOf128 : kPackedSharedOf64));
   return launch_tiles<Rows>(mma_packed<Format, T, Wide, Rows>, p, kBytes, stream);
 }
 
 template <class Format, class T, bool Wide>
 int mma_of_rows(const typename Format::Gemm& p, Stream stream) {
-  switch (int4_tile_rows(p.m, p.max_shared_bytes)) {
+  switch (packed_tile_rows(p.m, p.max_shared_bytes)) {
     case 16:
       return launch_mma<Format, T, Wide, 16>(p, stream);
     case 32:
@@ -181,7 +181,7 @@ int mma_of_rows(const typename Format::Gemm& p, Stream stream) {
 }
 
 inline std::size_t mma_workspace(const PackedGemm& p) {
-  const Split split = split_of(p, int4_tile_rows(p.m, p.max_shared_bytes));
+  const Split split = split_of(p, packed_tile_rows(p.m, p.max_shared_bytes));
   return split.parts == 1 || split.cluster ? 0 : static_cast<std::size_t>(split.parts * p.m * p.n) * sizeof(float);
 }
 

@@ -5,7 +5,7 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-static_assert(shared_bytes<Int4Tile, 128>() == kInt4SharedOf128 && shared_bytes<Int4Tile, 64>() == kInt4SharedOf64);
+static_assert(shared_bytes<Int4Tile, 128>() == kPackedSharedOf128 && shared_bytes<Int4Tile, 64>() == kPackedSharedOf64);
 
 template <class T>
 int mma_of(const Int4Gemm& p, Stream stream) {

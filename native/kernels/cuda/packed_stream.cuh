@@ -11,9 +11,7 @@
 // unpacked there. x is the second operand, from shared memory. With fewer rows the instructions that surround such
 // products cost more than they save: eight warps multiply by themselves, 32 columns each, as in packed_block.cuh.
 //
-// Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
-// the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
-// left in global memory, in the order of k; they did that tile first and have nobody to wait for.
+// Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh.
 //
 // Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
 // (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For a word of 8 weights a lane issues some 20 (int4,
@@ -21,13 +19,11 @@
 // then the tensor cores.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-
 #include "kernels/cuda/device_types.cuh"
-#include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/packed_block.cuh"
+#include "kernels/cuda/packed_choice.h"
 #include "kernels/cuda/packed_weights.cuh"
+#include "kernels/cuda/packed_work.cuh"
 #include "kernels/cuda/shared_barrier.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -49,7 +45,7 @@ struct Stage {
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
-  static constexpr int kMost = (kInt4SharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
+  static constexpr int kMost = (kPackedSharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
   static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
   // Copies of so many stages are under way before the oldest is waited for: one is ready while one is multiplied.
@@ -61,36 +57,6 @@ struct Stage {
   static constexpr int kKept = kByWarps ? 96 : Rows == 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
-
-// The work: blocks of 128 k's of all tiles, a row of tiles after the other, shared evenly.
-struct Work {
-  int column_tiles = 0, depth = 0, units = 0;
-  float* partials = nullptr;            // [thread block][Rows / 8][threads that multiply][4]
-  unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
-  unsigned long long token = 0;         // of this launch alone
-
-  __device__ __forceinline__ int begin_of(int block) const {
-    return static_cast<int>(static_cast<long long>(block) * units / static_cast<int>(gridDim.x));
-  }
-};
-
-// What a thread block does of a tile: the blocks of k [from, to).
-struct Segment {
-  int tile, from, to;
-};
-__device__ __forceinline__ Segment segment_before(const Work& work, int begin, int stop) {
-  const int tile = (stop - 1) / work.depth, first = tile * work.depth;
-  return {tile, (begin > first ? begin : first) - first, stop - first};
-}
-
-__device__ __forceinline__ unsigned long long flag_at(const unsigned long long* flag) {
-  unsigned long long value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-  return value;
-}
-__device__ __forceinline__ void raise_flag(unsigned long long* flag, unsigned long long value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
-}
 
 // Registers of each thread from here on, of all in the warpgroup.
 template <int Count>
@@ -172,57 +138,6 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
   }
   wait_copies_but<0>();
   for (; ready != stage; ready = ready == S::kCount - 1 ? 0 : ready + 1) publish(ready);
-}
-
-// Adds what other thread blocks did of the tile before `first`, the begin of this one's work.
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums]) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  int lowest = own - 1;
-  while (work.begin_of(lowest) > tile_begin) --lowest;
-  if (thread == 0) {
-    for (int other = lowest; other < own; ++other) {
-      while (flag_at(work.flags + other) != work.token) {
-      }
-      work.flags[other] = 0;  // a graph's next replay has the same token
-    }
-  }
-  wait_for_threads<kMultiply>();
-  // Several at a time are under way; they are added one after the other.
-  constexpr int kBatch = Sums <= 8 ? 4 : Sums <= 16 ? 2 : 1;
-  const auto* const from = reinterpret_cast<const float4*>(work.partials) + thread;
-  for (int other = lowest; other < own; other += kBatch) {
-    float4 part[kBatch][Sums / 4];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-      for (int i = 0; i < Sums / 4; ++i) {
-        if (other + b < own) part[b][i] = __ldcg(from + (std::int64_t{other + b} * (Sums / 4) + i) * kMultiply);
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (other + b >= own) break;
-#pragma unroll
-      for (int i = 0; i < Sums / 4; ++i) {
-        const float4 v = part[b][i];
-        acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
-      }
-    }
-  }
-}
-
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums]) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
-#pragma unroll
-  for (int i = 0; i < Sums / 4; ++i) {
-    to[i * kMultiply] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
-  }
-  __threadfence();
-  wait_for_threads<kMultiply>();
-  if (thread == 0) raise_flag(work.flags + own, work.token);
 }
 
 // The sums of pair i and rows 8 r and following in acc[4 (Rows / 8 · i + r)] and the next three, as in
@@ -360,16 +275,6 @@ __global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
   }
 }
 
-// Of this process and launch: what a flag held before is something else.
-inline unsigned long long fresh_token() {
-  static std::atomic<unsigned long long> count{
-      static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count())};
-  unsigned long long z = count.fetch_add(0x9e3779b97f4a7c15ull) + 0x9e3779b97f4a7c15ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return (z ^ (z >> 31)) | 1;
-}
-
 // Rows of a tile, and how many thread blocks there are for m of them.
 struct Plan {
   int rows = 0, row_tiles = 0, column_tiles = 0, depth = 0, blocks = 0;
@@ -400,7 +305,7 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   work.token = fresh_token();
   auto* const kernel = stream_packed<Format, T, Rows>;
   constexpr int kBytes = Stage<Format, Rows>::kShared;
-  static_assert(kBytes <= kInt4SharedOfStream);
+  static_assert(kBytes <= kPackedSharedOfStream);
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (code != cudaSuccess) return code;
   kernel<<<static_cast<unsigned>(plan.blocks), Stage<Format, Rows>::kThreads, kBytes, stream>>>(p, work);
@@ -425,7 +330,7 @@ int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
 }
 
 inline std::size_t stream_workspace(const PackedGemm& p) {
-  const Plan plan = plan_of(p, p.m < kInt4StreamRows ? p.m : kInt4StreamRows);
+  const Plan plan = plan_of(p, p.m < kPackedStreamRows ? p.m : kPackedStreamRows);
   return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + plan.partials() * 4);  // flags, sums
 }
 
@@ -434,9 +339,9 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
   if (p.dtype != Scalar::kFloat16 && p.dtype != Scalar::kBFloat16) return kNoKernel;
-  for (std::int64_t first = 0; first < p.m; first += kInt4StreamRows) {
+  for (std::int64_t first = 0; first < p.m; first += kPackedStreamRows) {
     typename Format::Gemm part = p;
-    part.m = p.m - first < kInt4StreamRows ? p.m - first : kInt4StreamRows;
+    part.m = p.m - first < kPackedStreamRows ? p.m - first : kPackedStreamRows;
     part.x = static_cast<const char*>(p.x) + first * p.x_row * 2;
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);

@@ -1,8 +1,6 @@
 // untorch::nvfp4_linear on CUDA.
 #include "kernels/cuda/nvfp4.h"
 
-#include <cstdlib>
-
 #include "kernels/cuda/nvfp4_choice.h"
 #include "kernels/cuda/packed_choice.h"
 #include "shims/cuda/packed_linear.h"
@@ -20,11 +18,10 @@ using kernels::cuda::Nvfp4Path;
 const kernels::cuda::Nvfp4Limits& limits() {
   static const kernels::cuda::Nvfp4Limits made = [] {
     kernels::cuda::Nvfp4Limits out;
-    if (const char* const rows = std::getenv("UNTORCH_NVFP4_MMA_ROWS")) {
-      out.mma_rows = out.mma_rows_alone = std::atoll(rows);
-    }
-    if (const char* const rows = std::getenv("UNTORCH_NVFP4_STREAM_ROWS")) out.stream_rows = std::atoll(rows);
-    if (const char* const rows = std::getenv("UNTORCH_NVFP4_NARROW_ROWS")) out.narrow_rows = std::atoll(rows);
+    set_rows("UNTORCH_NVFP4_NARROW_ROWS", out.narrow_rows);
+    set_rows("UNTORCH_NVFP4_STREAM_ROWS", out.stream_rows);
+    set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
+    set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
     return out;
   }();
   return made;

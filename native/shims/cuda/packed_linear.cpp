@@ -2,6 +2,7 @@
 #include "shims/cuda/packed_linear.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/blas.h"
 #include "shims/matmul_checks.h"
@@ -15,6 +16,10 @@ constexpr std::int64_t kStep = 8;          // elements of x in that
 bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0; }
 
 }  // namespace
+
+void set_rows(const char* variable, std::int64_t& rows) {
+  if (const char* const value = std::getenv(variable)) rows = std::atoll(value);
+}
 
 void check_packed_gpu(const char* op, const char* weights, const OnDevice& on) {
   if (on.properties().major < 8) {

@@ -28,8 +28,8 @@ int main() {
     std::printf("\n");
   }
   for (int m : {1, 16, 17, 32, 33, 64, 65, 500}) {
-    std::printf("tile %d %d %d %d\n", m, int4_tile_rows(m, 232448), int4_tile_rows(m, 166912),
-                int4_tile_rows(m, 101376));
+    std::printf("tile %d %d %d %d\n", m, packed_tile_rows(m, 232448), packed_tile_rows(m, 166912),
+                packed_tile_rows(m, 101376));
   }
   const auto chunk = [](long m, long n, long k, int bytes) {
     PackedGemm p;

@@ -28,7 +28,7 @@ int main() {
       std::printf(" %s", names[int(choose_nvfp4(p))]);
     }
     Nvfp4Limits without_stream;
-    without_stream.stream_rows = 0;
+    without_stream.stream_rows = 0, without_stream.mma_rows = 64;
     std::printf(" %s\n", names[int(choose_nvfp4(h200, without_stream))]);
   }
 }
