@@ -15,7 +15,8 @@ RACECHECK=${RACECHECK-$native/test_sort.py $native/test_scan.py $native/test_sel
   $native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py}
 
 # Few examples a property; torch's own allocations one by one, so that a step beyond one is seen.
-export UNTORCH_SANITIZE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1
+# Few queues a process, as a GPU has so many: without one left, CUDA says that it is out of memory.
+export UNTORCH_SANITIZE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 CUDA_DEVICE_MAX_CONNECTIONS=8
 status=0
 
 # This library's kernels and CUB's in it; PyTorch's make references only, and would take most of the time.

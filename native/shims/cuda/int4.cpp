@@ -55,7 +55,7 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   } else {
     const auto bytes = static_cast<std::int64_t>(element_size(x.dtype()));
     const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);
-    multiply_unpacked(op, on, p, x.dtype(), chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
+    multiply_unpacked(op, on, p, *out, added.get(), chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
       return kernels::cuda::int4_unpack(p, first, columns, to, on.stream());
     });
   }

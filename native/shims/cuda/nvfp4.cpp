@@ -27,15 +27,16 @@ const kernels::cuda::Nvfp4Limits& limits() {
   return made;
 }
 
-void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp4Path path, DType dtype) {
+void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp4Path path, const Tensor& out,
+                    const Tensor* bias) {
   if (path == Nvfp4Path::kNarrow) {
     on.launched(kernels::cuda::nvfp4_narrow(p, on.stream()));
     return;
   }
   if (path == Nvfp4Path::kUnpack) {
-    const auto bytes = static_cast<std::int64_t>(element_size(dtype));
+    const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
     const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);
-    multiply_unpacked(op, on, p, dtype, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
+    multiply_unpacked(op, on, p, out, bias, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
       return kernels::cuda::nvfp4_unpack(p, first, columns, to, on.stream());
     });
     return;
@@ -74,7 +75,7 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
   p.bias = added == nullptr ? nullptr : added->raw();
   p.out = out->raw();
-  multiply_nvfp4(op, on, p, path, x.dtype());
+  multiply_nvfp4(op, on, p, path, *out, added.get());
   return out;
 }
 

@@ -64,36 +64,35 @@ void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p) {
   p.has_wgmma = gpu.major == 9 && gpu.minor == 0;
 }
 
-void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, DType dtype,
-                       std::int64_t chunk, const std::function<int(std::int64_t, std::int64_t, void*)>& unpack) {
-  const auto bytes = static_cast<std::int64_t>(element_size(dtype));
+void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, const Tensor& out,
+                       const Tensor* bias, std::int64_t chunk,
+                       const std::function<int(std::int64_t, std::int64_t, void*)>& unpack) {
+  const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
   const StorageRef scratch = on.scratch(static_cast<std::size_t>(chunk * p.k * bytes));
-  // Into rows that are not aligned cuBLAS puts a bias by rounding twice.
-  const bool pads = p.bias != nullptr && p.n % kStep != 0;
-  const std::int64_t row = pads ? (p.n + kStep - 1) / kStep * kStep : p.n;
-  const StorageRef padded = pads ? on.scratch(static_cast<std::size_t>(p.m * row * bytes)) : StorageRef();
-  auto* const out = static_cast<std::byte*>(pads ? padded->data() : p.out);
+  auto* const results = static_cast<std::byte*>(out.raw());
+  // Where n is odd, cuBLAS's epilogue rounds products before it adds a bias and rounds again; beta · c does not.
+  const bool starts_with_bias = bias != nullptr && p.n % kStep != 0;
+  if (starts_with_bias) copy(out, *bias);
   for (std::int64_t first = 0; first < p.n; first += chunk) {
     const std::int64_t columns = std::min(chunk, p.n - first);
     on.launched(unpack(first, columns, scratch->data()));
     cuda::BlasProduct product;
     product.m = p.m, product.n = columns, product.k = p.x_width;
-    product.a = {p.x, dtype, false, p.x_row, 0};
-    product.b = {scratch->data(), dtype, true, p.k, 0};
-    product.d = out + first * bytes;
-    product.d_dtype = dtype, product.ldd = row;
-    if (p.bias != nullptr) {
+    product.a = {p.x, out.dtype(), false, p.x_row, 0};
+    product.b = {scratch->data(), out.dtype(), true, p.k, 0};
+    product.d = results + first * bytes;
+    product.d_dtype = out.dtype(), product.ldd = p.n;
+    if (starts_with_bias) {
+      product.c = product.d, product.ldc = p.n, product.beta = 1.0;
+    } else if (bias != nullptr) {
       product.bias = static_cast<const std::byte*>(p.bias) + first * bytes;
-      product.bias_dtype = dtype;
+      product.bias_dtype = out.dtype();
     }
     if (!cuda::blas_multiply(op, product, on.index(), on.stream())) {
-      throw_error(ErrorKind::kUnsupported, op, ": cuBLAS has no algorithm for ", dtype_name(dtype), " [", p.m, ", ",
-                  p.x_width, "] times [", p.x_width, ", ", columns, "] on this GPU");
+      throw_error(ErrorKind::kUnsupported, op, ": cuBLAS has no algorithm for ", dtype_name(out.dtype()), " [", p.m,
+                  ", ", p.x_width, "] times [", p.x_width, ", ", columns, "] on this GPU");
     }
   }
-  if (!pads) return;
-  const std::int64_t halves = bytes / 2;
-  on.launched(kernels::cuda::packed_pad_rows(out, p.m, p.n * halves, row * halves, p.out, p.n * halves, on.stream()));
 }
 
 }  // namespace untorch::shims

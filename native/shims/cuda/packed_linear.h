@@ -31,8 +31,9 @@ PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std:
 void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p);
 
 // The product by cuBLASLt, whose weight is unpacked by `unpack` (first, columns, to): `chunk` columns at a time, one
-// after the other in the same scratch.
-void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, DType dtype,
-                       std::int64_t chunk, const std::function<int(std::int64_t, std::int64_t, void*)>& unpack);
+// after the other in the same scratch. `bias`, dense, is what p.bias points at, or both are null.
+void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, const Tensor& out,
+                       const Tensor* bias, std::int64_t chunk,
+                       const std::function<int(std::int64_t, std::int64_t, void*)>& unpack);
 
 }  // namespace untorch::shims

@@ -130,7 +130,9 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
 @pytest.mark.parametrize(("narrow", "mma", "stream"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
 def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    selected = "every_number_of_rows or sizes or every_value or only_sums or the_same_bits or in_a_graph"
+    selected = "every_number_of_rows or sizes or every_value or the_same_bits or in_a_graph"
+    if narrow or mma or stream:  # weights that are unpacked for cuBLAS are rounded
+        selected += " or only_sums"
     run_again(__file__, selected, NVFP4_NARROW_ROWS=narrow, NVFP4_MMA_ROWS=mma, NVFP4_STREAM_ROWS=stream)
 
 
