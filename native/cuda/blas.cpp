@@ -203,7 +203,10 @@ std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle h
     if (status == kOk) status = library.preference_set(preference, attribute, &value, sizeof value);
   };
   set(kPreferWorkspace, static_cast<std::uint64_t>(workspace_limit(key.device)));
-  set(kPreferReductions, kReductionsInComputeType);
+  // In place, sums of half types would be rounded as often as the product is split.
+  const bool is_wide = key.d_type == kReal32 || key.d_type == kReal64 || key.d_type == kInt32;
+  set(kPreferReductions,
+      is_wide ? kReductionInComputeType | kReductionInPlace : std::uint32_t{kReductionInComputeType});
   set(kPreferAlignmentA, alignment_of(p.b.data));
   set(kPreferAlignmentB, alignment_of(p.a.data));
   set(kPreferAlignmentC, alignment_of(p.c != nullptr ? p.c : p.d));

@@ -57,8 +57,8 @@ enum : int {
   kPreferAlignmentC = 7,
   kPreferAlignmentD = 8,
 };
-// Split products are summed in the compute type: rounding each part to a half type would lose digits.
-inline constexpr std::uint32_t kReductionsInComputeType = 1 | 2;
+// How split products are summed: in the result, which rounds each part to its type, or apart in the compute type.
+enum : std::uint32_t { kReductionInPlace = 1, kReductionInComputeType = 2 };
 
 #define UNTORCH_CUBLASLT(X)                                                                                           \
   X(create, cublasLtCreate, (Handle * handle))                                                                        \

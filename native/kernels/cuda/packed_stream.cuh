@@ -236,10 +236,10 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
         };
         multiply_block<Format, T, true, S::kPairs, Rows / 8, S::kCols>(p, words, 4, here + S::kX + S::kWeights,
                                                                        warp * 16 * S::kPairs, x_at, acc);
-        __syncwarp();  // all lanes have read the stage
       } else {
         multiply_by_warpgroup<Format, T, Rows>(p, here, address, warp * 16 + lane / 4, acc);
       }
+      __syncwarp();  // all lanes have read the stage
       if (lane == 0) arrive_at(empty + stage * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;

@@ -9,7 +9,7 @@ What is replaced, all of it in torch 2.11 to 2.13 and Triton 3.6:
 | Triton's driver | it asks for the GPU and loads each kernel into it |
 | PythonWrapperCodegen.generate_and_run_autotune_block | it runs the kernels |
 | inductor.graph.is_same_tensor | it compares addresses, and fake tensors have none |
-| UniformValueConstantFolder._deduce_value | it reads the values of small tensors |
+| UniformValueConstantFolder._deduce_value | it reads the values of small tensors, and makes such of one element there |
 | _C._select_conv_backend and what it is for | a torch without CUDA has no cuDNN: other layouts of results |
 | joint_graph.lazy_init | a torch without CUDA cannot trace its patterns on a GPU: they are traced on the CPU before |
 """
@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel
@@ -190,7 +192,10 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
         return a is b if isinstance(a, fakes) or isinstance(b, fakes) else bool(same_tensor(a, b))
 
     def deduce_value(self: Any, node: fx.Node) -> Any:
-        return self.unknown_value if node.op == "get_attr" else deduce(self, node)
+        if node.op == "get_attr":
+            return self.unknown_value
+        with _OnTheHost():
+            return deduce(self, node)
 
     class Backend:
         def __new__(cls) -> Any:
@@ -242,6 +247,17 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
         )
         triton.runtime.driver.set_active(driver)
         yield
+
+
+class _OnTheHost(TorchDispatchMode):
+    """Operators that are asked for a tensor on a GPU make it in the host's memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def moved(value: Any) -> Any:
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        args, kwargs = tree_map(moved, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _Convolution:
