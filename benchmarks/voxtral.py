@@ -11,6 +11,7 @@ our side's linear layers are in int4 (RTN: random weights gain nothing from a be
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import json
 import pathlib
@@ -90,12 +91,19 @@ def rewind(model: Any, device: str) -> None:
         model.loader.load_constants({name: start.clone() for name in names}, False, False)
 
 
+def start_cuda() -> None:
+    """The driver and its context on the first GPU: both sides have them before the clock runs."""
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):
+        raise SystemExit("CUDA cannot be started")
+
+
 def load_untorch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
     import untorch
 
     seconds = {}
     if device != "cpu":
-        untorch._core.call_stream(0)  # the driver and its context
+        start_cuda()
     start = time.perf_counter()
     program = untorch.load(folder(tiny, device) / ours(quantize))
     for name in METHODS:
