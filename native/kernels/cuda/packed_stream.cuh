@@ -1,12 +1,12 @@
 // Products of up to a thousand rows with packed weights of four bits, by the tensor instructions of sm_90.
 //
-// Layout: a block makes tiles of 256 columns (192 for 128 rows) and Rows rows (8 to 128) from blocks of 128 k's in
-// shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's 128-byte
-// swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has them. Four
-// warps copy, as many stages ahead as fit; the others multiply. Wide tiles save bytes from the second-level cache,
-// where x costs four times what weights do.
+// Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for 256) and Rows rows (8 to 256) from blocks of
+// 128 k's in shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's
+// 128-byte swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has
+// them. Four warps copy, as many stages ahead as fit; the others multiply. Wide tiles save bytes from the second-level
+// cache, where x costs four times what weights do.
 //
-// From 64 rows on sixteen or twelve warps multiply, as warpgroups. Each of these has 64 columns, the rows of the
+// From 64 rows on sixteen, twelve or eight warps multiply, as warpgroups. Each of these has 64 columns, the rows of the
 // instruction's first operand: a warp's 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are
 // unpacked there. x is the second operand, from shared memory. With fewer rows the instructions that surround such
 // products cost more than they save: eight warps multiply by themselves, 32 columns each, as in packed_block.cuh.
@@ -31,9 +31,10 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads.
+// Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384
+// for 256 rows.
 constexpr int kCopy = 128;
-constexpr int columns_of(int rows) { return rows < 128 ? 256 : 192; }
+constexpr int columns_of(int rows) { return rows < 128 ? 256 : rows < 256 ? 192 : 128; }
 
 template <class Format, int Rows>
 struct Stage {
@@ -53,8 +54,8 @@ struct Stage {
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
-  static constexpr int kTaken = kByWarps ? 200 : Rows == 128 ? 152 : 104;
-  static constexpr int kKept = kByWarps ? 96 : Rows == 128 ? 56 : 64;
+  static constexpr int kTaken = kByWarps ? 200 : Rows == 256 ? 224 : Rows == 128 ? 152 : 104;
+  static constexpr int kKept = kByWarps ? 96 : Rows >= 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
 
@@ -284,7 +285,8 @@ struct Plan {
 inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
   constexpr std::int64_t kLeastUnits = 2;  // of a thread block
   Plan out;
-  out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
+  // Tiles of 256 rows unpack half as often as those of 128, but may have more rows that are not there.
+  out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : (m + 127) / 128 % 2 != 0 ? 128 : 256;
   out.row_tiles = static_cast<int>((m + out.rows - 1) / out.rows);
   const int columns = columns_of(out.rows);
   out.column_tiles = static_cast<int>((p.n + columns - 1) / columns);
@@ -324,8 +326,10 @@ int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
       return launch_stream<Format, T, 32>(p, plan, stream);
     case 64:
       return launch_stream<Format, T, 64>(p, plan, stream);
-    default:
+    case 128:
       return launch_stream<Format, T, 128>(p, plan, stream);
+    default:
+      return launch_stream<Format, T, 256>(p, plan, stream);
   }
 }
 

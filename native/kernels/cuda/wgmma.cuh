@@ -36,11 +36,18 @@ __device__ __forceinline__ std::uint64_t operand_after(std::uint64_t operand, in
   UNTORCH_REGS32                                                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
   "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UNTORCH_REGS128                                                                                          \
+  UNTORCH_REGS64                                                                                                 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
+  "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
+  "%123, %124, %125, %126, %127"
 #define UNTORCH_SUMS4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define UNTORCH_SUMS8(i) UNTORCH_SUMS4(i), UNTORCH_SUMS4((i) + 4)
 #define UNTORCH_SUMS16(i) UNTORCH_SUMS8(i), UNTORCH_SUMS8((i) + 8)
 #define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
 #define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
+#define UNTORCH_SUMS128(i) UNTORCH_SUMS64(i), UNTORCH_SUMS64((i) + 64)
 #define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                               \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" UNTORCH_REGS##sums \
                "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #at ", 1, 1, 1, 0;"                          \
@@ -57,7 +64,7 @@ __device__ __forceinline__ std::uint64_t operand_after(std::uint64_t operand, in
 // gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3].
 template <class T, int Sums>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint64_t b) {
-  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64);
+  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64 || Sums == 128);
   if constexpr (Sums == 4) {
     UNTORCH_WGMMA_OF(8, 4, 4, 5, 6, 7, 8)
   } else if constexpr (Sums == 8) {
@@ -66,8 +73,10 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
     UNTORCH_WGMMA_OF(32, 16, 16, 17, 18, 19, 20)
   } else if constexpr (Sums == 32) {
     UNTORCH_WGMMA_OF(64, 32, 32, 33, 34, 35, 36)
-  } else {
+  } else if constexpr (Sums == 64) {
     UNTORCH_WGMMA_OF(128, 64, 64, 65, 66, 67, 68)
+  } else {
+    UNTORCH_WGMMA_OF(256, 128, 128, 129, 130, 131, 132)
   }
 }
 
@@ -76,11 +85,13 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
 #undef UNTORCH_REGS16
 #undef UNTORCH_REGS32
 #undef UNTORCH_REGS64
+#undef UNTORCH_REGS128
 #undef UNTORCH_SUMS4
 #undef UNTORCH_SUMS8
 #undef UNTORCH_SUMS16
 #undef UNTORCH_SUMS32
 #undef UNTORCH_SUMS64
+#undef UNTORCH_SUMS128
 #undef UNTORCH_WGMMA
 #undef UNTORCH_WGMMA_OF
 
