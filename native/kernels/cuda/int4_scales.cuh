@@ -58,9 +58,10 @@ struct Int4Narrow : Int4Groups {
         const int k = k0 + r * (kPackedBlockK / Lines);
         const char* const from = scales_ + std::int64_t{k >> group_bits_} * step_ + lane_ * 4;
 #pragma unroll
-        for (int i = 0; i < Cols / 32; ++i) {
-          const bool inside = k < depth_ && i * 32 + lane_ < columns_;
-          copy_word(to + (r * Cols + i * 32 + lane_) * 4, from + i * 128, inside ? 4 : 0);
+        for (int i = 0; i < (Cols + 31) / 32; ++i) {
+          const int column = i * 32 + lane_;
+          const bool inside = k < depth_ && column < columns_;
+          if (column < Cols) copy_word(to + (r * Cols + column) * 4, from + i * 128, inside ? 4 : 0);
         }
       }
     }

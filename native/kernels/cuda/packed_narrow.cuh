@@ -1,8 +1,8 @@
 // Products of at most 16 rows with packed weights of four bits.
 //
-// Layout: a warp makes 16·Pairs columns (32, or 64 from 3 rows on) and takes turns with other warps along k, 128 at a
-// step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights as
-// they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh, nvfp4_scales.cuh); x's rows,
+// Layout: a warp makes 16·Pairs columns (32, from 3 rows on 64 or 112) and takes turns with other warps along k, 128 at
+// a step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights
+// as they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh, nvfp4_scales.cuh); x's rows,
 // 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks. Warps
 // meet at the end only. What a warp does with a stage is in packed_block.cuh.
 //
@@ -23,25 +23,31 @@
 namespace untorch::kernels::cuda {
 namespace {
 
+// Tiles of 112 columns serve numbers of columns that are a multiple of seven, as in many models, where those of 64
+// would leave an eighth of the multiprocessors without work.
+constexpr int kNarrowPairs = 4, kSevenPairs = 7;
+
 // Rows: 1, 2, 4, 8 or 16, at least m.
-template <class Format, int Rows>
+template <class Format, int Rows, int Pairs>
 struct Ring {
   static constexpr int kTurns = (Rows + 7) / 8;  // of the matrix instruction, which takes 8 rows
-  static constexpr int kPairs = Rows <= 2 ? 2 : 4;
-  static constexpr int kTiles = 2 * kPairs, kCols = 8 * kTiles;
+  static constexpr int kTiles = 2 * Pairs, kCols = 8 * kTiles;
   static constexpr int kX = kTiles * 512, kScales = kX + Rows * 256, kBytes = kScales + kCols * Format::kColumnBytes;
-  // What two blocks (of few rows), or one, have room for on sm_80 and sm_90; of 16 rows on sm_90 alone.
-  static constexpr int kStages = Rows <= 2 ? 4 : Rows == 8 && Format::kColumnBytes == 16 ? 2 : 3;
+  // What two blocks (of few rows), or one, have room for on sm_80 and sm_90; of 16 rows, or seven pairs, on sm_90
+  // alone.
+  static constexpr bool kIsLarge = Rows > 8 || Pairs == kSevenPairs;
+  static constexpr int kMost = kIsLarge ? Format::kNarrowShared16 : Format::kNarrowShared;
+  static constexpr int kStages = Rows <= 2 ? 4 : kMost / kGemmWarps / kBytes < 3 ? 2 : 3;
   static constexpr int kResident = Rows <= 2 ? 2 : 1;   // blocks of a multiprocessor
   static constexpr int kSums = kTurns * 8 * kCols * 4;  // of a warp, at the end: eight rows whatever Rows is
   static constexpr int kShared = kGemmWarps * (kStages * kBytes > kSums ? kStages * kBytes : kSums);
 };
 
 // Wide: inner_k_tiles is 8, a lane's four words lie together.
-template <class Format, class T, bool Wide, int Rows>
-__global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
+template <class Format, class T, bool Wide, int Rows, int Pairs>
+__global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows, Pairs>::kResident))
     narrow_packed(typename Format::Gemm p, SmallGemm end, Shares shares) {
-  using R = Ring<Format, Rows>;
+  using R = Ring<Format, Rows, Pairs>;
   constexpr int kTiles = R::kTiles, kCols = R::kCols, kStages = R::kStages;
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -89,7 +95,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     commit_copies();
   }
   constexpr int kTurns = R::kTurns;
-  float acc[R::kPairs * kTurns * 4] = {};
+  float acc[Pairs * kTurns * 4] = {};
   // Rows that are not there are other ones, and so are their sums; nobody reads those.
   const int row = (lane & 7) < Rows ? lane & 7 : Rows - 1;
   int stage = 0;
@@ -102,7 +108,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
     const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
     const std::uint32_t x_row = shared_address(here + R::kX + row * 256);
     const auto x_at = [&](int r, int j) { return x_row + r * 2048 + (((j * 4 + (lane >> 3)) ^ (row & 7)) << 4); };
-    multiply_block<Format, T, Wide, R::kPairs, kTurns, kCols>(p, at, lane_words, here + R::kScales, 0, x_at, acc);
+    multiply_block<Format, T, Wide, Pairs, kTurns, kCols>(p, at, lane_words, here + R::kScales, 0, x_at, acc);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   wait_copies_but<0>();
@@ -112,7 +118,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
   float* const sums = reinterpret_cast<float*>(memory);
   float* const own = sums + warp * kTurns * 8 * kCols + 2 * t * kCols + g;
 #pragma unroll
-  for (int i = 0; i < R::kPairs; ++i) {
+  for (int i = 0; i < Pairs; ++i) {
     float low = 1.0f, high = 1.0f;
     if constexpr (Format::kScalesSums) {
       const std::int64_t column = place.first + i * 16 + g;
@@ -130,27 +136,30 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows>::kResident))
   finish<T, kTurns * 8, kCols>(end, sums, shares);
 }
 
-template <class Format, class T, bool Wide, int Rows>
-int launch_narrow(const typename Format::Gemm& p, Stream stream) {
-  using R = Ring<Format, Rows>;
-  static_assert(R::kShared <= (Rows <= 8 ? Format::kNarrowShared : Format::kNarrowShared16));
-  SmallGemm end;
-  end.m = p.m, end.n = p.n, end.k = p.k;
-  end.c = p.bias, end.c_col = 1;
-  end.out = p.out, end.out_row = p.n, end.out_col = 1;
-  end.has_clusters = p.has_clusters;
-  end.multiprocessors = p.multiprocessors * R::kResident / 2;  // shares_of counts two blocks for each
-  SmallGemm tall = end;
-  tall.m = 1;  // one tile, however many rows
-  const Shares shares = shares_of(tall, R::kCols, kPackedBlockK, 2 * kPackedBlockK);
-  const std::int64_t per_block = std::int64_t{shares.tiles()} * R::kCols;
-  const auto kernel = narrow_packed<Format, T, Wide, Rows>;
+// How the work is divided: one tile of rows, however many there are.
+template <class R>
+Shares narrow_shares(SmallGemm p) {
+  p.m = 1;
+  p.multiprocessors = p.multiprocessors * R::kResident / 2;  // shares_of counts two blocks for each
+  return shares_of(p, R::kCols, kPackedBlockK, 2 * kPackedBlockK);
+}
+inline std::int64_t blocks_of(const SmallGemm& p, const Shares& shares, int columns) {
+  const std::int64_t per_block = std::int64_t{shares.tiles()} * columns;
+  return ((p.n + per_block - 1) / per_block) << shares.cluster_bits;
+}
+
+template <class Format, class T, bool Wide, int Rows, int Pairs>
+int launch_tiles_of(const typename Format::Gemm& p, const SmallGemm& end, Stream stream) {
+  using R = Ring<Format, Rows, Pairs>;
+  static_assert(R::kShared <= R::kMost);
+  const Shares shares = narrow_shares<R>(end);
+  const auto kernel = narrow_packed<Format, T, Wide, Rows, Pairs>;
   if (R::kShared > 48 * 1024) {
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared);
     if (code != cudaSuccess) return code;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits));
+  config.gridDim = dim3(static_cast<unsigned>(blocks_of(end, shares, R::kCols)));
   config.blockDim = dim3(kGemmThreads);
   config.dynamicSmemBytes = R::kShared;
   config.stream = stream;
@@ -161,6 +170,34 @@ int launch_narrow(const typename Format::Gemm& p, Stream stream) {
   config.attrs = &attribute;
   config.numAttrs = shares.cluster_bits > 0 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, p, end, shares);
+}
+
+template <class Format, class T, bool Wide, int Rows>
+int launch_narrow(const typename Format::Gemm& p, Stream stream) {
+  SmallGemm end;
+  end.m = p.m, end.n = p.n, end.k = p.k;
+  end.c = p.bias, end.c_col = 1;
+  end.out = p.out, end.out_row = p.n, end.out_col = 1;
+  end.has_clusters = p.has_clusters;
+  end.multiprocessors = p.multiprocessors;
+  if constexpr (Rows <= 2) {
+    return launch_tiles_of<Format, T, Wide, Rows, 2>(p, end, stream);
+  } else {
+    if constexpr (Wide) {
+      using Four = Ring<Format, Rows, kNarrowPairs>;
+      using Seven = Ring<Format, Rows, kSevenPairs>;
+      // The multiprocessors that have work, of those there are, in the mean of all turns.
+      const auto busy = [&](const Shares& shares, int columns) {
+        const std::int64_t blocks = blocks_of(end, shares, columns), all = p.multiprocessors;
+        return static_cast<double>(blocks) / static_cast<double>((blocks + all - 1) / all * all);
+      };
+      const bool fits = p.max_shared_bytes >= Seven::kMost;
+      if (fits && busy(narrow_shares<Seven>(end), Seven::kCols) > 1.05 * busy(narrow_shares<Four>(end), Four::kCols)) {
+        return launch_tiles_of<Format, T, Wide, Rows, kSevenPairs>(p, end, stream);
+      }
+    }
+    return launch_tiles_of<Format, T, Wide, Rows, kNarrowPairs>(p, end, stream);
+  }
 }
 
 template <class Format, class T, bool Wide>

@@ -64,7 +64,7 @@ def test_groups_and_tiles(m: int, group: int, tiles: int) -> None:
     ("n", "k", "group"),
     [(8, 32, 32), (16, 96, 32), (4096, 4096, 128), (14336, 256, 64), (8, 14336, 128), (120, 8192, 32)],
 )
-@pytest.mark.parametrize("m", [1, 6, 40, 128, 260])
+@pytest.mark.parametrize("m", [1, 4, 6, 12, 40, 128, 260])
 def test_sizes(m: int, n: int, k: int, group: int) -> None:
     w = random_weight(n, k, group, 8 if k % 128 == 0 else 2)
     x = random(m, k, dtype=BF16)

@@ -93,7 +93,7 @@ def test_layouts(m: int, dtype: torch.dtype, tiles: int) -> None:
 @pytest.mark.parametrize(
     ("n", "k"), [(8, 128), (16, 256), (4096, 4096), (14336, 256), (8, 14336), (120, 8192), (2048, 768)]
 )
-@pytest.mark.parametrize("m", [1, 6, 40, 128, 260, 600])
+@pytest.mark.parametrize("m", [1, 4, 6, 12, 40, 128, 260, 600])
 def test_sizes(m: int, n: int, k: int) -> None:
     w, x = weight(n, k), random(m, k, dtype=BF16)
     check(linear(x.cuda(), w), x, w)
