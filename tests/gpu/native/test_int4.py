@@ -62,7 +62,15 @@ def test_groups_and_tiles(m: int, group: int, tiles: int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "k", "group"),
-    [(8, 32, 32), (16, 96, 32), (4096, 4096, 128), (14336, 256, 64), (8, 14336, 128), (120, 8192, 32)],
+    [
+        (8, 32, 32),
+        (16, 96, 32),
+        (4096, 4096, 128),
+        (14336, 2048, 64),
+        (14336, 256, 256),
+        (8, 14336, 128),
+        (120, 8192, 32),
+    ],
 )
 @pytest.mark.parametrize("m", [1, 4, 6, 12, 40, 128, 260])
 def test_sizes(m: int, n: int, k: int, group: int) -> None:
