@@ -21,8 +21,10 @@ def tune(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SCRIPT:FUNCTION",
-            help="What untorch export takes: a function that returns the model and its example inputs.",
+            metavar="SCRIPT:FUNCTION|FILE",
+            help="What untorch export takes: a function that returns the model and its example inputs. Or a .pt2 file "
+            "that was made with keep_sources=True, for a GPU such as this one and by this version of torch: its "
+            "kernels are run, with the Python code that comes with them.",
             show_default=False,
         ),
     ],
@@ -44,21 +46,43 @@ def tune(
 
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError("tune needs PyTorch: pip install 'untorch[export]'")
+    from untorch.export.kernel_choice import read_tuning
+
+    before = read_tuning(output) if output.exists() else {}
+    if source.endswith(".pt2"):
+        _tune_file(source, output, device, options)
+    else:
+        _tune_script(source, output, device, {**parse_options(options or ()), "progress": not (quiet or json)})
+    document = {"source": source, "file": str(output), "architectures": _counts(read_tuning(output), before)}
+    if not quiet or json:
+        emit(document, json, lambda console: _render(console, document))
+
+
+def _tune_file(source: str, output: Path, device: str, options: list[str] | None) -> None:
+    from untorch.export.kernel_sources import tune_file
+    from untorch.runtime.errors import InvalidArgumentError
+
+    if device not in ("cuda", "cuda:0"):
+        raise InvalidArgumentError(
+            f"tune: --device: the sources in a file are for the first GPU, got {device!r}: name another one by "
+            f"CUDA_VISIBLE_DEVICES"
+        )
+    if options:
+        raise InvalidArgumentError(f"tune: --option: a file is compiled already, got {', '.join(options)}")
+    tune_file(source, output)
+
+
+def _tune_script(source: str, output: Path, device: str, given: dict[str, Any]) -> None:
     import untorch.export
     from untorch.cli.script import export_arguments, load_models
-    from untorch.export.kernel_choice import read_tuning
     from untorch.export.options import resolve_options
 
-    fields = {**parse_options(options or ()), "record_tuning": str(output), "progress": not (quiet or json)}
+    fields = {**given, "record_tuning": str(output)}
     resolve_options(None, fields)
-    before = read_tuning(output) if output.exists() else {}
     model, keywords = export_arguments(load_models(source), source)
     keywords = {name: value for name, value in keywords.items() if name != "arch"} | {"device": device}
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
         untorch.export.export(model, path=Path(folder) / "model.pt2", **{**keywords, **fields})
-    document = {"source": source, "file": str(output), "architectures": _counts(read_tuning(output), before)}
-    if not quiet or json:
-        emit(document, json, lambda console: _render(console, document))
 
 
 def _counts(choices: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:

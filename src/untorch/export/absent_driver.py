@@ -194,7 +194,7 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
     def deduce_value(self: Any, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return self.unknown_value
-        with _OnTheHost():
+        with _OnTheHost():  # type: ignore[no-untyped-call]
             return deduce(self, node)
 
     class Backend:
@@ -249,7 +249,7 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
         yield
 
 
-class _OnTheHost(TorchDispatchMode):
+class _OnTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators that are asked for a tensor on a GPU make it in the host's memory."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

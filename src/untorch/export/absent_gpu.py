@@ -25,6 +25,7 @@ from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel
 from untorch.export.kernel_choice import Choices, recording
+from untorch.export.kernel_sources import keeping_sources
 from untorch.export.passes import PassReport
 from untorch.runtime.errors import UnsupportedError, UntorchError
 
@@ -33,14 +34,15 @@ __all__ = ["Produced", "compile_elsewhere", "refuse_native_attention", "require_
 
 @dataclass
 class Produced:
-    """What AOTInductor made: its files, the constants' values by FQN, which of them lie on the GPU, and the kernels'
-    configurations.
+    """What AOTInductor made: its files, the constants' values by FQN, which of them lie on the GPU, the kernels'
+    configurations and sources.
     """
 
     paths: list[str]
     tensors: dict[str, torch.Tensor]
     on_gpu: frozenset[str]
     choices: Choices = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -136,11 +138,12 @@ def compile_elsewhere(
         raise result
     if isinstance(result, _Failure):
         raise CompileError(f"method {name!r}: AOTInductor failed: {result.reason}") from _ChildError(result.trace)
-    paths, on_gpu, made, choices = result
+    paths, on_gpu, made, choices, sources = result
     missing = [fqn for fqn, source in on_gpu.items() if source not in values]
     if missing:
         raise CompileError(f"method {name!r}: AOTInductor made constants whose values are not known: {missing}")
-    return Produced(paths, {fqn: values[source] for fqn, source in on_gpu.items()} | made, frozenset(on_gpu), choices)
+    tensors = {fqn: values[source] for fqn, source in on_gpu.items()} | made
+    return Produced(paths, tensors, frozenset(on_gpu), choices, sources)
 
 
 def _child(
@@ -151,8 +154,8 @@ def _child(
     compile_graph: Compile,
     tuning: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Writes (paths, the module's tensors by their names there, others, the kernels' configurations), an error, or what
-    is left of a foreign one.
+    """Writes (paths, the module's tensors by their names there, others, the kernels' configurations, their sources), an
+    error, or what is left of a foreign one.
     """
     torch.set_num_threads(1)  # the parent's threads are not here
     forget_the_machine()
@@ -162,7 +165,10 @@ def _child(
 
         joint_graph.lazy_init(torch.device("cpu"))
         values: dict[int, torch.Tensor] = {}
-        with torch.no_grad(), pretend(gpu, values, tuning), recording(gpu.architecture) as choices:
+        with (
+            torch.no_grad(), pretend(gpu, values, tuning), recording(gpu.architecture) as choices,
+            keeping_sources() as sources,
+        ):  # fmt: skip
             args, kwargs = _place(module, example, values)
             names = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in _tensors_by_name(module).items()}
             on_gpu, made, paths = {}, {}, []
@@ -176,7 +182,7 @@ def _child(
                         on_gpu[fqn] = names.get(tensor.untyped_storage()._cdata, fqn)
                     else:
                         made[fqn] = tensor
-        result = (paths, on_gpu, made, choices)
+        result = (paths, on_gpu, made, choices, sources)
     except UntorchError as error:
         result = error
     except Exception as error:

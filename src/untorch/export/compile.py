@@ -21,6 +21,7 @@ from untorch.export.coverage import find_missing, needed_symbols, raise_if_missi
 from untorch.export.cuda import CudaTarget, driver_library
 from untorch.export.errors import CompileError
 from untorch.export.kernel_choice import Choices, read_tuning, recording
+from untorch.export.kernel_sources import SUFFIX, keeping_sources
 from untorch.export.library import find_runtime_library
 from untorch.export.mutations import WRITTEN_ELSEWHERE, Mutations, find_mutations
 from untorch.export.options import ExportOptions
@@ -163,6 +164,9 @@ def compile_method(
         or (name == nodes_name and extern_nodes is not None)
         or (options.keep_sources and path.suffix in (".cpp", ".h", ".json"))
     }
+    if options.keep_sources and gpu is not None:
+        stem = library.removesuffix(".so")
+        packed |= {f"{stem}.{i}{SUFFIX}": text.encode() for i, text in enumerate(produced.sources)}
     return CompiledMethod(
         name=method.name,
         program=program,
@@ -354,7 +358,7 @@ def _run_inductor(
             tuning = {} if options.tuning is None else read_tuning(options.tuning).get(gpu.architecture, {})
             return compile_elsewhere(name, module, (tuple(args), dict(kwargs)), gpu.absent, compile_graph, tuning)
         try:
-            with recording(None if gpu is None else gpu.architecture) as choices:
+            with recording(None if gpu is None else gpu.architecture) as choices, keeping_sources() as sources:
                 result = compile_graph(module, tuple(args), dict(kwargs))
         except UntorchError:
             raise
@@ -363,7 +367,7 @@ def _run_inductor(
             raise CompileError(f"method {name!r}: AOTInductor failed: {reason}") from error
     paths = [item for item in result if isinstance(item, str)]
     tensors = {fqn: tensor for item in result if isinstance(item, dict) for fqn, (tensor, _) in item.items()}
-    return Produced(paths, tensors, frozenset(), choices)
+    return Produced(paths, tensors, frozenset(), choices, sources)
 
 
 def _on(gpu: CudaTarget | None) -> contextlib.AbstractContextManager[Any]:

@@ -138,8 +138,11 @@ def choose(gpu: GpuModel, kernel: Any, tuning: Mapping[str, Mapping[str, Any]]) 
 
 
 @contextlib.contextmanager
-def recording(architecture: str | None) -> Iterator[Choices]:
-    """Fills what it gives with the configuration of each kernel that Inductor keeps meanwhile; None: for the CPU."""
+def recording(architecture: str | None, saves: bool = True) -> Iterator[Choices]:
+    """Fills what it gives with the configuration of each kernel that Inductor keeps meanwhile; None: for the CPU.
+
+    saves: Inductor is to have the compiled kernel, too.
+    """
     if architecture is None:
         yield {}
         return
@@ -153,7 +156,7 @@ def recording(architecture: str | None) -> Iterator[Choices]:
     def save_gpu_kernel(self: Any, stream: Any, launcher: Any) -> Any:
         name = str(self.inductor_meta.get("kernel_name") or self.fn.__name__)
         found[architecture][_key_of(self)] = {"kernel": name, "config": _config_of(launcher)}
-        return save(self, stream, launcher)
+        return save(self, stream, launcher) if saves else None
 
     with mock.patch.object(CachingAutotuner, "save_gpu_kernel", save_gpu_kernel):
         yield found

@@ -88,7 +88,7 @@ class ExportOptions:
     verify: run the written file in a process without torch and compare its results to eager's.
     verify_tolerance: the largest difference that verify accepts, relative to the largest value of each output.
     strict: use torch.export's strict mode.
-    keep_sources: pack the generated C++ as well.
+    keep_sources: pack the generated C++ as well, and for a GPU the kernels' sources, which `untorch tune FILE` times.
     tuning: for a GPU that is not there: a file of `untorch tune` with the fastest configurations of kernels on such a
         GPU. Kernels that it does not have are estimated.
     record_tuning: the file to write the configurations to that this export takes, beside those that it has already.

@@ -73,3 +73,27 @@ def test_errors(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
         done = cli("tune", f"{script}:build", "-o", output)
         assert done.code == 1 and "export: device='cuda'" in done.err
     assert not output.exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_errors_of_files(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    import torch
+
+    from untorch.export import export
+
+    output, model, args = tmp_path / "gpu.json", torch.nn.Linear(2, 2), (torch.zeros(1, 2),)
+    for_cpu, without = tmp_path / "cpu.pt2", tmp_path / "without.pt2"
+    export(model, args, for_cpu, progress=False)
+    export(model, args, without, device="cuda", arch="sm_90", progress=False)
+    for file, more, expected in (
+        (tmp_path / "no.pt2", (), "cannot be opened"),
+        (script.rename(tmp_path / "text.pt2"), (), "text.pt2"),
+        (for_cpu, (), "has no kernels for a GPU"),
+        (without, (), "has no sources of its kernels: export it with keep_sources=True, or give SCRIPT:FUNCTION"),
+        (without, ("--device", "cuda:1"), "name another one by CUDA_VISIBLE_DEVICES"),
+        (without, ("--option", "fold_limit=1"), "a file is compiled already, got fold_limit=1"),
+    ):
+        done = cli("tune", file, "-o", output, *more)
+        assert done.code == 1
+        assert expected in " ".join(done.err.split())
+    assert not output.exists()
