@@ -11,8 +11,8 @@ What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --
 --mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
 "0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma.
 
---prefill fp8 measures that too, beside both, and how far its results are from bfloat16's with the same weight: the norm
-of the difference by the norm. Up to --fp8-rows rows it is the same as without.
+--prefill fp8 or fp4 measures that too, beside both, and how far its results are from bfloat16's with the same weight:
+the norm of the difference by the norm. Up to --fp8-rows and --fp4-rows rows it is the same as without.
 """
 
 from __future__ import annotations
@@ -165,13 +165,14 @@ def main() -> None:
     parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 16")
     parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
     parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
-    parser.add_argument("--prefill", nargs="+", choices=["fp8"], default=[], help="measure that, too")
+    parser.add_argument("--prefill", nargs="+", choices=["fp8", "fp4"], default=[], help="measure that, too")
     parser.add_argument("--fp8-rows", type=int, help="rows up to which prefill fp8 is the exact product")
+    parser.add_argument("--fp4-rows", type=int, help="the same of prefill fp4")
     parser.add_argument("--fp8-fast-accumulation", type=int, choices=[0, 1], help="cuBLASLt's, with fewer digits")
     options = parser.parse_args()
     report = Report("gpu_nvfp4", options.quick)
     report.values["prefill"] = options.prefill
-    for name in ("narrow_rows", "stream_rows", "mma_rows", "fp8_rows", "fp8_fast_accumulation"):
+    for name in ("narrow_rows", "stream_rows", "mma_rows", "fp8_rows", "fp4_rows", "fp8_fast_accumulation"):
         if (rows_of_kernel := getattr(options, name)) is not None:
             os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
         report.values[name] = rows_of_kernel

@@ -68,8 +68,9 @@ kernels::Nvfp4Prefill check_prefill(const char* op, const char* prefill) {
   check(prefill != nullptr, op, ": argument 'prefill' is null");
   const std::string_view name = prefill;
   if (name == "exact") return kernels::Nvfp4Prefill::kExact;
-  check(name == "fp8", op, ": argument 'prefill' must be exact or fp8, got '", name, "'");
-  return kernels::Nvfp4Prefill::kFloat8;
+  if (name == "fp8") return kernels::Nvfp4Prefill::kFloat8;
+  check(name == "fp4", op, ": argument 'prefill' must be exact, fp8 or fp4, got '", name, "'");
+  return kernels::Nvfp4Prefill::kFloat4;
 }
 
 Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {

@@ -81,6 +81,6 @@ def linear_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]
 # What `prefill` of it refuses, behind good operands.
 PREFILL_REFUSALS = [
     (None, "nvfp4_linear: argument 'prefill' is null"),
-    ("fp16", "nvfp4_linear: argument 'prefill' must be exact or fp8, got 'fp16'"),
-    ("", "nvfp4_linear: argument 'prefill' must be exact or fp8, got ''"),
+    ("fp16", "nvfp4_linear: argument 'prefill' must be exact, fp8 or fp4, got 'fp16'"),
+    ("", "nvfp4_linear: argument 'prefill' must be exact, fp8 or fp4, got ''"),
 ]

@@ -82,7 +82,7 @@ def test_every_value() -> None:
         assert got[~finite].isnan().all()
 
 
-@pytest.mark.parametrize("prefill", ["fp8"])
+@pytest.mark.parametrize("prefill", ["fp8", "fp4"])
 def test_many_rows_are_exact_whatever_is_asked_for(prefill: str) -> None:
     (packed, scales), x, bias = random_weight(24, 128), torch.randn(700, 128).to(BF16), torch.randn(24).to(BF16)
     operands = (x, pack_nvfp4_tiles(packed), scales, torch.rand(24), bias)

@@ -3,58 +3,20 @@
 // A thread block makes a row: its largest size first, then the row again, from the first-level cache, in E4M3. Bytes: 2
 // an element read (4 of float32), 1 written; the second reading is not of memory. Operations: about 15 instructions an
 // element. Not measured yet.
-#include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/float8.h"
+#include "kernels/cuda/row_size.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
-
-constexpr int kThreads = 256, kStep = 8;
-// Where 448 / size would be more than float32 holds, rows are so small that their last digits do not matter.
-constexpr float kLeastSize = 0x1p-110f;
-
-template <class T>
-__device__ __forceinline__ void load_step(const T* from, float (&values)[kStep]) {
-  constexpr int kWords = kStep * static_cast<int>(sizeof(T)) / 16, kEach = kStep / kWords;
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const uint4 word = reinterpret_cast<const uint4*>(from)[i];
-    T each[kEach];
-    memcpy(each, &word, 16);
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) values[i * kEach + j] = widen(each[j]);
-  }
-}
-
-// The largest of all threads.
-__device__ __forceinline__ std::uint32_t block_max(std::uint32_t value) {
-  __shared__ std::uint32_t warps[kThreads / 32];
-  value = __reduce_max_sync(0xffffffffu, value);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) value = max(value, warps[i]);
-  __syncthreads();  // before the next row's are written
-  return value;
-}
 
 template <class T>
 __device__ __forceinline__ void make_row(const Float8Rows& p, std::int64_t m) {
   const T* const from = static_cast<const T*>(p.x) + m * p.row;
   auto* const to = static_cast<std::uint8_t*>(p.to) + m * p.to_width;
+  const RowSize found = row_size(from, p.width);
+  const float by = kE4m3Max / found.size;
+  if (threadIdx.x == 0) p.scales[m] = found.finite ? found.size / kE4m3Max : __uint_as_float(0x7fc00000u);
   const std::int64_t first = std::int64_t{threadIdx.x} * kStep, step = std::int64_t{kThreads} * kStep;
-  // Bits of sizes are in the order of the sizes, and what is not finite comes last.
-  std::uint32_t largest = 0;
-  for (std::int64_t k = first; k < p.width; k += step) {
-    float values[kStep];
-    load_step(from + k, values);
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
-  }
-  largest = block_max(largest);
-  const bool finite = largest < 0x7f800000u;
-  const float size = fmaxf(finite ? __uint_as_float(largest) : 1.0f, kLeastSize), by = kE4m3Max / size;
-  if (threadIdx.x == 0) p.scales[m] = finite ? size / kE4m3Max : __uint_as_float(0x7fc00000u);
   for (std::int64_t k = first; k < p.to_width; k += step) {
     uint2 bytes{0, 0};
     if (k < p.width) {

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) scale_both(ScaledSums p) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.m * p.n; i += step) {
     const std::int64_t r = i / p.n, c = i - r * p.n;
-    float value = p.sums[r * p.sums_row + c] * (p.row[r] * p.column[c]);
+    float value = p.sums[r * p.sums_row + c] * (p.row[r] * p.column[p.one_column ? 0 : c]);
     if (bias != nullptr) value += widen(bias[c]);
     static_cast<T*>(p.out)[r * p.out_row + c] = narrow<T>(value);
   }

@@ -23,6 +23,7 @@ struct ScaledSums {
   const float* sums = nullptr;
   std::int64_t sums_row = 0;  // elements between rows
   const float *row = nullptr, *column = nullptr;
+  bool one_column = false;     // column has one factor, for all
   const void* bias = nullptr;  // dense, of out's dtype, or null
   void* out = nullptr;
   Scalar dtype = Scalar::kFloat32;  // of out: float32, float16 or bfloat16

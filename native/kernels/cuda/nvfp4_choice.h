@@ -6,8 +6,8 @@
 
 namespace untorch::kernels::cuda {
 
-// kFloat8: both operands are made float8 and multiplied by cuBLASLt.
-enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8 };
+// kFloat8, kFloat4: both operands are made that and multiplied by cuBLASLt.
+enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, kFloat4 };
 
 // Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
 struct Nvfp4Limits {
@@ -16,8 +16,9 @@ struct Nvfp4Limits {
   std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
   // Rows from which what is asked for as `prefill` serves: above them. Not measured yet.
-  std::int64_t fp8_rows = 256;
+  std::int64_t fp8_rows = 256, fp4_rows = 256;
   bool fp8_fast_accumulation = false;  // of cuBLASLt: sums of fewer digits
+  bool fp4_emulated = false;           // on GPUs that cannot, slowly, for tests
 };
 
 // Shared memory of nvfp4_narrow's blocks at most, with so many rows.
@@ -29,6 +30,7 @@ inline int nvfp4_narrow_shared(std::int64_t m) { return m <= 8 ? kNvfp4NarrowSha
 inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {},
                               Nvfp4Prefill prefill = Nvfp4Prefill::kExact) {
   if (prefill == Nvfp4Prefill::kFloat8 && p.m > limits.fp8_rows) return Nvfp4Path::kFloat8;
+  if (prefill == Nvfp4Prefill::kFloat4 && p.m > limits.fp4_rows) return Nvfp4Path::kFloat4;
   if (p.dtype != Scalar::kBFloat16 && p.dtype != Scalar::kFloat16) return Nvfp4Path::kUnpack;
   if (p.inner_k_tiles != 8) return Nvfp4Path::kUnpack;
   if (p.m <= limits.narrow_rows && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) return Nvfp4Path::kNarrow;
@@ -39,10 +41,15 @@ inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {}
 
 // Why a GPU of that compute capability cannot do what is asked for, and what to do; null where it can.
 inline const char* prefill_obstacle(Nvfp4Prefill prefill, int major, int minor) {
-  if (prefill == Nvfp4Prefill::kFloat8 && major * 10 + minor < 89) {
+  const int gpu = major * 10 + minor;
+  if (prefill == Nvfp4Prefill::kFloat8 && gpu < 89) {
     return "prefill 'fp8' needs a GPU of compute capability 8.9 or newer: quantise with prefill='exact'";
   }
-  return nullptr;
+  if (prefill != Nvfp4Prefill::kFloat4 || gpu == 100 || gpu == 103 || gpu == 120 || gpu == 121) return nullptr;
+  return gpu < 89 ? "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
+                    "quantise with prefill='exact'"
+                  : "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
+                    "quantise with prefill='fp8' or 'exact'";
 }
 
 }  // namespace untorch::kernels::cuda

@@ -24,9 +24,11 @@ const kernels::cuda::Nvfp4Limits& limits() {
     set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
     set_rows("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
-    std::int64_t fast = out.fp8_fast_accumulation ? 1 : 0;
+    set_rows("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
+    std::int64_t fast = 0, emulated = 0;
     set_rows("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", fast);
-    out.fp8_fast_accumulation = fast != 0;
+    set_rows("UNTORCH_NVFP4_FP4_EMULATED", emulated);
+    out.fp8_fast_accumulation = fast != 0, out.fp4_emulated = emulated != 0;
     return out;
   }();
   return made;
@@ -48,6 +50,10 @@ void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp
   }
   if (path == Nvfp4Path::kFloat8) {
     multiply_nvfp4_float8(op, on, p, out, limits().fp8_fast_accumulation);
+    return;
+  }
+  if (path == Nvfp4Path::kFloat4) {
+    multiply_nvfp4_float4(op, on, p, out, limits().fp4_emulated);
     return;
   }
   const bool streams = path == Nvfp4Path::kStream;
@@ -91,7 +97,7 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
 
 }  // namespace
 
-// x [.., k_in] · weightᵀ + bias, for bfloat16, float16 and, slower, float32. prefill: "exact" or "fp8".
+// x [.., k_in] · weightᵀ + bias, for bfloat16, float16 and, slower, float32. prefill: "exact", "fp8" or "fp4".
 UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle weight_packed,
                                           AtenTensorHandle block_scale, AtenTensorHandle global_scale,
                                           AtenTensorHandle* bias, const char* prefill, AtenTensorHandle* ret0) {
@@ -106,7 +112,7 @@ UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle w
     const kernels::Nvfp4Prefill wanted = check_prefill(op, prefill);
     const OnDevice on(op, input, {&packed, &scales, &global, added});
     check_packed_gpu(op, "NVFP4", on);
-    check_prefill_gpu(op, wanted, on);
+    if (!(limits().fp4_emulated && wanted == kernels::Nvfp4Prefill::kFloat4)) check_prefill_gpu(op, wanted, on);
     give(ret0, linear(op, on, input, packed, scales, global, added, shape, wanted), op);
   });
 }

@@ -1,9 +1,10 @@
-// Products of many rows with NVFP4 weights in float8, on CUDA.
+// Products of many rows with NVFP4 weights in float8, and of two NVFP4 operands, on CUDA.
 #include "shims/cuda/nvfp4_prefill.h"
 
 #include <algorithm>
 
 #include "cuda/blas.h"
+#include "kernels/cuda/float4.h"
 #include "kernels/cuda/float8.h"
 #include "kernels/cuda/gemm_narrow.h"
 #include "kernels/cuda/nvfp4_choice.h"
@@ -13,30 +14,44 @@ namespace untorch::shims {
 namespace {
 
 constexpr std::int64_t kStep = 16;  // elements that float8 products of cuBLASLt want sizes to be a multiple of
-constexpr double kFloat8OperationsASecond = 12e12;  // of a multiprocessor: twice those of 16-bit numbers
+constexpr double kFloat8OperationsASecond = 12e12,
+                 kFloat4OperationsASecond = 24e12;  // of a multiprocessor: twice those of 16-bit numbers
 
 std::int64_t rounded_up(std::int64_t size) { return (size + kStep - 1) / kStep * kStep; }
 
-// The sums of a chunk of columns, and then scaled: where cuBLASLt has no product with scales of rows and columns for
-// this GPU, these sizes or this dtype.
-void multiply_and_scale(const char* op, const OnDevice& on, cuda::BlasProduct product,
-                        const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first, std::int64_t columns,
-                        const StorageRef& sums) {
+// Of columns [first, first + columns): what scales their sums, without the factors of rows and columns.
+kernels::cuda::ScaledSums scaled_sums(const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first,
+                                      std::int64_t columns, const StorageRef& sums) {
   kernels::cuda::ScaledSums scaled;
   scaled.m = p.m, scaled.n = columns;
   scaled.sums = static_cast<const float*>(sums->data()), scaled.sums_row = rounded_up(columns);
-  scaled.row = product.scale_a, scaled.column = product.scale_b;
-  const std::size_t bytes = element_size(out.dtype());
-  if (p.bias != nullptr) scaled.bias = static_cast<const std::byte*>(p.bias) + static_cast<std::size_t>(first) * bytes;
-  scaled.out = static_cast<std::byte*>(out.raw()) + static_cast<std::size_t>(first) * bytes;
+  const std::size_t offset = static_cast<std::size_t>(first) * element_size(out.dtype());
+  if (p.bias != nullptr) scaled.bias = static_cast<const std::byte*>(p.bias) + offset;
+  scaled.out = static_cast<std::byte*>(out.raw()) + offset;
   scaled.dtype = scalar_of(out), scaled.out_row = p.n;
-  product.n = scaled.sums_row;  // columns that are not there have products, too, of what lies behind the others
-  product.d = sums->data(), product.d_dtype = DType::kFloat32, product.ldd = scaled.sums_row;
-  product.scale_a = product.scale_b = nullptr, product.rowwise_scales = false, product.bias = nullptr;
+  return scaled;
+}
+
+// Columns up to the next multiple of 16 have sums, too, of what lies behind the others.
+void multiply_into_sums(const char* op, const OnDevice& on, cuda::BlasProduct product, const StorageRef& sums,
+                        const char* instead) {
+  product.n = rounded_up(product.n);
+  product.d = sums->data(), product.d_dtype = DType::kFloat32, product.ldd = product.n;
   if (!cuda::blas_multiply(op, product, on.index(), on.stream())) {
-    throw_error(ErrorKind::kUnsupported, op, ": cuBLAS has no algorithm for float8_e4m3fn [", p.m, ", ", product.k,
-                "] times [", product.k, ", ", product.n, "] on this GPU: quantise with prefill='exact'");
+    throw_error(ErrorKind::kUnsupported, op, ": cuBLAS ", cuda::try_blas(nullptr), " has no algorithm for ",
+                dtype_name(product.a.dtype), " [", product.m, ", ", product.k, "] times [", product.k, ", ", product.n,
+                "] on this GPU: quantise with prefill=", instead);
   }
+}
+
+// Where cuBLASLt has no product with scales of rows and columns for this GPU, these sizes or this dtype.
+void multiply_and_scale(const char* op, const OnDevice& on, cuda::BlasProduct product,
+                        const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first,
+                        const StorageRef& sums) {
+  kernels::cuda::ScaledSums scaled = scaled_sums(p, out, first, product.n, sums);
+  scaled.row = product.scale_a, scaled.column = product.scale_b;
+  product.scale_a = product.scale_b = nullptr, product.rowwise_scales = false, product.bias = nullptr;
+  multiply_into_sums(op, on, product, sums, "'exact'");
   on.launched(kernels::cuda::scale_rows_and_columns(scaled, on.stream()));
 }
 
@@ -90,7 +105,54 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
     }
     if (scales_at_once && cuda::blas_multiply(op, product, on.index(), on.stream())) continue;
     if (!sums) sums = on.scratch(static_cast<std::size_t>(p.m * rounded_up(chunk)) * sizeof(float));
-    multiply_and_scale(op, on, product, p, out, first, columns, sums);
+    multiply_and_scale(op, on, product, p, out, first, sums);
+  }
+}
+
+void multiply_nvfp4_float4(const char* op, const OnDevice& on, const kernels::cuda::Nvfp4Gemm& p, const Tensor& out,
+                           bool emulated) {
+  using namespace kernels::cuda;
+  const auto bytes_of = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+  const auto padded = [](std::int64_t rows) {
+    return (rows + kFloat4TileRows - 1) / kFloat4TileRows * kFloat4TileRows;
+  };
+  // Not the weight's k: where x is narrower, what is behind it multiplies nothing.
+  const std::int64_t k = (p.x_width + kFloat4Step - 1) / kFloat4Step * kFloat4Step;
+  const std::int64_t chunk = packed_chunk(p, 1, on.properties().l2_bytes, kFloat4OperationsASecond);
+  const StorageRef x = on.scratch(bytes_of(p.m * k / 2)), x_scales = on.scratch(bytes_of(padded(p.m) * k / 16)),
+                   row_scales = on.scratch(bytes_of(p.m) * sizeof(float)),
+                   weight = on.scratch(bytes_of(rounded_up(chunk) * k / 2)),
+                   weight_scales = on.scratch(bytes_of(padded(chunk) * k / 16)),
+                   sums = on.scratch(bytes_of(p.m * rounded_up(chunk)) * sizeof(float));
+  Float4Rows rows;
+  rows.dtype = p.dtype;
+  rows.m = p.m, rows.width = p.x_width;
+  rows.x = p.x, rows.row = p.x_row;
+  rows.k = k, rows.codes = x->data(), rows.block_scales = x_scales->data();
+  rows.scales = static_cast<float*>(row_scales->data());
+  on.launched(float4_rows(rows, on.stream()));
+  for (std::int64_t first = 0; first < p.n; first += chunk) {
+    const std::int64_t columns = std::min(chunk, p.n - first);
+    on.launched(nvfp4_to_float4(p, first, columns, k, weight->data(), weight_scales->data(), on.stream()));
+    ScaledSums scaled = scaled_sums(p, out, first, columns, sums);
+    scaled.row = rows.scales, scaled.column = p.global_scales + (p.row_scales ? first : 0);
+    scaled.one_column = !p.row_scales;
+    if (emulated) {
+      Float4Product product;
+      product.m = p.m, product.n = columns, product.k = k;
+      product.a = x->data(), product.a_scales = x_scales->data();
+      product.b = weight->data(), product.b_scales = weight_scales->data();
+      product.sums = static_cast<float*>(sums->data()), product.sums_row = scaled.sums_row;
+      on.launched(float4_multiply(product, on.stream()));
+    } else {
+      cuda::BlasProduct product;
+      product.m = p.m, product.n = columns, product.k = k;
+      product.a = {x->data(), DType::kFloat4E2M1FNx2, false, k, 0};
+      product.b = {weight->data(), DType::kFloat4E2M1FNx2, true, k, 0};
+      product.block_scale_a = x_scales->data(), product.block_scale_b = weight_scales->data();
+      multiply_into_sums(op, on, product, sums, "'fp8' or 'exact', or install cuBLAS of CUDA 12.8 or newer");
+    }
+    on.launched(scale_rows_and_columns(scaled, on.stream()));
   }
 }
 

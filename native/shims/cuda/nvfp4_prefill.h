@@ -15,4 +15,8 @@ void check_prefill_gpu(const char* op, kernels::Nvfp4Prefill prefill, const OnDe
 void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cuda::Nvfp4Gemm& p, const Tensor& out,
                            bool fast_accumulation);
 
+// The product of two NVFP4 operands: x in blocks of 16 like the weight, with a float32 scale for each row.
+void multiply_nvfp4_float4(const char* op, const OnDevice& on, const kernels::cuda::Nvfp4Gemm& p, const Tensor& out,
+                           bool emulated);
+
 }  // namespace untorch::shims

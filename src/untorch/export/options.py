@@ -34,7 +34,7 @@ _OF_THE_MACHINE = ("progress", "tuning", "record_tuning")
 # The group sizes, the methods and the ways to multiply many rows (prefill) of each dtype.
 _QUANTIZE_OPTIONS = {
     "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"], Literal["exact"]),
-    "nvfp4": (Literal[16], Literal["search", "rtn"], Literal["exact", "fp8"]),
+    "nvfp4": (Literal[16], Literal["search", "rtn"], Literal["exact", "fp8", "fp4"]),
 }
 _QUANTIZE_DEFAULTS = {
     "int4": {"group_size": 128, "method": "hqq"},

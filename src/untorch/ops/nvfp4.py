@@ -18,7 +18,7 @@ from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
 __all__ = ["C_SHIMS", "OPERATOR", "PREFILLS", "nvfp4_linear"]
 
-PREFILLS = ("exact", "fp8")
+PREFILLS = ("exact", "fp8", "fp4")
 
 # AOTInductor declares all of them, and calls the one of the model's device.
 C_SHIMS = [
@@ -49,7 +49,9 @@ def nvfp4_linear(
     bias: [n] in x's dtype, or None.
     prefill: how a C function for a GPU may multiply many rows, where arithmetic and not memory takes the time. "exact":
         with x as it is. "fp8": x and the weight are rounded to float8_e4m3fn, in rows with a float32 scale each, on
-        GPUs from compute capability 8.9 on; others refuse it. The CPU, and this reference on any device, are exact.
+        GPUs from compute capability 8.9 on. "fp4": x is rounded to NVFP4, in rows with a float32 scale each, on GPUs
+        that multiply two such operands (sm_100, sm_103, sm_120, sm_121). Other GPUs refuse them. The CPU, and this
+        reference on any device, are exact.
 
     Sums are in float32, for float64 in that. On GPUs the tiles with t = 8 are the fast layout. Raises ValueError.
     """

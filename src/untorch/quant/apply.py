@@ -52,8 +52,9 @@ def quantize(
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
         prefill: For nvfp4, how GPUs may multiply many rows with linear layers. "exact": with the activations as they
-            are. "fp8": faster, activations and weights rounded to float8_e4m3fn, in rows with a scale each; GPUs before
-            compute capability 8.9 refuse it. Few rows, experts, and all on the CPU are exact always.
+            are. "fp8": faster, activations and weights rounded to float8_e4m3fn, in rows with a scale each, from
+            compute capability 8.9 on. "fp4": activations rounded to NVFP4, on sm_100, sm_103, sm_120 and sm_121. Other
+            GPUs refuse the layers. Few rows, experts, and all on the CPU are exact always.
         include: Which layers and experts: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of
             (name, module). None: all.
         exclude: Which of them not, likewise.

@@ -109,7 +109,10 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
             "option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",
         ),
         ({"dtype": "nvfp4", "method": "hqq"}, "option quantize: method: expected one of 'search', 'rtn', got 'hqq'"),
-        ({"dtype": "nvfp4", "prefill": "fp9"}, "option quantize: prefill: expected one of 'exact', 'fp8', got 'fp9'"),
+        (
+            {"dtype": "nvfp4", "prefill": "fp9"},
+            "option quantize: prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp9'",
+        ),
         (
             {"dtype": "int4", "prefill": "fp8"},
             "option quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",

@@ -100,7 +100,7 @@ def test_prefill_is_not_for_int4(tmp_path: Path) -> None:
     model = model_of(weight)
     for prefill, text in [
         ("fp8", f"prefill: {path} is in int4 (pack-quantized), which has 'exact' alone; got 'fp8'"),
-        ("fp9", "prefill: expected one of 'exact', 'fp8', got 'fp9'"),
+        ("fp9", "prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp9'"),
     ]:
         with pytest.raises(InvalidArgumentError) as error:
             load_checkpoint(model, path, prefill=prefill, progress=False)
