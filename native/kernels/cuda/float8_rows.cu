@@ -32,7 +32,7 @@ __device__ __forceinline__ void make_row(const Float8Rows& p, std::int64_t m) {
   }
 }
 
-// Blocks behind the rows' scale columns.
+// The first blocks make rows, those behind them the factors of columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads) make_rows(Float8Rows p, std::int64_t row_blocks) {
   if (blockIdx.x < row_blocks) {

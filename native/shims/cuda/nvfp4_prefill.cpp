@@ -14,10 +14,16 @@ namespace untorch::shims {
 namespace {
 
 constexpr std::int64_t kStep = 16;  // elements that float8 products of cuBLASLt want sizes to be a multiple of
-constexpr double kFloat8OperationsASecond = 12e12,
-                 kFloat4OperationsASecond = 24e12;  // of a multiprocessor: twice those of 16-bit numbers
+constexpr std::int64_t kMostSums = std::int64_t{64} << 20;  // float32 results that wait to be scaled
+// Of a multiprocessor: twice and four times those of 16-bit numbers.
+constexpr double kFloat8OperationsASecond = 12e12, kFloat4OperationsASecond = 24e12;
 
 std::int64_t rounded_up(std::int64_t size) { return (size + kStep - 1) / kStep * kStep; }
+
+// Of `columns`, so many that there is room for their sums.
+std::int64_t columns_of_sums(std::int64_t m, std::int64_t columns) {
+  return std::min(columns, std::max<std::int64_t>(kMostSums / m / 256 * 256, 256));
+}
 
 // Of columns [first, first + columns): what scales their sums, without the factors of rows and columns.
 kernels::cuda::ScaledSums scaled_sums(const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first,
@@ -45,14 +51,20 @@ void multiply_into_sums(const char* op, const OnDevice& on, cuda::BlasProduct pr
 }
 
 // Where cuBLASLt has no product with scales of rows and columns for this GPU, these sizes or this dtype.
-void multiply_and_scale(const char* op, const OnDevice& on, cuda::BlasProduct product,
+void multiply_and_scale(const char* op, const OnDevice& on, const cuda::BlasProduct& product,
                         const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first,
                         const StorageRef& sums) {
-  kernels::cuda::ScaledSums scaled = scaled_sums(p, out, first, product.n, sums);
-  scaled.row = product.scale_a, scaled.column = product.scale_b;
-  product.scale_a = product.scale_b = nullptr, product.rowwise_scales = false, product.bias = nullptr;
-  multiply_into_sums(op, on, product, sums, "'exact'");
-  on.launched(kernels::cuda::scale_rows_and_columns(scaled, on.stream()));
+  const std::int64_t step = columns_of_sums(p.m, product.n);
+  cuda::BlasProduct part = product;
+  part.scale_a = part.scale_b = nullptr, part.rowwise_scales = false, part.bias = nullptr;
+  for (std::int64_t at = 0; at < product.n; at += step) {
+    part.n = std::min(step, product.n - at);
+    part.b.data = static_cast<const std::byte*>(product.b.data) + at * product.b.ld;
+    kernels::cuda::ScaledSums scaled = scaled_sums(p, out, first + at, part.n, sums);
+    scaled.row = product.scale_a, scaled.column = product.scale_b + at;
+    multiply_into_sums(op, on, part, sums, "'exact'");
+    on.launched(kernels::cuda::scale_rows_and_columns(scaled, on.stream()));
+  }
 }
 
 }  // namespace
@@ -104,7 +116,9 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
       product.bias = static_cast<const std::byte*>(p.bias) + offset, product.bias_dtype = out.dtype();
     }
     if (scales_at_once && cuda::blas_multiply(op, product, on.index(), on.stream())) continue;
-    if (!sums) sums = on.scratch(static_cast<std::size_t>(p.m * rounded_up(chunk)) * sizeof(float));
+    if (!sums) {
+      sums = on.scratch(static_cast<std::size_t>(p.m * rounded_up(columns_of_sums(p.m, chunk))) * sizeof(float));
+    }
     multiply_and_scale(op, on, product, p, out, first, sums);
   }
 }
@@ -118,7 +132,8 @@ void multiply_nvfp4_float4(const char* op, const OnDevice& on, const kernels::cu
   };
   // Not the weight's k: where x is narrower, what is behind it multiplies nothing.
   const std::int64_t k = (p.x_width + kFloat4Step - 1) / kFloat4Step * kFloat4Step;
-  const std::int64_t chunk = packed_chunk(p, 1, on.properties().l2_bytes, kFloat4OperationsASecond);
+  const std::int64_t chunk =
+      columns_of_sums(p.m, packed_chunk(p, 1, on.properties().l2_bytes, kFloat4OperationsASecond));
   const StorageRef x = on.scratch(bytes_of(p.m * k / 2)), x_scales = on.scratch(bytes_of(padded(p.m) * k / 16)),
                    row_scales = on.scratch(bytes_of(p.m) * sizeof(float)),
                    weight = on.scratch(bytes_of(rounded_up(chunk) * k / 2)),
