@@ -10,12 +10,16 @@ or the operations at bfloat16's best product in it.
 What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and
 --mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
 "0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma.
+
+--prefill fp8 or fp4 measures that too, beside both, and how far its results are from bfloat16's with the same weight:
+the norm of the difference by the norm. Up to --fp8-rows and --fp4-rows rows it is the same as without.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import pathlib
 import sys
@@ -27,6 +31,7 @@ from gpu_common import COLD_BYTES, copy_bandwidth, seconds_in_turns
 sys.path.insert(0, str(ROOT))
 
 MOST_PRODUCTS = 128
+MOST_APART = 0.2  # relative error of a result: more is a mistake
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (2048, 768)]  # k, n
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
@@ -59,8 +64,8 @@ class Weights:
         self.k, self.n = k, n
 
 
-def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
-    """Seconds of both sides, after a comparison of one product with bfloat16's of the same weight."""
+def measure(weights: Weights, m: int, rounds: int, prefills: list[str]) -> dict[str, float]:
+    """Seconds of all sides, after a comparison of one product with bfloat16's of the same weight."""
     import torch
 
     from tests.native import shim
@@ -70,29 +75,38 @@ def measure(weights: Weights, m: int, rounds: int) -> dict[str, float]:
     name = "aoti_torch_cuda_nvfp4_linear"
     shim.use_torch_stream()
     operands = weights.packed[0], weights.block_scales[0], weights.global_scale
-    got = shim.call(name, x, *operands, shim.Opt(None), returns=1)
+    got = shim.call(name, x, *operands, shim.Opt(None), "exact", returns=1)
     want = x @ dequantize_nvfp4(*operands, torch.bfloat16).t()
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
+    values: dict[str, float] = {}
+    for prefill in prefills:
+        apart = shim.call(name, x, *operands, shim.Opt(None), prefill, returns=1).float() - want.float()
+        values[f"{prefill}_error"] = float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(want.float()))
+        if not values[f"{prefill}_error"] < MOST_APART:
+            raise SystemExit(f"prefill {prefill}, {m} rows: relative error {values[f'{prefill}_error']}")
 
     hx, world = shim.handle(x), shim.handle(weights.global_scale)
     pairs = [(shim.handle(w), shim.handle(s)) for w, s in zip(weights.packed, weights.block_scales, strict=True)]
     outs = [torch.empty(m, weights.n, dtype=torch.bfloat16, device="cuda") for _ in weights.wide]
     product = getattr(shim.lib, name)
 
-    def ours() -> None:
+    def ours(prefill: bytes) -> None:
         for w, s in pairs:
             result = ctypes.c_void_p()
-            shim.raise_on(product(hx, w, s, world, None, ctypes.byref(result)))
+            shim.raise_on(product(hx, w, s, world, None, prefill, ctypes.byref(result)))
             shim.delete(result)
 
     def bf16() -> None:
         for out, b in zip(outs, weights.wide, strict=True):
             torch.mm(x, b, out=out)
 
-    seconds = seconds_in_turns({"untorch": (ours, len(pairs)), "bf16": (bf16, len(outs))}, rounds, torch)
+    runs: dict[str, tuple[Callable[[], None], int]] = {"bf16": (bf16, len(outs))}
+    for side, prefill in {"untorch": "exact", **{prefill: prefill for prefill in prefills}}.items():
+        runs[side] = functools.partial(ours, prefill.encode()), len(pairs)
+    seconds = seconds_in_turns(runs, rounds, torch)
     for handle in (hx, world, *(handle for pair in pairs for handle in pair)):
         shim.delete(handle)
-    values = {f"{side}_seconds": value for side, value in seconds.items()}
+    values |= {f"{side}_seconds": value for side, value in seconds.items()}
     values["bytes"] = weights.n * weights.k * (0.5 + 1 / 16) + 2.0 * m * (weights.k + weights.n)
     values["operations"] = 2.0 * m * weights.n * weights.k
     return values
@@ -107,7 +121,8 @@ def linear(report: Report, options: argparse.Namespace, bandwidth: float) -> Non
         k, n = map(int, shape.split("x"))
         weights = Weights(k, n)
         for m in options.m:
-            results.append((f"{k}×{n}", m, measure(weights, m, 5 if options.quick else 51 if m < 512 else 11)))
+            rounds = 5 if options.quick else 51 if m < 512 else 11
+            results.append((f"{k}×{n}", m, measure(weights, m, rounds, options.prefill)))
         del weights
         torch.cuda.empty_cache()
     best = max(values["operations"] / values["bf16_seconds"] for _, _, values in results)
@@ -121,11 +136,18 @@ def linear(report: Report, options: argparse.Namespace, bandwidth: float) -> Non
             shape, str(m), f"{ours * 1e6:.1f}", f"{bf16 * 1e6:.1f}", f"{bf16 / ours:.2f}",
             f"{values['floor_seconds'] / ours:.2f}",
         ])  # fmt: skip
+        for prefill in options.prefill:
+            asked = values[f"{prefill}_seconds"]
+            rows[-1] += [f"{asked * 1e6:.1f}", f"{bf16 / asked:.2f}", f"{values[f'{prefill}_error']:.4f}"]
     note = (
         f"bfloat16, a global scale for each row; medians of graph replays on {report.machine['gpu']}, weights from "
         "memory. Floor: the share of the time that bytes or operations take at best."
     )
     columns = ["k×n", "rows", "untorch µs", "bf16 µs", "bf16 / untorch", "floor"]
+    for prefill in options.prefill:
+        columns += [f"{prefill} µs", f"bf16 / {prefill}", f"{prefill} error"]
+    if options.prefill:
+        note += " Error: relative, from bfloat16's results with the same weight; values of rows are normal."
     report.tables["gpu_nvfp4_linear"] = Table(columns, rows, note)
 
 
@@ -143,9 +165,14 @@ def main() -> None:
     parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 16")
     parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
     parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
+    parser.add_argument("--prefill", nargs="+", choices=["fp8", "fp4"], default=[], help="measure that, too")
+    parser.add_argument("--fp8-rows", type=int, help="rows up to which prefill fp8 is the exact product")
+    parser.add_argument("--fp4-rows", type=int, help="the same of prefill fp4")
+    parser.add_argument("--fp8-fast-accumulation", type=int, choices=[0, 1], help="cuBLASLt's, with fewer digits")
     options = parser.parse_args()
     report = Report("gpu_nvfp4", options.quick)
-    for name in ("narrow_rows", "stream_rows", "mma_rows"):
+    report.values["prefill"] = options.prefill
+    for name in ("narrow_rows", "stream_rows", "mma_rows", "fp8_rows", "fp4_rows", "fp8_fast_accumulation"):
         if (rows_of_kernel := getattr(options, name)) is not None:
             os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
         report.values[name] = rows_of_kernel

@@ -42,6 +42,8 @@ int type_code(const char* op, DType dtype) {
       return kE4m3;
     case DType::kFloat8E5M2:
       return kE5m2;
+    case DType::kFloat4E2M1FNx2:
+      return kE2m1;
     default:
       throw_error(ErrorKind::kInternal, op, ": cuBLAS has no type for ", dtype_name(dtype));
   }
@@ -73,6 +75,7 @@ enum : std::uint32_t {
   kHasScaleD = 128,
   kRowwise = 256,
   kFastAccumulation = 512,
+  kBlockScales = 1024,
 };
 
 struct KeyHash {
@@ -112,7 +115,9 @@ struct Plan {
   }
 };
 
-bool has_pointers(const Key& key) { return (key.flags & (kHasBias | kHasScaleA | kHasScaleB | kHasScaleD)) != 0; }
+bool has_pointers(const Key& key) {
+  return (key.flags & (kHasBias | kHasScaleA | kHasScaleB | kHasScaleD | kBlockScales)) != 0;
+}
 
 void set_pointers(const char* op, const Functions& library, Descriptor descriptor, const BlasProduct& p) {
   Status status = kOk;
@@ -123,8 +128,8 @@ void set_pointers(const char* op, const Functions& library, Descriptor descripto
   };
   set(kDescBias, p.bias);
   // cuBLAS's first operand is our second: it computes the transpose of the product.
-  set(kDescScaleA, p.scale_b);
-  set(kDescScaleB, p.scale_a);
+  set(kDescScaleA, p.block_scale_b != nullptr ? p.block_scale_b : p.scale_b);
+  set(kDescScaleB, p.block_scale_a != nullptr ? p.block_scale_a : p.scale_a);
   set(kDescScaleD, p.scale_d);
   if (status != kOk) throw_status(op, "setting a pointer", status);
 }
@@ -142,9 +147,10 @@ Descriptor make_descriptor(const char* op, const Functions& library, const Key& 
       ((key.flags & kHasBias) != 0 ? 4 : 0) | ((key.flags & kRelu) != 0 ? 2 : 0) | ((key.flags & kGelu) != 0 ? 32 : 0);
   set(kDescEpilogue, epilogue == 0 ? 1 : epilogue);
   if ((key.flags & kHasBias) != 0) set(kDescBiasType, key.bias_type);
-  if ((key.flags & kRowwise) != 0) {
-    set(kDescScaleModeA, kScaleOuterVector);
-    set(kDescScaleModeB, kScaleOuterVector);
+  if ((key.flags & (kRowwise | kBlockScales)) != 0) {
+    const std::int32_t mode = (key.flags & kRowwise) != 0 ? kScaleOuterVector : kScaleBlocksOf16;
+    set(kDescScaleModeA, mode);
+    set(kDescScaleModeB, mode);
   }
   if ((key.flags & kFastAccumulation) != 0 && status == kOk) {
     const std::int8_t fast = 1;
@@ -152,8 +158,8 @@ Descriptor make_descriptor(const char* op, const Functions& library, const Key& 
   }
   if (status != kOk) {
     (void)library.descriptor_destroy(descriptor);
-    // Row-wise factors are newer than the rest.
-    if ((key.flags & kRowwise) != 0) return nullptr;
+    // Factors of rows or blocks are newer than the rest.
+    if ((key.flags & (kRowwise | kBlockScales)) != 0) return nullptr;
     throw_status(op, "setting up a descriptor", status);
   }
   return descriptor;
@@ -269,7 +275,7 @@ Key key_of(const char* op, const BlasProduct& p, int device) {
   flag(p.activation == BlasActivation::kRelu, kRelu), flag(p.activation == BlasActivation::kGelu, kGelu);
   flag(p.scale_a != nullptr, kHasScaleA), flag(p.scale_b != nullptr, kHasScaleB);
   flag(p.scale_d != nullptr, kHasScaleD), flag(p.rowwise_scales, kRowwise);
-  flag(p.fast_accumulation, kFastAccumulation);
+  flag(p.fast_accumulation, kFastAccumulation), flag(p.block_scale_a != nullptr, kBlockScales);
   int shift = 0;
   for (const void* const pointer : {p.a.data, p.b.data, p.c != nullptr ? p.c : p.d, static_cast<const void*>(p.d),
                                     p.bias, static_cast<const void*>(p.scale_a), static_cast<const void*>(p.scale_b)}) {

@@ -38,6 +38,8 @@ struct BlasProduct {
   // Factors of float8 operands and the factor of a float8 result, on the device; null: 1.
   const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
   bool rowwise_scales = false;  // scale_a has m factors and scale_b has n, instead of one each
+  // Scales of operands of E2M1 numbers, two a byte, in cuBLASLt's tiles: E4M3 for each 16 along k; null for others.
+  const void *block_scale_a = nullptr, *block_scale_b = nullptr;
   bool fast_accumulation = false;
 };
 

@@ -29,7 +29,17 @@ static_assert(sizeof(HeuristicResult) == 96);
 
 enum : Status { kOk = 0, kNotInitialized = 1, kNotSupported = 15 };
 // cudaDataType_t, cublasComputeType_t
-enum : int { kReal32 = 0, kReal64 = 1, kReal16 = 2, kInt8 = 3, kInt32 = 10, kBfloat16 = 14, kE4m3 = 28, kE5m2 = 29 };
+enum : int {
+  kReal32 = 0,
+  kReal64 = 1,
+  kReal16 = 2,
+  kInt8 = 3,
+  kInt32 = 10,
+  kBfloat16 = 14,
+  kE4m3 = 28,
+  kE5m2 = 29,
+  kE2m1 = 33,
+};
 enum : int { kCompute32 = 68, kCompute64 = 70, kComputeInt32 = 72, kComputeTf32 = 77 };
 // cublasLtMatmulDescAttributes_t
 enum : int {
@@ -45,7 +55,8 @@ enum : int {
   kDescScaleModeA = 31,
   kDescScaleModeB = 32,
 };
-inline constexpr std::int32_t kScaleOuterVector = 3;
+// cublasLtMatmulMatrixScale_t
+inline constexpr std::int32_t kScaleBlocksOf16 = 1, kScaleOuterVector = 3;
 // cublasLtMatrixLayoutAttribute_t
 enum : int { kLayoutBatch = 5, kLayoutBatchStride = 6 };
 // cublasLtMatmulPreferenceAttributes_t

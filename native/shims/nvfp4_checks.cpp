@@ -1,6 +1,8 @@
 // The checks that products with NVFP4 weights on the CPU and on GPUs share.
 #include "shims/nvfp4_checks.h"
 
+#include <string_view>
+
 namespace untorch::shims {
 namespace {
 
@@ -60,6 +62,15 @@ Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& wei
   out.out_sizes = x.sizes();
   out.out_sizes[out.out_sizes.size() - 1] = out.n;
   return out;
+}
+
+kernels::Nvfp4Prefill check_prefill(const char* op, const char* prefill) {
+  check(prefill != nullptr, op, ": argument 'prefill' is null");
+  const std::string_view name = prefill;
+  if (name == "exact") return kernels::Nvfp4Prefill::kExact;
+  if (name == "fp8") return kernels::Nvfp4Prefill::kFloat8;
+  check(name == "fp4", op, ": argument 'prefill' must be exact, fp8 or fp4, got '", name, "'");
+  return kernels::Nvfp4Prefill::kFloat4;
 }
 
 Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {

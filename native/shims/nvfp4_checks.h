@@ -1,6 +1,7 @@
 // The contract of products with NVFP4 weights, on any device.
 #pragma once
 
+#include "kernels/nvfp4_prefill.h"
 #include "shims/matmul_checks.h"
 
 namespace untorch::shims {
@@ -21,6 +22,9 @@ struct Nvfp4Shape {
 // device.
 Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
                               const Tensor& global_scale, const Tensor* bias);
+
+// What the argument `prefill` asks for: "exact", "fp8" or "fp4". Throws where it is null or another word.
+kernels::Nvfp4Prefill check_prefill(const char* op, const char* prefill);
 
 // Sizes of a mixture of experts: tokens, their width, experts, the width between the two products, experts of a token.
 struct Nvfp4MoeShape {

@@ -87,3 +87,30 @@ def test_a_file_computes_what_the_quantised_module_does(
             got = torch.from_dlpack(program.forward(x))
             tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_file_with_prefill_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Few rows are exact, many are near: E4M3 has four significant bits, whose errors are much alike in each sum."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs float8 products")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
+    x = torch.randn(4, 1000, dtype=dtype)
+    export(
+        model, (x,), tmp_path / "model.pt2", device="cuda", dynamic_shapes=({0: Dim("rows", min=1, max=4096)},),
+        quantize={"dtype": "nvfp4", "method": "rtn", "prefill": "fp8"}, progress=False,
+    )  # fmt: skip
+    quantize(model, "nvfp4", method="rtn", device="cuda", progress=False)
+    model = model.cuda()
+    with untorch.load(tmp_path / "model.pt2") as program:
+        for rows in (1, 16, 256, 257, 1000):
+            x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+            with torch.no_grad():
+                expected = model(x).float()
+            got = torch.from_dlpack(program.forward(x)).float()
+            apart = float(torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected))
+            if rows <= 256:
+                assert apart < 1e-2
+            else:
+                assert (1e-2 if dtype != torch.float32 else 1e-3) < apart < 0.1

@@ -76,3 +76,11 @@ def linear_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]
         ((x, tiles, scales, world, make(15, dtype=BF16)), f"{op}: argument 'bias' must have shape [16], got [15]"),
         ((x, codes, scales, world, make(16)), f"{op}: argument 'bias' must be bfloat16 like 'x', got float32"),
     ]  # fmt: skip
+
+
+# What `prefill` of it refuses, behind good operands.
+PREFILL_REFUSALS = [
+    (None, "nvfp4_linear: argument 'prefill' is null"),
+    ("fp16", "nvfp4_linear: argument 'prefill' must be exact, fp8 or fp4, got 'fp16'"),
+    ("", "nvfp4_linear: argument 'prefill' must be exact, fp8 or fp4, got ''"),
+]

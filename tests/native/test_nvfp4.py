@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, Args, linear_refusals, random_weight
+from tests.native.nvfp4_weights import (
+    BF16,
+    E4M3,
+    F16,
+    F32,
+    PREFILL_REFUSALS,
+    Args,
+    linear_refusals,
+    random_weight,
+)
 from tests.native.operands import drawn_rows
 from tests.native.shim import Opt, ShimError, call
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
@@ -19,9 +28,14 @@ LINEAR = "aoti_torch_cpu_nvfp4_linear"
 
 
 def linear(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, world: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    world: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    prefill: str | None = "exact",
 ) -> torch.Tensor:
-    got: torch.Tensor = call(LINEAR, x, packed, scales, world, Opt(bias), returns=1)
+    got: torch.Tensor = call(LINEAR, x, packed, scales, world, Opt(bias), prefill, returns=1)
     return got
 
 
@@ -68,6 +82,21 @@ def test_every_value() -> None:
         assert got[~finite].isnan().all()
 
 
+@pytest.mark.parametrize("prefill", ["fp8", "fp4"])
+def test_many_rows_are_exact_whatever_is_asked_for(prefill: str) -> None:
+    (packed, scales), x, bias = random_weight(24, 128), torch.randn(700, 128).to(BF16), torch.randn(24).to(BF16)
+    operands = (x, pack_nvfp4_tiles(packed), scales, torch.rand(24), bias)
+    assert torch.equal(linear(*operands, prefill), linear(*operands))
+
+
+@pytest.mark.parametrize(("prefill", "expected"), PREFILL_REFUSALS)
+def test_unknown_prefill(prefill: str | None, expected: str) -> None:
+    packed, scales = random_weight(8, 128)
+    with pytest.raises(ShimError) as error:
+        linear(torch.ones(2, 128), packed, scales, torch.ones(8), None, prefill)
+    assert str(error.value) == expected
+
+
 def refusal(change: dict[str, Any], text: str) -> Any:
     return pytest.param(change, text, id=text[:40])
 
@@ -79,5 +108,5 @@ def zeros(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
 @pytest.mark.parametrize(("args", "expected"), linear_refusals(zeros))
 def test_refused_linear(args: Args, expected: str) -> None:
     with pytest.raises(ShimError) as error:
-        call(LINEAR, *args[:4], Opt(args[4]), returns=1)
+        call(LINEAR, *args[:4], Opt(args[4]), "exact", returns=1)
     assert str(error.value) == expected

@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(kThreads) int8_tiles(Int8Gemm p) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) scale_both(const float* sums, const float* row, const float* column,
-                                                       const T* bias, T* out, std::int64_t m, std::int64_t n) {
+__global__ void __launch_bounds__(kThreads) scale_both(ScaledSums p) {
+  const auto* const bias = static_cast<const T*>(p.bias);
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < m * n; i += step) {
-    const std::int64_t r = i / n, c = i - r * n;
-    float value = sums[i] * (row[r] * column[c]);
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.m * p.n; i += step) {
+    const std::int64_t r = i / p.n, c = i - r * p.n;
+    float value = p.sums[r * p.sums_row + c] * (p.row[r] * p.column[p.one_column ? 0 : c]);
     if (bias != nullptr) value += widen(bias[c]);
-    out[i] = narrow<T>(value);
+    static_cast<T*>(p.out)[r * p.out_row + c] = narrow<T>(value);
   }
 }
 
@@ -85,17 +85,15 @@ int gemm_int8(const Int8Gemm& p, Stream stream) {
   return cudaGetLastError();
 }
 
-int scale_rows_and_columns(const float* sums, const float* row, const float* column, const void* bias, void* out,
-                           Scalar dtype, std::int64_t m, std::int64_t n, Stream stream) {
-  if (m == 0 || n == 0) return 0;
-  if (dtype == Scalar::kFloat64) return kNoKernel;
-  return dispatch_floating(dtype, [&](auto type) -> int {
+int scale_rows_and_columns(const ScaledSums& p, Stream stream) {
+  if (p.m == 0 || p.n == 0) return 0;
+  if (p.dtype == Scalar::kFloat64) return kNoKernel;
+  return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     if constexpr (std::is_same_v<T, double>) {
       return kNoKernel;
     } else {
-      scale_both<T><<<blocks_for(m * n, kThreads), kThreads, 0, stream>>>(
-          sums, row, column, static_cast<const T*>(bias), static_cast<T*>(out), m, n);
+      scale_both<T><<<blocks_for(p.m * p.n, kThreads), kThreads, 0, stream>>>(p);
       return cudaGetLastError();
     }
   });

@@ -18,8 +18,17 @@ struct Int8Gemm {
 int gemm_int8(const Int8Gemm& product, Stream stream);
 
 // out[m, n] = sums[m, n] · row[m] · column[n] + bias[n]: the factors of a float8 product, one for each row and column.
-// sums is float32 and dense; out is dense, float32, float16 or bfloat16; bias (dense, may be null) has out's dtype.
-int scale_rows_and_columns(const float* sums, const float* row, const float* column, const void* bias, void* out,
-                           Scalar dtype, std::int64_t m, std::int64_t n, Stream stream);
+struct ScaledSums {
+  std::int64_t m = 0, n = 0;
+  const float* sums = nullptr;
+  std::int64_t sums_row = 0;  // elements between rows
+  const float *row = nullptr, *column = nullptr;
+  bool one_column = false;     // column has one factor, for all
+  const void* bias = nullptr;  // dense, of out's dtype, or null
+  void* out = nullptr;
+  Scalar dtype = Scalar::kFloat32;  // of out: float32, float16 or bfloat16
+  std::int64_t out_row = 0;
+};
+int scale_rows_and_columns(const ScaledSums& p, Stream stream);
 
 }  // namespace untorch::kernels::cuda

@@ -32,4 +32,9 @@ int nvfp4_stream(const Nvfp4Gemm& product, Stream stream);
 // p.dtype. x and out are not looked at.
 int nvfp4_unpack(const Nvfp4Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream);
 
+// The same in float8_e4m3fn without the global scale: e2m1 · block_scale · 2^-kNvfp4Float8Shift, rounded to nearest,
+// ties to even. What the largest weights are then, 6 · 448 / 8, is an E4M3 number.
+inline constexpr int kNvfp4Float8Shift = 3;
+int nvfp4_unpack_float8(const Nvfp4Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream);
+
 }  // namespace untorch::kernels::cuda

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "kernels/cuda/nvfp4.h"
+#include "kernels/nvfp4_prefill.h"
 
 namespace untorch::kernels::cuda {
 
-enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack };
+// kFloat8, kFloat4: both operands are made that and multiplied by cuBLASLt.
+enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, kFloat4 };
 
 // Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
 struct Nvfp4Limits {
@@ -13,20 +15,41 @@ struct Nvfp4Limits {
   std::int64_t stream_rows = 512;     // of nvfp4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
+  // Rows from which what is asked for as `prefill` serves: above them. Not measured yet.
+  std::int64_t fp8_rows = 256, fp4_rows = 256;
+  bool fp8_fast_accumulation = false;  // of cuBLASLt: sums of fewer digits
+  bool fp4_emulated = false;           // on GPUs that cannot, slowly, for tests
 };
 
 // Shared memory of nvfp4_narrow's blocks at most, with so many rows.
 inline constexpr int kNvfp4NarrowShared = 159744, kNvfp4NarrowShared16 = 227328;
 inline int nvfp4_narrow_shared(std::int64_t m) { return m <= 8 ? kNvfp4NarrowShared : kNvfp4NarrowShared16; }
 
-// By dtype, m, layout and what the GPU can. Only tiles with inner_k_tiles 8 have kernels that multiply.
-inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {}) {
+// By dtype, m, layout, what the GPU can and what is asked for. Only tiles with inner_k_tiles 8 have kernels that
+// multiply.
+inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {},
+                              Nvfp4Prefill prefill = Nvfp4Prefill::kExact) {
+  if (prefill == Nvfp4Prefill::kFloat8 && p.m > limits.fp8_rows) return Nvfp4Path::kFloat8;
+  if (prefill == Nvfp4Prefill::kFloat4 && p.m > limits.fp4_rows) return Nvfp4Path::kFloat4;
   if (p.dtype != Scalar::kBFloat16 && p.dtype != Scalar::kFloat16) return Nvfp4Path::kUnpack;
   if (p.inner_k_tiles != 8) return Nvfp4Path::kUnpack;
   if (p.m <= limits.narrow_rows && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) return Nvfp4Path::kNarrow;
   if (!p.has_wgmma) return p.m <= limits.mma_rows_alone ? Nvfp4Path::kMma : Nvfp4Path::kUnpack;
   if (p.m <= limits.stream_rows) return Nvfp4Path::kStream;
   return p.m <= limits.mma_rows ? Nvfp4Path::kMma : Nvfp4Path::kUnpack;
+}
+
+// Why a GPU of that compute capability cannot do what is asked for, and what to do; null where it can.
+inline const char* prefill_obstacle(Nvfp4Prefill prefill, int major, int minor) {
+  const int gpu = major * 10 + minor;
+  if (prefill == Nvfp4Prefill::kFloat8 && gpu < 89) {
+    return "prefill 'fp8' needs a GPU of compute capability 8.9 or newer: quantise with prefill='exact'";
+  }
+  if (prefill != Nvfp4Prefill::kFloat4 || gpu == 100 || gpu == 103 || gpu == 120 || gpu == 121) return nullptr;
+  return gpu < 89 ? "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
+                    "quantise with prefill='exact'"
+                  : "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
+                    "quantise with prefill='fp8' or 'exact'";
 }
 
 }  // namespace untorch::kernels::cuda

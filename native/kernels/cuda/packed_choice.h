@@ -29,11 +29,13 @@ inline std::int64_t waves_of_tiles(std::int64_t m, std::int64_t columns, std::in
 }
 
 // Columns of a chunk that is unpacked and multiplied: all of them, or a multiple of 256. Few chunks, and such that the
-// products' last wave of tiles is full: the fastest by what an H200 needs, about 6 TFLOP/s for each multiprocessor, and
-// 10 µs to go over to the next chunk. Whether one stays in the second-level cache makes no difference: unpacked weights
-// go to memory sooner or later, and come from there while the tensor cores are busy.
-inline std::int64_t packed_chunk(const PackedGemm& p, std::int64_t element_bytes, std::int64_t l2_bytes) {
-  constexpr double kTileSeconds = 2.0 * 128 * 256 / 6e12;  // for each k
+// products' last wave of tiles is full: the fastest by what an H200 needs, about 6 TFLOP/s for each multiprocessor (of
+// 16-bit numbers; operations_a_second is that), and 10 µs to go over to the next chunk. Whether one stays in the
+// second-level cache makes no difference: unpacked weights go to memory sooner or later, and come from there while the
+// tensor cores are busy.
+inline std::int64_t packed_chunk(const PackedGemm& p, std::int64_t element_bytes, std::int64_t l2_bytes,
+                                 double operations_a_second = 6e12) {
+  const double tile_seconds = 2.0 * 128 * 256 / operations_a_second;  // for each k
   constexpr double kChunkSeconds = 1e-5;
   const std::int64_t column_bytes = std::max<std::int64_t>(p.k * element_bytes, 1);
   const std::int64_t most = std::max<std::int64_t>(2 * l2_bytes / column_bytes, 1024);  // of scratch
@@ -41,7 +43,7 @@ inline std::int64_t packed_chunk(const PackedGemm& p, std::int64_t element_bytes
     const std::int64_t full = p.n / columns, rest = p.n % columns;
     const std::int64_t waves = full * waves_of_tiles(p.m, columns, p.multiprocessors) +
                                (rest > 0 ? waves_of_tiles(p.m, rest, p.multiprocessors) : 0);
-    return static_cast<double>(waves) * static_cast<double>(p.k) * kTileSeconds +
+    return static_cast<double>(waves) * static_cast<double>(p.k) * tile_seconds +
            static_cast<double>(full + (rest > 0 ? 1 : 0)) * kChunkSeconds;
   };
   if (p.n <= 256) return p.n;

@@ -31,7 +31,20 @@ __device__ __forceinline__ uint4 transposed(const std::uint32_t (&v)[4], int t) 
   return high ? uint4{c, d, p2, p3} : uint4{p0, p1, c, d};
 }
 
-// Two neighbours of a column: bits of T's pairs, or float32.
+// The same of pairs of bytes, each in bytes 1 and 3 of a word.
+__device__ __forceinline__ uint2 transposed_bytes(const std::uint32_t (&v)[4], int t) {
+  const bool odd = (t & 1) != 0, high = (t & 2) != 0;
+  const std::uint32_t low_places = __byte_perm(v[0], v[1], 0x7531), high_places = __byte_perm(v[2], v[3], 0x7531);
+  // First between pairs of lanes, then between neighbours: places of this pair, of lane t & 1 and of that and 2.
+  const std::uint32_t other = __shfl_xor_sync(0xffffffffu, high ? low_places : high_places, 2);
+  const std::uint32_t first = high ? other : low_places, second = high ? high_places : other;
+  const std::uint32_t even_places = __byte_perm(first, second, 0x5410), odd_places = __byte_perm(first, second, 0x7632);
+  const std::uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? even_places : odd_places, 1);
+  const std::uint32_t lower = odd ? got : even_places, upper = odd ? odd_places : got;
+  return uint2{__byte_perm(lower, upper, 0x5410), __byte_perm(lower, upper, 0x7632)};
+}
+
+// Two neighbours of a column: bits of T's pairs, or float32. Bytes are float8: bytes 1 and 3 of a word.
 template <class T>
 using PairOf = std::conditional_t<std::is_same_v<T, float>, float2, std::uint32_t>;
 
@@ -66,6 +79,8 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
         for (int q = 0; q < 4; ++q) *reinterpret_cast<float2*>(row + 8 * q + 2 * t) = pairs[q];
+      } else if constexpr (sizeof(T) == 1) {
+        *reinterpret_cast<uint2*>(row + 8 * t) = transposed_bytes(pairs, t);
       } else {
         *reinterpret_cast<uint4*>(row + 8 * t) = transposed(pairs, t);
       }
@@ -81,15 +96,19 @@ int dispatch_unpacked(Scalar dtype, Body&& body) {
   return dtype == Scalar::kBFloat16 ? body(Type<__nv_bfloat16>{}) : kNoKernel;
 }
 
-template <class Format>
-int unpack_tiles(const typename Format::Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream) {
+template <class Format, class T>
+int unpack_tiles_as(const typename Format::Gemm& p, std::int64_t first, std::int64_t columns, T* to, Stream stream) {
   const std::int64_t count = columns / 8 * ((p.k + kPackedBlockK - 1) / kPackedBlockK);
   if (count == 0) return 0;
+  unpack_columns<Format, T><<<blocks_for(count, kWarps), kThreads, 0, stream>>>(p, first, columns, to);
+  return cudaGetLastError();
+}
+
+template <class Format>
+int unpack_tiles(const typename Format::Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream) {
   return dispatch_unpacked(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    unpack_columns<Format, T>
-        <<<blocks_for(count, kWarps), kThreads, 0, stream>>>(p, first, columns, static_cast<T*>(to));
-    return cudaGetLastError();
+    return unpack_tiles_as<Format, T>(p, first, columns, static_cast<T*>(to), stream);
   });
 }
 

@@ -108,10 +108,10 @@ void run_expert(const Nvfp4MoeArguments& given, const Nvfp4MoeShape& shape, std:
 
 }  // namespace
 
-// x [.., k_in] · weightᵀ + bias.
+// x [.., k_in] · weightᵀ + bias. Weights are exact whatever `prefill` asks for: a request for speed on GPUs.
 UNTORCH_SHIM aoti_torch_cpu_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle weight_packed,
                                          AtenTensorHandle block_scale, AtenTensorHandle global_scale,
-                                         AtenTensorHandle* bias, AtenTensorHandle* ret0) {
+                                         AtenTensorHandle* bias, const char* prefill, AtenTensorHandle* ret0) {
   constexpr const char* op = "nvfp4_linear";
   return guarded(op, [&] {
     const Tensor &input = cpu_input(x, op, "x"), &packed = cpu_input(weight_packed, op, "weight_packed"),
@@ -120,6 +120,7 @@ UNTORCH_SHIM aoti_torch_cpu_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle we
     const Tensor* const added = optional_cpu_input(bias, op, "bias");
     check(ret0 != nullptr, op, ": output pointer is null");
     const Nvfp4Shape shape = check_nvfp4_linear(op, input, packed, scales, global, added);
+    check_prefill(op, prefill);
     const Rows rows = float_rows(input);
     TensorPtr out = Tensor::empty(shape.out_sizes, DType::kFloat32);
     std::vector<float> first(static_cast<std::size_t>(shape.n), 0.0f);

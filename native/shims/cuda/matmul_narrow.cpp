@@ -171,9 +171,13 @@ void scaled_mm(const char* op, const Scaled& s, const Tensor& out) {
     call.d = sums->raw(), call.d_dtype = DType::kFloat32;
     call.scale_a = call.scale_b = nullptr, call.rowwise_scales = false, call.bias = nullptr;
     if (cuda::blas_multiply(op, call, on.index(), on.stream())) {
-      on.launched(kernels::cuda::scale_rows_and_columns(sums->data<float>(), row->data<float>(), column->data<float>(),
-                                                        bias != nullptr ? bias->raw() : nullptr, out.raw(),
-                                                        scalar_of(out), m, n, on.stream()));
+      kernels::cuda::ScaledSums scaled;
+      scaled.m = m, scaled.n = n;
+      scaled.sums = sums->data<float>(), scaled.sums_row = n;
+      scaled.row = row->data<float>(), scaled.column = column->data<float>();
+      scaled.bias = bias != nullptr ? bias->raw() : nullptr;
+      scaled.out = out.raw(), scaled.dtype = scalar_of(out), scaled.out_row = n;
+      on.launched(kernels::cuda::scale_rows_and_columns(scaled, on.stream()));
       return;
     }
   }

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/nvfp4_choice.h"
 #include "kernels/cuda/packed_choice.h"
+#include "shims/cuda/nvfp4_prefill.h"
 #include "shims/cuda/packed_linear.h"
 #include "shims/nvfp4_checks.h"
 
@@ -22,6 +23,12 @@ const kernels::cuda::Nvfp4Limits& limits() {
     set_rows("UNTORCH_NVFP4_STREAM_ROWS", out.stream_rows);
     set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
+    set_rows("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
+    set_rows("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
+    std::int64_t fast = 0, emulated = 0;
+    set_rows("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", fast);
+    set_rows("UNTORCH_NVFP4_FP4_EMULATED", emulated);
+    out.fp8_fast_accumulation = fast != 0, out.fp4_emulated = emulated != 0;
     return out;
   }();
   return made;
@@ -41,6 +48,14 @@ void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp
     });
     return;
   }
+  if (path == Nvfp4Path::kFloat8) {
+    multiply_nvfp4_float8(op, on, p, out, limits().fp8_fast_accumulation);
+    return;
+  }
+  if (path == Nvfp4Path::kFloat4) {
+    multiply_nvfp4_float4(op, on, p, out, limits().fp4_emulated);
+    return;
+  }
   const bool streams = path == Nvfp4Path::kStream;
   const std::size_t bytes = streams ? kernels::cuda::nvfp4_stream_workspace(p) : kernels::cuda::nvfp4_mma_workspace(p);
   const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
@@ -57,7 +72,8 @@ TensorPtr bias_alone(const OnDevice& on, const Tensor& x, const Tensor* bias, co
 }
 
 TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
-                 const Tensor& global_scale, const Tensor* bias, const Nvfp4Shape& shape) {
+                 const Tensor& global_scale, const Tensor* bias, const Nvfp4Shape& shape,
+                 kernels::Nvfp4Prefill prefill) {
   if (shape.m == 0 || shape.n == 0) return Tensor::empty(shape.out_sizes, x.dtype(), on.device());
   if (shape.x_width == 0) return bias_alone(on, x, bias, shape);
   TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
@@ -66,7 +82,7 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   describe_gpu(on, p);
-  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits());
+  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill);
   const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, path == Nvfp4Path::kUnpack);
   const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
   const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
@@ -81,10 +97,10 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
 
 }  // namespace
 
-// x [.., k_in] · weightᵀ + bias, for bfloat16, float16 and, slower, float32.
+// x [.., k_in] · weightᵀ + bias, for bfloat16, float16 and, slower, float32. prefill: "exact", "fp8" or "fp4".
 UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle weight_packed,
                                           AtenTensorHandle block_scale, AtenTensorHandle global_scale,
-                                          AtenTensorHandle* bias, AtenTensorHandle* ret0) {
+                                          AtenTensorHandle* bias, const char* prefill, AtenTensorHandle* ret0) {
   constexpr const char* op = "nvfp4_linear";
   return guarded(op, [&] {
     const Tensor &input = cuda_input(x, op, "x"), &packed = cuda_input(weight_packed, op, "weight_packed"),
@@ -93,8 +109,10 @@ UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle w
     const Tensor* const added = optional_cuda_input(bias, op, "bias");
     check(ret0 != nullptr, op, ": output pointer is null");
     const Nvfp4Shape shape = check_nvfp4_linear(op, input, packed, scales, global, added);
+    const kernels::Nvfp4Prefill wanted = check_prefill(op, prefill);
     const OnDevice on(op, input, {&packed, &scales, &global, added});
     check_packed_gpu(op, "NVFP4", on);
-    give(ret0, linear(op, on, input, packed, scales, global, added, shape), op);
+    if (!(limits().fp4_emulated && wanted == kernels::Nvfp4Prefill::kFloat4)) check_prefill_gpu(op, wanted, on);
+    give(ret0, linear(op, on, input, packed, scales, global, added, shape, wanted), op);
   });
 }

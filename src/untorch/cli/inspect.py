@@ -82,6 +82,8 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         quantized = method["quantization"]
         groups = ", ".join(map(str, quantized["group_sizes"]))
         how = f", {', '.join(quantized['methods'])}" if quantized["methods"] else ""
+        if quantized["prefills"]:
+            how += f", prefill in {', '.join(quantized['prefills'])}"
         bits = 8 * quantized["bytes"] / max(1, quantized["values"])
         console.print(
             f"quantised: {quantized['weights']} weights in {', '.join(quantized['dtypes'])}, "

@@ -125,6 +125,7 @@ def _quantization(weights: list[Mapping[str, Any]]) -> dict[str, Any] | None:
         "values": sum(math.prod(map(int, weight.get("shape") or weight["packed_shape"])) for weight in weights),
         "group_sizes": sorted({int(weight["group_size"]) for weight in weights}),
         "methods": sorted({str(weight["method"]) for weight in weights if "method" in weight}),
+        "prefills": sorted({str(weight["prefill"]) for weight in weights if "prefill" in weight}),
     }
 
 

@@ -31,10 +31,10 @@ OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
 # What says nothing about the file.
 _OF_THE_MACHINE = ("progress", "tuning", "record_tuning")
-# The group sizes and the methods of each dtype.
+# The group sizes, the methods and the ways to multiply many rows (prefill) of each dtype.
 _QUANTIZE_OPTIONS = {
-    "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"]),
-    "nvfp4": (Literal[16], Literal["search", "rtn"]),
+    "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"], Literal["exact"]),
+    "nvfp4": (Literal[16], Literal["search", "rtn"], Literal["exact", "fp8", "fp4"]),
 }
 _QUANTIZE_DEFAULTS = {
     "int4": {"group_size": 128, "method": "hqq"},
@@ -54,6 +54,7 @@ class QuantizeOptions:
     method: str | None = None
     include: Any = None
     exclude: Any = None
+    prefill: str = "exact"
 
     def __post_init__(self) -> None:
         _check("quantize: dtype", self.dtype, typing.get_type_hints(type(self))["dtype"])
@@ -62,11 +63,17 @@ class QuantizeOptions:
                 f"option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got "
                 f"{self.group_size!r}"
             )
-        sizes, methods = _QUANTIZE_OPTIONS[self.dtype]
+        if self.dtype == "int4" and self.prefill != "exact":
+            raise OptionError(
+                f"option quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got "
+                f"{self.prefill!r}"
+            )
+        sizes, methods, prefills = _QUANTIZE_OPTIONS[self.dtype]
         for name, kind in (("group_size", sizes), ("method", methods)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, _QUANTIZE_DEFAULTS[self.dtype][name])
             _check(f"quantize: {name}", getattr(self, name), kind)
+        _check("quantize: prefill", self.prefill, prefills)
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,14 @@ def quantize_methods(
             reports[method.name] = QuantizationReport((), {}, size, size)
             result.append(method)
             continue
-        kind = options.dtype, options.group_size, options.method
+        kind = options.dtype, options.group_size, options.method, options.prefill
         if kind not in quantizers:
             quantizers[kind] = Quantizer(
-                options.dtype, group_size=options.group_size, method=options.method, device=device
+                options.dtype,
+                group_size=options.group_size,
+                method=options.method,
+                prefill=options.prefill,
+                device=device,
             )
         model = _shallow_copy(method.name, method.model)
         with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
@@ -122,10 +126,16 @@ def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
                 "dtype": dtype,
                 "group_size": arguments.get("group_size", BLOCK_SIZE),
                 "packed_shape": _packed_shape(tensors[0]),
+                **_prefill(arguments),
                 **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             }
     return list(found.values())
+
+
+def _prefill(arguments: Mapping[str, Any]) -> dict[str, str]:
+    prefill = arguments.get("prefill", "exact")
+    return {} if prefill == "exact" else {"prefill": prefill}
 
 
 def _packed_shape(packed: torch.Tensor) -> list[int]:

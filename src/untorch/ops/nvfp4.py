@@ -2,7 +2,7 @@
 
 y = x · Wᵀ + bias, where W [n, k] is w = e2m1 · block_scale · global_scale: four bits, a scale for each 16 inputs of an
 output, and a scale for all or for each output. ``nvfp4_layout`` has the codes and both of their layouts. The
-implementation here is the reference: it makes the whole weight in float32.
+implementation here is the reference: it makes the whole weight in float32, whatever ``prefill`` asks for.
 
 Graphs hold the operator as one node: no pass and no constant folding sees a weight that is unpacked.
 """
@@ -16,12 +16,15 @@ from untorch.ops.describe import kind_of
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
-__all__ = ["C_SHIMS", "OPERATOR", "nvfp4_linear"]
+__all__ = ["C_SHIMS", "OPERATOR", "PREFILLS", "nvfp4_linear"]
+
+PREFILLS = ("exact", "fp8", "fp4")
 
 # AOTInductor declares all of them, and calls the one of the model's device.
 C_SHIMS = [
     f"AOTITorchError aoti_torch_{device}_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle weight_packed, "
-    f"AtenTensorHandle block_scale, AtenTensorHandle global_scale, AtenTensorHandle* bias, AtenTensorHandle* ret0)"
+    f"AtenTensorHandle block_scale, AtenTensorHandle global_scale, AtenTensorHandle* bias, const char* prefill, "
+    f"AtenTensorHandle* ret0)"
     for device in ("cpu", "cuda")
 ]
 
@@ -33,6 +36,7 @@ def nvfp4_linear(
     block_scale: torch.Tensor,
     global_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
+    prefill: str = "exact",
 ) -> torch.Tensor:
     """x · Wᵀ + bias for x [..., k_in]; gives [..., n] in x's dtype, contiguous.
 
@@ -43,10 +47,15 @@ def nvfp4_linear(
     block_scale: float8_e4m3fn [n, k / 16], contiguous.
     global_scale: float32 [] or [1], or [n]: one for each row, contiguous.
     bias: [n] in x's dtype, or None.
+    prefill: how a C function for a GPU may multiply many rows, where arithmetic and not memory takes the time. "exact":
+        with x as it is. "fp8": x and the weight are rounded to float8_e4m3fn, in rows with a float32 scale each, on
+        GPUs from compute capability 8.9 on. "fp4": x is rounded to NVFP4, in rows with a float32 scale each, on GPUs
+        that multiply two such operands (sm_100, sm_103, sm_120, sm_121). Other GPUs refuse them. The CPU, and this
+        reference on any device, are exact.
 
     Sums are in float32, for float64 in that. On GPUs the tiles with t = 8 are the fast layout. Raises ValueError.
     """
-    _check(x, weight_packed, block_scale, global_scale, bias)
+    _check(x, weight_packed, block_scale, global_scale, bias, prefill)
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantize_nvfp4(weight_packed, block_scale, global_scale, wide)[:, : x.shape[-1]]
     y = F.linear(x.to(wide), matrix, None if bias is None else bias.to(wide))
@@ -60,8 +69,9 @@ def _nvfp4_linear_fake(
     block_scale: torch.Tensor,
     global_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
+    prefill: str = "exact",
 ) -> torch.Tensor:
-    n = _check(x, weight_packed, block_scale, global_scale, bias)
+    n = _check(x, weight_packed, block_scale, global_scale, bias, prefill)
     return x.new_empty((*x.shape[:-1], n))
 
 
@@ -71,8 +81,12 @@ def _check(
     block_scale: torch.Tensor,
     global_scale: torch.Tensor,
     bias: torch.Tensor | None,
+    prefill: str,
 ) -> int:
     """The weight's n. Raises ValueError."""
+    if prefill not in PREFILLS:
+        known = ", ".join(repr(name) for name in PREFILLS)
+        raise ValueError(f"nvfp4_linear: prefill: expected one of {known}, got {prefill!r}")
     n, k = _weight_shape(weight_packed)
     _expect("block_scale", block_scale, ((n, k // BLOCK_SIZE),), torch.float8_e4m3fn)
     _expect("global_scale", global_scale, ((), (1,), (n,)), torch.float32)

@@ -27,6 +27,7 @@ def quantize(
     *,
     group_size: int | None = None,
     method: str | None = None,
+    prefill: str = "exact",
     include: Selector | Sequence[Selector] | None = None,
     exclude: Selector | Sequence[Selector] | None = None,
     device: str | torch.device | None = None,
@@ -50,6 +51,10 @@ def quantize(
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
+        prefill: For nvfp4, how GPUs may multiply many rows with linear layers. "exact": with the activations as they
+            are. "fp8": faster, activations and weights rounded to float8_e4m3fn, in rows with a scale each, from
+            compute capability 8.9 on. "fp4": activations rounded to NVFP4, on sm_100, sm_103, sm_120 and sm_121. Other
+            GPUs refuse the layers. Few rows, experts, and all on the CPU are exact always.
         include: Which layers and experts: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of
             (name, module). None: all.
         exclude: Which of them not, likewise.
@@ -67,7 +72,7 @@ def quantize(
             "quantize: module: an nn.Linear cannot be replaced in place: put it into another module, such as "
             "nn.Sequential(linear)"
         )
-    quantizer = Quantizer(dtype, group_size=group_size, method=method, device=device)
+    quantizer = Quantizer(dtype, group_size=group_size, method=method, prefill=prefill, device=device)
     return quantizer.apply(module, include, exclude, progress=progress)
 
 
@@ -88,9 +93,10 @@ class Quantizer:
         *,
         group_size: int | None = None,
         method: str | None = None,
+        prefill: str = "exact",
         device: str | torch.device | None = None,
     ) -> None:
-        self._scheme = make_scheme(dtype, group_size, method)
+        self._scheme = make_scheme(dtype, group_size, method, prefill)
         self._device = None if device is None else _usable(device)
         self._weights: dict[tuple[object, ...], _Weight] = {}
         self._layers: dict[int, tuple[nn.Linear, QuantizedLinear]] = {}
@@ -172,6 +178,7 @@ class Quantizer:
             nbytes_after=self._layers[id(members[0][0])][1].weight_nbytes,
             kept_by=kept_by,
             rtn_error=made.quantized.rtn_error,
+            prefill=self._scheme.prefill,
         )
 
     def _cannot(self, experts: nn.Module, is_root: bool) -> str:

@@ -9,13 +9,13 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE
-from untorch.ops.nvfp4 import OPERATOR
+from untorch.ops.nvfp4 import OPERATOR, PREFILLS
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4, pack_nvfp4_tiles, rows_of_global_scale
 from untorch.quant.linear import padded_features
 from untorch.quant.nvfp4 import NVFP4Weight
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["NVFP4Linear", "tensors_of_layer"]
+__all__ = ["NVFP4Linear", "check_prefill", "tensors_of_layer"]
 
 
 class NVFP4Linear(nn.Module):
@@ -29,6 +29,7 @@ class NVFP4Linear(nn.Module):
     bias: [out_features] in the dtype of the activations, or None.
     in_features, out_features: as nn.Linear has them.
     method: where the values come from, such as "search" or "modelopt".
+    prefill: how GPUs may multiply many rows, "exact", "fp8" or "fp4": see ``untorch::nvfp4_linear``.
 
     Scales keep their dtypes when the module is cast (``module.half()``). It has no attribute ``weight``: code that
     reads the weight of a linear layer must not take the packed one for it.
@@ -50,10 +51,13 @@ class NVFP4Linear(nn.Module):
         in_features: int,
         out_features: int,
         method: str,
+        prefill: str = "exact",
     ) -> None:
         super().__init__()
+        check_prefill("NVFP4Linear", prefill)
         _check(packed_weight, block_scale, global_scale, bias, in_features, out_features)
         self.in_features, self.out_features, self.method = in_features, out_features, method
+        self.prefill = prefill
         self.register_buffer("packed_weight", packed_weight)
         self.register_buffer("block_scale", block_scale)
         self.register_buffer("global_scale", global_scale)
@@ -64,14 +68,21 @@ class NVFP4Linear(nn.Module):
 
     @classmethod
     def from_weight(
-        cls, weight: NVFP4Weight, bias: torch.Tensor | None, *, in_features: int, method: str
+        cls,
+        weight: NVFP4Weight,
+        bias: torch.Tensor | None,
+        *,
+        in_features: int,
+        method: str,
+        prefill: str = "exact",
     ) -> NVFP4Linear:
         """The layer of a matrix [out_features, k], of which ``in_features`` columns are no padding.
 
         Nothing is rounded. Raises InvalidArgumentError.
         """
         tensors = tensors_of_layer(weight)
-        return cls(*tensors, bias, in_features=in_features, out_features=weight.packed.shape[0], method=method)
+        n = weight.packed.shape[0]
+        return cls(*tensors, bias, in_features=in_features, out_features=n, method=method, prefill=prefill)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in the input's dtype."""
@@ -80,7 +91,8 @@ class NVFP4Linear(nn.Module):
                 f"NVFP4Linear: expected {self.in_features} features in the last dimension, got {tuple(input.shape)}"
             )
         x = input if statically_known_true(input.stride(-1) == 1) else input.contiguous()
-        y: torch.Tensor = OPERATOR(x, self.packed_weight, self.block_scale, self.global_scale, self.bias)
+        weight = self.packed_weight, self.block_scale, self.global_scale
+        y: torch.Tensor = OPERATOR(x, *weight, self.bias, self.prefill)
         # A copy, as callers may take views that a slice does not allow.
         return y if y.shape[-1] == self.out_features else y[..., : self.out_features].contiguous()
 
@@ -96,10 +108,11 @@ class NVFP4Linear(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def extra_repr(self) -> str:
-        """As nn.Linear, with the method."""
+        """As nn.Linear, with the method, and with prefill where it is not "exact"."""
+        prefill = "" if self.prefill == "exact" else f", prefill={self.prefill!r}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"method={self.method!r}"
+            f"method={self.method!r}{prefill}"
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> NVFP4Linear:
@@ -111,6 +124,13 @@ class NVFP4Linear(nn.Module):
             if after.dtype != before.dtype:
                 setattr(self, name, before.to(after.device))
         return self
+
+
+def check_prefill(caller: str, prefill: str) -> None:
+    """Raises InvalidArgumentError, in the name of ``caller``, where that is not known."""
+    if prefill not in PREFILLS:
+        known = ", ".join(repr(name) for name in PREFILLS)
+        raise InvalidArgumentError(f"{caller}: prefill: expected one of {known}, got {prefill!r}")
 
 
 def tensors_of_layer(weight: NVFP4Weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -22,6 +22,7 @@ class LayerReport:
     kept_by: parameters that still need the weight in floating point, so that its bytes stay as well: an embedding that
         is tied to the layer, or a linear layer that is not quantised.
     rtn_error: the error that rounding to nearest would have, where another method chose and it is known; else None.
+    prefill: how GPUs may multiply many rows, see ``quantize``.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class LayerReport:
     nbytes_after: int
     kept_by: tuple[str, ...] = ()
     rtn_error: float | None = None
+    prefill: str = "exact"
 
     @property
     def note(self) -> str:
@@ -44,6 +46,8 @@ class LayerReport:
             notes.append(f"one weight, also in {', '.join(self.names[1:])}")
         if self.kept_by:
             notes.append(f"the {self.dtype} weight stays too: {', '.join(self.kept_by)} reads it")
+        if self.prefill != "exact":
+            notes.append(f"prefill in {self.prefill}")
         if self.packed_shape != self.shape:
             notes.append(f"padded to {self.packed_shape[0]} × {self.packed_shape[1]}")
         return "; ".join(notes)
@@ -55,7 +59,7 @@ class LayerReport:
             "dtype": self.dtype, "group_size": self.group_size, "method": self.method,
             "error": None if math.isnan(self.error) else self.error, "before_bytes": self.nbytes_before,
             "after_bytes": self.nbytes_after, "kept_by": list(self.kept_by), "note": self.note,
-            "rtn_error": self.rtn_error,
+            "rtn_error": self.rtn_error, "prefill": self.prefill,
         }  # fmt: skip
 
 

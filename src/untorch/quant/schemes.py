@@ -14,7 +14,7 @@ from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_weight, relative_error
 from untorch.quant.nvfp4 import NVFP4_METHODS, nvfp4_error, quantize_nvfp4
-from untorch.quant.nvfp4_linear import NVFP4Linear, tensors_of_layer
+from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill, tensors_of_layer
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["QuantizedLinear", "QuantizedTensors", "Scheme", "make_scheme"]
@@ -36,6 +36,7 @@ class Scheme(Protocol):
 
     group_size: int
     method: str
+    prefill: str
     serves_experts: bool
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
@@ -48,17 +49,22 @@ class Scheme(Protocol):
         """What replaces ``linear``, with its bias and those tensors."""
 
 
-def make_scheme(dtype: str, group_size: int | None, method: str | None) -> Scheme:
+def make_scheme(dtype: str, group_size: int | None, method: str | None, prefill: str = "exact") -> Scheme:
     """None is the dtype's default. Raises InvalidArgumentError."""
     if dtype == "int4":
+        if prefill != "exact":
+            raise InvalidArgumentError(
+                f"quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got {prefill!r}"
+            )
         return _Int4(128 if group_size is None else group_size, "hqq" if method is None else method)
     if dtype == "nvfp4":
-        return _NVFP4(BLOCK_SIZE if group_size is None else group_size, "search" if method is None else method)
+        return _NVFP4(BLOCK_SIZE if group_size is None else group_size, "search" if method is None else method, prefill)
     raise InvalidArgumentError(f"quantize: dtype: expected 'int4' or 'nvfp4', got {dtype!r}")
 
 
 class _Int4:
     serves_experts = False
+    prefill = "exact"
 
     def __init__(self, group_size: int, method: str) -> None:
         if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
@@ -88,14 +94,15 @@ class _Int4:
 class _NVFP4:
     serves_experts = True
 
-    def __init__(self, group_size: int, method: str) -> None:
+    def __init__(self, group_size: int, method: str, prefill: str) -> None:
         if isinstance(group_size, bool) or group_size != BLOCK_SIZE:
             raise InvalidArgumentError(
                 f"quantize: group_size: nvfp4 has blocks of {BLOCK_SIZE}, which cannot be chosen: leave it out, got "
                 f"{group_size!r}"
             )
         _check_method(method, NVFP4_METHODS)
-        self.group_size, self.method = BLOCK_SIZE, method
+        check_prefill("quantize", prefill)
+        self.group_size, self.method, self.prefill = BLOCK_SIZE, method, prefill
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         return n * k // 2 + n * k // BLOCK_SIZE + n * 4
@@ -110,7 +117,7 @@ class _NVFP4:
         packed, block_scale, global_scale = tensors
         return NVFP4Linear(
             packed, block_scale, global_scale, linear.bias, in_features=linear.in_features,
-            out_features=linear.out_features, method=self.method,
+            out_features=linear.out_features, method=self.method, prefill=self.prefill,
         )  # fmt: skip
 
 

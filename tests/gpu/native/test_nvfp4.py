@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,44 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
-from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, random_weight
+from tests.gpu.native.nvfp4_operands import LINEAR, Weight, linear, random, weight
+from tests.native.nvfp4_weights import BF16, E4M3, F16, F32
 from tests.native.operands import drawn_rows
 from tests.native.shim import Opt, ShimError, call, delete, handle, lib, raise_on, use_torch_stream
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
 HALF_STEP = {BF16: 2.0**-8, F16: 2.0**-11}  # of a result that is rounded once
-LINEAR = "aoti_torch_cuda_nvfp4_linear"
 ROWS = [1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 200, 257, 512, 513, 1024, 1025, 4099]
-
-
-@dataclass
-class Weight:
-    """packed: bytes, or tiles. dense: its exact values, float64 [n, k]."""
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    world: torch.Tensor
-    dense: torch.Tensor
-
-    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
-        """As it is unpacked for many rows."""
-        return dequantize_nvfp4(self.packed, self.scales, self.world, dtype).double()
-
-
-def weight(n: int, k: int, tiles: int = 8, world: torch.Tensor | None = None, seed: int = 0) -> Weight:
-    """tiles 0: bytes. Without ``world`` every row has a global scale of its own."""
-    packed, scales = random_weight(n, k, seed=seed)
-    if world is None:
-        world = torch.rand(n, generator=torch.Generator().manual_seed(seed)) * 0.3 + 0.05
-    dense = dequantize_nvfp4(packed, scales, world, torch.float64)
-    return Weight(pack_nvfp4_tiles(packed, tiles) if tiles else packed, scales, world, dense)
-
-
-def linear(x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    added = None if bias is None else bias.cuda()
-    got: torch.Tensor = call(LINEAR, x, w.packed.cuda(), w.scales.cuda(), w.world.cuda(), Opt(added), returns=1)
-    return got
 
 
 def excess(got: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> float:
@@ -68,10 +38,6 @@ def check(got: torch.Tensor, x: torch.Tensor, w: Weight, bias: torch.Tensor | No
     assert got.dtype == x.dtype
     assert got.is_contiguous()
     assert excess(got, x, w.dense, bias) <= 0 or excess(got, x, w.rounded(x.dtype), bias) <= 0
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
 @pytest.mark.parametrize("m", ROWS)
@@ -181,7 +147,7 @@ def test_memory_that_is_not_aligned(m: int) -> None:
         scales = torch.empty(w.scales.numel() + 1, dtype=torch.uint8, device="cuda")[1:].view(w.scales.shape)
         scales = scales.copy_(w.scales.view(torch.uint8)).view(E4M3)
         x = random(m, 257, dtype=BF16).cuda()[:, 1:]
-        got = call(LINEAR, x, words.copy_(w.packed), scales, w.world.cuda(), Opt(None), returns=1)
+        got = call(LINEAR, x, words.copy_(w.packed), scales, w.world.cuda(), Opt(None), "exact", returns=1)
         check(got, x, w)
 
 
@@ -201,9 +167,9 @@ def test_no_rows_and_no_columns() -> None:
 def test_the_same_bits_every_time(m: int) -> None:
     w, x = weight(1024, 4096), random(m, 4096, dtype=BF16).cuda()
     packed, scales, world = w.packed.cuda(), w.scales.cuda(), w.world.cuda()
-    first = call(LINEAR, x, packed, scales, world, Opt(None), returns=1)
+    first = call(LINEAR, x, packed, scales, world, Opt(None), "exact", returns=1)
     for _ in range(20):
-        assert torch.equal(call(LINEAR, x, packed, scales, world, Opt(None), returns=1), first)
+        assert torch.equal(call(LINEAR, x, packed, scales, world, Opt(None), "exact", returns=1), first)
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 40, 100, 300, 600])
@@ -217,7 +183,7 @@ def test_in_a_graph(m: int) -> None:
     made = ctypes.c_void_p()
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         use_torch_stream()
-        raise_on(getattr(lib, LINEAR)(*handles[:4], None, ctypes.byref(made)))
+        raise_on(getattr(lib, LINEAR)(*handles[:4], None, b"exact", ctypes.byref(made)))
         raise_on(lib.aoti_torch_copy_(handles[4], made, ctypes.c_int32(0)))
     use_torch_stream()
     try:
@@ -234,7 +200,7 @@ def test_in_a_graph(m: int) -> None:
 @pytest.mark.parametrize("m", [1, 30, 300, 600])
 def test_on_streams_side_by_side(m: int) -> None:
     w = weight(1024, 2048)
-    rest = (w.packed.cuda(), w.scales.cuda(), w.world.cuda(), Opt(None))
+    rest = (w.packed.cuda(), w.scales.cuda(), w.world.cuda(), Opt(None), "exact")
     inputs = [random(m, 2048, dtype=BF16, seed=i).cuda() for i in range(4)]
     want = [call(LINEAR, x, *rest, returns=1) for x in inputs]
     torch.cuda.synchronize()
@@ -262,5 +228,5 @@ def test_refusals_launch_nothing() -> None:
         ((x, packed, scales, world[:3], Opt(None)), "argument 'global_scale' must be contiguous and have shape"),
     ]:
         with pytest.raises(ShimError, match=expected):
-            call(LINEAR, *args, returns=1)
+            call(LINEAR, *args, "exact", returns=1)
     check(linear(x, w), x, w)

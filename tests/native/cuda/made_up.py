@@ -45,6 +45,8 @@ def refused(name: str, *args: Any) -> str:
             c_args.append(ctypes.byref(owned[-1]))
         elif isinstance(arg, torch.Tensor):
             c_args.append(next(handles))
+        elif isinstance(arg, str):
+            c_args.append(ctypes.c_char_p(arg.encode()))
         else:
             c_args.append(ctypes.c_void_p() if arg is None else ctypes.c_int64(arg))
     slot = ctypes.c_void_p(0x5A)

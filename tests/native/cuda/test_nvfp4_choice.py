@@ -12,7 +12,7 @@ SOURCE = r"""
 #include "kernels/cuda/nvfp4_choice.h"
 using namespace untorch::kernels::cuda;
 int main() {
-  const char* const names[] = {"narrow", "mma", "stream", "unpack"};
+  const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4"};
   for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 8192}) {
     Nvfp4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
@@ -29,7 +29,14 @@ int main() {
     }
     Nvfp4Limits without_stream;
     without_stream.stream_rows = 0, without_stream.mma_rows = 64;
-    std::printf(" %s\n", names[int(choose_nvfp4(h200, without_stream))]);
+    std::printf(" %s;", names[int(choose_nvfp4(h200, without_stream))]);
+    for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
+      std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8))]);
+    }
+    for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
+      std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat4))]);
+    }
+    std::printf("\n");
   }
 }
 """
@@ -38,17 +45,46 @@ int main() {
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
     # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; of bytes; in float32; on an
-    # H200 without nvfp4_stream.
+    # H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an L4, of bytes, and in float32; and fp4.
     assert lines == [
-        "rows 1 narrow narrow mma unpack unpack unpack narrow",
-        "rows 8 narrow narrow mma unpack unpack unpack narrow",
-        "rows 9 narrow mma mma unpack unpack unpack narrow",
-        "rows 16 narrow mma mma unpack unpack unpack narrow",
-        "rows 17 stream mma mma unpack unpack unpack mma",
-        "rows 64 stream mma mma unpack unpack unpack mma",
-        "rows 256 stream mma mma unpack unpack unpack unpack",
-        "rows 257 stream unpack unpack unpack unpack unpack unpack",
-        "rows 512 stream unpack unpack unpack unpack unpack unpack",
-        "rows 513 unpack unpack unpack unpack unpack unpack unpack",
-        "rows 8192 unpack unpack unpack unpack unpack unpack unpack",
+        "rows 1 narrow narrow mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 8 narrow narrow mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 9 narrow mma mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 16 narrow mma mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 17 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
+        "rows 64 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
+        "rows 256 stream mma mma unpack unpack unpack unpack; stream mma unpack unpack stream mma unpack unpack",
+        "rows 257 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 512 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 513 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 8192 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
     ]
+
+
+OBSTACLES = r"""
+#include <cstdio>
+#include <initializer_list>
+#include "kernels/cuda/nvfp4_choice.h"
+using namespace untorch::kernels::cuda;
+using untorch::kernels::Nvfp4Prefill;
+int main() {
+  for (int gpu : {80, 86, 89, 90, 100, 103, 110, 120, 121}) {
+    for (Nvfp4Prefill prefill : {Nvfp4Prefill::kExact, Nvfp4Prefill::kFloat8, Nvfp4Prefill::kFloat4}) {
+      const char* const obstacle = prefill_obstacle(prefill, gpu / 10, gpu % 10);
+      std::printf("%d: %s\n", gpu, obstacle == nullptr ? "" : obstacle);
+    }
+  }
+}
+"""
+
+
+def test_gpus_that_cannot_do_what_is_asked_for(tmp_path: Path) -> None:
+    lines = lines_of(OBSTACLES, tmp_path)
+    fp8 = "prefill 'fp8' needs a GPU of compute capability 8.9 or newer: quantise with prefill='exact'"
+    fp4 = "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): quantise with "
+    expected = []
+    for gpu in (80, 86, 89, 90, 100, 103, 110, 120, 121):
+        instead = fp4 + ("prefill='exact'" if gpu < 89 else "prefill='fp8' or 'exact'")
+        serves = gpu in (100, 103, 120, 121)
+        expected += [f"{gpu}: ", f"{gpu}: {fp8 if gpu < 89 else ''}", f"{gpu}: {'' if serves else instead}"]
+    assert lines == expected

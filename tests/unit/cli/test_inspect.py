@@ -67,7 +67,7 @@ def test_quantised_weights(cli: Callable[..., Any], library: bytes, tmp_path: Pa
     def change(manifest: dict[str, Any]) -> None:
         entry = {"name": "up", "dtype": "int4", "group_size": 128, "packed_shape": [64, 128], "nbytes": 4608}
         manifest["methods"]["forward"]["quantization"] = [
-            {**entry, "shape": [64, 128], "method": "hqq"},
+            {**entry, "shape": [64, 128], "method": "hqq", "prefill": "fp8"},
             {**entry, "shape": [60, 128], "method": "rtn", "group_size": 32},
             entry,  # of an exported program
         ]
@@ -76,10 +76,13 @@ def test_quantised_weights(cli: Callable[..., Any], library: bytes, tmp_path: Pa
     (method,) = cli("inspect", path, "--json").document()["methods"]
     assert method["quantization"] == {
         "dtypes": ["int4"], "weights": 3, "bytes": 3 * 4608, "values": 128 * (64 + 60 + 64), "group_sizes": [32, 128],
-        "methods": ["hqq", "rtn"],
+        "methods": ["hqq", "rtn"], "prefills": ["fp8"],
     }  # fmt: skip
     out = cli("inspect", path).out
-    assert "quantised: 3 weights in int4, 13.5 KiB (4.60 bits a weight), groups of 32, 128, hqq, rtn" in out
+    assert (
+        "quantised: 3 weights in int4, 13.5 KiB (4.60 bits a weight), groups of 32, 128, hqq, rtn, prefill in fp8"
+        in out
+    )
 
 
 def test_shared_weights(cli: Callable[..., Any], two_methods: Path) -> None:

@@ -82,6 +82,7 @@ def quantised(entries: dict[str, Any], value: Any) -> tuple[list[MethodInput], d
             {"b": QuantizeOptions("int4", 128, "rtn", None, "x")},
         ),
         ("nvfp4", dict.fromkeys("ab", QuantizeOptions("nvfp4", 16, "search"))),
+        ({"dtype": "nvfp4", "prefill": "fp8"}, dict.fromkeys("ab", QuantizeOptions("nvfp4", prefill="fp8"))),
         (
             {"a": "int4", "b": {"dtype": "nvfp4", "group_size": 16, "method": "rtn"}},
             {
@@ -108,6 +109,14 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
             "option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32",
         ),
         ({"dtype": "nvfp4", "method": "hqq"}, "option quantize: method: expected one of 'search', 'rtn', got 'hqq'"),
+        (
+            {"dtype": "nvfp4", "prefill": "fp9"},
+            "option quantize: prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp9'",
+        ),
+        (
+            {"dtype": "int4", "prefill": "fp8"},
+            "option quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
+        ),
         ({"group_size": 64}, "option quantize: group_size: expected 'int4', 'nvfp4', a dictionary of options or None "),
         ({"group_size": 64}, "for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
@@ -230,17 +239,18 @@ def test_the_weight_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> No
     assert not any("{99, 200}" in line or "{104, 256}" in line for line in constants)
 
 
-@pytest.mark.parametrize("inductor", [{}, {"freezing": True}])
-def test_nvfp4_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("inductor", "prefill"), [({}, "fp8"), ({"freezing": True}, "exact")])
+def test_nvfp4_stays_packed(inductor: dict[str, Any], prefill: str, tmp_path: Path) -> None:
     """One call for each layer, on the tensors that the file stores: none of them is written anew before the call."""
-    [encode, _], reports = quantised(methods(), "nvfp4")
+    [encode, _], reports = quantised(methods(), {"dtype": "nvfp4", "prefill": prefill})
     assert [layer.method for layer in reports["encode"].layers] == ["search", "search"]
     options = ExportOptions(inductor=inductor, fold_limit=1 << 30)
     code = generate_code(encode, resolve_cpu("native"), options, tmp_path)
     calls = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_nvfp4_linear(" in line]
     assert len(calls) == 2
     assert "&temporary_reference(" in calls[0]  # the bias, by its address
-    assert ", nullptr, &buf" in calls[1]  # none
+    assert ", nullptr, " in calls[1]  # none
+    assert all(f', "{prefill}", &buf' in line for line in calls)
     for name in ("packed_weight", "block_scale", "global_scale"):
         assert f"up_{name}" in calls[0]
         assert f"down_{name}" in calls[1]
@@ -253,7 +263,8 @@ def test_nvfp4_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_what_the_manifest_says_about_nvfp4() -> None:
-    [encode, decode], _ = quantised(methods(), {"encode": {"dtype": "nvfp4", "method": "rtn"}, "decode": "int4"})
+    nvfp4 = {"dtype": "nvfp4", "method": "rtn"}
+    [encode, decode], _ = quantised(methods(), {"encode": nvfp4, "decode": "int4"})
     traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
     assert describe_quantized(traced) == [
         {
@@ -265,12 +276,17 @@ def test_what_the_manifest_says_about_nvfp4() -> None:
             "method": "rtn", "nbytes": 200 * 128 // 2 + 200 * 8 + 200 * 4,
         },
     ]  # fmt: skip
+    [encode, _], _ = quantised(methods(), {"encode": {**nvfp4, "prefill": "fp8"}})
+    traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    assert [entry["prefill"] for entry in describe_quantized(traced)] == ["fp8", "fp8"]
     traced = trace_method(decode, resolve_cpu("native"), ExportOptions(), Progress(False))
     assert [entry["dtype"] for entry in describe_quantized(traced)] == ["int4", "int4"]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_bytes_of_files_in_a_model_of_its_own() -> None:
+def test_bytes_of_files_in_a_model_of_its_own(tmp_path: Path) -> None:
+    """And no prefill, which the C function is called with all the same."""
+
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -285,6 +301,9 @@ def test_bytes_of_files_in_a_model_of_its_own() -> None:
     traced = trace_method(method, resolve_cpu("native"), ExportOptions(), Progress(False))
     [entry] = describe_quantized(traced)
     assert (entry["dtype"], entry["packed_shape"], entry["nbytes"]) == ("nvfp4", [8, 48], 8 * 24 + 8 * 3 + 4)
+    code = generate_code(method, resolve_cpu("native"), ExportOptions(), tmp_path)
+    [call] = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_nvfp4_linear(" in line]
+    assert ', nullptr, "exact", &buf' in call
 
 
 @pytest.fixture(scope="module")

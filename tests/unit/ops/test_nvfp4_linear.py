@@ -82,6 +82,17 @@ def test_opcheck(dtype: torch.dtype, biased: bool, layout: str | int) -> None:
     x = torch.randn(3, 5, 250).to(dtype)
     for given in ((x, *tensors, torch.randn(24).to(dtype) if biased else None), (x[:, 1], *tensors)):
         torch.library.opcheck(OPERATOR, given, test_utils=OPCHECKS)
+    for prefill in ("fp8", "fp4"):
+        torch.library.opcheck(OPERATOR, (x, *tensors), {"prefill": prefill}, test_utils=OPCHECKS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference_is_exact_whatever_prefill_asks_for(dtype: torch.dtype) -> None:
+    tensors, _ = layer(24, 256, 8, (24,), 0)
+    x = torch.randn(700, 256).to(dtype)
+    for prefill in ("fp8", "fp4"):
+        assert torch.equal(OPERATOR(x, *tensors, None, prefill), OPERATOR(x, *tensors))
+    assert str(OPERATOR._schema).endswith('Tensor? bias=None, str prefill="exact") -> Tensor')
 
 
 def test_arguments_stay_as_they_are_and_the_result_is_none_of_them() -> None:
@@ -159,6 +170,7 @@ def scales(*shape: int) -> torch.Tensor:
         ({"global_scale": torch.ones(32)[::2]}, "got float32 [16], not contiguous"),
         ({"bias": torch.ones(15)}, "bias: expected contiguous float32 [16], got float32 [15]"),
         ({"bias": torch.ones(16).half()}, "bias: expected contiguous float32 [16], got float16 [16]"),
+        ({"prefill": "fp16"}, "prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp16'"),
         ({"global_scale": torch.ones(16, device="meta")}, "global_scale: expected the device of x, cpu, got meta"),
     ],
 )  # fmt: skip

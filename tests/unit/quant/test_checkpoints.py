@@ -94,6 +94,20 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], config: Any = None, na
     return folder
 
 
+def test_prefill_is_not_for_int4(tmp_path: Path) -> None:
+    weight = Weight(8, 128, 128, SYMMETRIC, torch.float16)
+    path = write(tmp_path, pack_quantized("inner.0", weight, False))
+    model = model_of(weight)
+    for prefill, text in [
+        ("fp8", f"prefill: {path} is in int4 (pack-quantized), which has 'exact' alone; got 'fp8'"),
+        ("fp9", "prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp9'"),
+    ]:
+        with pytest.raises(InvalidArgumentError) as error:
+            load_checkpoint(model, path, prefill=prefill, progress=False)
+        assert str(error.value) == f"load_checkpoint: {text}"
+    assert type(model.inner[0]) is nn.Linear
+
+
 def assert_exact(layer: nn.Module, weight: Weight) -> None:
     assert isinstance(layer, Int4Linear)
     numpy.testing.assert_array_equal(layer.dequantize(torch.float64).numpy(), weight.exact)

@@ -173,3 +173,10 @@ def test_methods_that_share_experts_share_the_quantised_ones() -> None:
     for block in (first, second):
         quantizer.apply(block)
     assert first.experts is second.experts
+
+
+def test_prefill_is_for_linear_layers_alone() -> None:
+    report = quantize(Model(Experts()), "nvfp4", method="rtn", prefill="fp8", progress=False)
+    assert {layer.names[0]: layer.prefill for layer in report.layers} == {
+        "first": "fp8", "experts.gate_up_proj": "exact", "experts.down_proj": "exact",
+    }  # fmt: skip

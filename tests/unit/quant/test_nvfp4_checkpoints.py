@@ -168,9 +168,12 @@ def test_prefixes_biases_and_what_the_file_leaves_out(form: str, tmp_path: Path)
         "a": nn.Linear(48, 16), "b": nn.Linear(16, 8, bias=False), "lm_head": nn.Linear(4, 4),
         "vision_x": nn.Linear(4, 4), "tower": nn.ModuleDict({"x": nn.Linear(4, 4)}), "towers": nn.Linear(4, 4),
     })  # fmt: skip
-    report = load_checkpoint(model, write(tmp_path, tensors, config, name), prefix="model.", progress=False)
+    report = load_checkpoint(
+        model, write(tmp_path, tensors, config, name), prefix="model.", prefill="fp8", progress=False
+    )
     assert_exact(model["a"], first)
     assert_exact(model["b"], second)
+    assert (model["a"].prefill, report.layers[0].prefill) == ("fp8", "fp8")
     assert torch.equal(model["a"].bias, torch.arange(16.0))
     vision = "model.vision*" if form == "modelopt" else r"re:model\.vision.*"
     assert report.skipped == {

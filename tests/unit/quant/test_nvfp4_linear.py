@@ -180,6 +180,46 @@ def test_state_dicts_and_copies() -> None:
     assert "in_features=256, out_features=40, bias=True, method='rtn'" in repr(model)
 
 
+@pytest.mark.parametrize("prefill", ["fp8", "fp4"])
+def test_prefill(prefill: str) -> None:
+    """It is a property of the layer and says so; values here, where it asks for nothing, are the same."""
+    exact, model = net(), net()
+    assert {layer.prefill for layer in quantize(exact, "nvfp4", method="rtn", progress=False).layers} == {"exact"}
+    report = quantize(model, "nvfp4", method="rtn", prefill=prefill, progress=False)
+    assert [layer.prefill for layer in report.layers] == [prefill, prefill]
+    assert report.layers[0].note == f"prefill in {prefill}"
+    assert report.layers[0].to_json()["prefill"] == prefill
+    assert (model[0].prefill, exact[0].prefill) == (prefill, "exact")
+    assert f"method='rtn', prefill={prefill!r}" in repr(model)
+    assert "prefill" not in repr(exact)
+    x = torch.randn(500, 256)
+    with torch.no_grad():
+        assert torch.equal(model(x), exact(x))
+    program = torch.export.export(model, (x,))
+    asked = [node.args[5] for node in program.graph.nodes if "nvfp4_linear" in str(node.target)]
+    assert asked == [prefill, prefill]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "prefill", "text"),
+    [
+        ("nvfp4", "fp16", "quantize: prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp16'"),
+        ("nvfp4", None, "quantize: prefill: expected one of 'exact', 'fp8', 'fp4', got None"),
+        (
+            "int4",
+            "fp8",
+            "quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
+        ),
+    ],
+)
+def test_prefill_that_is_not_there(dtype: str, prefill: Any, text: str) -> None:
+    model = net()
+    with pytest.raises(InvalidArgumentError) as error:
+        quantize(model, dtype, prefill=prefill, progress=False)
+    assert str(error.value) == text
+    assert type(model[0]) is nn.Linear
+
+
 def test_gate_and_up_as_one_layer() -> None:
     torch.manual_seed(0)
     gate, up = torch.randn(24, 48), 0.1 * torch.randn(17, 48)
@@ -215,6 +255,7 @@ def fields(**changed: Any) -> dict[str, Any]:
         ({"global_scale": torch.ones(())}, "global_scale: expected float32 [8], got float32 []"),
         ({"global_scale": torch.ones(8).half()}, "global_scale: expected float32 [8], got float16 [8]"),
         ({"bias": torch.zeros(8)}, "bias: expected [7], got [8]"),
+        ({"prefill": "fp16"}, "prefill: expected one of 'exact', 'fp8', 'fp4', got 'fp16'"),
     ],
 )
 def test_a_layer_refuses_what_does_not_fit(changed: dict[str, Any], text: str) -> None:

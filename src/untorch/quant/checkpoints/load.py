@@ -16,7 +16,7 @@ from untorch.quant.checkpoints.formats import FORMATS, QuantizedWeight, find_for
 from untorch.quant.checkpoints.nvfp4 import NVFP4_FORMATS, check_config, excluded
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
-from untorch.quant.nvfp4_linear import NVFP4Linear
+from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
@@ -26,7 +26,7 @@ __all__ = ["int4_layer", "load_checkpoint"]
 
 
 def load_checkpoint(
-    module: nn.Module, path: str | Path, *, prefix: str = "", progress: bool = True
+    module: nn.Module, path: str | Path, *, prefix: str = "", prefill: str = "exact", progress: bool = True
 ) -> QuantizationReport:
     """Replaces the linear layers that a checkpoint names by ``Int4Linear`` or ``NVFP4Linear``, in place.
 
@@ -41,18 +41,24 @@ def load_checkpoint(
         module: Changed in place, whole or not at all.
         path: A .safetensors file, or a folder with such files. A config.json beside them is read.
         prefix: What the file's names have in front of the module's, such as "model.".
+        prefill: For NVFP4, how GPUs may multiply many rows: as ``quantize`` has it.
         progress: Show the running layer when stderr is a terminal.
 
     Raises:
-        InvalidArgumentError: No such file, or the module does not fit it.
+        InvalidArgumentError: No such file, or the module does not fit it, or prefill is unknown or not for int4.
         InvalidFileError: The file is damaged, or its tensors do not fit each other.
         UnsupportedError: Another format, other bits, an order of activations; or safetensors is not installed.
     """
     from untorch.export.progress import Progress
 
     start = time.perf_counter()
+    check_prefill("load_checkpoint", prefill)
     checkpoint = open_checkpoint(path)
     form = find_format(checkpoint)
+    if prefill != "exact" and form not in NVFP4_FORMATS:
+        raise InvalidArgumentError(
+            f"load_checkpoint: prefill: {path} is in int4 ({form}), which has 'exact' alone; got {prefill!r}"
+        )
     if form in NVFP4_FORMATS:
         check_config(checkpoint)
     names = layer_names(checkpoint, form)
@@ -78,7 +84,7 @@ def load_checkpoint(
                 raise InvalidArgumentError(
                     f"load_checkpoint: {path}: two layers of the file are {target} of the module"
                 )
-            layer = _layer(checkpoint, name, form, linear)
+            layer = _layer(checkpoint, name, form, linear, prefill)
             # A module on the meta device has no weights yet: those of the file stay where they were read.
             place = layer if linear.weight.is_meta else layer.to(linear.weight.device)
             replacements[id(linear)] = place.train(linear.training)
@@ -117,13 +123,13 @@ def _split(group_size: int, k: int) -> tuple[int, int]:
     raise UnsupportedError(f"groups of {group_size} cannot be held: expected a multiple of 32")
 
 
-def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear) -> QuantizedLinear:
+def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear, prefill: str) -> QuantizedLinear:
     if form in NVFP4_FORMATS:
         nvfp4 = NVFP4_FORMATS[form](checkpoint, name)
         n, half_k = nvfp4.packed.shape
         _check_features(checkpoint, name, n, 2 * half_k, linear)
         bias = _bias(checkpoint, name, linear)
-        return NVFP4Linear.from_weight(nvfp4, bias, in_features=linear.in_features, method=form)
+        return NVFP4Linear.from_weight(nvfp4, bias, in_features=linear.in_features, method=form, prefill=prefill)
     int4 = FORMATS[form](checkpoint, name)
     n, k = int4.values.shape
     _check_features(checkpoint, name, n, k, linear)
@@ -166,5 +172,5 @@ def _report(layer: QuantizedLinear, linear: nn.Linear, names: tuple[str, ...]) -
         names=names, shape=(linear.out_features, linear.in_features), packed_shape=(n, k),
         dtype=str(linear.weight.dtype).removeprefix("torch."), group_size=layer.group_size, method=layer.method,
         error=math.nan, nbytes_before=linear.weight.numel() * linear.weight.element_size(),
-        nbytes_after=layer.weight_nbytes,
+        nbytes_after=layer.weight_nbytes, prefill=layer.prefill if isinstance(layer, NVFP4Linear) else "exact",
     )  # fmt: skip

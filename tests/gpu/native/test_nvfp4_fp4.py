@@ -1,0 +1,183 @@
+"""Products of NVFP4 by NVFP4, which ``prefill="fp4"`` asks for: on GPUs that have them, and emulated on others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.gpu.native.again import run_again
+from tests.gpu.native.nvfp4_operands import LINEAR, Weight, linear, random, weight
+from tests.native.nvfp4_float4 import most_apart, rounded_rows
+from tests.native.nvfp4_weights import BF16, E4M3, F16, F32
+from tests.native.operands import drawn_rows
+from tests.native.shim import ShimError, delete, handle, lib, raise_on, use_torch_stream
+from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
+
+ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
+SUMS = 2.0**-12  # of sums, by their size
+LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP4_ROWS", "256"))  # rows that are exact
+EMULATED = os.environ.get("UNTORCH_NVFP4_FP4_EMULATED") == "1"
+GPU = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+MULTIPLIES = GPU in {(10, 0), (10, 3), (12, 0), (12, 1)}
+
+multiplies = pytest.mark.skipif(not MULTIPLIES and not EMULATED, reason="test_emulated runs it on this GPU")
+
+
+def check(got: torch.Tensor, x: torch.Tensor, w: Weight, bias: torch.Tensor | None = None) -> None:
+    """Sums of exactly the rounded values; and no further from the exact ones than what rounding explains."""
+    assert (got.shape, got.dtype, got.is_contiguous()) == ((*x.shape[:-1], w.dense.shape[0]), x.dtype, True)
+    k = x.shape[-1]
+    rows, dense = x.reshape(-1, k).cpu(), w.dense[:, :k]
+    added = torch.zeros(1, dtype=torch.float64) if bias is None else bias.double()
+    left, result = rounded_rows(rows), got.reshape(len(rows), -1).double().cpu()
+    want, size = left @ dense.t() + added, left.abs() @ dense.abs().t() + added.abs()
+    least = torch.finfo(x.dtype).smallest_normal
+    rounding = want.abs() * ROUNDING[x.dtype] + size * SUMS + least * ROUNDING[x.dtype]
+    assert not result.isnan().any()
+    assert bool(torch.all((result - want).abs() <= rounding))
+    exact = rows.double() @ dense.t() + added
+    assert bool(torch.all((result - exact).abs() <= most_apart(rows.double(), dense) + rounding))
+
+
+@pytest.mark.skipif(MULTIPLIES, reason="this GPU multiplies them")
+@pytest.mark.parametrize("m", [1, 300])
+def test_other_gpus_refuse_any_number_of_rows(m: int) -> None:
+    if EMULATED:
+        pytest.skip("emulated")
+    w, x = weight(16, 128), random(m, 128, dtype=BF16).cuda()
+    instead = "'fp8' or 'exact'" if GPU >= (8, 9) else "'exact'"
+    with pytest.raises(ShimError) as error:
+        linear(x, w, None, "fp4")
+    assert str(error.value) == (
+        "nvfp4_linear: prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
+        f"quantise with prefill={instead}; cuda:0, {torch.cuda.get_device_name()}, is sm_{GPU[0]}{GPU[1]}"
+    )
+
+
+@pytest.mark.parametrize("limit", [0, 256])
+def test_emulated(limit: int) -> None:
+    """All of this file, with a kernel of our own in the place of cuBLASLt's."""
+    if EMULATED:
+        pytest.skip("it is this run")
+    run_again(__file__, "not emulated and not refuse", NVFP4_FP4_EMULATED=1, NVFP4_FP4_ROWS=limit)
+
+
+@multiplies
+@pytest.mark.parametrize("tiles", [0, 2, 4, 8])
+@pytest.mark.parametrize("m", [1, 5, 33, 128, 256, 257, 600])
+def test_rows_and_layouts(m: int, tiles: int) -> None:
+    for dtype, world in ((BF16, None), (F16, torch.tensor(0.07)), (F32, torch.tensor([3.0]))):
+        w, x, bias = weight(392, 1280, tiles, world), random(m, 1280, dtype=dtype), random(392, dtype=dtype)
+        got, exact = linear(x.cuda(), w, bias, "fp4"), linear(x.cuda(), w, bias)
+        if m > LIMIT:
+            assert not torch.equal(got, exact)
+            check(got, x, w, bias)
+        else:
+            assert torch.equal(got, exact)
+
+
+@multiplies
+@pytest.mark.parametrize(("n", "k"), [(1, 16), (7, 48), (33, 1040), (1000, 4096), (5000, 528)])
+def test_bytes_of_any_size(n: int, k: int) -> None:
+    for dtype in (BF16, F32):
+        w, x, bias = weight(n, k, 0), random(300, k, dtype=dtype), random(n, dtype=dtype)
+        check(linear(x.cuda(), w, bias, "fp4"), x, w, bias)
+
+
+@multiplies
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_nvfp4_linear(data: st.DataObject) -> None:
+    draw = data.draw
+    tiles = draw(st.sampled_from([0, 2, 4, 8, 8]))
+    step = 16 * max(tiles, 1)
+    n, k = 8 * draw(st.integers(1, 40)), step * draw(st.integers(1, 512 // step))
+    if tiles == 0:
+        n -= draw(st.integers(0, 7))
+    seed = draw(st.integers(0, 99))
+    w = weight(n, k, tiles, draw(st.sampled_from([None, torch.tensor(0.03)])), seed)
+    dtype = draw(st.sampled_from([BF16, F16, F32]))
+    width = k if draw(st.booleans()) else draw(st.integers(1, k))
+    m = draw(st.integers(257, 300) | st.sampled_from([513]))
+    x = drawn_rows(draw, lambda *shape: random(*shape, dtype=dtype, seed=seed).cuda(), m, width)
+    bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
+    got = linear(x, w, bias, "fp4")
+    if x.numel() // width > LIMIT:
+        check(got, x, w, bias)
+    else:
+        assert torch.equal(got, linear(x, w, bias))
+
+
+@multiplies
+@pytest.mark.parametrize("tiles", [0, 2, 8])
+def test_every_value(tiles: int) -> None:
+    """All codes with all scales, negative ones too; rows of the identity are exact."""
+    scales = torch.arange(256, dtype=torch.uint8)
+    scales = scales[scales & 127 != 127].view(E4M3).reshape(-1, 1)
+    n = scales.shape[0] - scales.shape[0] % 8
+    eye = torch.eye(128, dtype=F32).repeat(3, 1).cuda()
+    for part in (scales[:n], scales[-8:]):
+        packed = pack_nvfp4(torch.arange(16).repeat(part.shape[0], 8))
+        by = part.expand(part.shape[0], 8).contiguous()
+        want = dequantize_nvfp4(packed, by, torch.tensor(0.25))
+        w = Weight(pack_nvfp4_tiles(packed, tiles) if tiles else packed, by, torch.tensor(0.25), want.double())
+        for rows in linear(eye, w, None, "fp4").cpu().split(128):
+            torch.testing.assert_close(rows.t(), want, rtol=2.0**-20, atol=0)
+
+
+@multiplies
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_rows_that_are_zero_tiny_large_or_not_finite(dtype: torch.dtype) -> None:
+    w, x = weight(64, 512), random(300, 512, dtype=dtype)
+    largest, least = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+    x[3] = 0
+    x[4] = -0.0
+    x[5] = x[5].sign() * least * 32
+    x[6] = x[6] * (largest / 1e4 / x[6].abs().max())
+    x[7] = 0
+    x[7, 100] = 1
+    bad = {8: float("inf"), 9: float("-inf"), 10: float("nan")}
+    for row, value in bad.items():
+        x[row, 37 * row] = value
+    got = linear(x.cuda(), w, None, "fp4")
+    assert got[8:11].isnan().all()
+    good = [row for row in range(300) if row not in bad]
+    check(got[good], x[good], w)
+    assert not got[3:5].any()
+
+
+@multiplies
+def test_no_rows_and_no_columns() -> None:
+    w, bias = weight(16, 128), random(16, dtype=BF16)
+    assert linear(torch.ones(0, 128, dtype=BF16).cuda(), w, None, "fp4").shape == (0, 16)
+    empty = torch.empty(300, 0, dtype=BF16).cuda()
+    assert torch.equal(linear(empty, w, bias, "fp4").cpu(), bias.expand(300, 16))
+
+
+@multiplies
+def test_in_a_graph() -> None:
+    """Captured on its first call, replayed with other values in the same place."""
+    m, n, w = 300, 520, weight(520, 1024)
+    x, out = random(m, 1024, dtype=BF16).cuda(), torch.empty(m, n, dtype=BF16, device="cuda")
+    operands = [x, w.packed.cuda(), w.scales.cuda(), w.world.cuda(), out]
+    handles = [handle(tensor) for tensor in operands]
+    graph, made = torch.cuda.CUDAGraph(), ctypes.c_void_p()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        use_torch_stream()
+        raise_on(getattr(lib, LINEAR)(*handles[:4], None, b"fp4", ctypes.byref(made)))
+        raise_on(lib.aoti_torch_copy_(handles[4], made, ctypes.c_int32(0)))
+    use_torch_stream()
+    try:
+        for seed in (1, 2):
+            x.copy_(random(m, 1024, dtype=BF16, seed=seed))
+            graph.replay()
+            torch.cuda.synchronize()
+            check(out, x, w)
+    finally:
+        for h in [*handles, made]:
+            delete(h)
