@@ -23,9 +23,11 @@ struct MoeBlock {
   int expert, begin, rows, unused;
 };
 
+inline constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+
 // act = (clamp(up, -limit, limit) + beta) · g · sigmoid(alpha · g), g = min(gate, limit).
 struct SwiGlu {
-  float alpha = 1.0f, beta = 0.0f, limit = std::numeric_limits<float>::infinity();
+  float alpha = 1.0f, beta = 0.0f, limit = kNoLimit;
 };
 
 struct Nvfp4Moe {

@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(Nvfp4Moe p, int tiles)
   const float* const bias = First ? p.w13_bias : p.w2_bias;
   const float added = bias == nullptr ? 0.0f : bias[line],
               added_up = First && bias != nullptr ? bias[line + columns] : 0.0f;
-  const MoeGate gated(p.swiglu);
   const float* const global = First ? p.w13_global + (p.two_scales ? 2 : 1) * block.expert : p.w2_global + block.expert;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -85,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(Nvfp4Moe p, int tiles)
     const int place = block.begin + r;
     if constexpr (First) {
       const float up = over_warp(ups[r]) * global[p.two_scales ? 1 : 0] + added_up;
-      if (lane == 0) static_cast<float*>(p.act)[place * columns + column] = gated(sum, up);
+      if (lane == 0) static_cast<float*>(p.act)[place * columns + column] = gated(p.swiglu, sum, up);
     } else if (lane == 0) {
       const int pair = p.sorted[place];
       p.results[pair * columns + column] = sum * p.topk_weights[pair];

@@ -149,32 +149,20 @@ __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& 
   const std::int64_t row_bytes = p.act_row * 2;
   const int offset = column % kMoeGroup / 16 * 2;  // of a part in its eight places
   char* const out = static_cast<char*>(p.act) + block.begin * row_bytes + (column / kMoeGroup * kMoeGroup + offset) * 2;
-  static_assert(Tile::kThreads % kParts == 0);  // a thread's columns are the same in all its rows
-  const int group = static_cast<int>(threadIdx.x) % kParts / 8, chunk = static_cast<int>(threadIdx.x) % 8;
-  if (column + group * kMoeGroup >= p.act_row) return;
-  const auto column_of = [&](int j) {  // of the tile
-    return group * kMoeGroup + arranged_k(chunk * 8 + offset + j) - column % kMoeGroup;
-  };
-  float gate_bias[kPart] = {}, up_bias[kPart] = {};
-  if (p.w13_bias != nullptr) {
-    const float* const bias = p.w13_bias + block.expert * 2 * p.width + column;
-#pragma unroll
-    for (int j = 0; j < kPart; ++j) {
-      const int c = column_of(j);
-      if (column + c < p.width) gate_bias[j] = bias[c], up_bias[j] = bias[c + p.width];
-    }
-  }
-  const MoeGate gated(p.swiglu);
+  const float* const bias = p.w13_bias == nullptr ? nullptr : p.w13_bias + block.expert * 2 * p.width + column;
   for (int i = static_cast<int>(threadIdx.x); i < block.rows * kParts; i += Tile::kThreads) {
-    const int row = i / kParts;
+    const int row = i / kParts, group = i % kParts / 8, chunk = i % 8;
+    if (column + group * kMoeGroup >= p.act_row) continue;
     Part part;
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
-      const int c = column_of(j);
+      const int c = group * kMoeGroup + arranged_k(chunk * 8 + offset + j) - column % kMoeGroup;
       const float* const gate = sums + row * Tile::kPitch + c / 8 * 16 + c % 8;
       float gate_sum = gate[0], up_sum = gate[8];
       if constexpr (Tile::kPlanes == 2) gate_sum += gate[Tile::kPlane], up_sum += gate[Tile::kPlane + 8];
-      part.values[j] = narrow<T>(gated(gate_sum * gate_scale + gate_bias[j], up_sum * up_scale + up_bias[j]));
+      gate_sum *= gate_scale, up_sum *= up_scale;
+      if (bias != nullptr && column + c < p.width) gate_sum += bias[c], up_sum += bias[c + p.width];
+      part.values[j] = narrow<T>(gated(p.swiglu, gate_sum, up_sum));
     }
     *reinterpret_cast<Part*>(out + row * row_bytes + group * (2 * kMoeGroup) + chunk * 16) = part;
   }

@@ -36,22 +36,14 @@ __device__ __forceinline__ void unpack_codes(std::uint32_t word, std::uint32_t s
   for (int i = 0; i < 4; ++i) pairs[i] = V::product(pairs[i], scale);
 }
 
-// What becomes of a gate and its up. The parameters are the same for all threads.
-struct MoeGate {
-  SwiGlu swiglu;
-  bool silu;  // nothing but silu(gate) · up
-
-  __device__ explicit MoeGate(const SwiGlu& given)
-      : swiglu(given), silu(given.alpha == 1.0f && given.beta == 0.0f && isinf(given.limit)) {}
-
-  __device__ __forceinline__ float operator()(float gate, float up) const {
-    if (silu) return gate / (1.0f + expf(-gate)) * up;
-    // Comparisons that NaN fails: it stays.
-    const float limit = swiglu.limit;
-    gate = gate > limit ? limit : gate;
-    up = up > limit ? limit : up < -limit ? -limit : up;
-    return gate / (1.0f + expf(-swiglu.alpha * gate)) * (up + swiglu.beta);
-  }
-};
+// act of a gate and its up. All threads take the same branch.
+__device__ __forceinline__ float gated(const SwiGlu& swiglu, float gate, float up) {
+  const float alpha = swiglu.alpha, beta = swiglu.beta, limit = swiglu.limit;
+  if (alpha == 1.0f && beta == 0.0f && limit == kNoLimit) return gate / (1.0f + expf(-gate)) * up;
+  // Comparisons that NaN fails: it stays.
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return gate / (1.0f + expf(-alpha * gate)) * (up + beta);
+}
 
 }  // namespace untorch::kernels::cuda

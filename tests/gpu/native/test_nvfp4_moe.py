@@ -104,7 +104,11 @@ def test_gpt_oss_20b(m: int, dtype: torch.dtype) -> None:
     e, k, width, top_k = GPT_OSS_20B
     swiglu = random_swiglu(e, k, width)
     x, rest = rows(m, k, dtype), (*random_routing(m, top_k, e), *weights_of(e, k, width))
-    check(moe(x, *rest, swiglu=swiglu), x, *rest, swiglu=swiglu)
+    got = moe(x, *rest, swiglu=swiglu)
+    check(got, x, *rest, swiglu=swiglu)
+    # Bounds of long sums say little where gates are cut off: all errors together do.
+    want, *_ = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest), swiglu=swiglu.cuda())
+    assert (got.double() - want).norm() <= {BF16: 1e-2, F16: 2e-3, F32: 1e-4}[dtype] * want.norm()
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
