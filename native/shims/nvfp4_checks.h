@@ -1,6 +1,8 @@
 // The contract of products with NVFP4 weights, on any device.
 #pragma once
 
+#include <cmath>
+
 #include "shims/matmul_checks.h"
 
 namespace untorch::shims {
@@ -34,9 +36,9 @@ struct Nvfp4MoeArguments {
   double swiglu_alpha = 1.0, swiglu_beta = 0.0;
   const double* swiglu_limit = nullptr;  // none
 
-  // Nothing but silu(gate) · up.
-  bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && swiglu_limit == nullptr; }
   float limit() const;  // infinity where there is none
+  // Nothing but silu(gate) · up.
+  bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && std::isinf(limit()); }
 };
 
 // untorch::nvfp4_moe: hidden_states float32, bfloat16 or float16 [M, K] with a dense last dimension; topk_weights

@@ -72,8 +72,8 @@ def test_silu_is_what_the_defaults_say() -> None:
     """Zeros as biases and no limit change no bit; the activation for other numbers comes close to it."""
     args = torch.randn(9, 64), *random_routing(9, 3, 5), *random_experts(5, 64, 32, True)
     want = moe(*args)
-    assert torch.equal(moe(*args, swiglu=SwiGLU(torch.zeros(5, 64), torch.zeros(5, 64))), want)
-    nearly = moe(*args, swiglu=SwiGLU(alpha=1 + 1e-7, limit=math.inf))
+    assert torch.equal(moe(*args, swiglu=SwiGLU(torch.zeros(5, 64), torch.zeros(5, 64), limit=math.inf)), want)
+    nearly = moe(*args, swiglu=SwiGLU(alpha=1 + 1e-7))
     torch.testing.assert_close(nearly, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
