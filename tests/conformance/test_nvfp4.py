@@ -5,6 +5,7 @@ eager gives.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.native.nvfp4_experts import random_experts
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.ops.nvfp4_layout import dequantize_nvfp4
+from untorch.ops.nvfp4_moe import OPERATOR
 from untorch.quant import quantize
 
 # No torch.
@@ -96,6 +99,40 @@ def test_gpt_oss_experts_with_the_quantised_weights() -> None:
             both = x @ experts.gate_up_proj[index[0, 0]] + experts.gate_up_proj_bias[index[0, 0]]
         assert (both.abs() > experts.limit).any()
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+class Calls(nn.Module):
+    """The operator with some of its arguments left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i, tensor in enumerate(random_experts(4, 32, 16, True)):
+            self.register_buffer(f"w{i}", tensor)
+        self.register_buffer("bias", torch.randn(4, 32))
+
+    def forward(self, x: torch.Tensor, factors: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = x, factors, ids, self.w0, self.w1, self.w2, self.w3, self.w4, self.w5
+        return (
+            OPERATOR(*given),
+            OPERATOR(*given, w2_bias=self.bias, swiglu_limit=math.inf),
+            OPERATOR(*given, swiglu_alpha=-0.5, swiglu_limit=0.25),
+            OPERATOR(*given, None, None, 1.0, 0.5),
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arguments_left_out(tmp_path: Path) -> None:
+    """What generated code passes for a default, for no tensor, and for infinity."""
+    import untorch
+    from untorch.export import export
+
+    model = Calls().eval()
+    args = torch.randn(5, 32), torch.rand(5, 2), torch.randint(-1, 4, (5, 2), dtype=torch.int32)
+    export(model, args, tmp_path / "calls.pt2", progress=False)
+    with untorch.load(tmp_path / "calls.pt2") as program:
+        results = program(*(tensor.numpy() for tensor in args))
+    for got, want in zip(results, model(*args), strict=True):
+        torch.testing.assert_close(torch.from_numpy(numpy.asarray(got)), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [qwen3_moe, gpt_oss])
