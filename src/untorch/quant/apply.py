@@ -16,6 +16,7 @@ from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, make_scheme
 from untorch.quant.select import Selector, select, tensor_key
+from untorch.quant.swiglu import swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["Quantizer", "quantize"]
@@ -185,8 +186,7 @@ class Quantizer:
     def _quantize_experts(self, names: list[str], experts: nn.Module) -> tuple[NVFP4Experts, tuple[LayerReport, ...]]:
         """What takes their place, for equal weights the same, and a report for each of the two weights."""
         given = dict(experts.named_parameters())
-        activation = (getattr(experts, field, None) for field in ("alpha", "limit"))
-        key = type(experts), *(tensor_key(tensor) for tensor in given.values()), *activation
+        key = swiglu_of(experts), *(tensor_key(tensor) for tensor in given.values())
         if key not in self._experts:
             for field, tensor in given.items():
                 if not bool(torch.isfinite(tensor).all()):

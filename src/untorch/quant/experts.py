@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +10,7 @@ from torch import nn
 from untorch.quant.modules import replace_modules
 from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4_METHODS, NVFP4Weight, nvfp4_error, quantize_nvfp4
+from untorch.quant.swiglu import swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExpertsReport", "NVFP4Experts", "experts_of", "make_experts", "obstacle", "quantize_experts"]
@@ -55,11 +54,11 @@ class ExpertsReport:
 def quantize_experts(module: nn.Module, *, method: str = "search") -> list[ExpertsReport]:
     """Replaces the experts of ``module`` by ``NVFP4Experts``, in place, and reports each.
 
-    Taken are modules with parameters gate_up_proj [E, 2·I, K] and down_proj [E, K, I] and SiLU as their act_fn, as
-    transformers has them for Qwen3-MoE, Mixtral and others, and those of gpt-oss: gate_up_proj [E, K, 2·I], down_proj
-    [E, I, K], a bias for each, and an ``_apply_gate`` that gives (clamp(up) + 1) · g · sigmoid(alpha · g). Biases
-    become float32. The gate's and up's rows have a global scale each. ``method`` is "search" or "rtn", as for linear
-    layers.
+    Taken are modules with parameters gate_up_proj [E, 2·I, K] and down_proj [E, K, I], as transformers has them for
+    Qwen3-MoE, Mixtral and others, or [E, K, 2·I] and [E, I, K], as for gpt-oss, with both biases or none, which become
+    float32. Between them is SiLU or what ``NVFP4MoE`` describes: the module's ``_apply_gate`` is called with numbers to
+    see that, and whether gate and up take turns; without one, its act_fn must be a SiLU. The gate's and up's rows have
+    a global scale each. ``method`` is "search" or "rtn", as for linear layers.
 
     Raises InvalidArgumentError where there are none, where they are of another kind, or for an unknown method.
     """
@@ -97,70 +96,34 @@ def obstacle(experts: nn.Module) -> str:
     assert isinstance(gate_up, nn.Parameter)
     assert isinstance(down, nn.Parameter)
     others = [other for other, _ in experts.named_parameters() if other not in ("gate_up_proj", "down_proj")]
-    biased = set(others) == set(_BIASES)
-    rows, columns = (2, 1) if biased else (1, 2)  # of gate_up_proj's dimensions
-    fits = gate_up.dim() == 3 and down.dim() == 3 and gate_up.shape[rows] % 2 == 0
-    if fits:
-        e, k, width = gate_up.shape[0], gate_up.shape[columns], gate_up.shape[rows] // 2
-        fits = down.shape == ((e, width, k) if biased else (e, k, width))
-    if not fits:
-        expected = "gate_up_proj [E, K, 2·I] and down_proj [E, I, K]" if biased else (
-            "gate_up_proj [E, 2·I, K] and down_proj [E, K, I]"
-        )  # fmt: skip
-        return f"expected {expected}, got {list(gate_up.shape)} and {list(down.shape)}"
+    sizes = _sizes(gate_up, down)
+    if sizes is None:
+        return (
+            f"expected gate_up_proj [E, 2·I, K] and down_proj [E, K, I], or [E, K, 2·I] and [E, I, K], got "
+            f"{list(gate_up.shape)} and {list(down.shape)}"
+        )
+    e, k, width, _ = sizes
     if k % 16 or width % 16:
         return f"expected K and I to be multiples of 16, got K = {k} and I = {width}"
-    if biased:
-        shapes = [list(getattr(experts, name).shape) for name in _BIASES]
-        if shapes != [[e, 2 * width], [e, k]]:
-            return f"expected biases [{e}, {2 * width}] and [{e}, {k}], got {shapes[0]} and {shapes[1]}"
-        if _swiglu_of(experts) is None:
-            return (
-                f"expected biased experts to have alpha, limit and an _apply_gate that gives (clamp(up, -limit, limit) "
-                f"+ 1) · g · sigmoid(alpha · g) with g = min(gate, limit), got {type(experts).__name__}, which has not"
-            )
-        return ""
-    activation = getattr(experts, "act_fn", None)
-    if others or type(activation).__name__ not in ("SiLU", "SiLUActivation"):
+    if (others and set(others) != set(_BIASES)) or swiglu_of(experts) is None:
         return (
-            f"expected experts of two products, without biases and with SiLU between or as gpt-oss has them, got "
-            f"{type(experts).__name__} with act_fn {type(activation).__name__}"
+            "expected experts of two products, with both biases or none and with SiLU or gpt-oss's activation between, "
+            f"got {type(experts).__name__} with act_fn {type(getattr(experts, 'act_fn', None)).__name__}"
             f"{' and ' + ', '.join(others) if others else ''}"
         )
+    if others and (shapes := [list(getattr(experts, name).shape) for name in _BIASES]) != [[e, 2 * width], [e, k]]:
+        return f"expected biases [{e}, {2 * width}] and [{e}, {k}], got {shapes[0]} and {shapes[1]}"
     return ""
 
 
-@dataclass(frozen=True)
-class _SwiGLU:
-    """What is between gpt-oss's products. ``interleaved``: gate and up take turns, else the gate comes first."""
-
-    alpha: float
-    limit: float
-    interleaved: bool
-
-
-def _swiglu_of(experts: nn.Module) -> _SwiGLU | None:
-    """Of experts with biases; None where their ``_apply_gate`` is another function, by its values."""
-    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
-    apply_gate = getattr(experts, "_apply_gate", None)
-    if not isinstance(alpha, int | float) or not isinstance(limit, int | float) or not callable(apply_gate):
+def _sizes(gate_up: torch.Tensor, down: torch.Tensor) -> tuple[int, int, int, bool] | None:
+    """E, K and I of weights that fit each other, and whether both are transposed."""
+    if gate_up.dim() != 3 or down.dim() != 3:
         return None
-    if not (math.isfinite(alpha) and limit > 0):
-        return None
-    values = torch.tensor([-2.0, -0.6, -0.1, 0.0, 0.2, 0.7, 3.0], dtype=torch.float64) * min(limit, 10.0)
-    gate, up = (grid.flatten() for grid in torch.meshgrid(values, values, indexing="ij"))
-    clamped = gate.clamp(max=limit)
-    expected = (up.clamp(-limit, limit) + 1) * clamped * torch.sigmoid(alpha * clamped)
-    for interleaved in (True, False):
-        given = torch.stack((gate, up), -1).flatten() if interleaved else torch.cat((gate, up))
-        try:
-            with torch.no_grad():
-                found = apply_gate(given[None])
-        except Exception:  # somebody else's function, with a contract of its own
-            return None
-        if found.shape == (1, gate.numel()) and torch.allclose(found[0], expected, rtol=1e-6, atol=1e-6):
-            return _SwiGLU(float(alpha), float(limit), interleaved)
-    return None
+    e, first, last = gate_up.shape
+    if first % 2 == 0 and down.shape == (e, last, first // 2):
+        return e, last, first // 2, False
+    return (e, first, last // 2, True) if last % 2 == 0 and down.shape == (e, last // 2, first) else None
 
 
 def make_experts(
@@ -170,20 +133,22 @@ def make_experts(
     tensors = {field: parameter.detach() for field, parameter in experts.named_parameters()}
     home = tensors["gate_up_proj"].device
     gate_up, down = (tensors[field].to(device or home) for field in ("gate_up_proj", "down_proj"))
-    options: dict[str, Any] = {}
-    if (swiglu := _swiglu_of(experts)) is not None and _BIASES[0] in tensors:
-        gate_up, down = _gate_first(gate_up.mT, swiglu.interleaved), down.mT.contiguous()
-        upper, lower_bias = (tensors[field].to(gate_up.device, torch.float32) for field in _BIASES)
-        options = {
-            "w13_bias": _gate_first(upper, swiglu.interleaved), "w2_bias": lower_bias.contiguous(),
-            "swiglu_alpha": swiglu.alpha, "swiglu_beta": 1.0, "swiglu_limit": swiglu.limit,
-        }  # fmt: skip
+    swiglu, sizes = swiglu_of(experts), _sizes(gate_up, down)
+    assert swiglu is not None
+    assert sizes is not None
+    if sizes[3]:
+        gate_up, down = gate_up.mT, down.mT.contiguous()
+    gate_up = _gate_first(gate_up, swiglu.interleaved)
+    upper, lower_bias = (tensors[field].float() if field in tensors else None for field in _BIASES)
     e, rows, k = gate_up.shape
     halves = quantize_nvfp4(gate_up.reshape(e, 2, rows // 2, k), search=search)
     lower = quantize_nvfp4(down, search=search)
     moe = NVFP4MoE(
         halves.packed.reshape(e, rows, k // 2), halves.block_scale.reshape(e, rows, k // 16), lower.packed,
-        lower.block_scale, halves.global_scale, lower.global_scale, **options,
+        lower.block_scale, halves.global_scale, lower.global_scale,
+        None if upper is None else _gate_first(upper, swiglu.interleaved).to(gate_up.device, copy=True),
+        None if lower_bias is None else lower_bias.to(gate_up.device, copy=True), swiglu_alpha=swiglu.alpha,
+        swiglu_beta=swiglu.beta, swiglu_limit=swiglu.limit,
     )  # fmt: skip
     report = ExpertsReport(
         name, sum(p.numel() * p.element_size() for p in (gate_up, down)), moe.weight_nbytes,
@@ -193,10 +158,8 @@ def make_experts(
 
 
 def _gate_first(tensor: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """[E, 2·I, ..] with the gate's rows before those of up, a copy."""
-    if interleaved:
-        return torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    """[E, 2·I, ..] with the gate's rows before those of up, contiguous."""
+    return torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1) if interleaved else tensor.contiguous()
 
 
 def _error(weight: torch.Tensor, made: NVFP4Weight) -> float:

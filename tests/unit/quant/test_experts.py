@@ -114,6 +114,31 @@ class Concatenated(GptOssExperts):
         return gate_up.chunk(2, -1)
 
 
+class Plain(Experts):
+    """As transformers' modules without a gate of their own: it is ``act_fn(gate) * up``."""
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return self.act_fn(gate) * up
+
+
+class Limited(Plain):
+    """As DeepseekV4Experts: SiLU with a limit."""
+
+    limit = 0.8
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return super()._apply_gate(torch.cat((gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)), -1))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for j in range(index.shape[1]):
+            for m, e in enumerate(index[:, j].tolist()):
+                y[m] += weights[m, j] * (self.down_proj[e] @ self._apply_gate(self.gate_up_proj[e] @ x[m]))
+        return y
+
+
 class OtherGate(GptOssExperts):
     def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         return super()._apply_gate(gate_up) * 1.001
@@ -157,6 +182,45 @@ def test_gpt_oss(kind: type[GptOssExperts], dtype: torch.dtype) -> None:
     assert 0 < float((got - want).float().norm() / want.float().norm()) < 0.1
 
 
+def test_a_limit_on_silu() -> None:
+    torch.manual_seed(0)
+    block = Block(Limited())
+    plain = block.experts
+    quantize_experts(block)
+    moe = block.experts.moe
+    assert (moe.swiglu_alpha, moe.swiglu_beta, moe.swiglu_limit) == (1.0, 0.0, 0.8)
+    assert moe.w13_bias is None and moe.w2_bias is None
+    x, index, weights = torch.randn(6, 32) * 2, torch.randint(0, 4, (6, 2)), torch.rand(6, 2)
+    with torch.no_grad():
+        got, want = block.experts(x, index, weights), plain(x, index, weights)
+    assert 0 < float((got - want).norm() / want.norm()) < 0.3
+
+
+@pytest.mark.parametrize(("k", "width"), [(32, 32), (64, 32), (32, 64)])
+@pytest.mark.parametrize("kind", [Experts, GptOssExperts])
+def test_sizes_that_look_alike_transposed(kind: type[nn.Module], k: int, width: int) -> None:
+    torch.manual_seed(0)
+    block = Block(kind(k=k, width=width))
+    plain = block.experts
+    quantize_experts(block)
+    assert (block.experts.moe.hidden_size, block.experts.moe.intermediate_size) == (k, width)
+    x, index, weights = torch.randn(6, k), torch.randint(0, 4, (6, 2)), torch.rand(6, 2)
+    with torch.no_grad():
+        got, want = block.experts(x, index, weights), plain(x, index, weights)
+    assert 0 < float((got - want).norm() / want.norm()) < 0.25
+
+
+def test_the_quantised_biases_are_copies() -> None:
+    for kind in (GptOssExperts, Concatenated):
+        block = Block(kind())
+        biases = block.experts.gate_up_proj_bias, block.experts.down_proj_bias
+        quantize_experts(block)
+        copies = block.experts.moe.w13_bias, block.experts.moe.w2_bias
+        assert {t.untyped_storage().data_ptr() for t in biases}.isdisjoint(
+            t.untyped_storage().data_ptr() for t in copies
+        )
+
+
 def test_converted_gpt_oss_keeps_its_biases() -> None:
     block = Block(GptOssExperts())
     quantize_experts(block)
@@ -170,11 +234,12 @@ def test_converted_gpt_oss_keeps_its_biases() -> None:
     [
         (
             lambda: changed(GptOssExperts(), down_proj=torch.zeros(4, 32, 48)),
-            r"expected gate_up_proj \[E, K, 2·I\] and down_proj \[E, I, K\], got \[4, 32, 96\] and \[4, 32, 48\]",
+            r"expected gate_up_proj \[E, 2·I, K\] and down_proj \[E, K, I\], or \[E, K, 2·I\] and \[E, I, K\], got "
+            r"\[4, 32, 96\] and \[4, 32, 48\]",
         ),
         (
             lambda: changed(GptOssExperts(), gate_up_proj=torch.zeros(4, 32, 95)),
-            r"expected gate_up_proj \[E, K, 2·I\] .* got \[4, 32, 95\]",
+            r"expected gate_up_proj \[E, 2·I, K\] .* got \[4, 32, 95\]",
         ),
         (lambda: GptOssExperts(k=40), "expected K and I to be multiples of 16, got K = 40 and I = 48"),
         (lambda: GptOssExperts(width=24), "expected K and I to be multiples of 16, got K = 32 and I = 24"),
@@ -184,18 +249,13 @@ def test_converted_gpt_oss_keeps_its_biases() -> None:
         ),
         (
             OtherGate,
-            r"expected biased experts to have alpha, limit and an _apply_gate that gives \(clamp\(up, -limit, limit\) \+ "
-            r"1\) · g · sigmoid\(alpha · g\) with g = min\(gate, limit\), got OtherGate, which has not",
+            r"expected experts of two products, with both biases or none and with SiLU or gpt-oss's activation between, "
+            r"got OtherGate with act_fn NoneType and gate_up_proj_bias, down_proj_bias",
         ),
-        (FailingGate, "got FailingGate, which has not"),
-        (lambda: changed(GptOssExperts(), alpha=None), "got GptOssExperts, which has not"),
-        (lambda: changed(GptOssExperts(), limit=None), "got GptOssExperts, which has not"),
-        (lambda: changed(GptOssExperts(), limit=-1.0), "got GptOssExperts, which has not"),
-        (lambda: changed(GptOssExperts(), _apply_gate=None), "got GptOssExperts, which has not"),
-        (
-            lambda: changed(GptOssExperts(), scale=torch.zeros(4)),
-            r"expected gate_up_proj \[E, 2·I, K\]",
-        ),
+        (FailingGate, "got FailingGate with"),
+        (lambda: changed(Plain(), act_fn=nn.GELU()), "got Plain with act_fn GELU"),
+        (lambda: changed(GptOssExperts(), _apply_gate=None), "got GptOssExperts with act_fn NoneType"),
+        (lambda: changed(GptOssExperts(), scale=torch.zeros(4)), "down_proj_bias, scale"),
     ],
 )
 def test_gpt_oss_refused(make: Callable[[], nn.Module], text: str) -> None:
@@ -245,9 +305,9 @@ def with_gelu() -> Experts:
     return experts
 
 
-def transposed() -> Experts:
+def mismatched() -> Experts:
     experts = Experts()
-    experts.down_proj = nn.Parameter(experts.down_proj.detach().mT)
+    experts.down_proj = nn.Parameter(torch.zeros(4, 16, 32))
     return experts
 
 
@@ -256,9 +316,9 @@ def transposed() -> Experts:
     [
         (lambda: Block(nn.Linear(2, 2)), "module: it has no experts with gate_up_proj and down_proj"),
         (Experts, "module: experts cannot be replaced in place: give what has them"),
-        (lambda: Block(with_bias()), "experts: expected experts of two products, .* got Experts .* down_proj_bias"),
-        (lambda: Block(with_gelu()), "experts: expected .* as gpt-oss has them, got Experts with act_fn GELU"),
-        (lambda: Block(transposed()), r"expected gate_up_proj \[E, 2·I, K\] .* got \[4, 96, 32\] and \[4, 48, 32\]"),
+        (lambda: Block(with_bias()), "experts: expected experts of two products, .* got Experts .* and down_proj_bias"),
+        (lambda: Block(with_gelu()), "experts: expected .* activation between, got Experts with act_fn GELU"),
+        (lambda: Block(mismatched()), r"expected gate_up_proj \[E, 2·I, K\] .* got \[4, 96, 32\] and \[4, 16, 32\]"),
         (lambda: Block(Experts(k=24)), "expected K and I to be multiples of 16, got K = 24 and I = 48"),
     ],
 )
@@ -311,7 +371,7 @@ def test_experts_that_quantize_leaves_alone() -> None:
         reasons[name] = quantize(model, dtype, progress=False, **options).skipped["experts"]
         assert isinstance(model.experts, Experts)
     assert reasons["int4"] == "experts stay in floating point: only nvfp4 has products for them"
-    assert reasons["kind"].startswith("expected experts of two products, without biases and with SiLU between")
+    assert reasons["kind"].startswith("expected experts of two products, with both biases or none and with SiLU")
     assert (reasons["include"], reasons["exclude"]) == ("not in include", "in exclude")
     model = Model(Experts())
     report = quantize(model, "nvfp4", include="*experts*", method="rtn", progress=False)
