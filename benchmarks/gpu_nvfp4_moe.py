@@ -110,19 +110,21 @@ def measure(calls: list[Call], rounds: int, sides: list[str]) -> dict[str, float
     import torch
 
     from tests.native import shim
+    from tests.native.nvfp4_experts import SILU
 
     shim.use_torch_stream()
     first, width = calls[0], calls[0].layer.wide[1].shape[2]
-    got = shim.call(OPERATOR, first.x, first.factors, first.ids, *first.layer.packed, returns=1)
+    got = shim.call(OPERATOR, first.x, first.factors, first.ids, *first.layer.packed, *SILU.arguments(), returns=1)
     want = first.loop()
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2 * float(want.float().std()))
     handles = [[shim.handle(t) for t in (c.x, c.factors, c.ids, *c.layer.packed)] for c in calls]
     operator = getattr(shim.lib, OPERATOR)
+    silu = None, None, ctypes.c_double(1.0), ctypes.c_double(0.0), None
 
     def ours() -> None:
         for given in handles:
             result = ctypes.c_void_p()
-            shim.raise_on(operator(*given, ctypes.byref(result)))
+            shim.raise_on(operator(*given, *silu, ctypes.byref(result)))
             shim.delete(result)
 
     def grouped() -> None:

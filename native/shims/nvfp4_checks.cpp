@@ -1,6 +1,8 @@
 // The checks that products with NVFP4 weights on the CPU and on GPUs share.
 #include "shims/nvfp4_checks.h"
 
+#include <cmath>
+#include <limits>
 #include <string_view>
 
 namespace untorch::shims {
@@ -40,6 +42,11 @@ void read_weight(const char* op, const Tensor& weight, Nvfp4Shape& out) {
         to_string(weight.sizes()), " with strides ", to_string(weight.strides()));
 }
 
+void check_float(const char* op, const char* argument, double number) {
+  check(std::abs(number) <= static_cast<double>(std::numeric_limits<float>::max()), op, ": argument '", argument,
+        "' must be a finite number of float32, got ", number);
+}
+
 }  // namespace
 
 Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
@@ -73,6 +80,13 @@ kernels::Nvfp4Prefill check_prefill(const char* op, const char* prefill) {
   return kernels::Nvfp4Prefill::kFloat4;
 }
 
+float Nvfp4MoeArguments::limit() const {
+  constexpr float kNone = std::numeric_limits<float>::infinity();
+  return swiglu_limit == nullptr || *swiglu_limit > static_cast<double>(std::numeric_limits<float>::max())
+             ? kNone
+             : static_cast<float>(*swiglu_limit);
+}
+
 Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
   check_float_rows(op, "hidden_states", given.hidden_states);
   check_rank(op, "hidden_states", given.hidden_states, 2);
@@ -96,6 +110,13 @@ Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
   out.two_scales = given.w13_global.dim() == 2;
   check_is(op, "w13_global", given.w13_global, DType::kFloat32, out.two_scales ? Dims{e, 2} : Dims{e});
   check_is(op, "w2_global", given.w2_global, DType::kFloat32, Dims{e});
+  if (given.w13_bias != nullptr) check_is(op, "w13_bias", *given.w13_bias, DType::kFloat32, Dims{e, 2 * i});
+  if (given.w2_bias != nullptr) check_is(op, "w2_bias", *given.w2_bias, DType::kFloat32, Dims{e, k});
+  check_float(op, "swiglu_alpha", given.swiglu_alpha);
+  check_float(op, "swiglu_beta", given.swiglu_beta);
+  check(given.swiglu_limit == nullptr || *given.swiglu_limit > 0.0, op,
+        ": argument 'swiglu_limit' must be above 0, or null for no limit, got ",
+        given.swiglu_limit == nullptr ? 0.0 : *given.swiglu_limit);
   return out;
 }
 

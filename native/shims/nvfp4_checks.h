@@ -1,6 +1,8 @@
 // The contract of products with NVFP4 weights, on any device.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/nvfp4_prefill.h"
 #include "shims/matmul_checks.h"
 
@@ -34,11 +36,19 @@ struct Nvfp4MoeShape {
 
 struct Nvfp4MoeArguments {
   const Tensor &hidden_states, &topk_weights, &topk_ids, &w13, &w13_scale, &w2, &w2_scale, &w13_global, &w2_global;
+  const Tensor *w13_bias = nullptr, *w2_bias = nullptr;
+  double swiglu_alpha = 1.0, swiglu_beta = 0.0;
+  const double* swiglu_limit = nullptr;  // none
+
+  float limit() const;  // infinity where there is none
+  // Nothing but silu(gate) · up.
+  bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && std::isinf(limit()); }
 };
 
 // untorch::nvfp4_moe: hidden_states float32, bfloat16 or float16 [M, K] with a dense last dimension; topk_weights
 // float32 and topk_ids int32 [M, top_k]; w13 uint8 [E, 2·I, K/2] and w2 [E, K, I/2]; their scales float8_e4m3fn, a
-// sixteenth as wide; w13_global float32 [E] or [E, 2], w2_global [E]; all dense but the first.
+// sixteenth as wide; w13_global float32 [E] or [E, 2], w2_global [E]; biases float32 [E, 2·I] and [E, K]; all dense but
+// the first. alpha and beta finite in float32, the limit above 0.
 Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given);
 
 }  // namespace untorch::shims

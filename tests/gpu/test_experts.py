@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import untorch
-from tests.native.nvfp4_experts import random_experts
+from tests.native.nvfp4_experts import random_experts, random_swiglu
 from untorch.export import export
 from untorch.quant import NVFP4MoE
 
@@ -19,23 +19,31 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}  # 
 
 
 class Block(nn.Module):
-    """A router and its experts."""
+    """A router and its experts, as Qwen3's or as gpt-oss's."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, biased: bool) -> None:
         super().__init__()
         self.router = nn.Linear(K, EXPERTS, bias=False, dtype=torch.float32)
         self.norm = nn.LayerNorm(K, dtype=dtype)
-        self.experts = NVFP4MoE(*random_experts(EXPERTS, K, 128, True))
+        weights = random_experts(EXPERTS, K, 128, True)
+        self.experts = NVFP4MoE(*weights)
+        if biased:
+            swiglu = random_swiglu(EXPERTS, K, 128)
+            self.experts = NVFP4MoE(
+                *weights, swiglu.w13_bias, swiglu.w2_bias, swiglu_alpha=swiglu.alpha, swiglu_beta=swiglu.beta,
+                swiglu_limit=swiglu.limit,
+            )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         topk_weights, topk_ids = self.router(x.float()).softmax(-1).topk(4)
         return self.norm(x) + self.experts(x, topk_weights, topk_ids)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_file_computes_what_the_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_file_computes_what_the_module_does(dtype: torch.dtype, biased: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Block(dtype).eval().requires_grad_(False)
+    model = Block(dtype, biased).eval().requires_grad_(False)
     report = export(
         model, (torch.randn(5, K, dtype=dtype),), tmp_path / "model.pt2", device="cuda",
         dynamic_shapes=({0: Dim("tokens", min=1, max=4096)},), progress=False,

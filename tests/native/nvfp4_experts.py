@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from tests.native.nvfp4_weights import BF16, E4M3, F16, F32, random_weight
+from tests.native.shim import Opt
 from untorch.ops.nvfp4_layout import dequantize_nvfp4
 
 NAMES = ("hidden_states", "topk_weights", "topk_ids", "w13", "w13_scale", "w2", "w2_scale", "w13_global", "w2_global")
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}
 
-Args = tuple[torch.Tensor | None, ...]
+Args = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """The arguments of ``nvfp4_moe`` that follow the weights. As they are: SiLU without biases."""
+
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+    def arguments(self) -> Args:
+        """For ``call``."""
+        return Opt(self.w13_bias), Opt(self.w2_bias), self.alpha, self.beta, Opt(self.limit, "double")
+
+    def cuda(self) -> SwiGLU:
+        """The same with its biases on the GPU."""
+        upper, lower = (None if bias is None else bias.cuda() for bias in (self.w13_bias, self.w2_bias))
+        return SwiGLU(upper, lower, self.alpha, self.beta, self.limit)
+
+    def of(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """act."""
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + self.beta) * gate * torch.sigmoid(self.alpha * gate)
+
+
+SILU = SwiGLU()
+
+
+def random_swiglu(
+    e: int, k: int, width: int, *, seed: int = 0, alpha: float = 1.702, beta: float = 1.0, limit: float | None = 7.0
+) -> SwiGLU:
+    """Biases of about 1, and gpt-oss's numbers."""
+    generator = torch.Generator().manual_seed(seed + 1000)
+    upper, lower = (torch.randn(shape, generator=generator) for shape in ((e, 2 * width), (e, k)))
+    return SwiGLU(upper, lower, alpha, beta, limit)
 
 
 def random_experts(e: int, k: int, width: int, two: bool, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -31,7 +72,11 @@ def random_routing(m: int, top_k: int, e: int, low: int = 0, seed: int = 0) -> t
 
 
 def in_float64(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *weights: torch.Tensor,
+    swiglu: SwiGLU = SILU,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
     products shows in the result at most; and how an absolute one of the least number of x's dtype does.
@@ -49,11 +94,14 @@ def in_float64(
         first = dequantize_nvfp4(w13[expert], w13_scale[expert], world, torch.float64)
         second = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], torch.float64)
         rows = x[tokens].double()
-        gate, up = (rows @ first.t()).chunk(2, -1)
-        most_gate, most_up = (rows.abs() @ first.abs().t()).chunk(2, -1)
-        act = F.silu(gate) * up
-        y.index_add_(0, tokens, factors * (act @ second.t()))
-        size.index_add_(0, tokens, factors.abs() * ((most_gate * most_up) @ second.abs().t()))
+        none = torch.zeros((), dtype=torch.float64, device=x.device)
+        b13, b2 = (none if bias is None else bias[expert].double() for bias in (swiglu.w13_bias, swiglu.w2_bias))
+        gate, up = (rows @ first.t() + b13).chunk(2, -1)
+        most_gate, most_up = (rows.abs() @ first.abs().t() + b13.abs()).chunk(2, -1)
+        act = swiglu.of(gate, up)
+        most = most_gate * (most_up + abs(swiglu.beta))
+        y.index_add_(0, tokens, factors * (act @ second.t() + b2))
+        size.index_add_(0, tokens, factors.abs() * (most @ second.abs().t() + b2.abs()))
         relative.index_add_(0, tokens, factors.abs() * (act.abs() @ second.abs().t()))
         least.index_add_(0, tokens, factors.abs() * second.abs().sum(-1) * smallest)
     return y, size, relative, least
@@ -63,12 +111,12 @@ def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:
     """Arguments that ``nvfp4_moe`` refuses, and its words. make(*shape, dtype=…) gives a tensor on the device."""
     u8 = torch.uint8
 
-    def given(**changed: torch.Tensor | None) -> Args:
+    def given(changed: dict[str, torch.Tensor | None], swiglu: SwiGLU) -> Args:
         good = (
             make(3, 32), make(3, 2), make(3, 2, dtype=torch.int32), make(4, 64, 16, dtype=u8),
             make(4, 64, 2, dtype=E4M3), make(4, 32, 16, dtype=u8), make(4, 32, 2, dtype=E4M3), make(4), make(4),
         )  # fmt: skip
-        return tuple(changed.get(name, tensor) for name, tensor in zip(NAMES, good, strict=True))
+        return tuple(changed.get(name, tensor) for name, tensor in zip(NAMES, good, strict=True)) + swiglu.arguments()
 
     cases: list[tuple[dict[str, torch.Tensor | None], str]] = [
         ({name: None}, f"argument '{name}' is null") for name in NAMES
@@ -100,4 +148,20 @@ def moe_refusals(make: Callable[..., torch.Tensor]) -> list[tuple[Args, str]]:
         ({"w13_global": make(4, 3)}, "argument 'w13_global' must have shape [4, 2], got [4, 3]"),
         ({"w2_global": make()}, "argument 'w2_global' must have shape [4], got []"),
     ]  # fmt: skip
-    return [(given(**changed), f"nvfp4_moe: {text}") for changed, text in cases]
+    numbers: list[tuple[SwiGLU, str]] = [
+        (SwiGLU(w13_bias=make(4, 64, dtype=BF16)), "argument 'w13_bias' must be float32, got bfloat16"),
+        (SwiGLU(w13_bias=make(4, 32)), "argument 'w13_bias' must have shape [4, 64], got [4, 32]"),
+        (SwiGLU(w13_bias=make(64, 4).t()),
+         "argument 'w13_bias' must be contiguous, got shape [4, 64] with strides [1, 4]"),
+        (SwiGLU(w2_bias=make(4, 32, dtype=torch.float64)), "argument 'w2_bias' must be float32, got float64"),
+        (SwiGLU(w2_bias=make(32)), "argument 'w2_bias' must have shape [4, 32], got [32]"),
+        (SwiGLU(alpha=math.nan), "argument 'swiglu_alpha' must be a finite number of float32, got nan"),
+        (SwiGLU(alpha=-math.inf), "argument 'swiglu_alpha' must be a finite number of float32, got -inf"),
+        (SwiGLU(beta=1e39), "argument 'swiglu_beta' must be a finite number of float32, got 1e+39"),
+        (SwiGLU(limit=0.0), "argument 'swiglu_limit' must be above 0, or null for no limit, got 0"),
+        (SwiGLU(limit=-7.0), "argument 'swiglu_limit' must be above 0, or null for no limit, got -7"),
+        (SwiGLU(limit=math.nan), "argument 'swiglu_limit' must be above 0, or null for no limit, got nan"),
+    ]  # fmt: skip
+    refused = [(given(changed, SILU), text) for changed, text in cases]
+    refused += [(given({}, swiglu), text) for swiglu, text in numbers]
+    return [(args, f"nvfp4_moe: {text}") for args, text in refused]

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.native.nvfp4_experts import ROUNDING, Args, in_float64, moe_refusals, random_experts, random_routing
+from tests.native.nvfp4_experts import (
+    ROUNDING,
+    SILU,
+    Args,
+    SwiGLU,
+    in_float64,
+    moe_refusals,
+    random_experts,
+    random_routing,
+    random_swiglu,
+)
 from tests.native.nvfp4_weights import BF16, F16, F32
 from tests.native.shim import ShimError, call
 
 MOE = "aoti_torch_cpu_nvfp4_moe"
 
 
-def moe(*args: torch.Tensor | None) -> torch.Tensor:
-    got: torch.Tensor = call(MOE, *args, returns=1)
+def moe(*args: torch.Tensor, swiglu: SwiGLU = SILU) -> torch.Tensor:
+    got: torch.Tensor = call(MOE, *args, *swiglu.arguments(), returns=1)
     return got
+
+
+@st.composite
+def swiglus(draw: st.DrawFn, e: int, k: int, width: int) -> SwiGLU:
+    """SiLU, gpt-oss's, and all between: with a bias or without, with a limit or without."""
+    if draw(st.booleans()):
+        return SILU
+    whole = random_swiglu(e, k, width, seed=draw(st.integers(0, 99)))
+    return SwiGLU(
+        whole.w13_bias if draw(st.booleans()) else None,
+        whole.w2_bias if draw(st.booleans()) else None,
+        draw(st.sampled_from([1.0, 1.702, 0.0, -0.5])),
+        draw(st.sampled_from([0.0, 1.0, -2.5])),
+        draw(st.sampled_from([None, 7.0, 0.5, math.inf])),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -32,12 +59,35 @@ def test_nvfp4_moe(data: st.DataObject) -> None:
         ids[:] = e - 1  # all on one expert
     x = torch.randn((m, k + 5), generator=torch.Generator().manual_seed(seed)).to(dtype)
     x = x[:, 5:] if draw(st.booleans()) else x[:, :k].contiguous()
-    got = moe(x, factors, ids, *weights)
+    swiglu = draw(swiglus(e, k, width))
+    got = moe(x, factors, ids, *weights, swiglu=swiglu)
     assert (got.shape, got.dtype, got.is_contiguous()) == ((m, k), dtype, True)
-    want, size, _, _ = in_float64(x, factors, ids, *weights)
+    want, size, _, _ = in_float64(x, factors, ids, *weights, swiglu=swiglu)
     least = torch.finfo(dtype).smallest_normal * ROUNDING[dtype]  # half a step of subnormal numbers
     assert torch.all((got.double() - want).abs() <= want.abs() * ROUNDING[dtype] + size * 2.0**-18 + least)
-    assert torch.equal(moe(x, factors, ids, *weights), got)
+    assert torch.equal(moe(x, factors, ids, *weights, swiglu=swiglu), got)
+
+
+def test_silu_is_what_the_defaults_say() -> None:
+    """Zeros as biases and no limit change no bit; the activation for other numbers comes close to it."""
+    args = torch.randn(9, 64), *random_routing(9, 3, 5), *random_experts(5, 64, 32, True)
+    want = moe(*args)
+    assert torch.equal(moe(*args, swiglu=SwiGLU(torch.zeros(5, 64), torch.zeros(5, 64), limit=math.inf)), want)
+    nearly = moe(*args, swiglu=SwiGLU(alpha=1 + 1e-7))
+    torch.testing.assert_close(nearly, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def test_numbers_that_are_not_finite_stay() -> None:
+    """A limit bounds infinities and leaves NaN, as torch.clamp does."""
+    weights = random_experts(2, 32, 16, False)
+    bias = torch.zeros(2, 32)
+    bias[0, :] = math.nan
+    bias[1, :] = math.inf
+    args = torch.ones(2, 32), torch.ones(2, 1), torch.tensor([[0], [1]], dtype=torch.int32), *weights
+    got = moe(*args, swiglu=SwiGLU(bias, alpha=1.702, beta=1.0, limit=7.0))
+    want, *_ = in_float64(*args, swiglu=SwiGLU(bias, alpha=1.702, beta=1.0, limit=7.0))
+    assert got[0].isnan().all() and want[0].isnan().all() and want[1].isfinite().all()
+    torch.testing.assert_close(got[1].double(), want[1], rtol=1e-5, atol=1e-5 * float(want[1].abs().max()))
 
 
 @pytest.mark.parametrize("wrong", [4, -2])
@@ -56,5 +106,5 @@ def zeros(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
 @pytest.mark.parametrize(("args", "expected"), moe_refusals(zeros))
 def test_refused(args: Args, expected: str) -> None:
     with pytest.raises(ShimError) as error:
-        moe(*args)
+        call(MOE, *args, returns=1)
     assert str(error.value) == expected

@@ -1,9 +1,9 @@
 // A mixture of experts with NVFP4 weights. A pair is a token and one of its experts.
 //
 // Pairs are sorted by expert and cut into blocks of rows of one expert (nvfp4_moe_route), so that each product is many
-// small ones: w13 gives silu(gate) · up (nvfp4_moe_first), w2 what the pair adds to its token (nvfp4_moe_second), and
-// nvfp4_moe_sum adds that up in the order of top_k. Nothing is read back: grids are as large as the shapes allow, and
-// blocks without rows end at once.
+// small ones: w13 gives act, silu(gate) · up or what SwiGlu says (nvfp4_moe_first), w2 what the pair adds to its token
+// (nvfp4_moe_second), and nvfp4_moe_sum adds that up in the order of top_k. Nothing is read back: grids are as large as
+// the shapes allow, and blocks without rows end at once.
 //
 // Half types go through tensor cores. A lane has 16 neighbouring k's of a weight's row in 8 bytes, one block of one
 // scale; of the 64 k's that four lanes have, the matrix instruction's slots are given to those that lie in a word's
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "kernels/cuda/device_fault.h"
 #include "kernels/cuda/scalar.h"
@@ -20,6 +21,13 @@ namespace untorch::kernels::cuda {
 // Rows of one expert: the pairs sorted[begin] to sorted[begin + rows - 1]. No expert: -1, no rows.
 struct MoeBlock {
   int expert, begin, rows, unused;
+};
+
+inline constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+
+// act = (clamp(up, -limit, limit) + beta) · g · sigmoid(alpha · g), g = min(gate, limit).
+struct SwiGlu {
+  float alpha = 1.0f, beta = 0.0f, limit = kNoLimit;
 };
 
 struct Nvfp4Moe {
@@ -34,6 +42,8 @@ struct Nvfp4Moe {
   const std::uint8_t *w13 = nullptr, *w13_scale = nullptr, *w2 = nullptr, *w2_scale = nullptr;
   const float *w13_global = nullptr, *w2_global = nullptr;  // [experts]; w13's [experts, 2] with two_scales
   bool two_scales = false;
+  const float *w13_bias = nullptr, *w2_bias = nullptr;  // null, or dense [experts, 2·width] and, aligned, [experts, k]
+  SwiGlu swiglu;
   void* out = nullptr;     // dense [tokens, k]
   bool has_wgmma = false;  // sm_90 alone
 
@@ -102,9 +112,9 @@ inline Nvfp4MoeSpace nvfp4_moe_space(const Nvfp4Moe& p) {
 
 // Fills `sorted`, `list` and `arranged`; reports ids that are no experts.
 int nvfp4_moe_route(const Nvfp4Moe& p, Stream stream);
-// act = silu(gate) · up.
+// act, rounded to x's dtype.
 int nvfp4_moe_first(const Nvfp4Moe& p, Stream stream);
-// results[pair] = topk_weights[pair] · w2 · act.
+// results[pair] = topk_weights[pair] · (w2 · act + w2_bias).
 int nvfp4_moe_second(const Nvfp4Moe& p, Stream stream);
 // out[token] = the sum of results of its pairs.
 int nvfp4_moe_sum(const Nvfp4Moe& p, Stream stream);

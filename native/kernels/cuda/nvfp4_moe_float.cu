@@ -73,15 +73,18 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(Nvfp4Moe p, int tiles)
     const std::int64_t up = line + columns;
     add_line(codes + up * depth / 2, scales + up * depth / 16, static_cast<int>(depth), x, block.rows, ups);
   }
+  const float* const bias = First ? p.w13_bias : p.w2_bias;
+  const float added = bias == nullptr ? 0.0f : bias[line],
+              added_up = First && bias != nullptr ? bias[line + columns] : 0.0f;
   const float* const global = First ? p.w13_global + (p.two_scales ? 2 : 1) * block.expert : p.w2_global + block.expert;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= block.rows) break;
-    const float sum = over_warp(sums[r]) * global[0];
+    const float sum = over_warp(sums[r]) * global[0] + added;
     const int place = block.begin + r;
     if constexpr (First) {
-      const float up = over_warp(ups[r]) * global[p.two_scales ? 1 : 0];
-      if (lane == 0) static_cast<float*>(p.act)[place * columns + column] = gated(sum, up);
+      const float up = over_warp(ups[r]) * global[p.two_scales ? 1 : 0] + added_up;
+      if (lane == 0) static_cast<float*>(p.act)[place * columns + column] = gated(p.swiglu, sum, up);
     } else if (lane == 0) {
       const int pair = p.sorted[place];
       p.results[pair * columns + column] = sum * p.topk_weights[pair];

@@ -149,6 +149,7 @@ __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& 
   const std::int64_t row_bytes = p.act_row * 2;
   const int offset = column % kMoeGroup / 16 * 2;  // of a part in its eight places
   char* const out = static_cast<char*>(p.act) + block.begin * row_bytes + (column / kMoeGroup * kMoeGroup + offset) * 2;
+  const float* const bias = p.w13_bias == nullptr ? nullptr : p.w13_bias + block.expert * 2 * p.width + column;
   for (int i = static_cast<int>(threadIdx.x); i < block.rows * kParts; i += Tile::kThreads) {
     const int row = i / kParts, group = i % kParts / 8, chunk = i % 8;
     if (column + group * kMoeGroup >= p.act_row) continue;
@@ -159,7 +160,9 @@ __device__ __forceinline__ void finish_first(const Nvfp4Moe& p, const MoeBlock& 
       const float* const gate = sums + row * Tile::kPitch + c / 8 * 16 + c % 8;
       float gate_sum = gate[0], up_sum = gate[8];
       if constexpr (Tile::kPlanes == 2) gate_sum += gate[Tile::kPlane], up_sum += gate[Tile::kPlane + 8];
-      part.values[j] = narrow<T>(gated(gate_sum * gate_scale, up_sum * up_scale));
+      gate_sum *= gate_scale, up_sum *= up_scale;
+      if (bias != nullptr && column + c < p.width) gate_sum += bias[c], up_sum += bias[c + p.width];
+      part.values[j] = narrow<T>(gated(p.swiglu, gate_sum, up_sum));
     }
     *reinterpret_cast<Part*>(out + row * row_bytes + group * (2 * kMoeGroup) + chunk * 16) = part;
   }
@@ -170,9 +173,15 @@ template <class T, class Tile>
 __device__ __forceinline__ void finish_second(const Nvfp4Moe& p, const MoeBlock& block, int column, const float* sums) {
   constexpr int kQuads = Tile::kLines / 4;
   const float scale = p.w2_global[block.expert] * Nvfp4Values<T>::kUnshift;
+  static_assert(Tile::kThreads % kQuads == 0);
+  const int quad = static_cast<int>(threadIdx.x) % kQuads;
+  if (column + quad * 4 >= p.k) return;
+  float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (p.w2_bias != nullptr) {
+    bias = *reinterpret_cast<const float4*>(p.w2_bias + block.expert * p.k + column + quad * 4);
+  }
   for (int i = static_cast<int>(threadIdx.x); i < block.rows * kQuads; i += Tile::kThreads) {
-    const int row = i / kQuads, quad = i % kQuads, pair = p.sorted[block.begin + row];
-    if (column + quad * 4 >= p.k) continue;
+    const int row = i / kQuads, pair = p.sorted[block.begin + row];
     const float factor = p.topk_weights[pair];
     const float* const own = sums + row * Tile::kPitch + quad * 4;
     float4 sum = *reinterpret_cast<const float4*>(own);
@@ -181,7 +190,8 @@ __device__ __forceinline__ void finish_second(const Nvfp4Moe& p, const MoeBlock&
       sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
     }
     *reinterpret_cast<float4*>(p.results + pair * p.k + column + quad * 4) =
-        make_float4(sum.x * scale * factor, sum.y * scale * factor, sum.z * scale * factor, sum.w * scale * factor);
+        make_float4((sum.x * scale + bias.x) * factor, (sum.y * scale + bias.y) * factor,
+                    (sum.z * scale + bias.z) * factor, (sum.w * scale + bias.w) * factor);
   }
 }
 

@@ -1,6 +1,7 @@
 // What the products of a mixture of experts share: copies of weights, a word of codes as operands, the gate.
 #pragma once
 
+#include "kernels/cuda/nvfp4_moe.h"
 #include "kernels/cuda/nvfp4_values.cuh"
 
 namespace untorch::kernels::cuda {
@@ -35,7 +36,14 @@ __device__ __forceinline__ void unpack_codes(std::uint32_t word, std::uint32_t s
   for (int i = 0; i < 4; ++i) pairs[i] = V::product(pairs[i], scale);
 }
 
-// silu(gate) · up.
-__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+// act of a gate and its up. All threads take the same branch.
+__device__ __forceinline__ float gated(const SwiGlu& swiglu, float gate, float up) {
+  const float alpha = swiglu.alpha, beta = swiglu.beta, limit = swiglu.limit;
+  if (alpha == 1.0f && beta == 0.0f && limit == kNoLimit) return gate / (1.0f + expf(-gate)) * up;
+  // Comparisons that NaN fails: it stays.
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return gate / (1.0f + expf(-alpha * gate)) * (up + beta);
+}
 
 }  // namespace untorch::kernels::cuda

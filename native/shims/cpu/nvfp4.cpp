@@ -80,12 +80,44 @@ Routing route(const char* op, const Tensor& ids, const Nvfp4MoeShape& shape) {
   return out;
 }
 
+// gates = (clamp(ups) + beta) · g · sigmoid(alpha · g), g = min(gates, limit).
+void swiglu(const Nvfp4MoeArguments& given, std::int64_t rows, std::int64_t width, std::vector<float>& gates,
+            const std::vector<float>& ups) {
+  using kernels::Activation;
+  if (given.is_silu()) {
+    kernels::apply_activation(rows, width, Activation::kSilu, gates.data(), width);
+    for (std::size_t i = 0; i < gates.size(); ++i) gates[i] *= ups[i];
+    return;
+  }
+  const auto alpha = static_cast<float>(given.swiglu_alpha), beta = static_cast<float>(given.swiglu_beta);
+  const float limit = given.limit();
+  std::vector<float> open(gates.size());
+  for (std::size_t i = 0; i < gates.size(); ++i) {
+    gates[i] = std::min(gates[i], limit);  // NaN stays
+    open[i] = alpha * gates[i];
+  }
+  kernels::apply_activation(rows, width, Activation::kSigmoid, open.data(), width);
+  for (std::size_t i = 0; i < gates.size(); ++i) gates[i] *= open[i] * (std::clamp(ups[i], -limit, limit) + beta);
+}
+
+// The expert's row of a bias, or zeros, in each of the rows [rows, width] from `column` of it on.
+std::vector<float> begin_with(const Tensor* bias, std::int64_t expert, std::int64_t column, std::int64_t rows,
+                              std::int64_t width) {
+  std::vector<float> out(static_cast<std::size_t>(rows * width), 0.0f);
+  if (bias == nullptr) return out;
+  const float* const from = bias->data<float>() + expert * bias->size(1) + column;
+  for (std::int64_t i = 0; i < rows; ++i) std::copy_n(from, width, out.data() + i * width);
+  return out;
+}
+
 // What expert `e` adds to the sums of its tokens.
 void run_expert(const Nvfp4MoeArguments& given, const Nvfp4MoeShape& shape, std::int64_t e, const Rows& x,
                 const std::int64_t* pairs, std::int64_t count, float* sums, std::vector<float>& scratch) {
   const std::int64_t k = shape.k, width = shape.width;
-  std::vector<float> rows(static_cast<std::size_t>(count * k)), gates(static_cast<std::size_t>(count * width), 0.0f),
-      ups(gates.size(), 0.0f), results(rows.size(), 0.0f);
+  std::vector<float> rows(static_cast<std::size_t>(count * k));
+  std::vector<float> gates = begin_with(given.w13_bias, e, 0, count, width),
+                     ups = begin_with(given.w13_bias, e, width, count, width),
+                     results = begin_with(given.w2_bias, e, 0, count, k);
   for (std::int64_t i = 0; i < count; ++i) {
     std::copy_n(x.tensor->data<float>() + pairs[i] / shape.top_k * x.stride, k, rows.data() + i * k);
   }
@@ -95,8 +127,7 @@ void run_expert(const Nvfp4MoeArguments& given, const Nvfp4MoeShape& shape, std:
       matrix_of(given.w13, given.w13_scale, 2 * e + 1, width, k, global + (shape.two_scales ? 1 : 0));
   multiply(gate, width, count, rows.data(), k, k, gates.data(), width, scratch);
   multiply(up, width, count, rows.data(), k, k, ups.data(), width, scratch);
-  kernels::apply_activation(count, width, kernels::Activation::kSilu, gates.data(), width);
-  for (std::size_t i = 0; i < gates.size(); ++i) gates[i] *= ups[i];
+  swiglu(given, count, width, gates, ups);
   const Nvfp4Weight down = matrix_of(given.w2, given.w2_scale, e, k, width, given.w2_global.data<float>() + e);
   multiply(down, k, count, gates.data(), width, width, results.data(), k, scratch);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -144,15 +175,19 @@ UNTORCH_SHIM aoti_torch_cpu_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle we
 UNTORCH_SHIM aoti_torch_cpu_nvfp4_moe(AtenTensorHandle hidden_states, AtenTensorHandle topk_weights,
                                       AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale,
                                       AtenTensorHandle w2, AtenTensorHandle w2_scale, AtenTensorHandle w13_global,
-                                      AtenTensorHandle w2_global, AtenTensorHandle* ret0) {
+                                      AtenTensorHandle w2_global, AtenTensorHandle* w13_bias, AtenTensorHandle* w2_bias,
+                                      double swiglu_alpha, double swiglu_beta, const double* swiglu_limit,
+                                      AtenTensorHandle* ret0) {
   constexpr const char* op = "nvfp4_moe";
   return guarded(op, [&] {
-    const Nvfp4MoeArguments given{
-        cpu_input(hidden_states, op, "hidden_states"), cpu_input(topk_weights, op, "topk_weights"),
-        cpu_input(topk_ids, op, "topk_ids"),           cpu_input(w13, op, "w13"),
-        cpu_input(w13_scale, op, "w13_scale"),         cpu_input(w2, op, "w2"),
-        cpu_input(w2_scale, op, "w2_scale"),           cpu_input(w13_global, op, "w13_global"),
-        cpu_input(w2_global, op, "w2_global")};
+    Nvfp4MoeArguments given{cpu_input(hidden_states, op, "hidden_states"), cpu_input(topk_weights, op, "topk_weights"),
+                            cpu_input(topk_ids, op, "topk_ids"),           cpu_input(w13, op, "w13"),
+                            cpu_input(w13_scale, op, "w13_scale"),         cpu_input(w2, op, "w2"),
+                            cpu_input(w2_scale, op, "w2_scale"),           cpu_input(w13_global, op, "w13_global"),
+                            cpu_input(w2_global, op, "w2_global")};
+    given.w13_bias = optional_cpu_input(w13_bias, op, "w13_bias");
+    given.w2_bias = optional_cpu_input(w2_bias, op, "w2_bias");
+    given.swiglu_alpha = swiglu_alpha, given.swiglu_beta = swiglu_beta, given.swiglu_limit = swiglu_limit;
     check(ret0 != nullptr, op, ": output pointer is null");
     const Nvfp4MoeShape shape = check_nvfp4_moe(op, given);
     const Routing routing = route(op, given.topk_ids, shape);

@@ -61,6 +61,10 @@ TensorPtr multiply(const OnDevice& on, const Nvfp4MoeArguments& given, const Nvf
   p.w13 = bytes_of(*w13), p.w13_scale = bytes_of(*w13_scale), p.w2 = bytes_of(*w2), p.w2_scale = bytes_of(*w2_scale);
   p.w13_global = given.w13_global.data<float>(), p.w2_global = given.w2_global.data<float>();
   p.two_scales = shape.two_scales;
+  p.swiglu = {static_cast<float>(given.swiglu_alpha), static_cast<float>(given.swiglu_beta), given.limit()};
+  const TensorPtr w2_bias = given.w2_bias == nullptr ? nullptr : aligned_cuda(*given.w2_bias);
+  if (given.w13_bias != nullptr) p.w13_bias = given.w13_bias->data<float>();
+  if (w2_bias != nullptr) p.w2_bias = w2_bias->data<float>();
   p.has_wgmma = on.properties().major == 9 && on.properties().minor == 0;
   p.fault = cuda::DeviceErrors::word(on.index());
   const auto bytes = static_cast<std::int64_t>(element_size(x.dtype()));
@@ -82,20 +86,25 @@ TensorPtr multiply(const OnDevice& on, const Nvfp4MoeArguments& given, const Nvf
 UNTORCH_SHIM aoti_torch_cuda_nvfp4_moe(AtenTensorHandle hidden_states, AtenTensorHandle topk_weights,
                                        AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale,
                                        AtenTensorHandle w2, AtenTensorHandle w2_scale, AtenTensorHandle w13_global,
-                                       AtenTensorHandle w2_global, AtenTensorHandle* ret0) {
+                                       AtenTensorHandle w2_global, AtenTensorHandle* w13_bias,
+                                       AtenTensorHandle* w2_bias, double swiglu_alpha, double swiglu_beta,
+                                       const double* swiglu_limit, AtenTensorHandle* ret0) {
   constexpr const char* op = "nvfp4_moe";
   return guarded(op, [&] {
-    const Nvfp4MoeArguments given{
+    Nvfp4MoeArguments given{
         cuda_input(hidden_states, op, "hidden_states"), cuda_input(topk_weights, op, "topk_weights"),
         cuda_input(topk_ids, op, "topk_ids"),           cuda_input(w13, op, "w13"),
         cuda_input(w13_scale, op, "w13_scale"),         cuda_input(w2, op, "w2"),
         cuda_input(w2_scale, op, "w2_scale"),           cuda_input(w13_global, op, "w13_global"),
         cuda_input(w2_global, op, "w2_global")};
+    given.w13_bias = optional_cuda_input(w13_bias, op, "w13_bias");
+    given.w2_bias = optional_cuda_input(w2_bias, op, "w2_bias");
+    given.swiglu_alpha = swiglu_alpha, given.swiglu_beta = swiglu_beta, given.swiglu_limit = swiglu_limit;
     check(ret0 != nullptr, op, ": output pointer is null");
     const Nvfp4MoeShape shape = check_nvfp4_moe(op, given);
     const OnDevice on(op, given.hidden_states,
                       {&given.topk_weights, &given.topk_ids, &given.w13, &given.w13_scale, &given.w2, &given.w2_scale,
-                       &given.w13_global, &given.w2_global});
+                       &given.w13_global, &given.w2_global, given.w13_bias, given.w2_bias});
     check_packed_gpu(op, "NVFP4", on);
     give(ret0, multiply(on, given, shape), op);
   });

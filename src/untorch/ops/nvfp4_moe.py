@@ -1,8 +1,11 @@
 """``untorch::nvfp4_moe``: a mixture of experts, each a gated MLP, whose weights are stored in NVFP4.
 
-    y[m] = Σ_j topk_weights[m, j] · W2[e] · (silu(gate) · up)    with e = topk_ids[m, j], (gate, up) = W13[e] · x[m]
+    y[m] = Σ_j topk_weights[m, j] · (W2[e] · act + b2[e])    with e = topk_ids[m, j]
+    (gate, up) = W13[e] · x[m] + b13[e]
+    act = (clamp(up, -limit, limit) + beta) · g · sigmoid(alpha · g)    with g = min(gate, limit)
 
-A weight is w = value · block_scale · global_scale: values are E2M1 (sign in bit 3, then 0, 0.5, 1, 1.5, 2, 3, 4, 6),
+Without biases, alpha 1, beta 0 and no limit are SiLU: act = silu(gate) · up. gpt-oss has biases, 1.702, 1 and 7. A
+weight is w = value · block_scale · global_scale: values are E2M1 (sign in bit 3, then 0, 0.5, 1, 1.5, 2, 3, 4, 6),
 two in a byte, the even one of the last dimension in the low half; a block is 16 of them. In W13 the rows of the gate
 come first, then those of up. The implementation here is the reference: it makes the weights of one expert in float32,
 for each expert that has a token.
@@ -18,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from untorch.ops.describe import kind_of
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
-__all__ = ["C_SHIMS", "OPERATOR", "check_weights", "nvfp4_moe"]
+__all__ = ["C_SHIMS", "OPERATOR", "check_swiglu", "check_weights", "nvfp4_moe"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -26,7 +29,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 C_SHIMS = [
     f"AOTITorchError aoti_torch_{device}_nvfp4_moe(AtenTensorHandle hidden_states, AtenTensorHandle topk_weights, "
     f"AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale, AtenTensorHandle w2, "
-    f"AtenTensorHandle w2_scale, AtenTensorHandle w13_global, AtenTensorHandle w2_global, AtenTensorHandle* ret0)"
+    f"AtenTensorHandle w2_scale, AtenTensorHandle w13_global, AtenTensorHandle w2_global, AtenTensorHandle* w13_bias, "
+    f"AtenTensorHandle* w2_bias, double swiglu_alpha, double swiglu_beta, double* swiglu_limit, AtenTensorHandle* ret0)"
     for device in ("cpu", "cuda")
 ]
 
@@ -42,6 +46,11 @@ def nvfp4_moe(
     w2_scale: torch.Tensor,
     w13_global: torch.Tensor,
     w2_global: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_beta: float = 0.0,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """The sum of each token's experts, by their weights; gives [M, K] in hidden_states' dtype, contiguous.
 
@@ -53,12 +62,16 @@ def nvfp4_moe(
     w13_scale, w2_scale: float8_e4m3fn [E, 2·I, K / 16] and [E, K, I / 16], contiguous: the blocks' scales.
     w13_global: float32 [E], or [E, 2] for gate and up apart, contiguous. It multiplies.
     w2_global: float32 [E], contiguous.
+    w13_bias, w2_bias: float32 [E, 2·I], the gate's before those of up, and [E, K], contiguous; None: none.
+    swiglu_alpha, swiglu_beta: finite numbers of float32.
+    swiglu_limit: above 0; None: none.
 
-    Sums are in float32, for float64 in that; so is what lies between the two products, but on a GPU, where silu(gate)
-    · up is rounded to hidden_states' dtype. Raises ValueError. The reference and the CPU's C function read the ids and
+    Sums are in float32, for float64 in that; so is what lies between the two products, but on a GPU, where act is
+    rounded to hidden_states' dtype. Raises ValueError. The reference and the CPU's C function read the ids and
     refuse those of no expert; on a GPU such ids count as -1, and the next operator or the end of the run reports them.
     """
     _check(hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
+    check_swiglu("nvfp4_moe", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     experts, width, top_k = w13.shape[0], w13.shape[1] // 2, topk_ids.shape[1]
     x, weights = hidden_states.to(wide), topk_weights.to(wide).flatten()
@@ -77,9 +90,22 @@ def nvfp4_moe(
         tokens = chosen // top_k
         packed, scale = w13[expert].reshape(2, width, -1), w13_scale[expert].reshape(2, width, -1)
         gate, up = (x[tokens] @ matrix.T for matrix in dequantize_nvfp4(packed, scale, halves[expert], wide))
+        if w13_bias is not None:
+            gate, up = gate + w13_bias[expert, :width], up + w13_bias[expert, width:]
         down = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], wide)
-        y.index_add_(0, tokens, ((F.silu(gate) * up) @ down.T) * weights[chosen, None])
+        rows = _swiglu(gate, up, swiglu_alpha, swiglu_beta, swiglu_limit) @ down.T
+        if w2_bias is not None:
+            rows = rows + w2_bias[expert]
+        y.index_add_(0, tokens, rows * weights[chosen, None])
     return y.to(hidden_states.dtype)
+
+
+def _swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> torch.Tensor:
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    # SiLU has a function of its own, which rounds otherwise.
+    activated = F.silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
+    return activated * (up if beta == 0.0 else up + beta)
 
 
 @nvfp4_moe.register_fake
@@ -93,8 +119,14 @@ def _nvfp4_moe_fake(
     w2_scale: torch.Tensor,
     w13_global: torch.Tensor,
     w2_global: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_beta: float = 0.0,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     _check(hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
+    check_swiglu("nvfp4_moe", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
     return hidden_states.new_empty(hidden_states.shape)
 
 
@@ -131,6 +163,33 @@ def check_weights(
         if tensor.device != w13.device:
             raise ValueError(f"{caller}: {name}: expected the device of w13, {w13.device}, got {tensor.device}")
     return experts, k, width
+
+
+def check_swiglu(
+    caller: str,
+    w13: torch.Tensor,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+) -> None:
+    """The biases and numbers of ``nvfp4_moe``, beside a w13 that ``check_weights`` has passed.
+
+    Raises ValueError that begins with ``caller`` and names the argument.
+    """
+    experts, rows, half = w13.shape
+    for name, bias, columns in (("w13_bias", w13_bias, rows), ("w2_bias", w2_bias, 2 * half)):
+        if bias is None:
+            continue
+        _expect(caller, name, bias, torch.float32, (experts, columns))
+        if bias.device != w13.device:
+            raise ValueError(f"{caller}: {name}: expected the device of w13, {w13.device}, got {bias.device}")
+    for name, number in (("swiglu_alpha", alpha), ("swiglu_beta", beta)):
+        if not abs(number) <= torch.finfo(torch.float32).max:
+            raise ValueError(f"{caller}: {name}: expected a finite number of float32, got {number}")
+    if limit is not None and not limit > 0:
+        raise ValueError(f"{caller}: swiglu_limit: expected a number above 0, or None for no limit, got {limit}")
 
 
 def _check(

@@ -16,6 +16,7 @@ from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, make_scheme
 from untorch.quant.select import Selector, select, tensor_key
+from untorch.quant.swiglu import swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["Quantizer", "quantize"]
@@ -191,22 +192,22 @@ class Quantizer:
 
     def _quantize_experts(self, names: list[str], experts: nn.Module) -> tuple[NVFP4Experts, tuple[LayerReport, ...]]:
         """What takes their place, for equal weights the same, and a report for each of the two weights."""
-        weights = {field: getattr(experts, field) for field in ("gate_up_proj", "down_proj")}
-        key = tuple(tensor_key(weight) for weight in weights.values())
+        given = dict(experts.named_parameters())
+        key = swiglu_of(experts), *(tensor_key(tensor) for tensor in given.values())
         if key not in self._experts:
-            for field, weight in weights.items():
-                if not bool(torch.isfinite(weight).all()):
+            for field, tensor in given.items():
+                if not bool(torch.isfinite(tensor).all()):
                     raise InvalidArgumentError(f"quantize: {names[0]}: its {field} has values that are not finite")
             made, report = make_experts(names[0], experts, self._scheme.method == "search", self._device)
             moe = made.moe
-            parts = {
+            parts = {  # in [n, k], whichever way round they were
                 "gate_up_proj": (report.error_gate_up, (moe.w13, moe.w13_scale, moe.w13_global)),
                 "down_proj": (report.error_down, (moe.w2, moe.w2_scale, moe.w2_global)),
             }
             reports = []
             for field, (error, tensors) in parts.items():
-                weight = weights[field]
-                shape = (weight.shape[0] * weight.shape[1], weight.shape[2])
+                weight, packed = given[field], tensors[0]
+                shape = (packed.shape[0] * packed.shape[1], 2 * packed.shape[2])
                 nbytes = [sum(t.numel() * t.element_size() for t in each) for each in ((weight,), tensors)]
                 every = tuple(f"{name}.{field}" for name in names)
                 reports.append(

@@ -10,9 +10,12 @@ from torch import nn
 from untorch.quant.modules import replace_modules
 from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4_METHODS, NVFP4Weight, nvfp4_error, quantize_nvfp4
+from untorch.quant.swiglu import swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["ExpertsReport", "NVFP4Experts", "experts_of", "make_experts", "obstacle", "quantize_experts"]
+
+_BIASES = ("gate_up_proj_bias", "down_proj_bias")
 
 
 class NVFP4Experts(nn.Module):
@@ -37,7 +40,9 @@ class NVFP4Experts(nn.Module):
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """One module: its name, its bytes before and after, and the relative errors of all experts' weights together."""
+    """One module: its name, its weights' bytes before and after, biases left out, and the relative errors of all
+    experts' weights together.
+    """
 
     name: str
     nbytes_before: int
@@ -49,9 +54,11 @@ class ExpertsReport:
 def quantize_experts(module: nn.Module, *, method: str = "search") -> list[ExpertsReport]:
     """Replaces the experts of ``module`` by ``NVFP4Experts``, in place, and reports each.
 
-    Taken are modules with parameters gate_up_proj [E, 2·I, K] and down_proj [E, K, I] and SiLU as their act_fn, as
-    transformers has them for Qwen3-MoE, Mixtral and others. The gate's and up's rows have a global scale each.
-    ``method`` is "search" or "rtn", as for linear layers.
+    Taken are modules with parameters gate_up_proj [E, 2·I, K] and down_proj [E, K, I], as transformers has them for
+    Qwen3-MoE, Mixtral and others, or [E, K, 2·I] and [E, I, K], as for gpt-oss, with both biases or none, which become
+    float32. Between them is SiLU or what ``NVFP4MoE`` describes: the module's ``_apply_gate`` is called with numbers to
+    see that, and whether gate and up take turns; without one, its act_fn must be a SiLU. The gate's and up's rows have
+    a global scale each. ``method`` is "search" or "rtn", as for linear layers.
 
     Raises InvalidArgumentError where there are none, where they are of another kind, or for an unknown method.
     """
@@ -88,43 +95,71 @@ def obstacle(experts: nn.Module) -> str:
     gate_up, down = experts.gate_up_proj, experts.down_proj
     assert isinstance(gate_up, nn.Parameter)
     assert isinstance(down, nn.Parameter)
-    fits = gate_up.dim() == 3 and down.dim() == 3 and gate_up.shape[1] % 2 == 0
-    if not fits or down.shape != (gate_up.shape[0], gate_up.shape[2], gate_up.shape[1] // 2):
-        return (
-            f"expected gate_up_proj [E, 2·I, K] and down_proj [E, K, I], got {list(gate_up.shape)} and "
-            f"{list(down.shape)}"
-        )
-    if gate_up.shape[1] // 2 % 16 or gate_up.shape[2] % 16:
-        return f"expected K and I to be multiples of 16, got K = {gate_up.shape[2]} and I = {gate_up.shape[1] // 2}"
     others = [other for other, _ in experts.named_parameters() if other not in ("gate_up_proj", "down_proj")]
-    activation = getattr(experts, "act_fn", None)
-    if others or type(activation).__name__ not in ("SiLU", "SiLUActivation"):
+    sizes = _sizes(gate_up, down)
+    if sizes is None:
         return (
-            f"expected experts of two products without biases and with SiLU between, got {type(experts).__name__} with "
-            f"act_fn {type(activation).__name__}{' and ' + ', '.join(others) if others else ''}"
+            f"expected gate_up_proj [E, 2·I, K] and down_proj [E, K, I], or [E, K, 2·I] and [E, I, K], got "
+            f"{list(gate_up.shape)} and {list(down.shape)}"
         )
+    e, k, width, _ = sizes
+    if k % 16 or width % 16:
+        return f"expected K and I to be multiples of 16, got K = {k} and I = {width}"
+    if (others and set(others) != set(_BIASES)) or swiglu_of(experts) is None:
+        return (
+            "expected experts of two products, with both biases or none and with SiLU or gpt-oss's activation between, "
+            f"got {type(experts).__name__} with act_fn {type(getattr(experts, 'act_fn', None)).__name__}"
+            f"{' and ' + ', '.join(others) if others else ''}"
+        )
+    if others and (shapes := [list(getattr(experts, name).shape) for name in _BIASES]) != [[e, 2 * width], [e, k]]:
+        return f"expected biases [{e}, {2 * width}] and [{e}, {k}], got {shapes[0]} and {shapes[1]}"
     return ""
+
+
+def _sizes(gate_up: torch.Tensor, down: torch.Tensor) -> tuple[int, int, int, bool] | None:
+    """E, K and I of weights that fit each other, and whether both are transposed."""
+    if gate_up.dim() != 3 or down.dim() != 3:
+        return None
+    e, first, last = gate_up.shape
+    if first % 2 == 0 and down.shape == (e, last, first // 2):
+        return e, last, first // 2, False
+    return (e, first, last // 2, True) if last % 2 == 0 and down.shape == (e, last // 2, first) else None
 
 
 def make_experts(
     name: str, experts: nn.Module, search: bool, device: torch.device | None = None
 ) -> tuple[NVFP4Experts, ExpertsReport]:
     """What takes their place, where there is no obstacle, and the report. ``device`` computes, if given."""
-    weights = [getattr(experts, part).detach() for part in ("gate_up_proj", "down_proj")]
-    home = weights[0].device
-    gate_up, down = (weight.to(device or home) for weight in weights)
+    tensors = {field: parameter.detach() for field, parameter in experts.named_parameters()}
+    home = tensors["gate_up_proj"].device
+    gate_up, down = (tensors[field].to(device or home) for field in ("gate_up_proj", "down_proj"))
+    swiglu, sizes = swiglu_of(experts), _sizes(gate_up, down)
+    assert swiglu is not None
+    assert sizes is not None
+    if sizes[3]:
+        gate_up, down = gate_up.mT, down.mT.contiguous()
+    gate_up = _gate_first(gate_up, swiglu.interleaved)
+    upper, lower_bias = (tensors[field].float() if field in tensors else None for field in _BIASES)
     e, rows, k = gate_up.shape
     halves = quantize_nvfp4(gate_up.reshape(e, 2, rows // 2, k), search=search)
     lower = quantize_nvfp4(down, search=search)
     moe = NVFP4MoE(
         halves.packed.reshape(e, rows, k // 2), halves.block_scale.reshape(e, rows, k // 16), lower.packed,
         lower.block_scale, halves.global_scale, lower.global_scale,
+        None if upper is None else _gate_first(upper, swiglu.interleaved).to(gate_up.device, copy=True),
+        None if lower_bias is None else lower_bias.to(gate_up.device, copy=True), swiglu_alpha=swiglu.alpha,
+        swiglu_beta=swiglu.beta, swiglu_limit=swiglu.limit,
     )  # fmt: skip
     report = ExpertsReport(
         name, sum(p.numel() * p.element_size() for p in (gate_up, down)), moe.weight_nbytes,
         _error(gate_up.reshape(2 * e, rows // 2, k), halves), _error(down, lower),
     )  # fmt: skip
     return NVFP4Experts(moe).to(home), report
+
+
+def _gate_first(tensor: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """[E, 2·I, ..] with the gate's rows before those of up, contiguous."""
+    return torch.cat((tensor[:, 0::2], tensor[:, 1::2]), 1) if interleaved else tensor.contiguous()
 
 
 def _error(weight: torch.Tensor, made: NVFP4Weight) -> float:

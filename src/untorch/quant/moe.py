@@ -9,21 +9,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from untorch.ops.nvfp4_moe import OPERATOR, check_weights
+from untorch.ops.nvfp4_moe import OPERATOR, check_swiglu, check_weights
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["NVFP4MoE"]
 
 
 class NVFP4MoE(nn.Module):
-    """Experts as gated MLPs: Σ_j topk_weights[m, j] · W2[e] · (silu(gate) · up) with e = topk_ids[m, j].
+    """Experts as gated MLPs: Σ_j topk_weights[m, j] · (W2[e] · act + b2[e]) with e = topk_ids[m, j].
 
-    (gate, up) = W13[e] · hidden_states[m].
+    (gate, up) = W13[e] · hidden_states[m] + b13[e], act = (clamp(up, -limit, limit) + beta) · g · sigmoid(alpha · g),
+    and g = min(gate, limit). The defaults make act silu(gate) · up; gpt-oss has alpha 1.702, beta 1 and limit 7.
 
     w13: uint8 [E, 2·I, K / 2], E2M1 values, the even one of K in the low half; rows of the gate, then those of up.
     w13_scale: float8_e4m3fn [E, 2·I, K / 16], a scale for each 16 values.
     w2: uint8 [E, K, I / 2], and w2_scale: float8_e4m3fn [E, K, I / 16].
     w13_global: float32 [E], or [E, 2] for gate and up apart; w2_global: float32 [E]. They multiply.
+    w13_bias: float32 [E, 2·I], those of the gate, then those of up; w2_bias: float32 [E, K]. None: none.
+    swiglu_alpha, swiglu_beta: finite. swiglu_limit: above 0; None: none.
 
     All are contiguous and on one device. They keep their dtypes when the module is converted (``module.half()``).
     Raises InvalidArgumentError.
@@ -35,6 +38,8 @@ class NVFP4MoE(nn.Module):
     w2_scale: torch.Tensor
     w13_global: torch.Tensor
     w2_global: torch.Tensor
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -44,10 +49,17 @@ class NVFP4MoE(nn.Module):
         w2_scale: torch.Tensor,
         w13_global: torch.Tensor,
         w2_global: torch.Tensor,
+        w13_bias: torch.Tensor | None = None,
+        w2_bias: torch.Tensor | None = None,
+        *,
+        swiglu_alpha: float = 1.0,
+        swiglu_beta: float = 0.0,
+        swiglu_limit: float | None = None,
     ) -> None:
         super().__init__()
         try:
             sizes = check_weights("NVFP4MoE", w13, w13_scale, w2, w2_scale, w13_global, w2_global)
+            check_swiglu("NVFP4MoE", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
         except ValueError as error:
             raise InvalidArgumentError(str(error)) from None
         self.num_experts, self.hidden_size, self.intermediate_size = sizes
@@ -57,6 +69,9 @@ class NVFP4MoE(nn.Module):
         self.register_buffer("w2_scale", w2_scale)
         self.register_buffer("w13_global", w13_global)
         self.register_buffer("w2_global", w2_global)
+        self.register_buffer("w13_bias", w13_bias)
+        self.register_buffer("w2_bias", w2_bias)
+        self.swiglu_alpha, self.swiglu_beta, self.swiglu_limit = swiglu_alpha, swiglu_beta, swiglu_limit
 
     def forward(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """hidden_states [..., K] to [..., K], in their dtype.
@@ -92,20 +107,32 @@ class NVFP4MoE(nn.Module):
             self.w2_scale,
             self.w13_global,
             self.w2_global,
+            self.w13_bias,
+            self.w2_bias,
+            self.swiglu_alpha,
+            self.swiglu_beta,
+            self.swiglu_limit,
         )
         return y.view(hidden_states.shape)
 
     @property
     def weight_nbytes(self) -> int:
-        """The bytes of the packed weights with their scales."""
-        return sum(t.numel() * t.element_size() for t in self.buffers())
+        """The bytes of the packed weights with their scales; biases do not count."""
+        tensors = (self.w13, self.w13_scale, self.w2, self.w2_scale, self.w13_global, self.w2_global)
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     def extra_repr(self) -> str:
-        """The sizes."""
-        return (
+        """The sizes, and what differs from SiLU without biases."""
+        text = (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, "
             f"intermediate_size={self.intermediate_size}"
         )
+        if self.w13_bias is not None or self.w2_bias is not None:
+            biases = [name for name in ("w13_bias", "w2_bias") if getattr(self, name) is not None]
+            text += f", biases={'+'.join(biases)}"
+        if (self.swiglu_alpha, self.swiglu_beta, self.swiglu_limit) != (1.0, 0.0, None):
+            text += f", swiglu=({self.swiglu_alpha}, {self.swiglu_beta}, {self.swiglu_limit})"
+        return text
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> NVFP4MoE:
         # module.half() means the activations: the format's dtypes are fixed, and scales would lose bits.

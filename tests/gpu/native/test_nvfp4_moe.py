@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +15,17 @@ from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
 from tests.gpu.native.faults import fault_of
-from tests.native.nvfp4_experts import NAMES, ROUNDING, in_float64, moe_refusals, random_experts, random_routing
+from tests.native.nvfp4_experts import (
+    NAMES,
+    ROUNDING,
+    SILU,
+    SwiGLU,
+    in_float64,
+    moe_refusals,
+    random_experts,
+    random_routing,
+    random_swiglu,
+)
 from tests.native.nvfp4_weights import BF16, F16, F32
 from tests.native.shim import (
     ShimError,
@@ -27,10 +39,11 @@ from tests.native.shim import (
 
 MOE = "aoti_torch_cuda_nvfp4_moe"
 QWEN3_30B = (128, 2048, 768, 8)  # experts, k, width, top_k
+GPT_OSS_20B = (32, 2880, 2880, 4)
 
 
-def moe(*args: torch.Tensor) -> torch.Tensor:
-    got: torch.Tensor = call(MOE, *(arg.cuda() for arg in args), returns=1)
+def moe(*args: torch.Tensor, swiglu: SwiGLU = SILU) -> torch.Tensor:
+    got: torch.Tensor = call(MOE, *(arg.cuda() for arg in args), *swiglu.cuda().arguments(), returns=1)
     return got
 
 
@@ -38,10 +51,10 @@ def rows(m: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn((m, k), generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check(got: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> None:
+def check(got: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor, swiglu: SwiGLU = SILU) -> None:
     """Half types round what lies between the products, as well as the result; sums are of float32."""
     assert (got.shape, got.dtype, got.is_contiguous()) == (x.shape, x.dtype, True)
-    want, size, relative, absolute = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest))
+    want, size, relative, absolute = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest), swiglu=swiglu.cuda())
     rounding = ROUNDING[x.dtype]
     between = torch.zeros(()) if x.dtype == F32 else relative * rounding + absolute
     least = torch.finfo(x.dtype).smallest_normal * rounding
@@ -74,16 +87,73 @@ def test_sizes(shape: tuple[int, int, int, int], m: int) -> None:
 
 
 @functools.cache
-def weights_of_qwen3_30b() -> tuple[torch.Tensor, ...]:
-    e, k, width, _ = QWEN3_30B
+def weights_of(e: int, k: int, width: int) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.cuda() for tensor in random_experts(e, k, width, False))
 
 
 @pytest.mark.parametrize("m", [1, 16, 64, 256, 2048])
 def test_qwen3_30b(m: int) -> None:
-    e, k, _, top_k = QWEN3_30B
-    x, rest = rows(m, k, BF16), (*random_routing(m, top_k, e), *weights_of_qwen3_30b())
+    e, k, width, top_k = QWEN3_30B
+    x, rest = rows(m, k, BF16), (*random_routing(m, top_k, e), *weights_of(e, k, width))
     check(moe(x, *rest), x, *rest)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 2048])
+def test_gpt_oss_20b(m: int, dtype: torch.dtype) -> None:
+    e, k, width, top_k = GPT_OSS_20B
+    swiglu = random_swiglu(e, k, width)
+    x, rest = rows(m, k, dtype), (*random_routing(m, top_k, e), *weights_of(e, k, width))
+    got = moe(x, *rest, swiglu=swiglu)
+    check(got, x, *rest, swiglu=swiglu)
+    # Bounds of long sums say little where gates are cut off: all errors together do.
+    want, *_ = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest), swiglu=swiglu.cuda())
+    assert (got.double() - want).norm() <= {BF16: 1e-2, F16: 2e-3, F32: 1e-4}[dtype] * want.norm()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9, 16, 17, 33, 64, 65, 130, 300, 1025])
+def test_biases_and_activations(m: int, dtype: torch.dtype) -> None:
+    """Widths that end within a tile, and within a group of 64."""
+    for e, k, width, top_k in [(8, 512, 192, 2), (64, 272, 144, 6), (3, 48, 80, 2), (4, 2048, 16, 1)]:
+        x, rest = rows(m, k, dtype), (*random_routing(m, top_k, e, low=-1), *random_experts(e, k, width, True))
+        every = random_swiglu(e, k, width, limit=2.0)
+        for swiglu in (
+            every,
+            SwiGLU(every.w13_bias, every.w2_bias),
+            SwiGLU(every.w13_bias),
+            SwiGLU(None, every.w2_bias, limit=0.5),
+            SwiGLU(alpha=-0.5, beta=-2.5),
+        ):
+            check(moe(x, *rest, swiglu=swiglu), x, *rest, swiglu=swiglu)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [1, 12, 40, 100, 700])
+def test_biases_of_zero_are_none(m: int, dtype: torch.dtype) -> None:
+    e, k, width, top_k = 6, 256, 96, 3
+    args = rows(m, k, dtype), *random_routing(m, top_k, e), *random_experts(e, k, width, True)
+    zeros = SwiGLU(torch.zeros(e, 2 * width), torch.zeros(e, k), limit=math.inf)
+    assert torch.equal(moe(*args, swiglu=zeros), moe(*args))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("m", [2, 12, 40, 100, 700])
+def test_numbers_that_are_not_finite(m: int, dtype: torch.dtype) -> None:
+    """A limit bounds infinities and leaves NaN, as torch.clamp does."""
+    e, k, width = 2, 64, 96
+    every = random_swiglu(e, k, width)
+    every.w13_bias[0, 3] = torch.nan
+    every.w13_bias[1, :5], every.w13_bias[1, -5:] = torch.inf, -torch.inf
+    ids = (torch.arange(m, dtype=torch.int32) % 2)[:, None]
+    x, rest = rows(m, k, dtype), (torch.ones(m, 1), ids, *random_experts(e, k, width, False))
+    got = moe(x, *rest, swiglu=every)
+    want, *_ = in_float64(x, *rest, swiglu=every)
+    assert got[0::2].isnan().all() and want[1::2].isfinite().all()
+    size = float(want[1::2].abs().max())
+    torch.testing.assert_close(
+        got[1::2].cpu().double(), want[1::2], rtol=0, atol=2 * ROUNDING[dtype] * size + 1e-5 * size
+    )
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
@@ -128,19 +198,24 @@ def test_other_kernels(mean: int) -> None:
     """The same tests where sm_90's tensor instructions serve all numbers of rows, or none: as on other GPUs."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("this GPU has one kind of kernel")
-    selected = "test_every_number_of_tokens or test_sizes or test_qwen3_30b or test_routing or test_the_same_bits"
+    selected = (
+        "test_every_number_of_tokens or test_sizes or test_qwen3_30b or test_gpt_oss_20b or test_routing or "
+        "test_the_same_bits or test_biases or test_numbers_that_are_not_finite"
+    )
     run_again(__file__, selected, NVFP4_MOE_MMA_MEAN=mean)
 
 
 @pytest.mark.parametrize("m", [1, 60])
 def test_memory_that_is_not_aligned(m: int) -> None:
     x, rest = rows(m, 128, BF16), (*random_routing(m, 2, 4), *random_experts(4, 128, 64, False))
+    swiglu = random_swiglu(4, 128, 64)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape).copy_(tensor)
 
-    got = call(MOE, moved(x), *(moved(tensor) for tensor in rest), returns=1)
-    check(got, x, *rest)
+    there = dataclasses.replace(swiglu, w13_bias=moved(swiglu.w13_bias), w2_bias=moved(swiglu.w2_bias))
+    got = call(MOE, moved(x), *(moved(tensor) for tensor in rest), *there.arguments(), returns=1)
+    check(got, x, *rest, swiglu=swiglu)
 
 
 @settings(max_examples=300, deadline=None)
@@ -166,22 +241,34 @@ def test_nvfp4_moe(data: st.DataObject) -> None:
             x = rows(2 * m, k, dtype, seed).cuda()[::2]
         case _:
             x = rows(m, k, dtype, seed).cuda()
-    check(moe(x, *rest), x, *rest)
+    swiglu = SILU
+    if draw(st.booleans()):
+        alpha, beta = draw(st.sampled_from([1.0, 1.702, -0.5])), draw(st.sampled_from([0.0, 1.0, -2.5]))
+        limit = draw(st.sampled_from([None, 0.5, 7.0]))
+        swiglu = random_swiglu(e, k, width, seed=seed, alpha=alpha, beta=beta, limit=limit)
+        for name in draw(st.sets(st.sampled_from(["w13_bias", "w2_bias"]))):
+            swiglu = dataclasses.replace(swiglu, **{name: None})
+    check(moe(x, *rest, swiglu=swiglu), x, *rest, swiglu=swiglu)
 
 
 @pytest.mark.parametrize("m", [1, 8, 40, 150, 700])
 def test_the_same_bits_every_time(m: int) -> None:
     args = [rows(m, 512, BF16), *random_routing(m, 4, 8), *random_experts(8, 512, 256, False)]
     on_gpu = [arg.cuda() for arg in args]
-    first = call(MOE, *on_gpu, returns=1)
-    for _ in range(20):
-        assert torch.equal(call(MOE, *on_gpu, returns=1), first)
+    for swiglu in (SILU, random_swiglu(8, 512, 256).cuda()):
+        first = call(MOE, *on_gpu, *swiglu.arguments(), returns=1)
+        for _ in range(20):
+            assert torch.equal(call(MOE, *on_gpu, *swiglu.arguments(), returns=1), first)
+
+
+# SiLU's arguments for a call with handles.
+NO_SWIGLU = (None, None, ctypes.c_double(1.0), ctypes.c_double(0.0), None)
 
 
 def call_into(out: Any, handles: list[Any]) -> ctypes.c_void_p:
     """Enqueues the operator and a copy of its result; gives the handle of the result."""
     made = ctypes.c_void_p()
-    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*handles, ctypes.byref(made)))
+    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*handles, *NO_SWIGLU, ctypes.byref(made)))
     raise_on(lib.aoti_torch_copy_(out, made, ctypes.c_int32(0)))
     return made
 
@@ -220,7 +307,7 @@ def test_in_a_graph(m: int, dtype: torch.dtype) -> None:
 def test_on_streams_side_by_side(m: int) -> None:
     weights = [tensor.cuda() for tensor in random_experts(16, 512, 256, False)]
     inputs = [[rows(m, 512, BF16, i).cuda(), *(t.cuda() for t in random_routing(m, 4, 16, seed=i))] for i in range(4)]
-    want = [call(MOE, *rest, *weights, returns=1) for rest in inputs]
+    want = [call(MOE, *rest, *weights, *SILU.arguments(), returns=1) for rest in inputs]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in inputs]
     got: list[torch.Tensor] = []
@@ -228,7 +315,7 @@ def test_on_streams_side_by_side(m: int) -> None:
         with torch.cuda.stream(stream):
             use_torch_stream()
             for _ in range(5):
-                result = call(MOE, *rest, *weights, returns=1)
+                result = call(MOE, *rest, *weights, *SILU.arguments(), returns=1)
             got.append(result)
     use_torch_stream()
     torch.cuda.synchronize()
@@ -245,11 +332,11 @@ def test_ids_of_no_expert(wrong: int, dtype: torch.dtype) -> None:
     ids[m - 1, 1] = wrong
     args = [tensor.cuda() for tensor in (x, factors, ids, *weights)]
     text = f"nvfp4_moe: argument 'topk_ids' holds {wrong}, which is no expert; pass their numbers from 0 on, or -1"
-    assert text in fault_of(MOE, *args, returns=1)
+    assert text in fault_of(MOE, *args, *SILU.arguments(), returns=1)
     out = torch.full((m, 64), torch.nan, dtype=dtype, device="cuda")
     owned = [handle(tensor) for tensor in (out, *args)]
     made = ctypes.c_void_p()
-    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*owned[1:], ctypes.byref(made)))
+    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*owned[1:], *NO_SWIGLU, ctypes.byref(made)))
     torch.cuda.synchronize()
     with pytest.raises(ShimError, match="which is no expert"):
         call("aoti_torch_cuda_abs", torch.ones(3, device="cuda"), returns=1)
@@ -272,5 +359,10 @@ def test_refusals_launch_nothing() -> None:
     for place, name in enumerate(NAMES):
         args = [tensor if i == place else tensor.cuda() for i, tensor in enumerate((x, *rest))]
         with pytest.raises(ShimError, match=f"argument '{name}' is on cpu, expected cuda"):
-            call(MOE, *args, returns=1)
+            call(MOE, *args, *SILU.arguments(), returns=1)
+    on_cpu = random_swiglu(4, 32, 32)
+    for name in ("w13_bias", "w2_bias"):
+        swiglu = dataclasses.replace(on_cpu.cuda(), **{name: getattr(on_cpu, name)})
+        with pytest.raises(ShimError, match=f"argument '{name}' is on cpu, expected cuda"):
+            call(MOE, *(tensor.cuda() for tensor in (x, *rest)), *swiglu.arguments(), returns=1)
     check(moe(x, *rest), x, *rest)

@@ -40,7 +40,11 @@ def refused(name: str, *args: Any) -> str:
     handles = iter(owned)
     c_args: list[Any] = []
     for arg in args:
-        if isinstance(arg, Opt):
+        if isinstance(arg, float):
+            c_args.append(ctypes.c_double(arg))
+        elif isinstance(arg, Opt) and arg.kind == "double":
+            c_args.append(None if arg.value is None else ctypes.byref(ctypes.c_double(arg.value)))
+        elif isinstance(arg, Opt):
             owned.append(handle(arg.value) if arg.value is not None else ctypes.c_void_p())
             c_args.append(ctypes.byref(owned[-1]))
         elif isinstance(arg, torch.Tensor):

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from tests.native.cuda.made_up import made_up, other, refused
 from tests.native.nvfp4_experts import NAMES, Args, moe_refusals, random_experts, random_routing
-from tests.native.shim import ShimError, delete, handle, lib, raise_on
+from tests.native.shim import Opt, ShimError, delete, handle, lib, raise_on
 
 MOE = "aoti_torch_cuda_nvfp4_moe"
 
 
+TENSORS = (*NAMES, "w13_bias", "w2_bias")
+
+
 def operands() -> list[torch.Tensor]:
+    """With both biases, as the last two."""
     on_cpu = [torch.zeros(3, 32), *random_routing(3, 2, 4), *random_experts(4, 32, 32, False)]
+    on_cpu += [torch.zeros(4, 64), torch.zeros(4, 32)]
     return [made_up(*tensor.shape, dtype=tensor.dtype) for tensor in on_cpu]
+
+
+def call_with(tensors: list[torch.Tensor]) -> str:
+    return refused(MOE, *tensors[:9], Opt(tensors[9]), Opt(tensors[10]), 1.702, 1.0, Opt(7.0, "double"))
 
 
 @pytest.mark.parametrize(("args", "expected"), moe_refusals(made_up))
@@ -22,23 +33,23 @@ def test_nvfp4_moe(args: Args, expected: str) -> None:
     assert refused(MOE, *args) == expected
 
 
-@pytest.mark.parametrize("place", range(1, 9))
+@pytest.mark.parametrize("place", range(1, 11))
 def test_several_devices(place: int) -> None:
     tensors = operands()
     tensors[place] = other(tensors[place])
-    assert refused(MOE, *tensors) == "nvfp4_moe: operands are on cuda:0 and cuda:1, expected one device"
+    assert call_with(tensors) == "nvfp4_moe: operands are on cuda:0 and cuda:1, expected one device"
 
 
-@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("place", range(11))
 def test_operands_on_the_cpu(place: int) -> None:
     tensors = operands()
     tensors[place] = torch.zeros(tensors[place].shape, dtype=tensors[place].dtype)
-    assert refused(MOE, *tensors) == f"nvfp4_moe: argument '{NAMES[place]}' is on cpu, expected cuda"
+    assert call_with(tensors) == f"nvfp4_moe: argument '{TENSORS[place]}' is on cpu, expected cuda"
 
 
 def test_no_place_for_the_result() -> None:
-    handles = [handle(tensor) for tensor in operands()]
+    handles = [handle(tensor) for tensor in operands()[:9]]
     with pytest.raises(ShimError, match="^nvfp4_moe: output pointer is null$"):
-        raise_on(getattr(lib, MOE)(*handles, None))
+        raise_on(getattr(lib, MOE)(*handles, None, None, ctypes.c_double(1.0), ctypes.c_double(0.0), None, None))
     for h in handles:
         delete(h)

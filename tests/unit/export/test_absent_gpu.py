@@ -251,8 +251,10 @@ def test_what_would_be_called() -> None:
     assert {item.operator for item in found} & {"mm_out", "addmm_out"}
 
 
-def test_experts_in_nvfp4() -> None:
-    experts = NVFP4MoE(*random_experts(4, 64, 32, True)).eval().requires_grad_(False)
+@pytest.mark.parametrize("biases", [(), (torch.ones(4, 64), torch.ones(4, 64))])
+def test_experts_in_nvfp4(biases: tuple[torch.Tensor, ...]) -> None:
+    limit = 7.0 if biases else None
+    experts = NVFP4MoE(*random_experts(4, 64, 32, True), *biases, swiglu_limit=limit).eval().requires_grad_(False)
     inputs = torch.randn(3, 64, dtype=torch.bfloat16), *random_routing(3, 2, 4)
     found = check(torch.export.export(experts, inputs), "cuda", "sm_90")
     assert all(item.served for item in found)

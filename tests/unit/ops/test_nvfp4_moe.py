@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hypothesis
@@ -44,8 +45,18 @@ def matrix(packed: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> t
     return torch.tensor(rows, dtype=torch.float64)
 
 
+def swiglus(experts: int, k: int, width: int, generator: torch.Generator) -> dict[str, Any]:
+    """The arguments after the weights, with gpt-oss's numbers but for a limit that small values meet."""
+    biases = [torch.randn(shape, generator=generator) for shape in ((experts, 2 * width), (experts, k))]
+    return {"w13_bias": biases[0], "w2_bias": biases[1], "swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 0.7}
+
+
 def by_token(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, given: list[torch.Tensor]
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    given: list[torch.Tensor],
+    swiglu: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result in float64, and the same with every product taken as positive: what rounding errors are beside."""
     w13, w13_scale, w2, w2_scale, w13_global, w2_global = given
@@ -55,13 +66,23 @@ def by_token(
         factor = w13_global[e].reshape(-1).expand(2).repeat_interleave(width)
         first[e], second[e] = matrix(w13[e], w13_scale[e], factor), matrix(w2[e], w2_scale[e], w2_global[e])
     y, size = torch.zeros(2, *x.shape, dtype=torch.float64)
+    swiglu = swiglu or {}
+    b13, b2 = (swiglu.get(name) for name in ("w13_bias", "w2_bias"))
+    alpha, beta = swiglu.get("swiglu_alpha", 1.0), swiglu.get("swiglu_beta", 0.0)
+    limit = swiglu.get("swiglu_limit") or torch.inf
     for m, row in enumerate(topk_ids.tolist()):
         for j, e in enumerate(row):
             if e >= 0:
                 both, most = first[e] @ x[m].double(), first[e].abs() @ x[m].double().abs()
-                gate, up = both[:width], both[width:]
-                y[m] += topk_weights[m, j].double() * (second[e] @ (gate * torch.sigmoid(gate) * up))
-                size[m] += topk_weights[m, j].double() * (second[e].abs() @ (most[:width] * most[width:]))
+                if b13 is not None:
+                    both, most = both + b13[e], most + b13[e].abs()
+                gate, up = both[:width].clamp(max=limit), both[width:].clamp(-limit, limit)
+                row = second[e] @ (gate * torch.sigmoid(alpha * gate) * (up + beta))
+                most_row = second[e].abs() @ (most[:width] * (most[width:] + abs(beta)))
+                if b2 is not None:
+                    row, most_row = row + b2[e], most_row + b2[e].abs()
+                y[m] += topk_weights[m, j].double() * row
+                size[m] += topk_weights[m, j].double() * most_row
     return y, size
 
 
@@ -88,12 +109,13 @@ def compare(y: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor], dtype:
     absent=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
     padding=st.integers(0, 3),
+    fields=st.sets(st.sampled_from(["w13_bias", "w2_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"])),
     seed=st.integers(0, 2**31),
 )
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_values(
     tokens: int, experts: int, top_k: int, k: int, width: int, apart: bool, absent: bool, dtype: torch.dtype,
-    padding: int, seed: int,
+    padding: int, fields: set[str], seed: int,
 ) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     given = weights(experts, k, width, generator, apart)
@@ -102,8 +124,10 @@ def test_values(
     topk_weights = torch.rand((tokens, top_k), generator=generator)
     # Repeated experts, and experts without a token, come about by chance.
     topk_ids = torch.randint(-1 if absent else 0, experts, (tokens, top_k), generator=generator, dtype=torch.int32)
-    y = OPERATOR(x, topk_weights, topk_ids, *given)
-    compare(y, by_token(x, topk_weights, topk_ids, given), dtype)
+    every = swiglus(experts, k, width, generator)
+    swiglu = {name: every[name] for name in fields}
+    y = OPERATOR(x, topk_weights, topk_ids, *given, **swiglu)
+    compare(y, by_token(x, topk_weights, topk_ids, given, swiglu), dtype)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +167,39 @@ def test_simple_numbers_are_exact() -> None:
     torch.testing.assert_close(y, (-0.5 * silu * 6).expand(1, 16))
 
 
+def test_the_defaults_are_silu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    given, zeros = weights(3, 32, 48, generator), (torch.zeros(3, 96), torch.zeros(3, 32))
+    args = torch.randn((5, 32), generator=generator), torch.rand(5, 2), torch.zeros(5, 2, dtype=torch.int32)
+    y = OPERATOR(*args, *given)
+    assert torch.equal(OPERATOR(*args, *given, None, None, 1.0, 0.0, None), y)
+    assert torch.equal(OPERATOR(*args, *given, *zeros), y)
+    assert torch.equal(OPERATOR(*args, *given, swiglu_limit=torch.inf), y)
+
+
+def test_a_limit_bounds_gate_above_and_up_on_both_sides() -> None:
+    # Of one expert the gates are ±12 and the ups ±12; w2's first column alone is 1.
+    packed = torch.zeros(1, 32, 8, dtype=torch.uint8)
+    packed[0, :16, 0] = torch.tensor([0b0010, 0b1010] * 8)  # gates 1, -1, …
+    packed[0, 16:, 0] = torch.tensor([0b0010] * 2 + [0b1010] * 14)  # ups 1, 1, -1, …
+    one = torch.ones(1, 32, 1).to(torch.float8_e4m3fn)
+    x = torch.zeros(1, 16, dtype=torch.float64)
+    x[0, 0] = 12.0
+
+    def sigmoid(value: float) -> float:
+        return 1 / (1 + math.exp(-1.702 * value))
+
+    for column, gate, up in ((0, 7.0, 7.0), (1, -12.0, 7.0), (2, 7.0, -7.0), (3, -12.0, -7.0)):
+        packed2 = torch.zeros(1, 16, 8, dtype=torch.uint8)
+        packed2[..., column // 2] = 0b0010 << 4 * (column % 2)
+        given = [packed, one, packed2, one[:, :16], torch.tensor([1.0]), torch.tensor([1.0])]
+        ids = torch.zeros(1, 1, dtype=torch.int32)
+        numbers = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 7.0}
+        y = OPERATOR(x, torch.ones(1, 1), ids, *given, w2_bias=torch.full((1, 16), 0.5), **numbers)
+        expected = torch.full((1, 16), (up + 1) * gate * sigmoid(gate) + 0.5, dtype=torch.float64)
+        torch.testing.assert_close(y, expected)
+
+
 def test_no_experts_a_token() -> None:
     given = weights(2, 16, 16, torch.Generator().manual_seed(0))
     y = OPERATOR(torch.ones(3, 16), torch.ones(3, 0), torch.ones(3, 0, dtype=torch.int32), *given)
@@ -158,12 +215,14 @@ def test_opcheck(dtype: torch.dtype, apart: bool) -> None:
     ids = torch.randint(-1, 5, (4, 3), generator=generator, dtype=torch.int32)
     # Not test_schema, which compares arguments before and after, and cannot compare float8: the next test does.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic", "test_aot_dispatch_static")
-    for args in ((x, torch.rand(4, 3), ids, *given), (x[:1], torch.rand(1, 3), ids[:1], *given)):
-        torch.library.opcheck(OPERATOR, args, test_utils=checks)
+    for options in ({}, swiglus(5, 32, 48, generator), {"w2_bias": torch.ones(5, 32), "swiglu_alpha": 2.0}):
+        for args in ((x, torch.rand(4, 3), ids, *given), (x[:1], torch.rand(1, 3), ids[:1], *given)):
+            torch.library.opcheck(OPERATOR, args, options, test_utils=checks)
 
 
 def test_it_writes_to_no_argument_and_returns_none() -> None:
-    given = list(arguments(topk_weights=torch.zeros(4, 2)).values())
+    biases = {"w13_bias": torch.ones(3, 96), "w2_bias": torch.ones(3, 32)}
+    given = list(arguments(topk_weights=torch.zeros(4, 2), **biases).values())
     before = [tensor.clone() for tensor in given]
     y = OPERATOR(*given)
     for old, new in zip(before, given, strict=True):
@@ -244,6 +303,17 @@ CONTRACT: list[tuple[dict[str, Any], str]] = [
     ({"w13_global": torch.ones(2, 3).T}, "[3] or [3, 2], got float32 [3, 2], not contiguous"),
     ({"w2_global": torch.ones(3, 2)}, "w2_global: expected contiguous float32 [3], got float32 [3, 2]"),
     ({"w2_global": torch.ones(3).double()}, "w2_global: expected contiguous float32 [3], got float64 [3]"),
+    ({"w13_bias": torch.ones(3, 48)}, "w13_bias: expected contiguous float32 [3, 96], got float32 [3, 48]"),
+    ({"w13_bias": torch.ones(3, 96).half()}, "w13_bias: expected contiguous float32 [3, 96], got float16 [3, 96]"),
+    ({"w13_bias": torch.ones(96, 3).T}, "[3, 96], got float32 [3, 96], not contiguous"),
+    ({"w2_bias": torch.ones(32)}, "w2_bias: expected contiguous float32 [3, 32], got float32 [32]"),
+    ({"w2_bias": torch.ones(3, 32).to("meta")}, "w2_bias: expected the device of w13, cpu, got meta"),
+    ({"swiglu_alpha": math.nan}, "swiglu_alpha: expected a finite number of float32, got nan"),
+    ({"swiglu_alpha": 1e39}, "swiglu_alpha: expected a finite number of float32, got 1e+39"),
+    ({"swiglu_beta": -math.inf}, "swiglu_beta: expected a finite number of float32, got -inf"),
+    ({"swiglu_limit": 0.0}, "swiglu_limit: expected a number above 0, or None for no limit, got 0.0"),
+    ({"swiglu_limit": -7.0}, "swiglu_limit: expected a number above 0, or None for no limit, got -7.0"),
+    ({"swiglu_limit": math.nan}, "swiglu_limit: expected a number above 0, or None for no limit, got nan"),
     ({"w2": bytes_of(3, 32, 24).to("meta")}, "w2: expected the device of w13, cpu, got meta"),
     (
         {"topk_ids": torch.zeros(4, 2, dtype=torch.int32, device="meta")},
@@ -258,7 +328,9 @@ def test_contract(changed: dict[str, Any], text: str, fake: bool) -> None:
     given = arguments(**changed)
     mode: Any = torch._subclasses.FakeTensorMode() if fake else None
     if mode is not None:
-        given = {name: mode.from_tensor(value) for name, value in given.items()}
+        given = {
+            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for name, value in given.items()
+        }
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is compared
         OPERATOR(**given)
     assert str(error.value).startswith("nvfp4_moe: ")

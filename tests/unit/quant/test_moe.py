@@ -64,6 +64,50 @@ def test_sizes() -> None:
     assert len(list(moe.parameters())) == 0
 
 
+GPT_OSS = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 7.0}
+
+
+def test_biases_and_numbers_reach_the_operator() -> None:
+    given, biases = weights(), (torch.randn(4, 96), torch.randn(4, 32))
+    x, factors, ids = torch.randn(5, 32), torch.rand(5, 2), torch.randint(0, 4, (5, 2))
+    y = NVFP4MoE(*given, *biases, **GPT_OSS)(x, factors, ids)
+    assert torch.equal(y, OPERATOR(x, factors, ids.int(), *given, *biases, 1.702, 1.0, 7.0))
+    silu = NVFP4MoE(*given)(x, factors, ids)
+    for options in ({"w13_bias": biases[0]}, {"w2_bias": biases[1]}, *({name: GPT_OSS[name]} for name in GPT_OSS)):
+        small = {name: 0.1 if name == "swiglu_limit" else value for name, value in options.items()}
+        other = NVFP4MoE(*given, **small)(x, factors, ids)
+        assert torch.equal(other, OPERATOR(x, factors, ids.int(), *given, **small)) and not torch.equal(other, silu)
+
+
+def test_biases_are_described_kept_and_not_counted() -> None:
+    biases = {"w13_bias": torch.randn(4, 96), "w2_bias": torch.randn(4, 32)}
+    moe = NVFP4MoE(*weights(), **biases, **GPT_OSS)
+    sizes = "num_experts=4, hidden_size=32, intermediate_size=48"
+    assert repr(moe) == f"NVFP4MoE({sizes}, biases=w13_bias+w2_bias, swiglu=(1.702, 1.0, 7.0))"
+    assert moe.weight_nbytes == NVFP4MoE(*weights()).weight_nbytes
+    assert repr(NVFP4MoE(*weights(), w2_bias=biases["w2_bias"])) == f"NVFP4MoE({sizes}, biases=w2_bias)"
+    assert set(moe.state_dict()) - set(NVFP4MoE(*weights()).state_dict()) == set(biases)
+    for name, bias in biases.items():
+        assert torch.equal(moe.half().get_buffer(name), bias)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"w13_bias": torch.ones(4, 32)}, "w13_bias: expected contiguous float32 [4, 96], got float32 [4, 32]"),
+        ({"w2_bias": torch.ones(4, 32, dtype=torch.bfloat16)}, "w2_bias: expected contiguous float32 [4, 32], got bfl"),
+        ({"w2_bias": torch.ones(4, 32, device="meta")}, "w2_bias: expected the device of w13, cpu, got meta"),
+        ({"swiglu_alpha": float("nan")}, "swiglu_alpha: expected a finite number of float32, got nan"),
+        ({"swiglu_beta": 1e300}, "swiglu_beta: expected a finite number of float32, got 1e+300"),
+        ({"swiglu_limit": 0}, "swiglu_limit: expected a number above 0, or None for no limit, got 0"),
+    ],
+)
+def test_biases_and_numbers_that_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        NVFP4MoE(*weights(), **options)
+    assert str(error.value).startswith(f"NVFP4MoE: {text}")
+
+
 def test_converting_the_module_leaves_the_format() -> None:
     given = weights()
     parent = torch.nn.Sequential(NVFP4MoE(*given), torch.nn.Linear(32, 8)).to(torch.bfloat16)
