@@ -12,11 +12,11 @@ enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, k
 // Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
 struct Nvfp4Limits {
   std::int64_t narrow_rows = 16;      // what nvfp4_narrow can
-  std::int64_t stream_rows = 512;     // of nvfp4_stream, where the GPU has it
+  std::int64_t stream_rows = 2048;    // of nvfp4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
-  // Rows from which what is asked for as `prefill` serves: above them. Not measured yet.
-  std::int64_t fp8_rows = 256, fp4_rows = 256;
+  // Rows from which what is asked for as `prefill` serves: above them. That of fp4 is not measured yet.
+  std::int64_t fp8_rows = 512, fp4_rows = 256;
   bool fp8_fast_accumulation = false;  // of cuBLASLt: sums of fewer digits
   bool fp4_emulated = false;           // on GPUs that cannot, slowly, for tests
 };

@@ -1,6 +1,6 @@
 // Products of at most 16 rows with packed weights of four bits.
 //
-// Layout: a warp makes 16·Pairs columns (32, from 3 rows on 64 or 112) and takes turns with other warps along k, 128 at
+// Layout: a warp makes 16·Pairs columns (32, from 3 rows on 64, from 5 on 64 or 112) and takes turns with other warps along k, 128 at
 // a step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the columns' weights
 // as they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh, nvfp4_scales.cuh); x's rows,
 // 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from different groups of banks. Warps
@@ -183,7 +183,7 @@ int launch_narrow(const typename Format::Gemm& p, Stream stream) {
   if constexpr (Rows <= 2) {
     return launch_tiles_of<Format, T, Wide, Rows, 2>(p, end, stream);
   } else {
-    if constexpr (Wide) {
+    if constexpr (Wide && Rows >= 8) {  // with 4 rows they are slower
       using Four = Ring<Format, Rows, kNarrowPairs>;
       using Seven = Ring<Format, Rows, kSevenPairs>;
       // The multiprocessors that have work, of those there are, in the mean of all turns.

@@ -13,7 +13,7 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4"};
-  for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 8192}) {
+  for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 2048, 2049, 8192}) {
     Nvfp4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
@@ -54,9 +54,11 @@ def test_the_choice(tmp_path: Path) -> None:
         "rows 17 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
         "rows 64 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
         "rows 256 stream mma mma unpack unpack unpack unpack; stream mma unpack unpack stream mma unpack unpack",
-        "rows 257 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 512 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 513 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 257 stream unpack unpack unpack unpack unpack unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
+        "rows 512 stream unpack unpack unpack unpack unpack unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
+        "rows 513 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 2048 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
         "rows 8192 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
     ]
 
