@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace untorch::kernels::cuda {
 
@@ -156,18 +157,12 @@ inline Shares shares_of(const SmallGemm& p, int cols, int chunk, int cluster_chu
 template <class Kernel>
 int launch_small(Kernel* kernel, const SmallGemm& p, int cols, Shares shares, Stream stream) {
   const std::int64_t per_block = std::int64_t{shares.tiles()} * cols;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits),
-                        static_cast<unsigned>((p.m + kGemmRows - 1) / kGemmRows), static_cast<unsigned>(p.batch));
-  config.blockDim = dim3(kGemmThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shares.cluster());
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = shares.cluster_bits > 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p, shares);
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits),
+                    static_cast<unsigned>((p.m + kGemmRows - 1) / kGemmRows), static_cast<unsigned>(p.batch));
+  how.threads = kGemmThreads;
+  how.cluster = shares.cluster();
+  return launch_kernel(kernel, how, stream, p, shares);
 }
 
 // One a file, so that they compile side by side. b's columns (rows) are dense, see small_path.

@@ -153,23 +153,11 @@ int launch_tiles_of(const typename Format::Gemm& p, const SmallGemm& end, Stream
   using R = Ring<Format, Rows, Pairs>;
   static_assert(R::kShared <= R::kMost);
   const Shares shares = narrow_shares<R>(end);
-  const auto kernel = narrow_packed<Format, T, Wide, Rows, Pairs>;
-  if (R::kShared > 48 * 1024) {
-    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared);
-    if (code != cudaSuccess) return code;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks_of(end, shares, R::kCols)));
-  config.blockDim = dim3(kGemmThreads);
-  config.dynamicSmemBytes = R::kShared;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shares.cluster());
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = shares.cluster_bits > 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p, end, shares);
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(blocks_of(end, shares, R::kCols)));
+  how.threads = kGemmThreads, how.shared_bytes = R::kShared;
+  how.cluster = shares.cluster();
+  return launch_kernel(narrow_packed<Format, T, Wide, Rows, Pairs>, how, stream, p, end, shares);
 }
 
 template <class Format, class T, bool Wide, int Rows>

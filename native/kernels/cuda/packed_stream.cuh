@@ -20,6 +20,7 @@
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_block.cuh"
 #include "kernels/cuda/packed_choice.h"
 #include "kernels/cuda/packed_weights.cuh"
@@ -305,13 +306,11 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
-  auto* const kernel = stream_packed<Format, T, Rows>;
-  constexpr int kBytes = Stage<Format, Rows>::kShared;
-  static_assert(kBytes <= kPackedSharedOfStream);
-  const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (code != cudaSuccess) return code;
-  kernel<<<static_cast<unsigned>(plan.blocks), Stage<Format, Rows>::kThreads, kBytes, stream>>>(p, work);
-  return cudaGetLastError();
+  static_assert(Stage<Format, Rows>::kShared <= kPackedSharedOfStream);
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(plan.blocks));
+  how.threads = Stage<Format, Rows>::kThreads, how.shared_bytes = Stage<Format, Rows>::kShared;
+  return launch_kernel(stream_packed<Format, T, Rows>, how, stream, p, work);
 }
 
 // Up to 16 rows a format may have another way: Few. With more its sums of x cost the tensor cores too much.

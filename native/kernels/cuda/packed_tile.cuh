@@ -143,22 +143,11 @@ int launch_tiles(Kernel* kernel, const Gemm& p, int shared_bytes, Stream stream)
   const Split split = split_of(p, Rows);
   const std::int64_t tiles = (p.n + kCols - 1) / kCols, row_tiles = (p.m + Rows - 1) / Rows;
   if (row_tiles > 65535) return kNoKernel;
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (code != cudaSuccess) return code;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * split.parts), static_cast<unsigned>(row_tiles));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(split.parts);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = split.cluster ? 1 : 0;
-  const int code = cudaLaunchKernelEx(&config, kernel, p, split);
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(tiles * split.parts), static_cast<unsigned>(row_tiles));
+  how.threads = kThreads, how.shared_bytes = shared_bytes;
+  how.cluster = split.cluster ? split.parts : 1;
+  const int code = launch_kernel(kernel, how, stream, p, split);
   return code != 0 || split.parts == 1 || split.cluster ? code : packed_add_parts(p, split.parts, stream);
 }
 
