@@ -89,6 +89,21 @@ class Int4Column {
   int group_bits_;
 };
 
+// One line: groups of 128 k's or more.
+template <class T>
+class Int4ColumnOfLine {
+ public:
+  __device__ __forceinline__ Int4ColumnOfLine(const Int4Gemm&, const unsigned char* scales, int column)
+      : scale_and_zero_(reinterpret_cast<const std::uint32_t*>(scales)[column]) {}
+  __device__ __forceinline__ void prepare(int) {}
+  __device__ __forceinline__ void unpack_word(int, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
+    unpack<T>(word, scale_pair(scale_and_zero_), pairs);
+  }
+
+ private:
+  std::uint32_t scale_and_zero_;
+};
+
 // For packed_mma.cuh, 128 columns.
 struct Int4Tile : Int4Sums {
   static constexpr int kColumnBytes = 16;
@@ -163,7 +178,14 @@ struct Int4Stream : Int4Sums {
   };
 };
 
-// The same for groups of 128 k's or more, of which a block has one line.
+// The same for groups of 128 k's or more, of which a block has one line; and with sums that are scaled by group.
+struct Int4StreamLine : Int4Sums {
+  static constexpr int kColumnBytes = 4;
+  template <class T, int Cols>
+  using Column = Int4ColumnOfLine<T>;
+  template <int Cols>
+  using Copies = Int4Stream::Copies<Cols>;
+};
 struct Int4StreamGroups : Int4Groups {
   static constexpr int kLines = 1, kColumnBytes = 4;
   template <int Cols>

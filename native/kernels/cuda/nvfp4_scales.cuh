@@ -12,18 +12,22 @@
 
 namespace untorch::kernels::cuda {
 
-// A lane's view of a column's scales.
+// A lane's view of a column's scales. The four lanes of a column prepare two of its eight each, and give them to each
+// other: all of the warp call it together.
 template <class T>
 class Nvfp4Column {
  public:
-  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, const unsigned char* scales, int column)
-      : at_(reinterpret_cast<const std::uint32_t*>(scales) + 2 * column) {}
+  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, const unsigned char* scales, int column) {
+    const int t = static_cast<int>(threadIdx.x) % 4;
+    // Of two words the first 16 k's, or the others: every second byte of four.
+    const std::uint32_t four = reinterpret_cast<const std::uint32_t*>(scales)[2 * column + t / 2];
+    own_ = Values::scale_pair_of(four >> (t % 2 * 8));
+  }
 
   // Before word j: for an even one the four scales of this and the next.
   __device__ __forceinline__ void prepare(int j) {
     if (j % 2 != 0) return;
-    const std::uint32_t four = at_[j / 2];
-    first_ = Values::scale_pair_of(four), second_ = Values::scale_pair_of(four >> 8);
+    first_ = __shfl_sync(0xffffffffu, own_, j, 4), second_ = __shfl_sync(0xffffffffu, own_, j + 1, 4);
   }
   __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     Values::codes(word, pairs);
@@ -37,7 +41,7 @@ class Nvfp4Column {
  private:
   using Values = Nvfp4Values<T>;
 
-  const std::uint32_t* at_;
+  std::uint32_t own_;
   std::uint32_t first_ = 0, second_ = 0;  // of the first 16 k's of two words, and of the others
 };
 

@@ -7,10 +7,10 @@
 // different groups of banks. Warps meet at the end only. What a warp does with a stage is in packed_block.cuh.
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
-// for every 32 or 64 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8 shifts
-// and lop3, which have half a scheduler's rate, one matrix instruction and some two for the scales; for 256 of NVFP4 11
-// shifts and lop3, 4 half-precision multiplications and 5 for the scales: 815 for 8192 weights in all, 40 a clock and
-// multiprocessor, where the memory of an H200 delivers 32.
+// for every 32, 64 or 112 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8
+// shifts and lop3, which have half a scheduler's rate, one matrix instruction and some two for the scales; for 256 of
+// NVFP4 11 shifts and lop3, 4 half-precision multiplications and two for the scales: 727 for 8192 weights in all, 45 a
+// clock and multiprocessor, where the memory of an H200 delivers 32.
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"

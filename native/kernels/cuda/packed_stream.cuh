@@ -13,10 +13,10 @@
 //
 // Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh.
 //
-// Bytes: of shared memory a stage, 256 Rows + 20480 (int4; 18432 for NVFP4); from the second-level cache likewise; 0.53
-// (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For a word of 8 weights a lane issues some 20 (int4,
-// 16 rows), 24 (32) or 29 (64) instructions, for NVFP4 30 to 35: that and memory are the bound up to about 90 rows,
-// then the tensor cores.
+// Bytes: of shared memory a stage, 256 Rows, 64 a column and its scales (int4 16, or 4 where groups have 128 k's or
+// more; NVFP4 8); from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from memory. Operations:
+// 2·m·n·k. For a word of 8 weights a lane issues some 18 (int4 in groups of 128, 16 rows), 23 (32) or 27 (64 and more)
+// instructions, for NVFP4 23, 26 or 31: that and memory are the bound up to about 90 rows, then the tensor cores.
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
