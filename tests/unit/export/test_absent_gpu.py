@@ -318,20 +318,6 @@ class AddOne(nn.Module):
         return x + 1
 
 
-class Masked(nn.Module):
-    """Where everything is kept, by a mask that is one value everywhere."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.full((), True, device=x.device).expand(x.shape[0], 1).logical_not().to(x.dtype)
-        return torch.where(mask == 0, x * 2, mask)
-
-
-def test_values_that_are_known_beforehand(tmp_path: Path) -> None:
-    """What torch works out while it compiles must not need the GPU."""
-    report = export(Masked(), (torch.ones(4, 8),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
-    assert not {"aoti_torch_cuda_full", "aoti_torch_cuda_where"} & set(report.methods["forward"].operators)
-
-
 def test_an_error_in_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the compiler is on strike")
