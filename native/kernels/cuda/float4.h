@@ -38,9 +38,8 @@ UNTORCH_ANYWHERE float e4m3_value(std::uint32_t bits) {
   return value;
 }
 
-// Codes of 16 values, the first in the lowest bits, and their scale: such that the largest is 6, rounded to E4M3, but
-// not 0 where a value is not. `by` is 6 · 448 / the row's largest size, and the scale one of values times that / 448 ·
-// 448.
+// Codes of 16 values, the first in the lowest bits, and their scale. Values are multiplied by `by`, 6 · 448 / the row's
+// largest size; the scale makes the block's largest 6, rounded to E4M3, but is not 0 where a value is not.
 UNTORCH_ANYWHERE std::uint64_t float4_block(const float (&values)[16], float by, std::uint32_t& scale) {
   float largest = 0.0f;
   for (int i = 0; i < 16; ++i) {

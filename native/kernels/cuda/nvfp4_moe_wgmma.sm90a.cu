@@ -68,11 +68,7 @@ __device__ __forceinline__ void multiply(MoeCopies<Tile, First>& copies, unsigne
         std::uint32_t low[4], high[4], operand[2][4];
         unpack_codes<T>(w == 0 ? words[0].x : words[0].y, scales[0], low);
         unpack_codes<T>(w == 0 ? words[1].x : words[1].y, scales[1], high);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
-          operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
-        }
+        operands_of_words(low, high, operand);
         warpgroup_fence();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

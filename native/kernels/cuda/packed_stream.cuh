@@ -191,11 +191,7 @@ __device__ __forceinline__ void multiply_by_warpgroup(const typename Format::Gem
     low_column.unpack_word(j, word(low_words), low);
     high_column.unpack_word(j, word(high_words), high);
     std::uint32_t operand[2][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
-      operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
-    }
+    operands_of_words(low, high, operand);
     warpgroup_fence();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -26,6 +26,17 @@ __device__ __forceinline__ std::uint64_t operand_after(std::uint64_t operand, in
   return operand + bytes / 16;
 }
 
+// A lane's pairs of two tiles of 8 columns, unpacked from a word of each, as the first operands for 16 k's and the
+// next.
+__device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4], const std::uint32_t (&high)[4],
+                                                  std::uint32_t (&operand)[2][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
+    operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
+  }
+}
+
 #define UNTORCH_REGS4 "%0, %1, %2, %3"
 #define UNTORCH_REGS8 UNTORCH_REGS4 ", %4, %5, %6, %7"
 #define UNTORCH_REGS16 UNTORCH_REGS8 ", %8, %9, %10, %11, %12, %13, %14, %15"

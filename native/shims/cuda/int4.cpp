@@ -18,10 +18,10 @@ using kernels::cuda::Int4Path;
 const kernels::cuda::Int4Limits& limits() {
   static const kernels::cuda::Int4Limits made = [] {
     kernels::cuda::Int4Limits out;
-    set_rows("UNTORCH_INT4_NARROW_ROWS", out.narrow_rows);
-    set_rows("UNTORCH_INT4_STREAM_ROWS", out.stream_rows);
-    set_rows("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
-    set_rows("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);
+    out.narrow_rows = from_environment("UNTORCH_INT4_NARROW_ROWS", out.narrow_rows);
+    out.stream_rows = from_environment("UNTORCH_INT4_STREAM_ROWS", out.stream_rows);
+    out.mma_rows = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
+    out.mma_rows_alone = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);
     return out;
   }();
   return made;

@@ -19,16 +19,14 @@ using kernels::cuda::Nvfp4Path;
 const kernels::cuda::Nvfp4Limits& limits() {
   static const kernels::cuda::Nvfp4Limits made = [] {
     kernels::cuda::Nvfp4Limits out;
-    set_rows("UNTORCH_NVFP4_NARROW_ROWS", out.narrow_rows);
-    set_rows("UNTORCH_NVFP4_STREAM_ROWS", out.stream_rows);
-    set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
-    set_rows("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
-    set_rows("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
-    set_rows("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
-    std::int64_t fast = 0, emulated = 0;
-    set_rows("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", fast);
-    set_rows("UNTORCH_NVFP4_FP4_EMULATED", emulated);
-    out.fp8_fast_accumulation = fast != 0, out.fp4_emulated = emulated != 0;
+    out.narrow_rows = from_environment("UNTORCH_NVFP4_NARROW_ROWS", out.narrow_rows);
+    out.stream_rows = from_environment("UNTORCH_NVFP4_STREAM_ROWS", out.stream_rows);
+    out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
+    out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
+    out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
+    out.fp4_rows = from_environment("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
+    out.fp8_fast_accumulation = from_environment("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", 0) != 0;
+    out.fp4_emulated = from_environment("UNTORCH_NVFP4_FP4_EMULATED", 0) != 0;
     return out;
   }();
   return made;

@@ -17,8 +17,9 @@ bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(a
 
 }  // namespace
 
-void set_rows(const char* variable, std::int64_t& rows) {
-  if (const char* const value = std::getenv(variable)) rows = std::atoll(value);
+std::int64_t from_environment(const char* variable, std::int64_t otherwise) {
+  const char* const value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::atoll(value);
 }
 
 void check_packed_gpu(const char* op, const char* weights, const OnDevice& on) {
@@ -70,7 +71,7 @@ void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::
   const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
   const StorageRef scratch = on.scratch(static_cast<std::size_t>(chunk * p.k * bytes));
   auto* const results = static_cast<std::byte*>(out.raw());
-  // Where n is odd, cuBLAS's epilogue rounds products before it adds a bias and rounds again; beta · c does not.
+  // For such n results were seen that cuBLAS's epilogue had rounded before it added a bias; beta · c adds it to sums.
   const bool starts_with_bias = bias != nullptr && p.n % kStep != 0;
   if (starts_with_bias) copy(out, *bias);
   for (std::int64_t first = 0; first < p.n; first += chunk) {

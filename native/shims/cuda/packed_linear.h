@@ -8,8 +8,8 @@
 
 namespace untorch::shims {
 
-// A limit that the environment sets for a benchmark or a test.
-void set_rows(const char* variable, std::int64_t& rows);
+// What the environment sets for a benchmark or a test, or what is `otherwise`.
+std::int64_t from_environment(const char* variable, std::int64_t otherwise);
 
 // Throws kUnsupported where the kernels do not run; `weights` says of what.
 void check_packed_gpu(const char* op, const char* weights, const OnDevice& on);

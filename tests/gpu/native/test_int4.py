@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
+from tests.gpu.native.captured import captured
 from tests.native.int4_weights import Int4Weight, random_weight
 from tests.native.operands import drawn_rows
-from tests.native.shim import Opt, ShimError, call, delete, handle, lib, raise_on, use_torch_stream
+from tests.native.shim import Opt, ShimError, call, use_torch_stream
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 GROUPS, TILES = [32, 64, 128, 256], [2, 4, 8]
@@ -151,33 +154,14 @@ def test_the_same_bits_every_time(m: int) -> None:
 def test_in_a_graph(m: int) -> None:
     """Captured on its first call, replayed with other values in the same place, on another stream too."""
     w, x = random_weight(512, 2048, 128), random(m, 2048, dtype=BF16).cuda()
-    packed, scales, out = w.packed.cuda(), w.scales.cuda(), torch.empty(m, 512, dtype=BF16, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    handles = [handle(tensor) for tensor in (x, packed, scales, out)]
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        use_torch_stream()
-        made = call_into(handles)
-    use_torch_stream()
-    try:
+    out = torch.empty(m, 512, dtype=BF16, device="cuda")
+    rest = ctypes.c_int64(128), None
+    with captured("aoti_torch_cuda_int4_linear", [x, w.packed.cuda(), w.scales.cuda()], rest, out) as graph:
         for seed in (1, 2):
             x.copy_(random(m, 2048, dtype=BF16, seed=seed))
             graph.replay()
             torch.cuda.synchronize()
             check(out, x, w.dense)
-    finally:
-        for h in [*handles, made]:
-            delete(h)
-
-
-def call_into(handles: list[object]) -> object:
-    """Enqueues the product and a copy of its result; gives the handle of the result."""
-    import ctypes
-
-    x, packed, scales, out = handles
-    made = ctypes.c_void_p()
-    raise_on(lib.aoti_torch_cuda_int4_linear(x, packed, scales, ctypes.c_int64(128), None, ctypes.byref(made)))
-    raise_on(lib.aoti_torch_copy_(out, made, ctypes.c_int32(0)))
-    return made
 
 
 @pytest.mark.parametrize("m", [1, 30, 300])

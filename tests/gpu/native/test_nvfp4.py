@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
-from tests.gpu.native.nvfp4_operands import LINEAR, Weight, linear, random, weight
+from tests.gpu.native.nvfp4_operands import (
+    LINEAR,
+    Weight,
+    drawn_product,
+    linear,
+    not_aligned,
+    random,
+    replayed,
+    weight,
+)
 from tests.native.nvfp4_weights import BF16, E4M3, F16, F32
-from tests.native.operands import drawn_rows
-from tests.native.shim import Opt, ShimError, call, delete, handle, lib, raise_on, use_torch_stream
+from tests.native.shim import Opt, ShimError, call, use_torch_stream
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
@@ -77,19 +83,9 @@ def test_bytes_of_any_size(m: int, n: int, k: int) -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:
-    draw = data.draw
-    tiles = draw(st.sampled_from([0, 2, 4, 8, 8, 8, 8]))
-    step = 16 * max(tiles, 1)
-    n, k = 8 * draw(st.integers(1, 70)), step * draw(st.integers(1, 2048 // step))
-    if tiles == 0:
-        n -= draw(st.integers(0, 7))
-    seed = draw(st.integers(0, 99))
-    w = weight(n, k, tiles, draw(st.sampled_from([None, torch.tensor(0.03), torch.tensor([2.5])])), seed)
-    dtype = draw(st.sampled_from([BF16, F16, F32]))
-    width = k if draw(st.booleans()) else draw(st.integers(0, k))
-    m = draw(st.integers(0, 10) | st.integers(0, 300) | st.sampled_from([513, 1500]))
-    x = drawn_rows(draw, lambda *shape: random(*shape, dtype=dtype, seed=seed).cuda(), m, width)
-    bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
+    x, w, bias = drawn_product(
+        data.draw, 70, 2048, 0, st.integers(0, 10) | st.integers(0, 300) | st.sampled_from([513, 1500])
+    )
     check(linear(x, w, bias), x, w, bias)
 
 
@@ -143,12 +139,8 @@ def test_only_sums_are_rounded(dtype: torch.dtype, m: int) -> None:
 def test_memory_that_is_not_aligned(m: int) -> None:
     for tiles in (0, 8):
         w = weight(64, 256, tiles)
-        words = torch.empty(w.packed.numel() + 1, dtype=w.packed.dtype, device="cuda")[1:].view(w.packed.shape)
-        scales = torch.empty(w.scales.numel() + 1, dtype=torch.uint8, device="cuda")[1:].view(w.scales.shape)
-        scales = scales.copy_(w.scales.view(torch.uint8)).view(E4M3)
         x = random(m, 257, dtype=BF16).cuda()[:, 1:]
-        got = call(LINEAR, x, words.copy_(w.packed), scales, w.world.cuda(), Opt(None), "exact", returns=1)
-        check(got, x, w)
+        check(call(LINEAR, x, *not_aligned(w), w.world.cuda(), Opt(None), "exact", returns=1), x, w)
 
 
 def test_no_rows_and_no_columns() -> None:
@@ -175,26 +167,9 @@ def test_the_same_bits_every_time(m: int) -> None:
 @pytest.mark.parametrize("m", [1, 8, 16, 40, 100, 300, 600])
 def test_in_a_graph(m: int) -> None:
     """Captured on its first call, replayed with other values in the same place, on another stream too."""
-    w, x = weight(512, 2048), random(m, 2048, dtype=BF16).cuda()
-    operands = [x, w.packed.cuda(), w.scales.cuda(), w.world.cuda()]
-    out = torch.empty(m, 512, dtype=BF16, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    handles = [handle(tensor) for tensor in (*operands, out)]
-    made = ctypes.c_void_p()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        use_torch_stream()
-        raise_on(getattr(lib, LINEAR)(*handles[:4], None, b"exact", ctypes.byref(made)))
-        raise_on(lib.aoti_torch_copy_(handles[4], made, ctypes.c_int32(0)))
-    use_torch_stream()
-    try:
-        for seed in (1, 2):
-            x.copy_(random(m, 2048, dtype=BF16, seed=seed))
-            graph.replay()
-            torch.cuda.synchronize()
-            check(out, x, w)
-    finally:
-        for h in [*handles, made]:
-            delete(h)
+    w, out = weight(512, 2048), torch.empty(m, 512, dtype=BF16, device="cuda")
+    for x in replayed(random(m, 2048, dtype=BF16), w, "exact", out):
+        check(out, x, w)
 
 
 @pytest.mark.parametrize("m", [1, 30, 300, 600])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 import pytest
@@ -11,11 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
-from tests.gpu.native.nvfp4_operands import LINEAR, Weight, linear, random, weight
+from tests.gpu.native.nvfp4_operands import (
+    LINEAR,
+    Weight,
+    drawn_product,
+    linear,
+    not_aligned,
+    random,
+    replayed,
+    special_rows,
+    weight,
+)
 from tests.native.nvfp4_float8 import most_apart, rows_in_float8, weight_in_float8
 from tests.native.nvfp4_weights import BF16, E4M3, F16, F32
-from tests.native.operands import drawn_rows
-from tests.native.shim import Opt, call, delete, handle, lib, raise_on, use_torch_stream
+from tests.native.shim import Opt, call
 from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_tiles
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
@@ -104,21 +112,9 @@ def test_bytes_of_any_size(n: int, k: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:
-    draw = data.draw
-    tiles = draw(st.sampled_from([0, 2, 4, 8, 8]))
-    step = 16 * max(tiles, 1)
-    n, k = 8 * draw(st.integers(1, 70)), step * draw(st.integers(1, 1024 // step))
-    if tiles == 0:
-        n -= draw(st.integers(0, 7))
-    seed = draw(st.integers(0, 99))
-    w = weight(n, k, tiles, draw(st.sampled_from([None, torch.tensor(0.03), torch.tensor([2.5])])), seed)
-    dtype = draw(st.sampled_from([BF16, F16, F32]))
-    width = k if draw(st.booleans()) else draw(st.integers(1, k))
-    m = draw(st.integers(513, 560) | st.sampled_from([1029, 1500]))
-    x = drawn_rows(draw, lambda *shape: random(*shape, dtype=dtype, seed=seed).cuda(), m, width)
-    bias = draw(st.sampled_from([None, random(n, dtype=dtype, seed=seed), random(2 * n, dtype=dtype, seed=seed)[::2]]))
+    x, w, bias = drawn_product(data.draw, 70, 1024, 1, st.integers(513, 560) | st.sampled_from([1029, 1500]))
     got = linear(x, w, bias, "fp8")
-    if x.numel() // width > LIMIT:
+    if x.shape[:-1].numel() > LIMIT:
         check(got, x, w, bias)
     else:
         assert torch.equal(got, linear(x, w, bias))
@@ -145,20 +141,9 @@ def test_every_value(dtype: torch.dtype, tiles: int) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("n", [64, 72])
 def test_rows_that_are_zero_tiny_large_or_not_finite(dtype: torch.dtype, n: int) -> None:
-    w, x = weight(n, 512), random(600, 512, dtype=dtype)
-    largest, least = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
-    x[3] = 0
-    x[4] = -0.0
-    x[5] = x[5].sign() * least * 32  # in bfloat16 and float32 less than a scale can be for
-    x[6] = x[6] * (largest / 1e4 / x[6].abs().max())
-    x[7] = 0
-    x[7, 100] = 1
-    bad = {8: float("inf"), 9: float("-inf"), 10: float("nan")}
-    for row, value in bad.items():
-        x[row, 37 * row] = value
+    w, (x, good) = weight(n, 512), special_rows(600, 512, dtype)
     got = linear(x.cuda(), w, None, "fp8")
     assert got[8:11].isnan().all()
-    good = [row for row in range(600) if row not in bad]
     check(got[good], x[good], w)
     assert not got[3:5].any()
 
@@ -166,12 +151,8 @@ def test_rows_that_are_zero_tiny_large_or_not_finite(dtype: torch.dtype, n: int)
 def test_memory_that_is_not_aligned() -> None:
     for tiles in (0, 8):
         w = weight(64, 256, tiles)
-        words = torch.empty(w.packed.numel() + 1, dtype=w.packed.dtype, device="cuda")[1:].view(w.packed.shape)
-        scales = torch.empty(w.scales.numel() + 1, dtype=torch.uint8, device="cuda")[1:].view(w.scales.shape)
-        scales = scales.copy_(w.scales.view(torch.uint8)).view(E4M3)
         for x in (random(600, 257, dtype=BF16).cuda()[:, 1:], random(601, 251, dtype=BF16).cuda()[1:, :243]):
-            got = call(LINEAR, x, words.copy_(w.packed), scales, w.world.cuda(), Opt(None), "fp8", returns=1)
-            check(got, x, w)
+            check(call(LINEAR, x, *not_aligned(w), w.world.cuda(), Opt(None), "fp8", returns=1), x, w)
 
 
 def test_no_rows_and_no_columns() -> None:
@@ -192,22 +173,6 @@ def test_the_same_bits_every_time() -> None:
 @pytest.mark.parametrize("n", [512, 520])
 def test_in_a_graph(n: int) -> None:
     """Captured on its first call, replayed with other values in the same place."""
-    m, w = 600, weight(n, 2048)
-    x, out = random(m, 2048, dtype=BF16).cuda(), torch.empty(m, n, dtype=BF16, device="cuda")
-    operands = [x, w.packed.cuda(), w.scales.cuda(), w.world.cuda(), out]
-    handles = [handle(tensor) for tensor in operands]
-    graph, made = torch.cuda.CUDAGraph(), ctypes.c_void_p()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        use_torch_stream()
-        raise_on(getattr(lib, LINEAR)(*handles[:4], None, b"fp8", ctypes.byref(made)))
-        raise_on(lib.aoti_torch_copy_(handles[4], made, ctypes.c_int32(0)))
-    use_torch_stream()
-    try:
-        for seed in (1, 2):
-            x.copy_(random(m, 2048, dtype=BF16, seed=seed))
-            graph.replay()
-            torch.cuda.synchronize()
-            check(out, x, w)
-    finally:
-        for h in [*handles, made]:
-            delete(h)
+    w, out = weight(n, 2048), torch.empty(600, n, dtype=BF16, device="cuda")
+    for x in replayed(random(600, 2048, dtype=BF16), w, "fp8", out):
+        check(out, x, w)

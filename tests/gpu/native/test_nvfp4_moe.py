@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.native.again import run_again
+from tests.gpu.native.captured import captured
 from tests.gpu.native.faults import fault_of
 from tests.native.nvfp4_experts import (
     NAMES,
@@ -265,14 +265,6 @@ def test_the_same_bits_every_time(m: int) -> None:
 NO_SWIGLU = (None, None, ctypes.c_double(1.0), ctypes.c_double(0.0), None)
 
 
-def call_into(out: Any, handles: list[Any]) -> ctypes.c_void_p:
-    """Enqueues the operator and a copy of its result; gives the handle of the result."""
-    made = ctypes.c_void_p()
-    raise_on(lib.aoti_torch_cuda_nvfp4_moe(*handles, *NO_SWIGLU, ctypes.byref(made)))
-    raise_on(lib.aoti_torch_copy_(out, made, ctypes.c_int32(0)))
-    return made
-
-
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("m", [1, 16, 100])
 def test_in_a_graph(m: int, dtype: torch.dtype) -> None:
@@ -281,13 +273,7 @@ def test_in_a_graph(m: int, dtype: torch.dtype) -> None:
     on_gpu = [arg.cuda() for arg in args]
     x, factors, ids = on_gpu[:3]
     out = torch.empty(m, 256, dtype=dtype, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    out_handle, handles = handle(out), [handle(tensor) for tensor in on_gpu]
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        use_torch_stream()
-        made = call_into(out_handle, handles)
-    use_torch_stream()
-    try:
+    with captured(MOE, on_gpu, NO_SWIGLU, out) as graph:
         for seed in (1, 2, 3):
             x.copy_(rows(m, 256, dtype, seed))
             other_factors, other_ids = random_routing(m, 3, 9, low=-1, seed=seed)
@@ -298,9 +284,6 @@ def test_in_a_graph(m: int, dtype: torch.dtype) -> None:
             graph.replay()
             torch.cuda.synchronize()
             check(out, *on_gpu)
-    finally:
-        for h in [out_handle, *handles, made]:
-            delete(h)
 
 
 @pytest.mark.parametrize("m", [1, 30, 300])
