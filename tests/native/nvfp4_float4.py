@@ -22,7 +22,7 @@ def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
 def rows_in_float4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes [m, k], scales in E4M3 [m, k / 16] and float32 scales of rows [m] for finite x [m, k], k a multiple of 16."""
     size = x.float().abs().amax(-1, keepdim=True).clamp(min=2.0**-110)
-    by = LARGEST / size
+    by = torch.full_like(size, LARGEST) / size  # a number over a tensor would be its reciprocal times the number
     blocks = x.float().unflatten(-1, (-1, 16))
     largest = blocks.abs().amax(-1)
     scales = (largest * by / 6.0).to(E4M3)

@@ -13,7 +13,8 @@ LARGEST = 448.0
 def rows_in_float8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [.., k] in E4M3, and the scale of each row, float64 [.., 1]; for finite x."""
     size = x.float().abs().amax(-1, keepdim=True).clamp(min=2.0**-110)
-    return (x.float() * (LARGEST / size)).to(E4M3), (size / LARGEST).double()
+    by = torch.full_like(size, LARGEST) / size  # a number over a tensor would be its reciprocal times the number
+    return (x.float() * by).to(E4M3), (size / LARGEST).double()
 
 
 def weight_in_float8(
