@@ -6,6 +6,7 @@ What is replaced, all of it in torch 2.11 to 2.13 and Triton 3.6:
 |---|---|
 | torch.cuda, CudaInterface | they ask the driver for devices and their properties |
 | FakeTensorMode.avoid_device_init, init_gpu_context | a fake tensor on a GPU starts CUDA |
+| Tensor.contiguous | it makes the tensor's device the current one, which fails in a fork of a process that uses CUDA |
 | Triton's driver | it asks for the GPU and loads each kernel into it |
 | PythonWrapperCodegen.generate_and_run_autotune_block | it runs the kernels |
 | inductor.graph.is_same_tensor | it compares addresses, and fake tensors have none |
@@ -235,6 +236,7 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
         replace(torch._C, "_conv_determine_backend_memory_format", _Convolution.memory_format)
         replace(fake_tensor, "init_gpu_context", lambda device=None: None)
         replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True))
+        replace(torch.Tensor, "contiguous", _contiguous)
         replace(graph, "is_same_tensor", is_same_tensor)
         replace(UniformValueConstantFolder, "_deduce_value", deduce_value)
         replace(joint_graph, "lazy_init", lambda input_device=None: None)
@@ -245,8 +247,13 @@ def pretend(gpu: GpuModel, values: dict[int, torch.Tensor], tuning: Mapping[str,
         stack.enter_context(
             mock.patch.dict(triton.backends.backends, nvidia=type(nvidia)(compiler=nvidia.compiler, driver=Backend))
         )
-        triton.runtime.driver.set_active(driver)
+        replace(triton.runtime.driver, "_active", driver)
         yield
+
+
+def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+    return made
 
 
 class _OnTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
