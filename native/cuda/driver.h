@@ -113,6 +113,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;
 inline constexpr unsigned kHostAllocDeviceMap = 2;
+inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kCaptureActive = 1;
 inline constexpr unsigned kUserObjectNoDestructorSync = 1;
@@ -139,6 +140,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(mem_info, cuMemGetInfo_v2, (std::size_t * free_bytes, std::size_t * total_bytes))                                  \
   X(mem_host_alloc, cuMemHostAlloc, (void** pointer, std::size_t bytes, unsigned flags))                               \
   X(mem_host_free, cuMemFreeHost, (void* pointer))                                                                     \
+  X(mem_host_register, cuMemHostRegister_v2, (void* pointer, std::size_t bytes, unsigned flags))                       \
+  X(mem_host_unregister, cuMemHostUnregister, (void* pointer))                                                         \
   X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, DevicePtr pointer))                         \
   X(memcpy_async, cuMemcpyAsync, (DevicePtr to, DevicePtr from, std::size_t bytes, Stream stream))                     \
   X(memcpy_h2d_async, cuMemcpyHtoDAsync_v2, (DevicePtr to, const void* from, std::size_t bytes, Stream stream))        \

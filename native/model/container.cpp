@@ -31,7 +31,7 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
 
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
                      const MethodSpec& spec, std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states,
-                     Device device, std::size_t num_runners)
+                     Device device, std::size_t num_runners, cuda::UploadRing& ring)
     : method_(spec.name), library_(std::move(library)), states_(std::move(states)), device_(device) {
   const Archive& archive = *shared_archive;
   const std::string& name = library_->name();
@@ -58,7 +58,7 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
       throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs and gives ", num_outputs_,
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
-    bind_weights(archive, manifest, spec);
+    bind_weights(archive, manifest, spec, ring);
     if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
       check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
@@ -118,7 +118,8 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
   return tensor(std::move(copy));
 }
 
-void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec) {
+void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec,
+                             cuda::UploadRing& ring) {
   const ModelApi& api = library_->api();
   const std::string& path = archive.file()->path();
   if (spec.weights_blob) {
@@ -160,7 +161,7 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     }
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-    std::vector<StorageRef> sent = device_weights(archive, manifest, wanted, device_.index);
+    std::vector<StorageRef> sent = device_weights(archive, manifest, wanted, device_.index, ring);
     shared.resize(manifest.weights.size());
     for (std::size_t i = 0; i < wanted.size(); ++i) shared[wanted[i]] = std::move(sent[i]);
   }

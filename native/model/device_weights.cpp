@@ -7,7 +7,6 @@
 #include <tuple>
 
 #include "cuda/memory_pool.h"
-#include "cuda/upload.h"
 
 namespace untorch {
 namespace {
@@ -42,7 +41,7 @@ std::span<const std::byte> bytes_of(const Archive& archive, const WeightSpec& we
 }  // namespace
 
 std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& manifest,
-                                       std::span<const std::size_t> indices, int device) {
+                                       std::span<const std::size_t> indices, int device, cuda::UploadRing& ring) {
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.weights, [](const auto& item) { return item.second.expired(); });
@@ -62,7 +61,7 @@ std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& m
     out.push_back(share(owner));
   }
   try {
-    cuda::upload(parts, device);
+    ring.upload(parts, device);
   } catch (...) {
     for (const auto& [key, owner] : made) all.weights.erase(key);
     throw;

@@ -5,16 +5,17 @@
 #include <span>
 #include <vector>
 
+#include "cuda/upload.h"
 #include "model/archive.h"
 #include "model/manifest.h"
 #include "tensor/tensor.h"
 
 namespace untorch {
 
-// The weights of `indices` on the device: those that another program has there already, the others sent up together.
-// Kept as long as somebody holds one. Throws kOutOfMemory.
+// The weights of `indices` on the device: those that another program has there already, the others sent up together
+// through `ring`. Kept as long as somebody holds one. Throws kOutOfMemory.
 std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& manifest,
-                                       std::span<const std::size_t> indices, int device);
+                                       std::span<const std::size_t> indices, int device, cuda::UploadRing& ring);
 // A copy of one weight that nobody shares, for buffers that a model changes.
 StorageRef private_device_weight(const Archive& archive, const Manifest& manifest, std::size_t index, int device);
 

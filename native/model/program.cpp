@@ -108,7 +108,8 @@ void MethodLibrary::release() noexcept {
 }
 
 Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-               const LoadOptions& options, Device device, std::shared_ptr<States> states)
+               const LoadOptions& options, Device device, std::shared_ptr<States> states,
+               std::shared_ptr<cuda::UploadRing> ring)
     : archive_(std::move(archive)),
       manifest_(std::move(manifest)),
       spec_(spec),
@@ -116,7 +117,8 @@ Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Man
       device_(device),
       library_(std::make_shared<MethodLibrary>(archive_, spec)),
       states_(has_states(spec) ? std::move(states) : nullptr),
-      owner_("program") {}
+      owner_("program"),
+      ring_(std::move(ring)) {}
 
 Method::Method(Method& shared, std::shared_ptr<States> states)
     : archive_(shared.archive_),
@@ -127,7 +129,8 @@ Method::Method(Method& shared, std::shared_ptr<States> states)
       library_(shared.library_),
       states_(shared.states_ ? std::move(states) : nullptr),
       shared_(states_ ? nullptr : &shared),
-      owner_("session") {}
+      owner_("session"),
+      ring_(std::make_shared<cuda::UploadRing>()) {}
 
 std::shared_ptr<Container> Method::container() {
   const std::lock_guard lock(mutex_);
@@ -135,7 +138,8 @@ std::shared_ptr<Container> Method::container() {
   if (shared_ != nullptr) return shared_->container();
   if (!container_) {
     container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), states_, device_,
-                                             options_.num_runners);
+                                             options_.num_runners, *ring_);
+    ring_.reset();
   }
   return container_;
 }
@@ -148,6 +152,7 @@ void Method::close() noexcept {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   container_.reset();
+  ring_.reset();
 }
 
 void Method::check_inputs(std::span<const TensorView> inputs, const Container& container) const {
@@ -375,9 +380,10 @@ Program::Program(const std::string& path, const LoadOptions& options) {
   }
   manifest_ = std::make_shared<const Manifest>(std::move(manifest));
   states_ = std::make_shared<States>(archive_, manifest_, device_index_);
+  const auto ring = std::make_shared<cuda::UploadRing>();
   for (std::size_t i = 0; i < devices.size(); ++i) {
     methods_.push_back(
-        std::make_unique<Method>(archive_, manifest_, manifest_->methods[i], options, devices[i], states_));
+        std::make_unique<Method>(archive_, manifest_, manifest_->methods[i], options, devices[i], states_, ring));
   }
 }
 

@@ -46,7 +46,8 @@ class MethodLibrary {
 class Method {
  public:
   Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-         const LoadOptions& options, Device device, std::shared_ptr<States> states);
+         const LoadOptions& options, Device device, std::shared_ptr<States> states,
+         std::shared_ptr<cuda::UploadRing> ring);
   // The same method on a session's buffers. One that changes nothing is `shared` itself, which must outlive it.
   Method(Method& shared, std::shared_ptr<States> states);
 
@@ -96,6 +97,7 @@ class Method {
   ProxyExecutor proxy_;
   std::mutex mutex_;
   std::shared_ptr<Container> container_;
+  std::shared_ptr<cuda::UploadRing> ring_;  // until it is opened: the program's methods share one
   std::atomic<bool> closed_{false};
 };
 

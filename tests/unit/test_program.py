@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -241,3 +243,31 @@ def test_any_number_of_threads_gives_the_result(
 ) -> None:
     with untorch.load(own_package, num_threads=threads) as program:
         np.testing.assert_allclose(program.linear(x), expected(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_numpy_comes_in_the_background(own_package: pathlib.Path, forks: bool) -> None:
+    """Slowly here: whoever needs it first waits for it, in a fork too, where the thread that imports it is not."""
+    code = f"""
+import importlib.abc, os, sys, time
+import untorch
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "numpy.linalg":
+            time.sleep(1)
+
+assert "numpy" not in sys.modules
+sys.meta_path.insert(0, Slow())
+program = untorch.load({str(own_package)!r})
+assert "numpy.linalg" not in sys.modules
+child = os.fork() if {forks} else 0
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+import numpy as np
+print(np.ones(3).sum(), len(program))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3.0 4\n", "")

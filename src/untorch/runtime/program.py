@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -54,17 +55,24 @@ def load(
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise InvalidArgumentError(f"the path must not contain zero bytes, got {path!r}")
-    # Starting a GPU and importing numpy take tenths of a second each, and neither needs the interpreter for long.
+    _import_numpy()
+    return Program(_core.Program(encoded, device, num_runners, num_threads), os.fsdecode(path))
+
+
+def _import_numpy() -> None:
+    """In the background: it takes a tenth of a second, as a GPU and weights do meanwhile, and calls are the first to
+    need it. Whoever does imports it, too, and waits.
+    """
     if "numpy" in sys.modules:
-        core = _core.Program(encoded, device, num_runners, num_threads)
-    else:
-        numpy_import = threading.Thread(target=importlib.import_module, args=("numpy",), name="untorch-numpy")
-        numpy_import.start()
-        try:
-            core = _core.Program(encoded, device, num_runners, num_threads)
-        finally:
-            numpy_import.join()
-    return Program(core, os.fsdecode(path))
+        return
+
+    def run() -> None:
+        with contextlib.suppress(ImportError):  # for whoever needs it to raise
+            importlib.import_module("numpy")
+
+    thread = threading.Thread(target=run, name="untorch-numpy")
+    thread.start()
+    os.register_at_fork(before=thread.join)  # a child would wait for ever for a module that nobody goes on importing
 
 
 class _Methods:
