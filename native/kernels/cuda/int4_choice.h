@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/int4.h"
+#include "kernels/cuda/packed_choice.h"
 
 namespace untorch::kernels::cuda {
 
@@ -10,7 +11,7 @@ enum class Int4Path : std::int8_t { kNarrow, kMma, kUnpack, kStream };
 // Read off benchmarks/gpu_int4.py on an H200, whose options move them for a run.
 struct Int4Limits {
   std::int64_t narrow_rows = 16;      // what int4_narrow can
-  std::int64_t stream_rows = 1024;    // of int4_stream, where the GPU has it
+  PackedStreamLimit stream;           // of int4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of int4_mma
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where the GPU has no int4_stream
 };
@@ -29,7 +30,7 @@ inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}) {
   if (!p.has_wgmma || p.inner_k_tiles != 8) {
     return p.m <= limits.mma_rows_alone ? Int4Path::kMma : Int4Path::kUnpack;
   }
-  if (p.m <= limits.stream_rows) return Int4Path::kStream;
+  if (p.m <= limits.stream.of(p)) return Int4Path::kStream;
   return p.m <= limits.mma_rows ? Int4Path::kMma : Int4Path::kUnpack;
 }
 

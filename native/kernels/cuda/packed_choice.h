@@ -22,6 +22,17 @@ inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
 // the second-level cache.
 inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
+// Rows up to which packed_stream serves on an H200, by the number of weights: of 8192 × 28672 it is still the faster
+// one with 2048 rows, of 4096 × 14336 it is not.
+struct PackedStreamLimit {
+  std::int64_t rows = 1024, rows_of_large = 2048;
+
+  std::int64_t of(const PackedGemm& p) const {
+    constexpr std::int64_t kLarge = std::int64_t{1} << 27;
+    return p.n * p.k >= kLarge ? rows_of_large : rows;
+  }
+};
+
 // Of a product that makes tiles of 128 by 256, one on each multiprocessor.
 inline std::int64_t waves_of_tiles(std::int64_t m, std::int64_t columns, std::int64_t multiprocessors) {
   const std::int64_t tiles = (m + 127) / 128 * ((columns + 255) / 256);

@@ -281,6 +281,8 @@ struct Plan {
 };
 inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
   constexpr std::int64_t kLeastUnits = 2;  // of a thread block
+  // What a second tile costs a thread block, whose sums go through memory, in units.
+  constexpr std::int64_t kPartialUnits = 3;
   Plan out;
   // Tiles of 256 rows unpack half as often as those of 128, but may have more rows that are not there.
   out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : (m + 127) / 128 % 2 != 0 ? 128 : 256;
@@ -288,9 +290,14 @@ inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
   const int columns = columns_of(out.rows);
   out.column_tiles = static_cast<int>((p.n + columns - 1) / columns);
   out.depth = static_cast<int>(p.k / kPackedBlockK);
-  const std::int64_t units = std::int64_t{out.row_tiles} * out.column_tiles * out.depth;
+  const std::int64_t tiles = std::int64_t{out.row_tiles} * out.column_tiles, units = tiles * out.depth;
   const std::int64_t blocks = units / kLeastUnits < 1 ? 1 : units / kLeastUnits;
   out.blocks = static_cast<int>(blocks < p.multiprocessors ? blocks : p.multiprocessors);
+  // Whole tiles for every thread block, where that leaves few multiprocessors idle.
+  const std::int64_t each = (tiles + p.multiprocessors - 1) / p.multiprocessors;
+  if (out.rows >= 64 && tiles % each == 0 && each * out.depth <= units / p.multiprocessors + kPartialUnits) {
+    out.blocks = static_cast<int>(tiles / each);
+  }
   return out;
 }
 

@@ -14,17 +14,20 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "unpack", "stream"};
-  for (long m : {1, 8, 9, 16, 17, 256, 257, 1024, 1025, 8192}) {
+  for (long m : {1, 8, 9, 16, 17, 256, 257, 1024, 1025, 2048, 2049}) {
     Int4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
     h200.has_clusters = h200.has_wgmma = true;
-    Int4Gemm narrow_lanes = h200, wide = h200;
+    Int4Gemm narrow_lanes = h200, wide = h200, large = h200;
     narrow_lanes.inner_k_tiles = 4;
     a100.dtype = Scalar::kFloat16;
     wide.dtype = Scalar::kFloat32;
+    large.n = 16384, large.k = 8192;
     std::printf("rows %ld", m);
-    for (const Int4Gemm& p : {h200, a100, l4, narrow_lanes, wide}) std::printf(" %s", names[int(choose_int4(p))]);
+    for (const Int4Gemm& p : {h200, a100, l4, narrow_lanes, wide, large}) {
+      std::printf(" %s", names[int(choose_int4(p))]);
+    }
     std::printf("\n");
   }
   for (int m : {1, 16, 17, 32, 33, 64, 65, 500}) {
@@ -46,18 +49,19 @@ int main() {
 
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
-    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; in float32.
+    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; in float32; large.
     assert lines == [
-        "rows 1 narrow narrow mma narrow unpack",
-        "rows 8 narrow narrow mma narrow unpack",
-        "rows 9 narrow mma mma mma unpack",
-        "rows 16 narrow mma mma mma unpack",
-        "rows 17 stream mma mma mma unpack",
-        "rows 256 stream mma mma mma unpack",
-        "rows 257 stream unpack unpack unpack unpack",
-        "rows 1024 stream unpack unpack unpack unpack",
-        "rows 1025 unpack unpack unpack unpack unpack",
-        "rows 8192 unpack unpack unpack unpack unpack",
+        "rows 1 narrow narrow mma narrow unpack narrow",
+        "rows 8 narrow narrow mma narrow unpack narrow",
+        "rows 9 narrow mma mma mma unpack narrow",
+        "rows 16 narrow mma mma mma unpack narrow",
+        "rows 17 stream mma mma mma unpack stream",
+        "rows 256 stream mma mma mma unpack stream",
+        "rows 257 stream unpack unpack unpack unpack stream",
+        "rows 1024 stream unpack unpack unpack unpack stream",
+        "rows 1025 unpack unpack unpack unpack unpack stream",
+        "rows 2048 unpack unpack unpack unpack unpack stream",
+        "rows 2049 unpack unpack unpack unpack unpack unpack",
         "tile 1 16 16 16",
         "tile 16 16 16 16",
         "tile 17 32 32 32",

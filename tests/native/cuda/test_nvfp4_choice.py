@@ -13,7 +13,7 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4"};
-  for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 2048, 2049, 8192}) {
+  for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 1024, 1025, 2048, 2049}) {
     Nvfp4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
@@ -27,8 +27,11 @@ int main() {
     for (const Nvfp4Gemm& p : {h200, a100, l4, narrow_lanes, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p))]);
     }
+    Nvfp4Gemm large = h200;
+    large.n = 16384, large.k = 8192;
+    std::printf(" %s", names[int(choose_nvfp4(large))]);
     Nvfp4Limits without_stream;
-    without_stream.stream_rows = 0, without_stream.mma_rows = 64;
+    without_stream.stream.rows = 0, without_stream.mma_rows = 64;
     std::printf(" %s;", names[int(choose_nvfp4(h200, without_stream))]);
     for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8))]);
@@ -44,22 +47,23 @@ int main() {
 
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
-    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; of bytes; in float32; on an
-    # H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an L4, of bytes, and in float32; and fp4.
+    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; of bytes; in float32; large; on
+    # an H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an L4, of bytes, and in float32; and fp4.
     assert lines == [
-        "rows 1 narrow narrow mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 8 narrow narrow mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 9 narrow mma mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 16 narrow mma mma unpack unpack unpack narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 17 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
-        "rows 64 stream mma mma unpack unpack unpack mma; stream mma unpack unpack stream mma unpack unpack",
-        "rows 256 stream mma mma unpack unpack unpack unpack; stream mma unpack unpack stream mma unpack unpack",
-        "rows 257 stream unpack unpack unpack unpack unpack unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
-        "rows 512 stream unpack unpack unpack unpack unpack unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
-        "rows 513 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 2048 stream unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 2049 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 8192 unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 1 narrow narrow mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 8 narrow narrow mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 9 narrow mma mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 16 narrow mma mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
+        "rows 17 stream mma mma unpack unpack unpack stream mma; stream mma unpack unpack stream mma unpack unpack",
+        "rows 64 stream mma mma unpack unpack unpack stream mma; stream mma unpack unpack stream mma unpack unpack",
+        "rows 256 stream mma mma unpack unpack unpack stream unpack; stream mma unpack unpack stream mma unpack unpack",
+        "rows 257 stream unpack unpack unpack unpack unpack stream unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
+        "rows 512 stream unpack unpack unpack unpack unpack stream unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
+        "rows 513 stream unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 1024 stream unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 1025 unpack unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 2048 unpack unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
     ]
 
 
