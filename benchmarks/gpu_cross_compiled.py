@@ -1,11 +1,12 @@
 """Are files that were compiled without looking at a GPU as fast as those compiled on it? µs of the GPU for a call.
 
-    python benchmarks/gpu_cross_compiled.py [--quick] [--models mlp cnn] [--build]
+    python benchmarks/gpu_cross_compiled.py [--quick] [--models mlp cnn] [--build] [--matmul auto]
 
 "native" is ``export(..., device="cuda")``, which times configurations of kernels on the GPU of this machine;
 "cross-compiled" is ``export(..., device="cuda", arch=...)`` with its architecture, as a machine without a GPU does it;
 "tuned" is that with a tuning file, which "native" recorded. All are CUDA graphs of the same call, replayed in turns.
-Above 1 in the last columns, the file that was compiled without a GPU is faster.
+Above 1 in the last columns, the file that was compiled without a GPU is faster. With --matmul auto, Triton templates
+compete with the runtime's matrix products in all three; "library" is a native build where they do not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from common import RESULTS, WORK, Report, Table
 from gpu_common import describe_gpu
 
 PLACE = WORK / "cross"
-SIDES = ("native", "cross", "tuned")
+SIDES = ("native", "cross", "tuned")  # with matmul="auto" native-auto and so on
 REPLAYS = 10  # of a graph between two looks at the clock; two where each fills a third of a cache
 
 
@@ -140,8 +141,9 @@ def file_of(name: str, side: str) -> pathlib.Path:
     return PLACE / f"{number}_{side}.pt2"
 
 
-def tuning_of(name: str) -> pathlib.Path:
-    return file_of(name, "native").with_suffix(".json")
+def tuning_of(name: str, side: str) -> pathlib.Path:
+    """What the native build of the same kind records."""
+    return file_of(name, side.replace("tuned", "native")).with_suffix(".json")
 
 
 def build(name: str, side: str) -> None:
@@ -152,17 +154,20 @@ def build(name: str, side: str) -> None:
 
     PLACE.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    model, args = MODELS[name]("cuda" if side == "native" else "cpu")
+    how, _, matmul = side.partition("-")
+    model, args = MODELS[name]("cuda" if how == "native" else "cpu")
     model = model.eval()
     major, minor = torch.cuda.get_device_capability()
     given: dict[str, Any] = {"arch": f"sm_{major}{minor}"}
-    if side == "tuned":
-        given["tuning"] = tuning_of(name)
-    if side == "native":
-        given = {"record_tuning": tuning_of(name)}
+    if how == "tuned":
+        given["tuning"] = tuning_of(name, side)
+    if how == "native":
+        given = {"record_tuning": tuning_of(name, side)}
         model, args = model.cuda(), tuple(arg.cuda() for arg in args)
     if name == DECODER:
         given["dynamic_shapes"] = ({1: torch.export.Dim("n", min=1, max=1024)},)
+    if matmul:
+        given["matmul"] = matmul
     path = file_of(name, side)
     made = path.with_name(f"new-{path.name}")
     with torch.no_grad():
@@ -170,8 +175,9 @@ def build(name: str, side: str) -> None:
     made.rename(path)
 
 
-def build_all(names: list[str]) -> None:
+def build_all(names: list[str], sides: list[str]) -> None:
     """What is not there, several at a time; a tuned file after its native one."""
+    natives, tuned = ([side for side in sides if side.startswith(how)] for how in ("native", "tuned"))
 
     def one(name: str, side: str) -> str | None:
         if file_of(name, side).exists():
@@ -182,16 +188,19 @@ def build_all(names: list[str]) -> None:
 
     names = list(dict.fromkeys(DECODER if name == DECODER_AGAIN else name for name in names))
     with ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) // 2, 1)) as pool:
-        native = [pool.submit(one, name, "native") for name in names]
-        others = [pool.submit(one, name, "cross") for name in names]
-        failures = [made.result() for made in native]
-        others += [pool.submit(one, name, "tuned") for name, failed in zip(names, failures, strict=True) if not failed]
+        native = {name: [pool.submit(one, name, side) for side in natives] for name in names}
+        others = [pool.submit(one, name, side) for name in names for side in sides if side.startswith("cross")]
+        failures = []
+        for name, builds in native.items():
+            failed = [made.result() for made in builds]
+            failures += failed
+            others += [] if any(failed) else [pool.submit(one, name, side) for side in tuned]
         failures += [made.result() for made in others]
     if any(failures):
         raise SystemExit("\n".join(filter(None, failures)))
 
 
-def measure(name: str, rounds: int) -> dict[str, float]:
+def measure(name: str, sides: list[str], rounds: int) -> dict[str, float]:
     """Seconds a call of each side, and how much their results differ, as a share of the largest."""
     import torch
 
@@ -201,12 +210,12 @@ def measure(name: str, rounds: int) -> dict[str, float]:
     args = tuple(arg.cuda() for arg in MODELS[name]("cpu")[1])
     stream = torch.cuda.current_stream()
     with untorch.stream(stream):
-        programs = {side: untorch.load(file_of(name, side)) for side in SIDES}
+        programs = {side: untorch.load(file_of(name, side)) for side in sides}
         graphs = {side: program.forward.graph(*args) for side, program in programs.items()}
         for program in programs.values():
             program.reset()
         results = {side: torch.from_dlpack(graph(*args)).float().clone() for side, graph in graphs.items()}
-        times: dict[str, list[float]] = {side: [] for side in SIDES}
+        times: dict[str, list[float]] = {side: [] for side in sides}
         replays = 2 if name == DECODER else REPLAYS
         for _ in range(rounds):
             for side, graph in graphs.items():
@@ -218,7 +227,7 @@ def measure(name: str, rounds: int) -> dict[str, float]:
                 end.record(stream)
                 end.synchronize()
                 times[side].append(begin.elapsed_time(end) / 1e3 / replays)
-        want = results["native"]
+        want = results[sides[0]]
         difference = max(float((result - want).abs().max() / want.abs().max()) for result in results.values())
     for program in programs.values():
         program.close()
@@ -236,22 +245,27 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL", help="which"
     )
+    parser.add_argument("--matmul", choices=["library", "auto"], default="library", help="the option of export")
     parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
-    build_all(options.models)
+    auto = options.matmul == "auto"
+    compared = [f"{side}-auto" if auto else side for side in SIDES]
+    sides = ["native", *compared] if auto else compared
+    build_all(options.models, sides)
     if options.build:
         return
-    report = Report("gpu_cross_compiled", options.quick)
+    label = "gpu_cross_compiled_auto" if auto else "gpu_cross_compiled"
+    report = Report(label, options.quick)
     gpu = describe_gpu(report)
     rows = []
-    ratios: dict[str, list[float]] = {side: [] for side in SIDES[1:]}
+    ratios: dict[str, list[float]] = {side: [] for side in compared[1:]}
     for name in options.models:
-        found = measure(name, 5 if options.quick else 51)
+        found = measure(name, sides, 5 if options.quick else 51)
         report.values[name] = found
         for side, values in ratios.items():
-            values.append(found["native_seconds"] / found[f"{side}_seconds"])
-        times = [f"{found[f'{side}_seconds'] * 1e6:.1f}" for side in SIDES]
+            values.append(found[f"{compared[0]}_seconds"] / found[f"{side}_seconds"])
+        times = [f"{found[f'{side}_seconds'] * 1e6:.1f}" for side in sides]
         rows.append([name, *times, *(f"{values[-1]:.2f}" for values in ratios.values())])
     means = {side: math.exp(statistics.fmean(map(math.log, values))) for side, values in ratios.items()}
     report.values["geometric_mean"] = means
@@ -260,8 +274,16 @@ def main() -> None:
         f"Medians of graph replays on {gpu}. Geometric mean of native / cross-compiled: {cross}; of native / tuned: "
         f"{tuned}."
     )
-    header = ["model", "native µs", "cross-compiled µs", "tuned µs", "native / cross-compiled", "native / tuned"]
-    report.tables["gpu_cross_compiled"] = Table(header, rows, note)
+    header = [
+        "model",
+        *(["library µs"] if auto else []),
+        "native µs",
+        "cross-compiled µs",
+        "tuned µs",
+        "native / cross-compiled",
+        "native / tuned",
+    ]
+    report.tables[label] = Table(header, rows, note)
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))
 
 

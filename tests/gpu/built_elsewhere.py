@@ -71,6 +71,18 @@ class Steps(nn.Module):
         return x * self.two + self.table + torch.arange(64, device=x.device) + torch.tensor(3) + self.calls
 
 
+class Products(nn.Module):
+    """With pointwise operators behind them, which Triton templates take into their kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.down(F.gelu(self.up(x)))
+        return y.softmax(-1), torch.bmm(y.view(4, -1, 512), x.view(4, -1, 512).mT).tanh()
+
+
 def _half(module: nn.Module) -> nn.Module:
     return module.to(torch.bfloat16)
 
@@ -88,6 +100,8 @@ def _models() -> dict[str, dict[str, Any]]:
         "steps": {"model": Steps(), "args": (torch.randn(3, 64),)},
         "int4": {"model": _half(nn.Sequential(nn.Linear(512, 1024), nn.SiLU(), nn.Linear(1024, 256))),
                  "args": (torch.randn(5, 512).bfloat16(),)},
+        "templates": {"model": _half(Products()), "args": (torch.randn(128, 512).bfloat16(),),
+                      "options": {"matmul": "auto"}},
     }  # fmt: skip
 
 
@@ -107,7 +121,7 @@ def build(folder: Path, arch: str, names: tuple[str, ...] = MODELS) -> None:
         archs = ["sm_120", arch] if name == "steps" else arch
         export(
             model, args, folder / f"{name}.pt2", dynamic_shapes=entry.get("dynamic_shapes"), device="cuda", arch=archs,
-            quantize=quantize, progress=False,
+            quantize=quantize, progress=False, **entry.get("options", {}),
         )  # fmt: skip
         if quantize is not None:
             from untorch.quant import quantize as quantize_module

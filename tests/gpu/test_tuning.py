@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import untorch
+from tests.gpu.built_elsewhere import Products
 from untorch.export import export
 from untorch.export.kernel_choice import read_tuning
 from untorch.export.kernel_sources import tune_file
@@ -48,3 +50,33 @@ def test_a_files_kernels_are_timed(tmp_path: Path) -> None:
         record_tuning=again, progress=False,
     )  # fmt: skip
     assert read_tuning(again)[arch] == read_tuning(tmp_path / "cross.json")[arch]
+
+
+def test_products_are_timed_beside_templates(tmp_path: Path) -> None:
+    """Each has an entry; a build without looking at the GPU takes the same by the file."""
+    torch.manual_seed(0)
+    model, x = Products().bfloat16(), torch.randn(128, 512).bfloat16()
+    recorded, again = tmp_path / "recorded.json", tmp_path / "again.json"
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"sm_{major}{minor}"
+    with torch.no_grad():
+        expected = model(x)
+        export(
+            model.cuda(), (x.cuda(),), tmp_path / "native.pt2", device="cuda", matmul="auto", record_tuning=recorded,
+            progress=False,
+        )  # fmt: skip
+        export(
+            model.cpu(), (x,), tmp_path / "tuned.pt2", device="cuda", arch=arch, matmul="auto", tuning=recorded,
+            record_tuning=again, progress=False,
+        )  # fmt: skip
+    found = [
+        {name: choice["config"] for name, choice in read_tuning(file)[arch].items() if name.startswith("product")}
+        for file in (recorded, again)
+    ]
+    assert len(found[0]) == 3
+    assert found[1] == found[0]
+    for file in ("native.pt2", "tuned.pt2"):
+        with untorch.load(tmp_path / file) as program:
+            for got, wanted in zip(program(x.cuda()), expected, strict=True):
+                result = torch.from_dlpack(got).cpu().float()
+                assert float((result - wanted.float()).abs().max()) <= 2e-2 * float(wanted.float().abs().max())

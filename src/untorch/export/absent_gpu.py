@@ -26,6 +26,7 @@ from untorch.export.errors import CompileError
 from untorch.export.gpus import GpuModel
 from untorch.export.kernel_choice import Choices, recording
 from untorch.export.kernel_sources import keeping_sources
+from untorch.export.matmul_choice import choosing
 from untorch.export.passes import PassReport
 from untorch.runtime.errors import UnsupportedError, UntorchError
 
@@ -167,7 +168,7 @@ def _child(
         values: dict[int, torch.Tensor] = {}
         with (
             torch.no_grad(), pretend(gpu, values, tuning), recording(gpu.architecture) as choices,
-            keeping_sources() as sources,
+            choosing(gpu, tuning, choices[gpu.architecture]), keeping_sources() as sources,
         ):  # fmt: skip
             args, kwargs = _place(module, example, values)
             names = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in _tensors_by_name(module).items()}

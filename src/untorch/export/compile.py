@@ -23,6 +23,7 @@ from untorch.export.errors import CompileError
 from untorch.export.kernel_choice import Choices, read_tuning, recording
 from untorch.export.kernel_sources import SUFFIX, keeping_sources
 from untorch.export.library import find_runtime_library
+from untorch.export.matmul_choice import INDUCTOR_OPTIONS, timing
 from untorch.export.mutations import WRITTEN_ELSEWHERE, Mutations, find_mutations
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
@@ -123,6 +124,10 @@ def compile_method(
     Raises CompileError, UnsupportedOperatorsError or UnsupportedError.
     """
     method, program, module = traced.method, traced.program, traced.module
+    if options.matmul == "auto" and gpu is None:
+        raise CompileError(
+            f"method {method.name!r}: option matmul: 'auto' is for CUDA, and this method is for the CPU: leave it out"
+        )
     device = "cpu" if gpu is None else "cuda"
     on_gpu = _on(gpu)
     reads_states = bool(module.meta.get(WRITTEN_ELSEWHERE))
@@ -295,6 +300,8 @@ def _inductor_options(
         # One file: the kernels lie in the library. They are compiled by torch's own pool of processes.
         values["aot_inductor.embed_kernel_binary"] = True
         del values["compile_threads"]
+    if gpu is not None and options.matmul == "auto":
+        values |= INDUCTOR_OPTIONS
     if target.vector_bits is not None:
         values["cpp.simdlen"] = target.vector_bits or 1
     if target.march is not None and has_cpp_march():
@@ -358,7 +365,10 @@ def _run_inductor(
             tuning = {} if options.tuning is None else read_tuning(options.tuning).get(gpu.architecture, {})
             return compile_elsewhere(name, module, (tuple(args), dict(kwargs)), gpu.absent, compile_graph, tuning)
         try:
-            with recording(None if gpu is None else gpu.architecture) as choices, keeping_sources() as sources:
+            with (
+                recording(None if gpu is None else gpu.architecture) as choices, keeping_sources() as sources,
+                contextlib.nullcontext() if gpu is None else timing(choices[gpu.architecture]),
+            ):  # fmt: skip
                 result = compile_graph(module, tuple(args), dict(kwargs))
         except UntorchError:
             raise

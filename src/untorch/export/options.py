@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 from untorch.export.errors import OptionError
 
 __all__ = [
-    "PASS_NAMES", "Attention", "Cpu", "ExportOptions", "OptimisationLevel", "QuantizeOptions", "resolve_options",
+    "PASS_NAMES", "Attention", "Cpu", "ExportOptions", "Matmul", "OptimisationLevel", "QuantizeOptions",
+    "resolve_options",
 ]  # fmt: skip
 
 # In the order in which they run. What computes constants comes first, so that the others see them; dead code goes
@@ -25,6 +26,7 @@ PASS_NAMES = (
 )  # fmt: skip
 
 Attention = Literal["auto", "triton", "native", "math"]
+Matmul = Literal["library", "auto"]
 Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 OptimisationLevel = Literal["O0", "O1", "O2", "O3"]
 
@@ -86,6 +88,9 @@ class ExportOptions:
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
         matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
+    matmul: what multiplies matrices on CUDA. "library": the runtime's operators (cuBLAS, and kernels of its own for few
+        rows); "auto": those or Triton templates that are compiled into the file, whichever is the fastest: timed on the
+        GPU, by ``tuning``, or estimated for a GPU that is not there.
     quantize: what becomes of linear layers: "int4", "nvfp4", or a dictionary of options ({"dtype": "int4",
         "group_size": 64, "method": "rtn", "include": …, "exclude": …}, see ``untorch.quant.quantize``), or a dictionary
         of methods with either of these ({"decoder": "int4"}). A copy is quantised; the module stays as it is. Methods
@@ -109,6 +114,7 @@ class ExportOptions:
     cpu: Cpu = "native"
     pack_linears: bool = True
     attention: Attention = "auto"
+    matmul: Matmul = "library"
     quantize: str | Mapping[str, Any] | None = None
     passes: Mapping[str, bool] = field(default_factory=dict)
     fold_limit: int = 16 << 20
