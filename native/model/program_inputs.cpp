@@ -1,0 +1,195 @@
+// The checks that stand between a caller's mistake and generated code that trusts its inputs.
+#include <algorithm>
+
+#include "model/program.h"
+
+namespace untorch {
+namespace {
+
+// Complex numbers are pairs.
+std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
+
+std::int64_t floor_div(std::int64_t a, std::int64_t b) {
+  if (b == -1) return a == INT64_MIN ? INT64_MAX : -a;  // the one quotient that does not fit
+  const std::int64_t q = a / b;
+  return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;
+}
+
+// The value of an expression; nothing when it divides by zero or overflows.
+bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std::int64_t& result) {
+  std::vector<std::int64_t> stack;
+  for (const auto& token : dim.tokens) {
+    using Token = DimSpec::Token;
+    if (token.op == Token::kNumber) {
+      stack.push_back(token.number);
+      continue;
+    }
+    if (token.op == Token::kSymbolValue) {
+      const std::int64_t value = symbols[static_cast<std::size_t>(token.number)];
+      if (value < 0) return false;  // a symbol that no input binds
+      stack.push_back(value);
+      continue;
+    }
+    const std::int64_t b = stack.back();
+    stack.pop_back();
+    std::int64_t& a = stack.back();
+    switch (token.op) {
+      case Token::kAdd:
+        if (__builtin_add_overflow(a, b, &a)) return false;
+        break;
+      case Token::kSub:
+        if (__builtin_sub_overflow(a, b, &a)) return false;
+        break;
+      case Token::kMul:
+        if (__builtin_mul_overflow(a, b, &a)) return false;
+        break;
+      case Token::kFloorDiv:
+        if (b == 0) return false;
+        a = floor_div(a, b);
+        break;
+      case Token::kMod:
+        if (b == 0) return false;
+        a = b == -1 ? 0 : a % b;
+        if (a != 0 && (a < 0) != (b < 0)) a += b;
+        break;
+      case Token::kMin:
+        a = std::min(a, b);
+        break;
+      case Token::kMax:
+        a = std::max(a, b);
+        break;
+      default:
+        return false;
+    }
+  }
+  result = stack.back();
+  return true;
+}
+
+std::string describe(const TensorSpec& spec) {
+  std::string out = dtype_name(spec.dtype) + "[";
+  for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+    const DimSpec& dim = spec.shape[d];
+    out += d == 0 ? "" : ", ";
+    out += dim.kind == DimSpec::kFixed ? std::to_string(dim.value) : dim.text.empty() ? "?" : dim.text;
+  }
+  return out + "]";
+}
+
+}  // namespace
+
+void Method::check_inputs(std::span<const TensorView> inputs, const Container& container) const {
+  const std::string& method = spec_.name;
+  if (inputs.size() != container.num_inputs()) {
+    throw_error(ErrorKind::kInvalidArgument, "method '", method, "': expected ", container.num_inputs(),
+                " tensors, got ", inputs.size());
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& input = inputs[i];
+    const std::string number = spec_.has_specs ? "" : std::to_string(i);
+    const std::string& name = spec_.has_specs ? spec_.inputs[i].name : number;
+    if (!is_known(input.dtype)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': unknown dtype code ",
+                  static_cast<int>(input.dtype));
+    }
+    if (std::any_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s < 0; })) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative sizes ",
+                  to_string(input.sizes));
+    }
+    const bool has_elements =
+        std::all_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s != 0; });
+    if (has_elements &&
+        (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(input.dtype) != 0)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': its memory is ",
+                  input.data == nullptr ? "null" : "not aligned to its dtype: pass a copy");
+    }
+    // A CUDA method takes CPU memory too: it is copied.
+    if (input.device.type != DeviceType::kCPU &&
+        (input_on_cpu(i) || input.device.type != device_.type || input.device.index != device_.index)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ",
+                  device_name(input.device), ", expected ", input_on_cpu(i) ? "cpu" : device_name(device_));
+    }
+    if (std::any_of(input.strides.begin(), input.strides.end(), [](std::int64_t s) { return s < 0; })) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative strides ",
+                  to_string(input.strides), ": pass a contiguous copy (numpy.ascontiguousarray)");
+    }
+  }
+  if (!spec_.has_specs) return;  // a stock package: the library checks itself
+
+  std::vector<std::int64_t> symbols(spec_.symbols.size(), -1);
+  std::vector<std::size_t> bound_by(spec_.symbols.size(), 0);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& input = inputs[i];
+    const TensorSpec& expected = spec_.inputs[i];
+    const auto fail = [&](const auto&... parts) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ",
+                  describe(expected), ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
+    };
+    if (expected.mutated && input.read_only)
+      fail(", read-only: the model writes into this input, pass memory that may be written");
+    if (input.dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
+    if (input.sizes.size() != expected.shape.size())
+      fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
+    bool empty = false;
+    for (std::size_t d = 0; d < input.sizes.size(); ++d) {
+      const DimSpec& dim = expected.shape[d];
+      const std::int64_t size = input.sizes[d];
+      empty = empty || size == 0;
+      if (dim.kind == DimSpec::kFixed && size != dim.value) fail(": dimension ", d, " must be ", dim.value);
+      if (dim.kind != DimSpec::kSymbol) continue;
+      if (size < dim.min || size > dim.max) {
+        if (dim.max == INT64_MAX) fail(": dimension ", d, " (", dim.text, ") must be at least ", dim.min);
+        fail(": dimension ", d, " (", dim.text, ") must be from ", dim.min, " to ", dim.max);
+      }
+      std::int64_t& value = symbols[dim.symbol];
+      if (value >= 0 && value != size) {
+        fail(": dimension ", d, " must be ", value, ", as ", dim.text, " is in input '",
+             spec_.inputs[bound_by[dim.symbol]].name, "'");
+      }
+      value = size;
+      bound_by[dim.symbol] = i;
+    }
+    if (empty) continue;
+    std::int64_t running = 1;
+    for (std::size_t d = input.sizes.size(); d-- > 0;) {
+      const std::int64_t want = expected.contiguous ? running
+                                : expected.strides  ? (*expected.strides)[d]
+                                                    : input.strides[d];
+      if (input.sizes[d] != 1 && input.strides[d] != want) {
+        if (expected.contiguous) {
+          fail(" with strides ", to_string(input.strides),
+               ": it must be contiguous (numpy.ascontiguousarray makes it so)");
+        }
+        fail(" with strides ", to_string(input.strides), ": expected strides ", to_string(*expected.strides));
+      }
+      running *= input.sizes[d];
+    }
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (std::size_t d = 0; d < inputs[i].sizes.size(); ++d) {
+      const DimSpec& dim = spec_.inputs[i].shape[d];
+      std::int64_t value = 0;
+      if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && inputs[i].sizes[d] != value) {
+        throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", spec_.inputs[i].name, "': expected ",
+                    describe(spec_.inputs[i]), ", got ", dtype_name(inputs[i].dtype), to_string(inputs[i].sizes),
+                    ": dimension ", d, " must be ", dim.text, " = ", value);
+      }
+    }
+  }
+}
+
+TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec) {
+  const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
+  auto tensor = std::make_unique<Tensor>(StorageRef::borrow(view.data, extent * element_size(view.dtype), view.device),
+                                         0, view.dtype, view.sizes, view.strides);
+  if (spec == nullptr || (!spec->contiguous && !spec->strides)) return tensor;
+  Dims& strides = tensor->mutable_strides();
+  std::int64_t running = 1;
+  for (std::size_t d = view.sizes.size(); d-- > 0;) {
+    if (view.sizes[d] == 1) strides[d] = spec->contiguous ? running : (*spec->strides)[d];
+    running *= view.sizes[d];
+  }
+  return tensor;
+}
+
+}  // namespace untorch
