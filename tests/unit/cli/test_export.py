@@ -246,6 +246,7 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
 
 
 @needs_torch
+@pytest.mark.slow
 def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
     source, output = f"{script}:build", tmp_path / "gpu.pt2"
     done = run_process(
@@ -263,6 +264,7 @@ def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.slow
 def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     path = tmp_path / "net.pt2"
     command = ("export", f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")

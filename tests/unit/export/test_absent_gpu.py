@@ -29,7 +29,7 @@ from untorch.quant import NVFP4MoE
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 _CUDA_MACHINE = 190
 
 

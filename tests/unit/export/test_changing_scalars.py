@@ -66,6 +66,7 @@ class Before(torch.nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (40, 40)])
+@pytest.mark.slow
 def test_a_clone_has_the_value_of_before(tmp_path: Path, shape: tuple[int, ...]) -> None:
     export(Before(shape), (torch.ones(shape),), tmp_path / "before.pt2", progress=False)
     with untorch.load(tmp_path / "before.pt2") as program:

@@ -60,6 +60,7 @@ def names(found: list[Fallback]) -> set[tuple[str, str, bool]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_the_forecast_is_what_the_library_needs(name: str, tmp_path: Path) -> None:
     make, args = MODELS[name]
     program = quietly(torch.export.export, make().eval(), args)
@@ -109,6 +110,7 @@ def test_what_to_do() -> None:
     assert "Python kernels work on the CPU's memory only" in item.todo
 
 
+@pytest.mark.slow
 def test_int4_weights_in_the_layout_of_a_cpu_are_refused(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -155,6 +155,7 @@ def turned(path: Path, **options: Any) -> None:
     export(Turned(), args, path, device="cuda", progress=False, **options)
 
 
+@pytest.mark.slow
 def test_a_build_without_a_gpu_takes_what_the_file_says(tmp_path: Path) -> None:
     model, record, tuning = tmp_path / "model.pt2", tmp_path / "record.json", tmp_path / "tuning.json"
     turned(model, arch="sm_90", record_tuning=record)

@@ -16,7 +16,7 @@ from untorch.export import CompileError, export
 from untorch.export.kernel_sources import SUFFIX, tune_file
 from untorch.runtime.errors import UnsupportedError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
 
 class Turned(nn.Module):

@@ -105,6 +105,7 @@ def compiled(tmp_path: Path, **options: Any) -> tuple[bool, dict[str, dict[str, 
 UP, DOWN = (f"product 1 x [64, {k}] rows . [{k}, {n}] columns + bias, bfloat16" for k, n in ((512, 2048), (2048, 512)))
 
 
+@pytest.mark.slow
 def test_by_the_estimate(tmp_path: Path) -> None:
     calls_the_library, kernels = compiled(tmp_path)
     assert calls_the_library
@@ -115,6 +116,7 @@ def test_by_the_estimate(tmp_path: Path) -> None:
     assert kernels[template]["num_warps"] == kernels[UP]["num_warps"]
 
 
+@pytest.mark.slow
 def test_by_a_tuning_file(tmp_path: Path) -> None:
     tile = {"BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_N": 64, "GROUP_M": 8, "num_stages": 3, "num_warps": 4}
     choices = {UP: {"kernel": UP, "config": LIBRARY}, DOWN: {"kernel": DOWN, "config": tile}}
@@ -127,6 +129,7 @@ def test_by_a_tuning_file(tmp_path: Path) -> None:
     assert len([name for name in kernels if name.startswith("triton_tem")]) == 1
 
 
+@pytest.mark.slow
 def test_dynamic_sizes_stay_with_the_library(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=1, max=4096)
     calls_the_library, kernels = compiled(tmp_path, dynamic_shapes=({0: rows},))

@@ -101,6 +101,7 @@ def test_a_wrong_device() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_methods_of_a_file_differ(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()
     report = export(

@@ -347,6 +347,7 @@ def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.slow
 def test_a_file_computes_what_the_quantised_module_does(dtype: torch.dtype, tmp_path: Path) -> None:
     entry = methods(dtype)["encode"]
     path = tmp_path / "model.pt2"

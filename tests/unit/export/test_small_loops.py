@@ -31,6 +31,7 @@ def test_small_loops_are_serial_and_open_ones_parallel(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_torch_still_parallelises_small_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when the patch in torch_patches.py is no longer needed."""
     import contextlib

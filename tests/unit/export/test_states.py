@@ -74,6 +74,7 @@ def test_what_does_not_fit_together() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_different_initial_values_are_refused(tmp_path: Path) -> None:
     x = torch.ones(3)
     with pytest.raises(CompileError, match="a session has one"):

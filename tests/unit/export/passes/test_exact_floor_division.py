@@ -68,6 +68,7 @@ def test_before_and_after() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow
 def test_files_are_exact(dtype: torch.dtype, tmp_path: Path) -> None:
     model, x = Divides(3 if dtype == torch.uint8 else -3, dtype), values(dtype)
     results, method = exported(model, [x], tmp_path)
