@@ -4,37 +4,21 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <deque>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/size_class.h"
 #include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
 
-constexpr std::size_t kUnit = 512;             // smallest block and alignment
 constexpr std::size_t kSmallLimit = 1u << 20;  // up to here blocks are cut from slabs
 constexpr std::size_t kSlabBytes = 2u << 20;
 constexpr std::size_t kNumClasses = 8 * 48;
-
-// The class that holds `nbytes`, and the size of its blocks.
-struct SizeClass {
-  std::size_t index, bytes;
-};
-
-SizeClass size_class(std::size_t nbytes) {
-  const std::size_t units = std::max<std::size_t>((nbytes + kUnit - 1) / kUnit, 1);
-  if (units <= 8) return {units - 1, units * kUnit};
-  // units lies in (2^e, 2^(e+1)]: eight steps of 2^(e-3).
-  const auto exponent = static_cast<std::size_t>(std::bit_width(units - 1)) - 1;
-  const std::size_t step = std::size_t{1} << (exponent - 3);
-  const std::size_t eighths = (units - (std::size_t{1} << exponent) + step - 1) / step;  // 1 … 8
-  return {(exponent - 2) * 8 + eighths - 1, ((std::size_t{1} << exponent) + eighths * step) * kUnit};
-}
 
 struct Slab {
   DevicePtr base = 0;
@@ -291,18 +275,6 @@ struct Recent {
 };
 thread_local Recent recent;
 
-std::string gib(std::size_t bytes) {
-  char text[64];
-  if (bytes < std::size_t{1} << 20) {
-    std::snprintf(text, sizeof text, "%zu bytes", bytes);
-  } else if (bytes < std::size_t{1} << 30) {
-    std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  } else {
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  }
-  return text;
-}
-
 [[noreturn]] void out_of_memory(std::size_t nbytes, int device) {
   std::size_t free_bytes = 0, total = 0;
   (void)driver().mem_info(&free_bytes, &total);
@@ -376,72 +348,6 @@ StorageRef allocate_unpooled(std::size_t nbytes, int device) {
         (void)driver().mem_free(reinterpret_cast<DevicePtr>(data));
       },
       reinterpret_cast<void*>(static_cast<std::intptr_t>(device))));
-}
-
-namespace {
-
-// Pinned blocks and the event after their last use.
-struct PinnedBlock {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-  int device = 0;
-  Event done = nullptr;
-};
-
-class PinnedPool {
- public:
-  PinnedBlock* take(std::size_t nbytes, int device) {
-    const std::size_t bytes = size_class(std::max<std::size_t>(nbytes, 1)).bytes;
-    {
-      const std::lock_guard lock(mutex_);
-      for (auto it = free_.begin(); it != free_.end(); ++it) {
-        PinnedBlock* const block = *it;
-        if (block->bytes != bytes || block->device != device) continue;
-        if (driver().event_query(block->done) != kSuccess) continue;
-        free_.erase(it);
-        return block;
-      }
-    }
-    const RelaxedCapture relaxed;
-    auto block = std::make_unique<PinnedBlock>();
-    block->bytes = bytes;
-    block->device = device;
-    if (driver().mem_host_alloc(&block->data, bytes, kHostAllocPortable) != kSuccess) return nullptr;
-    if (driver().event_create(&block->done, kEventDisableTiming) != kSuccess) {
-      (void)driver().mem_host_free(block->data);
-      return nullptr;
-    }
-    return block.release();
-  }
-  void put(PinnedBlock* block) noexcept {
-    const DeviceGuard guard(block->device);
-    // Work that was given to this thread's stream may still read it.
-    const Stream stream = current_stream(block->device);
-    if (!is_capturing(stream)) (void)driver().event_record(block->done, stream);
-    const std::lock_guard lock(mutex_);
-    free_.push_back(block);
-  }
-  static PinnedPool& instance() {
-    static auto& made = *new PinnedPool;
-    return made;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<PinnedBlock*> free_;
-};
-
-}  // namespace
-
-StorageRef allocate_pinned(std::size_t nbytes, int device) {
-  const DeviceGuard guard(device);
-  PinnedBlock* const block = PinnedPool::instance().take(nbytes, device);
-  if (block == nullptr) {
-    throw_error(ErrorKind::kOutOfMemory, "out of pinned host memory: could not pin ", gib(nbytes));
-  }
-  return StorageRef(new Storage(
-      block->data, nbytes, Device{},
-      [](void*, void* context) noexcept { PinnedPool::instance().put(static_cast<PinnedBlock*>(context)); }, block));
 }
 
 }  // namespace untorch::cuda

@@ -64,7 +64,4 @@ void release_unused(int device);
 // Memory straight from the driver, outside the pool, for what lives long (weights). Same errors as allocate.
 StorageRef allocate_unpooled(std::size_t nbytes, int device);
 
-// Pinned host memory, kept for reuse once the GPU is done with it: `stream` is where it was last used.
-StorageRef allocate_pinned(std::size_t nbytes, int device);
-
 }  // namespace untorch::cuda

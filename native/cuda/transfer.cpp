@@ -6,6 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/device_error.h"
 #include "cuda/memory_pool.h"
+#include "cuda/pinned_pool.h"
 #include "cuda/stream.h"
 #include "tensor/copy.h"
 #include "tensor/device.h"

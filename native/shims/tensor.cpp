@@ -3,6 +3,7 @@
 
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
+#include "cuda/pinned_pool.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/device.h"
