@@ -24,6 +24,10 @@ struct CudaOps {
                         double* value, AtenTensorHandle* ret0) = nullptr;
   AOTITorchError (*subtract)(AtenTensorHandle self, AtenTensorHandle other, double alpha,
                              AtenTensorHandle* ret0) = nullptr;
+  AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) = nullptr;
+  AOTITorchError (*bmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) = nullptr;
+  AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2,
+                              double beta, double alpha) = nullptr;
 };
 inline CudaOps cuda_ops;
 

@@ -1,6 +1,8 @@
 // mm, addmm, bmm, baddbmm and their relatives on the CPU.
 #include "shims/cpu/matmul.h"
 
+#include "shims/device_ops.h"
+
 namespace untorch::shims {
 namespace {
 
@@ -49,6 +51,7 @@ UNTORCH_SHIM aoti_torch_cpu_mm_out(AtenTensorHandle out, AtenTensorHandle self, 
 }
 
 UNTORCH_SHIM aoti_torch_mm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) {
+  if (on_cuda(self) && cuda_ops.mm_out != nullptr) return cuda_ops.mm_out(out, self, mat2);
   return guarded("mm", [&] { mm_out("mm", out, self, mat2); });
 }
 
@@ -59,6 +62,7 @@ UNTORCH_SHIM aoti_torch_cpu_addmm_out(AtenTensorHandle out, AtenTensorHandle sel
 
 UNTORCH_SHIM aoti_torch_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1,
                                   AtenTensorHandle mat2, float beta, float alpha) {
+  if (on_cuda(mat1) && cuda_ops.addmm_out != nullptr) return cuda_ops.addmm_out(out, self, mat1, mat2, beta, alpha);
   return guarded("addmm", [&] { addmm_out("addmm", out, self, mat1, mat2, beta, alpha); });
 }
 
@@ -67,6 +71,7 @@ UNTORCH_SHIM aoti_torch_cpu_bmm_out(AtenTensorHandle out, AtenTensorHandle self,
 }
 
 UNTORCH_SHIM aoti_torch_bmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) {
+  if (on_cuda(self) && cuda_ops.bmm_out != nullptr) return cuda_ops.bmm_out(out, self, mat2);
   return guarded("bmm", [&] { bmm_out("bmm", out, self, mat2); });
 }
 
@@ -140,6 +145,10 @@ UNTORCH_SHIM aoti_torch_cpu_addmv(AtenTensorHandle self, AtenTensorHandle mat, A
 UNTORCH_SHIM aoti_torch__mm_plus_mm_out(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
                                         AtenTensorHandle c, AtenTensorHandle d) {
   constexpr const char* op = "_mm_plus_mm";
+  if (on_cuda(a) && cuda_ops.mm_out != nullptr && cuda_ops.addmm_out != nullptr) {
+    const AOTITorchError code = cuda_ops.mm_out(out, a, b);
+    return code != 0 ? code : cuda_ops.addmm_out(out, out, c, d, 1.0, 1.0);
+  }
   return guarded(op, [&] {
     mm_out(op, out, a, b);
     addmm_out(op, out, out, c, d, 1.0, 1.0);

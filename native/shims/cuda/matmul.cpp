@@ -1,6 +1,8 @@
 // mm, addmm, bmm, baddbmm and their relatives on GPUs.
 #include "shims/cuda/matmul.h"
 
+#include "shims/device_ops.h"
+
 namespace untorch::shims {
 namespace {
 
@@ -192,4 +194,14 @@ UNTORCH_SHIM aoti_torch_cuda_addmv(AtenTensorHandle self, AtenTensorHandle mat, 
   });
 }
 
+namespace {
+
+[[maybe_unused]] const bool registered = [] {
+  cuda_ops.mm_out = aoti_torch_cuda_mm_out;
+  cuda_ops.bmm_out = aoti_torch_cuda_bmm_out;
+  cuda_ops.addmm_out = aoti_torch_cuda_addmm_out;
+  return true;
+}();
+
+}  // namespace
 }  // namespace untorch::shims

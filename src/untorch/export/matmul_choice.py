@@ -137,12 +137,14 @@ def choosing(
 
     found: gets what was taken, by the product's key.
     """
-    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+    from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 
     def one(choices: list[Any]) -> list[Any]:
         candidates = {choice: config for choice in choices if (config := _config_of(choice)) is not None}
-        if len(candidates) < 2 or LIBRARY not in candidates.values():
-            return choices  # nothing to choose, or not a product of two matrices
+        if len(choices) < 2:
+            return choices
+        if len(candidates) < 2 or LIBRARY not in candidates.values():  # another kind: the operator, where there is one
+            return [next((choice for choice in choices if isinstance(choice, ExternKernelCaller)), choices[0])]
         name, product = _product_of(choices[0])
         known = tuning.get(name, {}).get("config", LIBRARY if _is_dynamic(choices[0]) else None)
         chosen = next((choice for choice, config in candidates.items() if config == known), None)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.native import shim
-from tests.native.shim import I32, Opt, ShimError, call, lib, use_torch_stream
+from tests.native.shim import F32, I32, Opt, ShimError, call, lib, use_torch_stream
 
 F64 = torch.float64
 HALVES = [torch.bfloat16, torch.float16]
@@ -145,6 +145,23 @@ def test_batches(batch: int, m: int, n: int, k: int, dtype: torch.dtype, a_layou
         want = product + beta * self.double()
         size = size + beta * self.double().abs()
     check(out, want, size, product=product if beta else None)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_two_products(dtype: torch.dtype) -> None:
+    """a · b + c · d, and other names that say no device; the first is rounded before the second is added, as PyTorch's."""
+    a, c = random(40, 300, dtype=dtype), random(40, 72, dtype=dtype, seed=1)
+    b, d = random(300, 56, dtype=dtype, seed=2), random(72, 56, dtype=dtype, seed=3)
+    out = torch.full((40, 56), float("nan"), dtype=dtype, device="cuda")
+    call("aoti_torch__mm_plus_mm_out", out, a.cuda(), laid(b, "columns"), c.cuda(), d.cuda())
+    (first, first_size), (second, second_size) = reference(a, b), reference(c, d)
+    check(out, first + second, first_size + second_size, product=first)
+    call("aoti_torch_mm_out", out, a.cuda(), b.cuda())
+    check(out, first, first_size)
+    call("aoti_torch_addmm_out", out, d[:1].cuda(), a.cuda(), b.cuda(), F32(0.5), F32(2.0))
+    check(out, 2 * first + 0.5 * d[:1].double(), 2 * first_size + d[:1].double().abs(), product=2 * first)
+    call("aoti_torch_bmm_out", out[None], a.cuda()[None], b.cuda()[None])
+    check(out, first, first_size)
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:3])

@@ -47,9 +47,10 @@ def refusal(name: str, *args: Any, slots: int = 0) -> str:
         else:
             c_args.append(ctypes.c_void_p() if arg is None else arg)
     out = [ctypes.c_void_p() for _ in range(slots)]
+    shim = getattr(lib, name if name.startswith("aoti_torch_") else f"aoti_torch_cuda_{name}")
     try:
         with pytest.raises(ShimError) as error:
-            raise_on(getattr(lib, f"aoti_torch_cuda_{name}")(*c_args, *map(ctypes.byref, out)))
+            raise_on(shim(*c_args, *map(ctypes.byref, out)))
     finally:
         for arg in args:
             h = arg[0] if isinstance(arg, list) else arg
@@ -236,3 +237,13 @@ def test_library_paths() -> None:
     assert lib.untorch_last_error() == b"untorch_add_library_path: folder must be an absolute path"
     lib.untorch_gpu_libraries.restype = ctypes.c_char_p
     assert isinstance(lib.untorch_gpu_libraries(), bytes)
+
+
+def test_names_without_a_device_serve_cuda() -> None:
+    wrong = "mm: the inner sizes differ: 'self' is [2, 3], 'mat2' is [4, 5]"
+    assert refusal("aoti_torch_mm_out", fake(2, 5), fake(2, 3), fake(4, 5)) == wrong
+    assert refusal("aoti_torch__mm_plus_mm_out", fake(2, 5), fake(2, 3), fake(4, 5), fake(2, 3), fake(3, 5)) == wrong
+    assert "'mat2' is [1, 4, 5]" in refusal("aoti_torch_bmm_out", fake(1, 2, 5), fake(1, 2, 3), fake(1, 4, 5))
+    factors = ctypes.c_float(1), ctypes.c_float(1)
+    text = refusal("aoti_torch_addmm_out", fake(2, 5), fake(2, 5), fake(2, 3), fake(4, 5), *factors)
+    assert text == "addmm: the inner sizes differ: 'mat1' is [2, 3], 'mat2' is [4, 5]"

@@ -130,6 +130,20 @@ def test_by_a_tuning_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_other_kinds_of_products_are_the_operators(tmp_path: Path) -> None:
+    class Others(nn.Module):
+        def forward(self, x: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x @ a + a.mT @ x.mT, torch._int_mm(i, i)
+
+    args = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.ones(32, 32, dtype=torch.int8)
+    report = export(
+        Others(), args, tmp_path / "model.pt2", device="cuda", arch="sm_90", matmul="auto", progress=False
+    )  # fmt: skip
+    called = set(report.methods["forward"].operators)
+    assert called >= {"aoti_torch__mm_plus_mm_out", "aoti_torch_cuda__int_mm_out"}
+
+
+@pytest.mark.slow
 def test_dynamic_sizes_stay_with_the_library(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=1, max=4096)
     calls_the_library, kernels = compiled(tmp_path, dynamic_shapes=({0: rows},))
