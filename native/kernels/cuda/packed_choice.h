@@ -22,8 +22,8 @@ inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
 // the second-level cache.
 inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
-// Rows up to which packed_stream serves on an H200, by the number of weights: of 8192 × 28672 it is still the faster
-// one with 2048 rows, of 4096 × 14336 it is not.
+// Rows up to which packed_stream serves on an H200, by the number of weights: of int4's 8192 × 28672 it is still the
+// faster one with 2048 rows, of 4096 × 14336 it is not. NVFP4 is taken to be alike.
 struct PackedStreamLimit {
   std::int64_t rows = 1024, rows_of_large = 2048;
 

@@ -11,7 +11,8 @@
 // unpacked there. x is the second operand, from shared memory. With fewer rows the instructions that surround such
 // products cost more than they save: eight warps multiply by themselves, 32 columns each, as in packed_block.cuh.
 //
-// Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh.
+// Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh. A few have none where the
+// others then have whole tiles.
 //
 // Bytes: of shared memory a stage, 256 Rows, 64 a column and its scales (int4 16, or 4 where groups have 128 k's or
 // more; NVFP4 8); from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from memory. Operations:

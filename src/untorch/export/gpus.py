@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["GPUS", "GpuModel", "find_gpu"]
+__all__ = ["GPUS", "LATENCY", "GpuModel", "find_gpu"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_MOST_BLOCKS = 32  # of a multiprocessor
+_SHARE_OF_ONE = 1.5  # of the memory's bandwidth, times multiprocessors, that one can use
+LATENCY = 7e-7  # seconds from a load to its value, from memory that is in use
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ class GpuModel:
         """(9, 0) for sm_90."""
         number = int(self.architecture.removeprefix("sm_"))
         return number // 10, number % 10
+
+    def resident_blocks(self, warps: int, registers: int, shared_memory: int) -> int:
+        """Blocks that a multiprocessor runs at a time. registers: of a thread; shared_memory: bytes of a block."""
+        return min(
+            self.threads // (32 * warps),
+            self.registers // (32 * warps * -(-max(registers, 16) // 8) * 8),
+            (self.shared_memory + 1024) // (shared_memory + 1024),
+            _MOST_BLOCKS,
+        )
+
+    def bandwidth_for(self, blocks: int) -> float:
+        """Bytes a second that so many blocks, each on a multiprocessor of its own, reach of the memory's bandwidth."""
+        return self.bandwidth * 1e9 * min(blocks / self.multiprocessors * _SHARE_OF_ONE, 1.0)
 
 
 # The first of an architecture stands for it.

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from untorch.export.gpus import GpuModel
+from untorch.export.gpus import LATENCY, GpuModel
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
@@ -45,10 +45,7 @@ __all__ = [
 Choices = dict[str, dict[str, dict[str, Any]]]
 
 _FORMAT = "untorch tuning"
-_LATENCY = 7e-7  # seconds from a load to its value, from memory that is in use
 _SECTOR = 32  # bytes of memory that come together
-_MOST_BLOCKS = 32  # of a multiprocessor
-_SHARE_OF_ONE = 1.5  # of the memory's bandwidth, times multiprocessors, that one can use
 _SPILL = 1 / 32  # of the time, for each register
 _TIE = 1.02  # estimates are no better than that: Inductor's own order decides
 
@@ -80,12 +77,7 @@ class Candidate:
 def estimate(gpu: GpuModel, work: Work, candidate: Candidate) -> float:
     """Seconds that the kernel takes with this configuration; good for an order, not for a forecast."""
     blocks = math.prod(-(-size // max(block, 1)) for size, block in zip(work.sizes, candidate.blocks, strict=True))
-    resident = min(
-        gpu.threads // (32 * candidate.warps),
-        gpu.registers // (32 * candidate.warps * -(-max(candidate.registers, 16) // 8) * 8),
-        (gpu.shared_memory + 1024) // (candidate.shared_memory + 1024),
-        _MOST_BLOCKS,
-    )
+    resident = gpu.resident_blocks(candidate.warps, candidate.registers, candidate.shared_memory)
     at_a_time = gpu.multiprocessors * max(resident, 1)
     turns = -(-work.reduction // max(candidate.reduction, 1))
     tile = math.prod(candidate.blocks) * min(candidate.reduction, work.reduction) * work.bytes_an_element
@@ -94,8 +86,7 @@ def estimate(gpu: GpuModel, work: Work, candidate: Candidate) -> float:
     def wave(count: int) -> float:
         if count == 0:
             return 0.0
-        share = min(count / gpu.multiprocessors * _SHARE_OF_ONE, 1.0)
-        return _LATENCY * turns + count * cost / (gpu.bandwidth * 1e9 * share)
+        return LATENCY * turns + count * cost / gpu.bandwidth_for(count)
 
     seconds = blocks // at_a_time * wave(at_a_time) + wave(blocks % at_a_time)
     return seconds * (1 + candidate.spills * _SPILL)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from untorch.export.gpus import GpuModel
+from untorch.export.gpus import LATENCY, GpuModel
 
 __all__ = ["INDUCTOR_OPTIONS", "LIBRARY", "Product", "Tile", "choosing", "estimate_library", "estimate_tile", "timing"]
 
@@ -39,10 +39,8 @@ INDUCTOR_OPTIONS = {
 }
 LIBRARY = {"library": True}  # a tuning file's word for the runtime's operator
 
-_LATENCY = 7e-7  # seconds from a load to its value, from memory that is in use
 _LAUNCH = 2e-6  # seconds that a kernel costs, whatever it does
 _MEMORY = 0.85  # of the data sheet's bandwidth
-_SHARE_OF_ONE = 1.5  # of the memory's bandwidth, times multiprocessors, that one can use
 _BEST_TEMPLATE, _BEST_LIBRARY = 0.7, 0.82  # of the data sheet's rate
 _WARPS = 8  # from which a multiprocessor is busy
 _BEST_SIDE = 64.0  # rows · columns / (rows + columns) of a tile from which it is reached
@@ -95,11 +93,6 @@ def estimate_tile(gpu: GpuModel, product: Product, tile: Tile, best: float = _BE
     registers = 64 + tile.m * tile.n // (32 * tile.warps)  # of a thread
     if registers > 255:
         return math.inf
-    resident = min(
-        gpu.threads // (32 * tile.warps),
-        gpu.registers // (registers * 32 * tile.warps),
-        (gpu.shared_memory + 1024) // (shared + 1024),
-    )
     depth = -(-product.k // tile.parts)
     blocks = -(-product.m // tile.m) * -(-product.n // tile.n) * product.batch * tile.parts
     steps = -(-depth // tile.k)
@@ -111,21 +104,21 @@ def estimate_tile(gpu: GpuModel, product: Product, tile: Tile, best: float = _BE
         each = -(-count // gpu.multiprocessors)
         if each == 0:
             return 0.0
-        waits = _LATENCY * (1 + (steps - 1) / max(tile.stages - 1, 1))
+        waits = LATENCY * (1 + (steps - 1) / max(tile.stages - 1, 1))
         return max(each * work / (rate * share * min(each * tile.warps / _WARPS, 1.0)), waits)
 
-    at_a_time = gpu.multiprocessors * max(resident, 1)
+    at_a_time = gpu.multiprocessors * max(gpu.resident_blocks(tile.warps, registers, shared), 1)
     multiplying = blocks // at_a_time * wave(at_a_time) + wave(blocks % at_a_time)
     sums = 0.0 if tile.parts == 1 else _LAUNCH + 8.0 * tile.parts * product.m * product.n / (gpu.bandwidth * 1e9)
-    reach = min(min(blocks, at_a_time) / gpu.multiprocessors * _SHARE_OF_ONE, 1.0)
-    return _LAUNCH + sums + max(multiplying, product.bytes_moved / (gpu.bandwidth * 1e9 * _MEMORY * reach))
+    moving = product.bytes_moved / (gpu.bandwidth_for(min(blocks, at_a_time)) * _MEMORY)
+    return _LAUNCH + sums + max(multiplying, moving)
 
 
 def estimate_library(gpu: GpuModel, product: Product) -> float:
     """The same of the runtime's operator, which takes the best of its tiles."""
     times = [estimate_tile(gpu, product, tile, _BEST_LIBRARY) for tile in _LIBRARY_TILES]
     if product.m <= _FEW_ROWS:
-        times.append(_LAUNCH + _LATENCY + product.bytes_moved / (gpu.bandwidth * 1e9 * _MEMORY))
+        times.append(_LAUNCH + LATENCY + product.bytes_moved / (gpu.bandwidth * 1e9 * _MEMORY))
     return min(times)
 
 
