@@ -4,13 +4,17 @@
     python benchmarks/gpu_attention_tune.py: which blocks, warps and stages the Triton kernels should have
 
 Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decoding: one query over long keys,
-eight key heads for 32 query heads, in GB/s of the keys and values. Each contestant's calls are captured into a CUDA
-graph, so that the GPU's time is measured and no launch; the graphs take turns, and the median of the rounds counts.
+eight key heads for 32 query heads, in GB/s of the keys and values, which come from memory: calls take turns with more
+of them than the L2 cache holds. "reading" is one kernel that reads them and computes nothing but sums. Each
+contestant's calls are captured into a CUDA graph, so that the GPU's time is measured and no launch; the graphs take
+turns, and the median of the rounds counts.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -22,9 +26,11 @@ sys.path.insert(0, str(common.ROOT))
 
 FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-KEYS = (4096, 16384, 65536, 131072)
-CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN")
+KEYS = ((1, 4096), (1, 16384), (1, 65536), (1, 131072), (4, 4096), (16, 4096), (4, 16384))  # batch, keys of each
+CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN", "reading")
 TOKENS = 16384  # of a prefill: batch * length
+COLD_BYTES = 200 << 20  # several times the L2 cache
+READ_BLOCKS = (4096, 8192, 16384)  # elements that a program of the reading kernel takes
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Case:
     def label(self) -> str:
         """A row's name."""
         if self.queries == 1:
-            return f"decoding, {self.keys} keys, D {self.width}"
+            return f"decoding, {self.batch} × {self.keys} keys, D {self.width}"
         return f"prefill {self.batch}×{self.queries}, D {self.width}{', causal' if self.causal else ''}"
 
     @property
@@ -69,23 +75,25 @@ class Result:
     untorch_triton_seconds: float
     torch_flash_seconds: float | None
     torch_cudnn_seconds: float | None
+    reading_seconds: float | None
     largest_difference: float
 
 
 def cases(quick: bool) -> list[Case]:
-    """Sixteen thousand tokens a prefill, a model width of 2048; one sequence while decoding."""
+    """Sixteen thousand tokens a prefill, a model width of 2048."""
     prefill = [
         Case(TOKENS // length, 2048 // width, 2048 // width, length, length, width, causal)
         for width in (64, 128)
         for causal in (False, True)
         for length in (LENGTHS[1:4:2] if quick else LENGTHS)
     ]
-    return prefill + [Case(1, 32, 8, 1, keys, 128, False) for keys in (KEYS[:1] if quick else KEYS)]
+    return prefill + [Case(batch, 32, 8, 1, keys, 128, False) for batch, keys in (KEYS[:1] if quick else KEYS)]
 
 
 def measure(case: Case, rounds: int) -> Result:
     """All contestants on one case, in turns."""
     import torch
+    from read_kernel import reader
     from torch.nn import attention, functional
 
     from tests.native import shim
@@ -98,54 +106,56 @@ def measure(case: Case, rounds: int) -> Result:
         shape = (case.batch, length, heads, case.width)
         return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
 
+    decoding = case.queries == 1
+    copies = math.ceil(COLD_BYTES / case.bytes) if decoding else 1
     q = tensor(case.heads, case.queries)
-    k, v = tensor(case.kv_heads, case.keys), tensor(case.kv_heads, case.keys)
-    handles = [shim.handle(t) for t in (q, k, v)]
+    pairs = [(tensor(case.kv_heads, case.keys), tensor(case.kv_heads, case.keys)) for _ in range(copies)]
+    handles = [[shim.handle(t) for t in (q, *pair)] for pair in pairs]
     calls = max(1, min(50, int(2e-3 / max(case.operations / 3e14, case.bytes / 2e12))))
 
-    def ours(keep: list[torch.Tensor] | None = None) -> None:
+    def ours(i: int, keep: list[torch.Tensor] | None = None) -> None:
         tensors, numbers = [ctypes.c_void_p() for _ in range(7)], [ctypes.c_int64() for _ in range(2)]
         slots = [*tensors[:4], *numbers, *tensors[4:]]
         flags = ctypes.c_double(0.0), ctypes.c_int32(case.causal), ctypes.c_int32(0), None
-        shim.raise_on(getattr(shim.lib, FLASH)(*handles, *flags, *map(ctypes.byref, slots)))
+        shim.raise_on(getattr(shim.lib, FLASH)(*handles[i % copies], *flags, *map(ctypes.byref, slots)))
         if keep is not None:
             keep.append(shim.to_torch(tensors[0]))
         for h in tensors:
             shim.delete(h)
 
-    def theirs(backend: attention.SDPBackend) -> Callable[[], torch.Tensor]:
-        def call() -> torch.Tensor:
+    def theirs(backend: attention.SDPBackend) -> Callable[[int], torch.Tensor]:
+        def call(i: int) -> torch.Tensor:
             with attention.sdpa_kernel(backend):
                 return functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
+                    q, *pairs[i % copies], is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
                 )
 
         return call
 
-    def graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    def graph(call: Callable[[int], object]) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             shim.use_torch_stream()
-            call()
+            call(0)
         torch.cuda.synchronize()
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
             shim.use_torch_stream()
-            for _ in range(calls):
-                call()
+            for i in range(calls):
+                call(i)
         shim.use_torch_stream()
         return captured
 
     shim.use_torch_stream()
     results: list[torch.Tensor] = []
-    ours(results)
+    ours(0, results)
     contestants = {"untorch": graph(ours)}
 
-    def triton() -> torch.Tensor:
-        return launch(q, k, v, None, case.causal, None, lambda kernel: kernel)
+    def triton(i: int) -> torch.Tensor:
+        return launch(q, *pairs[i % copies], None, case.causal, None, lambda kernel: kernel)
 
-    largest = float((triton().float() - results[0].float()).abs().max())
+    largest = float((triton(0).float() - results[0].float()).abs().max())
     contestants["triton"] = graph(triton)
     for name, backend in (
         ("flash", attention.SDPBackend.FLASH_ATTENTION),
@@ -153,10 +163,13 @@ def measure(case: Case, rounds: int) -> Result:
     ):
         call = theirs(backend)
         try:
-            largest = max(largest, float((call().float() - results[0].float()).abs().max()))
+            largest = max(largest, float((call(0).float() - results[0].float()).abs().max()))
             contestants[name] = graph(call)
         except RuntimeError as error:
             print(f"{case.label}: torch {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    if decoding:
+        for block in READ_BLOCKS:
+            contestants[f"reading {block}"] = graph(reader(pairs, block))
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, captured in contestants.items():
@@ -166,12 +179,13 @@ def measure(case: Case, rounds: int) -> Result:
             end.record()
             end.synchronize()
             times[name].append(begin.elapsed_time(end) / 1e3 / calls)
-    for h in handles:
+    for h in itertools.chain(*handles):
         shim.delete(h)
     seconds = {name: statistics.median(values[1:]) for name, values in times.items()}
+    reading = min((seconds[name] for name in seconds if name.startswith("reading")), default=None)
     return Result(
         case.label, case.operations, case.bytes, seconds["untorch"], seconds["triton"], seconds.get("flash"),
-        seconds.get("cudnn"), largest,
+        seconds.get("cudnn"), reading, largest,
     )  # fmt: skip
 
 
@@ -195,11 +209,12 @@ def main() -> None:
         rows = []
         for r in chosen:
             work = r.operations / 1e12 if name == "prefill" else r.bytes / 1e9
-            seconds = (r.untorch_seconds, r.untorch_triton_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds)
+            seconds = [r.untorch_seconds, r.untorch_triton_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds]
+            seconds += [r.reading_seconds] if name == "decoding" else []
             rates = ["–" if s is None else f"{work / s:.0f}" for s in seconds]
             rows.append([r.case, *rates, *("–" if s is None else f"{s * 1e6:.1f}" for s in seconds)])
-        columns = ["case", *(f"{who} {unit}" for who in CONTESTANTS)]
-        columns += [f"{who} µs" for who in CONTESTANTS]
+        who = CONTESTANTS if name == "decoding" else CONTESTANTS[:4]
+        columns = ["case", *(f"{one} {unit}" for one in who), *(f"{one} µs" for one in who)]
         note = f"{report.machine['gpu']}, bfloat16; the largest difference of a result is "
         note += f"{max((r.largest_difference for r in chosen), default=0.0):.4f}."
         report.tables[f"gpu_attention_{name}"] = common.Table(columns, rows, note)

@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# One hardware queue a stream, as far as they go: a stream must not wait because another one's queue is its own. CUDA
-# reads it when it starts.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# One hardware queue a stream, as far as they go: a stream must not wait because another one's queue is its own. A GPU has
+# some hundreds for all processes, and says that it is out of memory when none is left. CUDA reads it when it starts.
+os.environ.setdefault(
+    "CUDA_DEVICE_MAX_CONNECTIONS", str(min(32, max(8, 128 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))))
+)
 
 import hypothesis
 import pytest

@@ -1,18 +1,17 @@
 """The conformance models on CUDA, exported by untorch and by PyTorch's packager, equal eager on the GPU.
 
-Compiling takes most of the time, so everything is compiled first, by a pool of processes; each then runs the model in
-a process without torch. The tests only compare.
+Compiling takes most of the time, so a pool of processes compiles; each then runs the model in a process without torch.
+The tests only compare.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import multiprocessing
 import os
 import pickle
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,35 +25,41 @@ from .conformance_worker import EXPORTERS, prepare
 _TOLERANCE = 2e-3
 
 
+class Outcomes:
+    """What became of the models: all that were named from the start, others when they are asked for."""
+
+    def __init__(self, pool: ProcessPoolExecutor, place: str, at_once: list[tuple[str, str]]) -> None:
+        self._pool, self._place = pool, place
+        self._futures = {key: pool.submit(prepare, *key, place) for key in at_once}
+
+    def __getitem__(self, key: tuple[str, str]) -> Any:
+        if key not in self._futures:
+            self._futures[key] = self._pool.submit(prepare, *key, self._place)
+        try:
+            return self._futures[key].result(timeout=900)
+        except Exception as error:
+            return {"stage": "process", "error": f"{type(error).__name__}: {error}"}
+
+
 @pytest.fixture(scope="session")
-def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, folder: Path
-) -> dict[tuple[str, str], Any]:
-    """What became of every model that a selected test asks for."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """Made by a process for each processor; by one where pytest-xdist has several processes ask."""
     wanted = dict.fromkeys(
         (item.callspec.params["name"], item.callspec.params["exporter"])
         for item in request.session.items
         if "outcomes" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
     )
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    workers = 1 if shared else max(1, min(len(wanted), len(os.sched_getaffinity(0))))
     place = str(tmp_path_factory.mktemp("conformance"))
-    workers = max(1, min(len(wanted), len(os.sched_getaffinity(0))))
-    context = multiprocessing.get_context("spawn")
-    # Not while a test of another process fills the memory.
-    with open(folder / "gpu.lock", "w") as lock, ProcessPoolExecutor(workers, mp_context=context) as pool:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        futures = {key: pool.submit(prepare, *key, place) for key in wanted}
-        results = {}
-        for key, future in futures.items():
-            try:
-                results[key] = future.result(timeout=900)
-            except Exception as error:
-                results[key] = {"stage": "process", "error": f"{type(error).__name__}: {error}"}
-    return results
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield Outcomes(pool, place, [] if shared else list(wanted))
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", list(ALL))
-def test_conforms(name: str, exporter: str, outcomes: dict[tuple[str, str], Any]) -> None:
+def test_conforms(name: str, exporter: str, outcomes: Outcomes) -> None:
     outcome = outcomes[name, exporter]
     if outcome.get("stage") == "eager":
         pytest.skip(f"PyTorch itself does not run it on CUDA: {outcome['error']}")

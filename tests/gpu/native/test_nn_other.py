@@ -115,6 +115,20 @@ def draw_signal(data: st.DataObject, dtype: torch.dtype) -> tuple[torch.Tensor, 
     return x, dims
 
 
+def is_defined(x: torch.Tensor, dims: list[int]) -> bool:
+    """Whether PyTorch says which strides a result has.
+
+    Three dimensions are transformed at a time, in the order of their strides. A dimension of size one may have another
+    one's stride, and which of the two comes first is then left to std::partition; PyTorch's own rules for shapes, on
+    which compiled models count, keep them in order, as ours do.
+    """
+    return len(dims) <= 3 or 1 not in x.shape
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_fft_c2c(data: st.DataObject) -> None:
@@ -123,7 +137,7 @@ def test_fft_c2c(data: st.DataObject) -> None:
     args = (dims, draw(st.integers(0, 2)), draw(st.booleans()))
     want = torch.ops.aten._fft_c2c(x, *args)
     got = call("aoti_torch_cuda__fft_c2c", x, *args, returns=1)
-    assert all(a == b for a, b, n in zip(got.stride(), want.stride(), want.shape, strict=True) if n > 1)
+    assert not is_defined(x, dims) or strides(got) == strides(want)
     tolerance = 1e-4 if x.dtype == torch.complex64 else 1e-12
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * 20)
 
@@ -137,9 +151,8 @@ def test_fft_r2c(data: st.DataObject) -> None:
     args = (dims, draw(st.integers(0, 2)), onesided)
     want = torch.ops.aten._fft_r2c(x.cpu().double(), *args)
     got = call("aoti_torch_cuda__fft_r2c", x, *args, returns=1)
-    meta = torch.ops.aten._fft_r2c(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda"), *args)
-    if onesided:
-        assert all(a == b for a, b, n in zip(got.stride(), meta.stride(), meta.shape, strict=True) if n > 1)
+    device = torch.ops.aten._fft_r2c(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda"), *args)
+    assert not onesided or not is_defined(x, dims) or strides(got) == strides(device)
     tolerance = 1e-4 if x.dtype == torch.float32 else 1e-12
     torch.testing.assert_close(got.cpu().to(want.dtype), want, rtol=tolerance, atol=tolerance * 20)
 
