@@ -4,8 +4,9 @@
 
 Random weights in the published sizes, nothing is downloaded; bfloat16 on the GPU. The text decoder runs a prompt of 388
 positions, of which 375 are audio, and one more. Load times are those of fresh processes, with the files in the page
-cache; run times come from one process, in which both sides take turns, and end when the device is done. With --quantize
-our side's linear layers are in int4 (RTN: random weights gain nothing from a better method), torch's are as they were.
+cache; run times come from one process, in which all sides take turns, and end when the device is done. With --quantize
+linear layers are in int4 (RTN: random weights gain nothing from a better method): as they are in the file, and on a GPU
+also loaded with unpack_weights; beside them stand our own file in bfloat16 and torch's.
 """
 
 from __future__ import annotations
@@ -36,11 +37,20 @@ def ours(quantize: str | None) -> str:
     return "untorch.pt2" if quantize is None else f"untorch-{quantize}.pt2"
 
 
+def sides(quantize: str | None, device: str) -> dict[str, tuple[str, bool]]:
+    """Our files, and whether to load them with unpack_weights, by what the report calls them."""
+    if quantize is None:
+        return {"untorch": (ours(None), False)}
+    unpacked = {} if device == "cpu" else {"unpacked": (ours(quantize), True)}
+    return {"untorch": (ours(quantize), False), **unpacked, "unquantised": (ours(None), False)}
+
+
 def missing(tiny: bool, device: str, quantize: str | None) -> list[str]:
     """The files that are to be built: ours with all methods, and a stock package for each."""
     place = folder(tiny, device)
     place.mkdir(parents=True, exist_ok=True)
-    return [name for name in (ours(quantize), *(f"{name}.pt2" for name in METHODS)) if not (place / name).exists()]
+    wanted = dict.fromkeys([*(file for file, _ in sides(quantize, device).values()), *(f"{n}.pt2" for n in METHODS)])
+    return [name for name in wanted if not (place / name).exists()]
 
 
 def build(tiny: bool, device: str, quantize: str | None, file: str) -> None:
@@ -52,8 +62,8 @@ def build(tiny: bool, device: str, quantize: str | None, file: str) -> None:
 
     path = folder(tiny, device) / file
     found = methods(build_model(tiny, "float32" if device == "cpu" else "bfloat16", device), 448 if tiny else CACHE)
-    if file == ours(quantize):
-        options = None if quantize is None else {"dtype": quantize, "method": "rtn"}
+    if file in (ours(quantize), ours(None)):
+        options = None if file == ours(None) else {"dtype": quantize, "method": "rtn"}
         export(found, path, device=device, quantize=options, progress=False)
         return
     entry = found[path.stem]
@@ -98,14 +108,14 @@ def start_cuda() -> None:
         raise SystemExit("CUDA cannot be started")
 
 
-def load_untorch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
+def load_untorch(tiny: bool, device: str, file: str, unpack: bool) -> dict[str, float]:
     import untorch
 
     seconds = {}
     if device != "cpu":
         start_cuda()
     start = time.perf_counter()
-    program = untorch.load(folder(tiny, device) / ours(quantize))
+    program = untorch.load(folder(tiny, device) / file, unpack_weights=unpack)
     for name in METHODS:
         begin = time.perf_counter()
         program[name]
@@ -114,7 +124,7 @@ def load_untorch(tiny: bool, device: str, quantize: str | None) -> dict[str, flo
     return seconds
 
 
-def load_torch(tiny: bool, device: str, quantize: str | None) -> dict[str, float]:
+def load_torch(tiny: bool, device: str) -> dict[str, float]:
     import torch
 
     if device != "cpu":
@@ -130,7 +140,7 @@ def load_torch(tiny: bool, device: str, quantize: str | None) -> dict[str, float
 
 
 def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str, Any]:
-    """Medians of both sides, in turns; and the largest difference between their results."""
+    """Medians of all sides, in turns; and the largest difference between our results and torch's."""
     import torch
     from voxtral_model import PROMPT, build_model, examples
 
@@ -151,33 +161,44 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
         "text_decoder, one token": torch.randn(1, 1, hidden, generator=generator).to(dtype).to(device),
     }
     wait: Callable[[], object] = torch.cuda.synchronize if device != "cpu" else (lambda: None)
-    free = [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
-    program = untorch.load(place / ours(quantize))
-    for name in METHODS:
-        program[name]
-    free += [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
-    theirs = {name: stock(place / f"{name}.pt2") for name in METHODS}
-    free += [torch.cuda.mem_get_info()[0]] if device != "cpu" else []
+    memory: dict[str, Any] = {}
+
+    def measured(who: str, make: Callable[[], Any]) -> Any:
+        before = torch.cuda.mem_get_info()[0] if device != "cpu" else 0
+        made = make()
+        if device != "cpu":
+            memory[f"device_{who}"] = before - torch.cuda.mem_get_info()[0]
+        return made
+
+    def opened(file: str, unpack: bool) -> Any:
+        program = untorch.load(place / file, unpack_weights=unpack)
+        for name in METHODS:
+            program[name]
+        return program
+
+    # The packed weights of a file are shared: what unpacking costs is what its side takes on top.
+    programs = {who: measured(who, functools.partial(opened, *how)) for who, how in sides(quantize, device).items()}
+    theirs = measured("torch", lambda: {name: stock(place / f"{name}.pt2") for name in METHODS})
     results: dict[str, Any] = {}
-    memory = program.memory() | {
-        f"device_{who}": free[i] - free[i + 1] for i, who in enumerate(("untorch", "torch")) if free
-    }
+    memory |= programs["untorch"].memory()
     with torch.no_grad():
         for label, x in inputs.items():
             name = label.partition(",")[0]
-            session = program.session()
+            sessions = {who: program.session() for who, program in programs.items()}
             calls: dict[str, Callable[[], Any]] = {
-                "untorch": lambda name=name, x=x, session=session: session[name](x),
-                "torch": lambda name=name, x=x: theirs[name](x),
+                who: functools.partial(session[name], x) for who, session in sessions.items()
             }
+            calls["torch"] = functools.partial(theirs[name], x)
             with untorch.stream(torch.cuda.current_stream() if device != "cpu" else None):
                 if device != "cpu":
-                    calls["untorch graph"] = functools.partial(session[name].graph(x), x)
+                    for who, session in sessions.items():
+                        calls[f"{who} graph"] = functools.partial(session[name].graph(x), x)
                 first: dict[str, Any] = {}
                 times: dict[str, list[float]] = {who: [] for who in calls}
                 for _ in range(rounds):
                     for who, call in calls.items():
-                        session.reset()
+                        for session in sessions.values():
+                            session.reset()
                         rewind(theirs[name], device)
                         wait()
                         begin = time.perf_counter()
@@ -191,7 +212,8 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
                 "difference": max(float((first[who] - first["torch"]).abs().max()) for who in first),
                 "largest": float(first["torch"].abs().max()),
             }
-            session.close()
+            for session in sessions.values():
+                session.close()
     return {"run": results, "memory": memory}
 
 
@@ -221,9 +243,10 @@ def answer(request: dict[str, Any]) -> None:
         result = build(tiny, device, quantize, request["file"])
     elif request["what"] == "run":
         result = run(tiny, device, quantize, request["rounds"])
+    elif request["what"] == "torch":
+        result = load_torch(tiny, device)
     else:
-        load = {"load_untorch": load_untorch, "load_torch": load_torch}[request["what"]]
-        result = load(tiny, device, quantize)
+        result = load_untorch(tiny, device, *sides(quantize, device)[request["what"]])
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 
@@ -256,39 +279,41 @@ def main() -> None:
     sizes = {path.stem: path.stat().st_size for path in sorted(place.glob("*.pt2"))}
     files = {name: sizes[name] for name in METHODS} | {"untorch": (place / ours(options.quantize)).stat().st_size}
     loads = {}
-    for who in ("untorch", "torch"):
-        child({**base, "what": f"load_{who}"})  # fills the page cache
-        found = [child({**base, "what": f"load_{who}"}) for _ in range(1 if quick else 5)]
+    who_runs = [*sides(options.quantize, options.device), "torch"]
+    for who in who_runs:
+        child({**base, "what": who})  # fills the page cache
+        found = [child({**base, "what": who}) for _ in range(1 if quick else 5)]
         loads[who] = {key: statistics.median(run[key] for run in found) for key in found[0]}
     found = child({**base, "what": "run", "rounds": 3 if quick else 30})
     runs, memory = found["run"], found["memory"]
     report.values = {"bytes": files, "load_seconds": loads, "run": runs, "memory_bytes": memory}
     three = sum(files[name] for name in METHODS)
+    own, mine = who_runs[:-1], sides(options.quantize, options.device)
     rows = [
-        ["file", f"{files['untorch'] / 1e9:.2f} GB", f"{three / 1e9:.2f} GB, three files"],
+        ["file", *(f"{(place / mine[who][0]).stat().st_size / 1e9:.2f} GB" for who in own),
+         f"{three / 1e9:.2f} GB, three files"],
         *[
-            [f"load, {name}", *(f"{loads[who][name] * 1e3:.0f} ms" for who in ("untorch", "torch"))]
+            [f"load, {name}", *(f"{loads[who][name] * 1e3:.0f} ms" for who in who_runs)]
             for name in (*METHODS, "all")
         ],
+        *[[f"run, {label}", *(f"{runs[label][who] * 1e3:.2f} ms" for who in who_runs)] for label in runs],
         *[
-            [f"run, {label}", *(f"{runs[label][who] * 1e3:.2f} ms" for who in ("untorch", "torch"))]
-            for label in runs
-        ],
-        *[
-            [f"run, {label}, in a graph", f"{runs[label]['untorch graph'] * 1e3:.2f} ms", "–"]
+            [f"run, {label}, in a graph", *(f"{runs[label][f'{who} graph'] * 1e3:.2f} ms" for who in own), "–"]
             for label in runs
             if "untorch graph" in runs[label]
         ],
         *[
-            [text, *(f"{memory[f'device_{who}'] / 1e9:.2f} GB" for who in ("untorch", "torch"))]
+            [text, *(f"{'+ ' if who == 'unpacked' else ''}{memory[f'device_{who}'] / 1e9:.2f} GB" for who in who_runs)]
             for text in ("device memory",) if "device_torch" in memory
         ],
-        ["weights and caches", f"{(memory['weights'] + memory['state']) / 1e9:.2f} GB", "–"],
+        ["weights and caches", f"{(memory['weights'] + memory['state']) / 1e9:.2f} GB", *("–" for _ in who_runs[1:])],
     ]  # fmt: skip
     worst = max(run["difference"] / max(run["largest"], 1e-30) for run in runs.values())
     note = f"Medians. The largest difference of a first result is {worst:.1e} of the largest value."
-    who = "untorch" if options.quantize is None else f"untorch, {options.quantize}"
-    report.tables[name] = Table(["", who, "torch's loader"], rows, note)
+    names = {"untorch": "untorch" if options.quantize is None else f"untorch, {options.quantize}",
+             "unpacked": f"untorch, {options.quantize}, unpacked", "unquantised": "untorch, unquantised",
+             "torch": "torch's loader"}  # fmt: skip
+    report.tables[name] = Table(["", *(names[who] for who in who_runs)], rows, note)
     report.write(options.output or (WORK / "results" if quick else RESULTS))
 
 

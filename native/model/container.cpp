@@ -9,6 +9,7 @@
 
 #include "cuda/device.h"
 #include "model/device_weights.h"
+#include "model/unpacked_weights.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
@@ -27,11 +28,29 @@ StorageRef mapped_storage(const std::shared_ptr<const MappedFile>& file, std::sp
   return storage;
 }
 
+using Bound = std::unordered_map<std::string, std::pair<const ConstantSpec*, const Tensor*>>;  // by fqn
+
+// Layers that are tied have one constant between them, under the name of the first.
+std::vector<PackedWeight> packed_weights(const MethodSpec& spec, const Bound& bound) {
+  std::vector<PackedWeight> found;
+  for (const PackedLinear& linear : spec.packed_linears) {
+    PackedWeight weight{&linear, {}, {}};
+    for (const std::string& fqn : linear.tensors) {
+      const auto it = bound.find(fqn);
+      if (it == bound.end() || it->second.first->mutated || it->second.first->on_cpu) break;
+      weight.weights.push_back(it->second.first->weight);
+      weight.tensors.push_back(it->second.second);
+    }
+    if (weight.tensors.size() == linear.tensors.size()) found.push_back(std::move(weight));
+  }
+  return found;
+}
+
 }  // namespace
 
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
                      const MethodSpec& spec, std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states,
-                     Device device, std::size_t num_runners, cuda::UploadRing& ring)
+                     Device device, std::size_t num_runners, bool unpack, cuda::UploadRing& ring)
     : method_(spec.name), library_(std::move(library)), states_(std::move(states)), device_(device) {
   const Archive& archive = *shared_archive;
   const std::string& name = library_->name();
@@ -58,7 +77,7 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
       throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs and gives ", num_outputs_,
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
-    bind_weights(archive, manifest, spec, ring);
+    bind_weights(archive, manifest, spec, unpack, ring);
     if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
       check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
@@ -118,7 +137,7 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
   return tensor(std::move(copy));
 }
 
-void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec,
+void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, bool unpack,
                              cuda::UploadRing& ring) {
   const ModelApi& api = library_->api();
   const std::string& path = archive.file()->path();
@@ -168,6 +187,7 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
 
   std::vector<ModelApi::ConstantEntry> pairs;
   std::unordered_map<std::string, AtenTensorHandle> map;
+  Bound bound;
   for (std::size_t i = 0; i < count; ++i) {
     bool folded = false;
     if (api.constant_from_folded != nullptr)
@@ -194,6 +214,11 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     const AtenTensorHandle handle = shims::wrap(constants_.back().get());
     pairs.push_back({it->first.c_str(), handle});
     map.emplace(name, handle);
+    bound.emplace(constant.fqn, std::make_pair(&constant, constants_.back().get()));
+  }
+  if (unpack && device_.type == DeviceType::kCUDA) {
+    const std::string what = path + ": method '" + method_ + "'";
+    unpack_weights(archive, packed_weights(spec, bound), device_.index, what.c_str());
   }
   if (pairs.empty()) return;
   const shims::HandleTracker tracker(extra_handles_);

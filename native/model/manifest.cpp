@@ -291,11 +291,41 @@ class Reader {
       if (input.find("constant", what) != nullptr) continue;  // a leaf that is no tensor; the container never sees it
       method.inputs.push_back(read_input(method, input, what + " input " + std::to_string(method.inputs.size())));
     }
+    if (const json::Value* weights = value.find("quantization", what); weights != nullptr && !weights->is_null()) {
+      std::size_t number = 0;
+      for (const json::Value& item : weights->as_array(what + " quantization")) {
+        read_packed_linear(item, method, what + " quantization[" + std::to_string(number++) + "]");
+      }
+    }
     for (const json::Value& output : value.at("outputs", what).as_array(what + " outputs")) {
       if (!output.is_null()) (void)output.as_object(what + " output " + std::to_string(method.num_outputs));
       ++method.num_outputs;
     }
     return method;
+  }
+
+  // Experts' weights and those of files from before they told their tensors are passed over.
+  static void read_packed_linear(const json::Value& value, MethodSpec& method, const std::string& what) {
+    const json::Value* op = value.find("operator", what);
+    if (op == nullptr) return;
+    const std::string& name = op->as_string(what + " operator");
+    PackedLinear linear;
+    if (name == "nvfp4_linear") {
+      linear.kind = PackedLinear::kNvfp4;
+    } else if (name != "int4_linear") {
+      return;
+    }
+    for (const json::Value& tensor : value.at("tensors", what).as_array(what + " tensors")) {
+      linear.tensors.push_back(tensor.as_string(what + " tensors"));
+    }
+    const std::size_t expected = linear.kind == PackedLinear::kInt4 ? 2 : 3;
+    if (linear.tensors.size() != expected) {
+      throw_error(ErrorKind::kInvalidFile, what, " has ", linear.tensors.size(), " tensors, ", name, " takes ",
+                  expected);
+    }
+    linear.group_size = value.at("group_size", what).as_int(what + " group_size");
+    linear.activations = dtype_from_name(value.at("activations", what).as_string(what + " activations"), what);
+    method.packed_linears.push_back(std::move(linear));
   }
 
   // What differs between architectures.

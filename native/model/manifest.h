@@ -59,6 +59,14 @@ struct StateSpec {
   bool on_cpu = true;
 };
 
+// A linear layer with a weight in four bits, as the loader may unpack it.
+struct PackedLinear {
+  enum Kind { kInt4, kNvfp4 } kind = kInt4;
+  std::vector<std::string> tensors;     // constants by fqn, in the operator's order: the packed values, then the scales
+  std::int64_t group_size = 0;          // kInt4
+  DType activations = DType::kFloat32;  // what it is multiplied with
+};
+
 // Code of a method for another GPU architecture. What it takes and gives is the same.
 struct MethodVariant {
   std::string gpu_architecture;
@@ -83,7 +91,8 @@ struct MethodSpec {
   std::vector<TensorSpec> inputs;
   std::size_t num_outputs = 0;
   std::vector<ConstantSpec> constants;
-  std::vector<MethodVariant> variants;  // beside the code above
+  std::vector<PackedLinear> packed_linears;  // none in files that do not tell
+  std::vector<MethodVariant> variants;       // beside the code above
 };
 
 struct Manifest {

@@ -61,12 +61,17 @@ Int4Shape check_int4pack(const char* op, const Tensor& x, const Tensor& weight, 
   return out;
 }
 
-Int4Shape check_int4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scales,
-                            std::int64_t group, const Tensor* bias) {
-  check_float_rows(op, "x", x);
+Int4Shape check_int4_weight(const char* op, const Tensor& weight, const Tensor& scales, std::int64_t group) {
   Int4Shape out = check_weight(op, {"x", "weight", "group_size", "scale_and_zero"}, weight, group, scales);
   check(is_served(scales.dtype()), op, ": argument 'scale_and_zero' must be float32, bfloat16 or float16, got ",
         dtype_name(scales.dtype()));
+  return out;
+}
+
+Int4Shape check_int4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scales,
+                            std::int64_t group, const Tensor* bias) {
+  check_float_rows(op, "x", x);
+  Int4Shape out = check_int4_weight(op, weight, scales, group);
   check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight' of shape ",
         to_string(weight.sizes()), " takes at most k = ", out.k);
   if (bias != nullptr) check_bias(op, *bias, out.n, x.dtype());

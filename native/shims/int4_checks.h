@@ -12,6 +12,9 @@ struct Int4Shape {
   Dims out_sizes;
 };
 
+// The weight and its scales alone, as int4_linear below takes them.
+Int4Shape check_int4_weight(const char* op, const Tensor& weight, const Tensor& scales, std::int64_t group);
+
 // aten::_weight_int4pack_mm: x bfloat16 [m, k], dense; weight int32 [n/8][k/(16·t)][32][t/2], dense; scales bfloat16
 // [k/group][n][2], dense. Throws where that is not so; looks at no device.
 Int4Shape check_int4pack(const char* op, const Tensor& x, const Tensor& weight, std::int64_t group,

@@ -49,9 +49,8 @@ void check_float(const char* op, const char* argument, double number) {
 
 }  // namespace
 
-Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
-                              const Tensor& global_scale, const Tensor* bias) {
-  check_float_rows(op, "x", x);
+Nvfp4Shape check_nvfp4_weight(const char* op, const Tensor& weight, const Tensor& block_scale,
+                              const Tensor& global_scale) {
   Nvfp4Shape out;
   read_weight(op, weight, out);
   check_is(op, "block_scale", block_scale, DType::kFloat8E4M3FN, Dims{out.n, out.k / kNvfp4Block});
@@ -61,6 +60,13 @@ Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& wei
   check((out.row_scales || (global_scale.dim() <= 1 && global_scale.numel() == 1)) && global_scale.is_contiguous(), op,
         ": argument 'global_scale' must be contiguous and have shape [], [1] or [", out.n, "], got ",
         to_string(global_scale.sizes()));
+  return out;
+}
+
+Nvfp4Shape check_nvfp4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& block_scale,
+                              const Tensor& global_scale, const Tensor* bias) {
+  check_float_rows(op, "x", x);
+  Nvfp4Shape out = check_nvfp4_weight(op, weight, block_scale, global_scale);
   check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight_packed' of shape ",
         to_string(weight.sizes()), " takes at most k = ", out.k);
   if (bias != nullptr) check_bias(op, *bias, out.n, x.dtype());

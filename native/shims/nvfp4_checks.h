@@ -18,6 +18,10 @@ struct Nvfp4Shape {
   Dims out_sizes;
 };
 
+// The weight and its scales alone, as nvfp4_linear below takes them.
+Nvfp4Shape check_nvfp4_weight(const char* op, const Tensor& weight, const Tensor& block_scale,
+                              const Tensor& global_scale);
+
 // untorch::nvfp4_linear: x float32, bfloat16 or float16 [.., x_width] with a dense last dimension, x_width <= k; weight
 // uint8 [n, k/2] or int32 [n/8][k/(16·t)][32][t/2], dense; block_scale float8_e4m3fn [n, k/16], dense; global_scale
 // float32 with one element, or [n]; bias null or [n] of x's dtype, any stride. Throws where that is not so; looks at no

@@ -28,6 +28,8 @@ struct Device {
 };
 std::string device_name(Device device);
 
+struct UnpackedWeight;
+
 // A block of memory and what frees it. Shared by every tensor that views it.
 class Storage {
  public:
@@ -50,6 +52,9 @@ class Storage {
   // True for memory that somebody else keeps alive.
   bool borrowed() const noexcept { return deleter_ == nullptr; }
   bool read_only() const noexcept { return read_only_; }
+  // The same weight as a whole matrix (shims/unpack.h), or null. Set by who makes the storage, before others see it.
+  const UnpackedWeight* unpacked() const noexcept { return unpacked_.get(); }
+  void set_unpacked(std::shared_ptr<const UnpackedWeight> unpacked) noexcept { unpacked_ = std::move(unpacked); }
 
  private:
   friend class StorageRef;
@@ -60,6 +65,7 @@ class Storage {
   bool read_only_;
   Deleter deleter_;
   void* context_;
+  std::shared_ptr<const UnpackedWeight> unpacked_;
 };
 
 // Intrusive pointer to a Storage.

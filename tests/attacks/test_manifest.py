@@ -17,6 +17,7 @@ M = ("methods", "forward")
 X = (*M, "inputs", 0)
 C = (*M, "constants", 0)
 HUGE = 1 << 62
+PACKED = {"operator": "int4_linear", "tensors": ["w", "s"], "group_size": 32, "activations": "bfloat16"}
 
 # path in the manifest, value (... removes it), the error's text
 LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
@@ -80,6 +81,14 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*C, "weight"), 1, "names weight 1 of 1"),
     ((*C, "weight"), HUGE, "of 1"),
     ((*C, "mutated"), 1, "mutated is not true or false"),
+    ((*M, "quantization"), 3, "quantization is not a list"),
+    ((*M, "quantization"), [1], "quantization[0] is not an object"),
+    ((*M, "quantization"), [{"operator": 4}], "quantization[0] operator is not a string"),
+    ((*M, "quantization"), [{"operator": "int4_linear"}], 'quantization[0] has no "tensors"'),
+    ((*M, "quantization"), [{**PACKED, "tensors": ["w"]}], "has 1 tensors, int4_linear takes 2"),
+    ((*M, "quantization"), [{**PACKED, "operator": "nvfp4_linear"}], "has 2 tensors, nvfp4_linear takes 3"),
+    ((*M, "quantization"), [{**PACKED, "group_size": "32"}], "group_size is not an integer"),
+    ((*M, "quantization"), [{**PACKED, "activations": "int3"}], 'quantization[0] has an unknown dtype "int3"'),
     (("states",), 1, "states is not"),
     (("states",), [{"fqn": "s"}], "weight"),
     (("states",), [{"fqn": "s", "weight": 1}], "names weight 1 of 1"),

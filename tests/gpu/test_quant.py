@@ -90,6 +90,65 @@ def test_a_file_computes_what_the_quantised_module_does(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "group_size", "values"),
+    [
+        ("int4", 64, 304 * 1024 + 256 * 384),
+        ("nvfp4", 16, 304 * 1024 + 256 * 384),
+    ],
+)
+def test_unpacked_weights(kind: str, group_size: int, values: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Many rows take them, few rows do not; the programs of a file have one copy, and the last one takes it along."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
+    file = tmp_path / "model.pt2"
+    export(
+        model, (torch.randn(4, 1000, dtype=dtype),), file, device="cuda", progress=False,
+        dynamic_shapes=({0: Dim("rows", min=1, max=4096)},),
+        quantize={"dtype": kind, "group_size": group_size, "method": "rtn"},
+    )  # fmt: skip
+    quantize(model, kind, group_size=group_size, method="rtn", device="cuda", progress=False)
+    model = model.cuda()
+    with untorch.load(file) as packed:
+        with untorch.load(file, unpack_weights=True) as program, untorch.load(file, unpack_weights=True) as second:
+            for rows in (1, 8, 9, 100, 1000):
+                x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+                with torch.no_grad():
+                    expected = model(x)
+                got = torch.from_dlpack(program(x))
+                tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
+                torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+                if rows <= 8 and dtype != torch.float32:
+                    assert torch.equal(got, torch.from_dlpack(packed(x)))
+            assert program.memory()["unpacked"] == values * dtype.itemsize
+            with program.forward.graph(x) as graph:
+                assert torch.equal(torch.from_dlpack(graph(x)), got)
+            assert torch.equal(torch.from_dlpack(second(x)), got)
+            assert second.memory()["unpacked"] == values * dtype.itemsize
+        assert packed.memory()["unpacked"] == 0
+
+
+def test_unpacked_weights_with_the_same_bytes_and_other_scales(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)).bfloat16()
+    with torch.no_grad():
+        model[1].weight.copy_(model[0].weight * 4)
+    file, x = tmp_path / "model.pt2", torch.randn(100, 256).bfloat16()
+    export(model, (x,), file, device="cuda", quantize={"dtype": "int4", "method": "rtn"}, progress=False)
+    quantize(model, "int4", method="rtn", progress=False)
+    assert torch.equal(model[0].packed_weight, model[1].packed_weight)
+    with torch.no_grad():
+        expected = model.cuda()(x.cuda())
+    with untorch.load(file, unpack_weights=True) as program:
+        torch.testing.assert_close(torch.from_dlpack(program(x.cuda())), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_unpacked_weights_of_a_file_without_any(mlp: tuple[Path, nn.Module]) -> None:
+    with pytest.raises(untorch.InvalidArgumentError, match="tells of no linear layer on a GPU with a weight in four"):
+        untorch.load(mlp[0], unpack_weights=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_file_with_prefill_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
     """Few rows are exact, many are near: E4M3 has four significant bits, whose errors are much alike in each sum."""
     if torch.cuda.get_device_capability() < (8, 9):

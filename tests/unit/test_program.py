@@ -36,6 +36,8 @@ def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ({"num_threads": -1}, "num_threads must be an integer from 0 to 1024, got -1"),
         ({"num_threads": 1.5}, "num_threads must be an integer from 0 to 1024, got 1.5"),
         ({"num_threads": 100000}, "num_threads must be an integer from 0 to 1024, got 100000"),
+        ({"unpack_weights": 1}, "unpack_weights must be True or False, got 1"),
+        ({"unpack_weights": True}, "unpack_weights: it is for methods on a GPU, of which "),
         ({"device": 3}, "device must be a string such as 'cpu', got 3"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"device": "cuda"}, "was compiled for cpu and cannot run on cuda: export it for that device"),

@@ -6,7 +6,8 @@
 
 namespace untorch::kernels::cuda {
 
-enum class Int4Path : std::int8_t { kNarrow, kMma, kUnpack, kStream };
+// kWhole: by cuBLASLt, from a weight that lies unpacked beside the packed one.
+enum class Int4Path : std::int8_t { kNarrow, kMma, kUnpack, kStream, kWhole };
 
 // Read off benchmarks/gpu_int4.py on an H200, whose options move them for a run.
 struct Int4Limits {
@@ -14,6 +15,7 @@ struct Int4Limits {
   PackedStreamLimit stream;           // of int4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of int4_mma
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where the GPU has no int4_stream
+  PackedWholeLimit whole;
 };
 
 // Shared memory of int4_narrow's blocks at most, with so many rows.
@@ -23,9 +25,11 @@ inline bool int4_narrow_can(const Int4Gemm& p) {
          (p.m <= 8 || p.inner_k_tiles == 8);
 }
 
-// By dtype, m, inner_k_tiles and what the GPU can.
-inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}) {
-  if (p.dtype != Scalar::kBFloat16 && p.dtype != Scalar::kFloat16) return Int4Path::kUnpack;
+// By dtype, m, inner_k_tiles, what the GPU can, and whether the weight lies there unpacked, too.
+inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}, bool has_whole = false) {
+  const bool has_kernels = p.dtype == Scalar::kBFloat16 || p.dtype == Scalar::kFloat16;
+  if (has_whole && (!has_kernels || p.m > limits.whole.of(p))) return Int4Path::kWhole;
+  if (!has_kernels) return Int4Path::kUnpack;
   if (p.m <= limits.narrow_rows && int4_narrow_can(p)) return Int4Path::kNarrow;
   if (!p.has_wgmma || p.inner_k_tiles != 8) {
     return p.m <= limits.mma_rows_alone ? Int4Path::kMma : Int4Path::kUnpack;

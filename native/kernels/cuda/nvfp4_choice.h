@@ -7,8 +7,9 @@
 
 namespace untorch::kernels::cuda {
 
-// kFloat8, kFloat4: both operands are made that and multiplied by cuBLASLt.
-enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, kFloat4 };
+// kFloat8, kFloat4: both operands are made that and multiplied by cuBLASLt. kWhole: by cuBLASLt, from a weight that
+// lies unpacked beside the packed one.
+enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, kFloat4, kWhole };
 
 // Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
 struct Nvfp4Limits {
@@ -19,21 +20,23 @@ struct Nvfp4Limits {
   // Rows from which what is asked for as `prefill` serves: above them. That of fp4 is not measured yet.
   std::int64_t fp8_rows = 512, fp4_rows = 256;
   bool fp8_fast_accumulation = false;  // of cuBLASLt: sums of fewer digits
-  bool fp4_emulated = false;           // on GPUs that cannot, slowly, for tests
+  PackedWholeLimit whole;
+  bool fp4_emulated = false;  // on GPUs that cannot, slowly, for tests
 };
 
 // Shared memory of nvfp4_narrow's blocks at most, with so many rows.
 inline constexpr int kNvfp4NarrowShared = 159744, kNvfp4NarrowShared16 = 227328;
 inline int nvfp4_narrow_shared(std::int64_t m) { return m <= 8 ? kNvfp4NarrowShared : kNvfp4NarrowShared16; }
 
-// By dtype, m, layout, what the GPU can and what is asked for. Only tiles with inner_k_tiles 8 have kernels that
-// multiply.
+// By dtype, m, layout, what the GPU can, what is asked for, and whether the weight lies there unpacked, too. Only tiles
+// with inner_k_tiles 8 have kernels that multiply.
 inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {},
-                              Nvfp4Prefill prefill = Nvfp4Prefill::kExact) {
+                              Nvfp4Prefill prefill = Nvfp4Prefill::kExact, bool has_whole = false) {
   if (prefill == Nvfp4Prefill::kFloat8 && p.m > limits.fp8_rows) return Nvfp4Path::kFloat8;
   if (prefill == Nvfp4Prefill::kFloat4 && p.m > limits.fp4_rows) return Nvfp4Path::kFloat4;
-  if (p.dtype != Scalar::kBFloat16 && p.dtype != Scalar::kFloat16) return Nvfp4Path::kUnpack;
-  if (p.inner_k_tiles != 8) return Nvfp4Path::kUnpack;
+  const bool has_kernels = (p.dtype == Scalar::kBFloat16 || p.dtype == Scalar::kFloat16) && p.inner_k_tiles == 8;
+  if (has_whole && (!has_kernels || p.m > limits.whole.of(p))) return Nvfp4Path::kWhole;
+  if (!has_kernels) return Nvfp4Path::kUnpack;
   if (p.m <= limits.narrow_rows && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) return Nvfp4Path::kNarrow;
   if (!p.has_wgmma) return p.m <= limits.mma_rows_alone ? Nvfp4Path::kMma : Nvfp4Path::kUnpack;
   if (p.m <= limits.stream.of(p)) return Nvfp4Path::kStream;

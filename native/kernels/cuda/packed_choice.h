@@ -33,6 +33,18 @@ struct PackedStreamLimit {
   }
 };
 
+// Rows above which a weight that also lies unpacked on the GPU is read as such, by cuBLASLt, on an H200: where
+// benchmarks/gpu_int4.py and gpu_nvfp4.py show bfloat16 to be the faster one, by the number of weights.
+struct PackedWholeLimit {
+  std::int64_t rows_of_small = 8, rows = 16, rows_of_large = 128;
+
+  std::int64_t of(const PackedGemm& p) const {
+    constexpr std::int64_t kSmall = std::int64_t{1} << 22, kLarge = std::int64_t{1} << 25;
+    const std::int64_t weights = p.n * p.k;
+    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
+  }
+};
+
 // Of a product that makes tiles of 128 by 256, one on each multiprocessor.
 inline std::int64_t waves_of_tiles(std::int64_t m, std::int64_t columns, std::int64_t multiprocessors) {
   const std::int64_t tiles = (m + 127) / 128 * ((columns + 255) / 256);

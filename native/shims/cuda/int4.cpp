@@ -5,6 +5,7 @@
 #include "kernels/cuda/packed_choice.h"
 #include "shims/cuda/packed_linear.h"
 #include "shims/int4_checks.h"
+#include "shims/unpack.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -23,6 +24,9 @@ const kernels::cuda::Int4Limits& limits() {
     out.stream.rows_of_large = from_environment("UNTORCH_INT4_STREAM_ROWS", out.stream.rows_of_large);
     out.mma_rows = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);
+    out.whole.rows_of_small = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows_of_small);
+    out.whole.rows = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows);
+    out.whole.rows_of_large = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows_of_large);
     return out;
   }();
   return made;
@@ -37,14 +41,20 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles, p.group = shape.group;
   describe_gpu(on, p);
-  const Int4Path path = kernels::cuda::choose_int4(p, limits());
-  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, path == Int4Path::kUnpack);
-  const TensorPtr words = aligned_cuda(weight), factors = aligned_cuda(*to_dtype_cuda(scales, x.dtype()));
-  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
+  const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, scales);
+  const Int4Path path = kernels::cuda::choose_int4(p, limits(), whole != nullptr);
+  const bool for_blas = path == Int4Path::kUnpack || path == Int4Path::kWhole;
+  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, for_blas);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
-  p.weight = words->raw(), p.scales = factors->raw();
+  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   p.bias = added == nullptr ? nullptr : added->raw();
   p.out = out->raw();
+  if (path == Int4Path::kWhole) {
+    multiply_whole(op, on, p, *out, added.get(), *whole);
+    return out;
+  }
+  const TensorPtr words = aligned_cuda(weight), factors = aligned_cuda(*to_dtype_cuda(scales, x.dtype()));
+  p.weight = words->raw(), p.scales = factors->raw();
   if (path == Int4Path::kNarrow) {
     on.launched(kernels::cuda::int4_narrow(p, on.stream()));
   } else if (path == Int4Path::kMma || path == Int4Path::kStream) {
@@ -62,6 +72,28 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   }
   return out;
 }
+
+TensorPtr unpack(const Tensor& weight, const Tensor& scales, std::int64_t group, DType dtype) {
+  constexpr const char* op = "int4_linear";
+  const Int4Shape shape = check_int4_weight(op, weight, scales, group);
+  const OnDevice on(op, weight, {&scales});
+  check_packed_gpu(op, "int4", on);
+  TensorPtr out = empty_whole(op, on, dtype, shape.n, shape.k);
+  if (out->numel() == 0) return out;
+  const TensorPtr words = aligned_cuda(weight), factors = aligned_cuda(*to_dtype_cuda(scales, dtype));
+  Int4Gemm p;
+  p.dtype = scalar_of(dtype);
+  p.n = shape.n, p.k = shape.k;
+  p.inner_k_tiles = shape.inner_k_tiles, p.group = shape.group;
+  p.weight = words->raw(), p.scales = factors->raw();
+  on.launched(kernels::cuda::int4_unpack(p, 0, p.n, out->raw(), on.stream()));
+  return out;
+}
+
+[[maybe_unused]] const bool registered = [] {
+  cuda_unpackers.int4 = unpack;
+  return true;
+}();
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include "shims/cuda/nvfp4_prefill.h"
 #include "shims/cuda/packed_linear.h"
 #include "shims/nvfp4_checks.h"
+#include "shims/unpack.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -24,6 +25,9 @@ const kernels::cuda::Nvfp4Limits& limits() {
     out.stream.rows_of_large = from_environment("UNTORCH_NVFP4_STREAM_ROWS", out.stream.rows_of_large);
     out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
+    out.whole.rows_of_small = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows_of_small);
+    out.whole.rows = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows);
+    out.whole.rows_of_large = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows_of_large);
     out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
     out.fp4_rows = from_environment("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
     out.fp8_fast_accumulation = from_environment("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", 0) != 0;
@@ -81,18 +85,47 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   describe_gpu(on, p);
-  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill);
-  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, path == Nvfp4Path::kUnpack);
-  const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
-  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
+  const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
+  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill, whole != nullptr);
+  const bool for_blas = path == Nvfp4Path::kUnpack || path == Nvfp4Path::kWhole;
+  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, for_blas);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
-  p.weight = codes->raw(), p.block_scales = scales->raw();
-  p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
+  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   p.bias = added == nullptr ? nullptr : added->raw();
   p.out = out->raw();
+  if (path == Nvfp4Path::kWhole) {
+    multiply_whole(op, on, p, *out, added.get(), *whole);
+    return out;
+  }
+  const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
+  p.weight = codes->raw(), p.block_scales = scales->raw();
+  p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
   multiply_nvfp4(op, on, p, path, *out, added.get());
   return out;
 }
+
+TensorPtr unpack(const Tensor& weight, const Tensor& block_scale, const Tensor& global_scale, DType dtype) {
+  constexpr const char* op = "nvfp4_linear";
+  const Nvfp4Shape shape = check_nvfp4_weight(op, weight, block_scale, global_scale);
+  const OnDevice on(op, weight, {&block_scale, &global_scale});
+  check_packed_gpu(op, "NVFP4", on);
+  TensorPtr out = empty_whole(op, on, dtype, shape.n, shape.k);
+  if (out->numel() == 0) return out;
+  const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
+  Nvfp4Gemm p;
+  p.dtype = scalar_of(dtype);
+  p.n = shape.n, p.k = shape.k;
+  p.inner_k_tiles = shape.inner_k_tiles;
+  p.weight = codes->raw(), p.block_scales = scales->raw();
+  p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
+  on.launched(kernels::cuda::nvfp4_unpack(p, 0, p.n, out->raw(), on.stream()));
+  return out;
+}
+
+[[maybe_unused]] const bool registered = [] {
+  cuda_unpackers.nvfp4 = unpack;
+  return true;
+}();
 
 }  // namespace
 

@@ -30,8 +30,19 @@ PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std:
 // What kernels choose by.
 void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p);
 
+// The whole matrix that the loader left beside a packed weight (shims/unpack.h), if it is [n, k] in `dtype` and of
+// these scales; else null.
+const Tensor* whole_weight(const Tensor& weight, DType dtype, std::int64_t n, std::int64_t k, const Tensor& scales,
+                           const Tensor* more_scales = nullptr);
+// A new tensor [n, k] for one, outside the pool.
+TensorPtr empty_whole(const char* op, const OnDevice& on, DType dtype, std::int64_t n, std::int64_t k);
+
+// The product by cuBLASLt with such a matrix. `bias`, dense, is what p.bias points at, or both are null.
+void multiply_whole(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, const Tensor& out,
+                    const Tensor* bias, const Tensor& whole);
+
 // The product by cuBLASLt, whose weight is unpacked by `unpack` (first, columns, to): `chunk` columns at a time, one
-// after the other in the same scratch. `bias`, dense, is what p.bias points at, or both are null.
+// after the other in the same scratch. `bias` as above.
 void multiply_unpacked(const char* op, const OnDevice& on, const kernels::cuda::PackedGemm& p, const Tensor& out,
                        const Tensor* bias, std::int64_t chunk,
                        const std::function<int(std::int64_t, std::int64_t, void*)>& unpack);

@@ -16,6 +16,7 @@ from untorch.export.options import QuantizeOptions
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
 from untorch.export.progress import Progress
+from untorch.export.signature import dtype_name
 from untorch.ops import int4, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
@@ -125,12 +126,19 @@ def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
                 "name": name,
                 "dtype": dtype,
                 "group_size": arguments.get("group_size", BLOCK_SIZE),
+                "operator": _operator_name(node),
+                "tensors": [str(part.target) for part in parts],
+                "activations": dtype_name(node.meta["val"].dtype),
                 "packed_shape": _packed_shape(tensors[0]),
                 **_prefill(arguments),
                 **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             }
     return list(found.values())
+
+
+def _operator_name(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]
 
 
 def _prefill(arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ SOURCE = r"""
 #include "kernels/cuda/nvfp4_choice.h"
 using namespace untorch::kernels::cuda;
 int main() {
-  const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4"};
+  const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4", "whole"};
   for (long m : {1, 8, 9, 16, 17, 64, 256, 257, 512, 513, 1024, 1025, 2048, 2049}) {
     Nvfp4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
@@ -39,6 +39,10 @@ int main() {
     for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat4))]);
     }
+    std::printf("; %s", names[int(choose_nvfp4(large, {}, untorch::kernels::Nvfp4Prefill::kExact, true))]);
+    for (const Nvfp4Gemm& p : {h200, bytes, wide}) {
+      std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8, true))]);
+    }
     std::printf("\n");
   }
 }
@@ -49,21 +53,36 @@ def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
     # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; of bytes; in float32; large; on
     # an H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an L4, of bytes, and in float32; and fp4.
+    # Then, with unpacked weights at hand, a large one; and where fp8 is asked for a small one, of bytes, and in float32.
     assert lines == [
-        "rows 1 narrow narrow mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 8 narrow narrow mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 9 narrow mma mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 16 narrow mma mma unpack unpack unpack narrow narrow; narrow mma unpack unpack narrow mma unpack unpack",
-        "rows 17 stream mma mma unpack unpack unpack stream mma; stream mma unpack unpack stream mma unpack unpack",
-        "rows 64 stream mma mma unpack unpack unpack stream mma; stream mma unpack unpack stream mma unpack unpack",
-        "rows 256 stream mma mma unpack unpack unpack stream unpack; stream mma unpack unpack stream mma unpack unpack",
-        "rows 257 stream unpack unpack unpack unpack unpack stream unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
-        "rows 512 stream unpack unpack unpack unpack unpack stream unpack; stream unpack unpack unpack fp4 fp4 fp4 fp4",
-        "rows 513 stream unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 1024 stream unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 1025 unpack unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 2048 unpack unpack unpack unpack unpack unpack stream unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
-        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4",
+        "rows 1 narrow narrow mma unpack unpack unpack narrow narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
+        "rows 8 narrow narrow mma unpack unpack unpack narrow narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
+        "rows 9 narrow mma mma unpack unpack unpack narrow narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
+        "rows 16 narrow mma mma unpack unpack unpack narrow narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
+        "rows 17 stream mma mma unpack unpack unpack stream mma; "
+        "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
+        "rows 64 stream mma mma unpack unpack unpack stream mma; "
+        "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
+        "rows 256 stream mma mma unpack unpack unpack stream unpack; "
+        "stream mma unpack unpack stream mma unpack unpack; whole whole whole whole",
+        "rows 257 stream unpack unpack unpack unpack unpack stream unpack; "
+        "stream unpack unpack unpack fp4 fp4 fp4 fp4; whole whole whole whole",
+        "rows 512 stream unpack unpack unpack unpack unpack stream unpack; "
+        "stream unpack unpack unpack fp4 fp4 fp4 fp4; whole whole whole whole",
+        "rows 513 stream unpack unpack unpack unpack unpack stream unpack; "
+        "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
+        "rows 1024 stream unpack unpack unpack unpack unpack stream unpack; "
+        "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
+        "rows 1025 unpack unpack unpack unpack unpack unpack stream unpack; "
+        "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
+        "rows 2048 unpack unpack unpack unpack unpack unpack stream unpack; "
+        "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; "
+        "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
     ]
 
 

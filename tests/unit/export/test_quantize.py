@@ -268,11 +268,15 @@ def test_what_the_manifest_says_about_nvfp4() -> None:
     traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
     assert describe_quantized(traced) == [
         {
-            "name": "up", "dtype": "nvfp4", "group_size": 16, "packed_shape": [104, 256], "shape": [99, 200],
+            "name": "up", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_linear", "activations": "float32",
+            "tensors": ["up.packed_weight", "up.block_scale", "up.global_scale"],
+            "packed_shape": [104, 256], "shape": [99, 200],
             "method": "rtn", "nbytes": 104 * 256 // 2 + 104 * 16 + 104 * 4,
         },
         {
-            "name": "down", "dtype": "nvfp4", "group_size": 16, "packed_shape": [200, 128], "shape": [200, 99],
+            "name": "down", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_linear", "activations": "float32",
+            "tensors": ["down.packed_weight", "down.block_scale", "down.global_scale"],
+            "packed_shape": [200, 128], "shape": [200, 99],
             "method": "rtn", "nbytes": 200 * 128 // 2 + 200 * 8 + 200 * 4,
         },
     ]  # fmt: skip
@@ -329,15 +333,20 @@ def test_report_and_manifest(made: tuple[Path, ExportReport, dict[str, Any]]) ->
         manifest = program.manifest
     assert manifest["methods"]["encode"]["quantization"] == [
         {
-            "name": "up", "dtype": "int4", "group_size": 32, "packed_shape": [104, 256], "shape": [99, 200],
+            "name": "up", "dtype": "int4", "group_size": 32, "operator": "int4_linear", "activations": "float32",
+            "tensors": ["up.packed_weight", "up.scale_and_zero"], "packed_shape": [104, 256], "shape": [99, 200],
             "method": "hqq", "nbytes": 104 * 256 // 2 + 8 * 104 * 8,
         },
         {
-            "name": "down", "dtype": "int4", "group_size": 32, "packed_shape": [200, 128], "shape": [200, 99],
+            "name": "down", "dtype": "int4", "group_size": 32, "operator": "int4_linear", "activations": "float32",
+            "tensors": ["down.packed_weight", "down.scale_and_zero"], "packed_shape": [200, 128], "shape": [200, 99],
             "method": "hqq", "nbytes": 200 * 128 // 2 + 4 * 200 * 8,
         },
     ]  # fmt: skip
     assert [entry["name"] for entry in manifest["methods"]["decode"]["quantization"]] == ["first", "out"]
+    for method in manifest["methods"].values():
+        names = {constant["fqn"] for constant in method["constants"]}
+        assert all(names.issuperset(entry["tensors"]) for entry in method["quantization"])
     assert manifest["methods"]["encode"]["options"]["quantize"] == {"dtype": "int4", "group_size": 32}
     # The layer that both methods have is stored once.
     used = [{c["weight"] for c in manifest["methods"][name]["constants"]} for name in ("encode", "decode")]
