@@ -1,0 +1,242 @@
+// A driver for GPUs that are not there, so that loading can be tested on any machine: memory is the host's, what is
+// enqueued is done at once, and kernels are written down instead of run. There are two GPUs, as an H200 is, each with
+// FAKE_GPU_MEMORY bytes. Graphs and captures are refused.
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "cuda/driver.h"
+
+using namespace untorch::cuda;
+
+namespace {
+
+constexpr Result kNotSupported = 801;
+constexpr int kDevices = 2;
+
+struct Block {
+  std::size_t bytes;
+  int device;
+};
+struct State {
+  std::mutex mutex;
+  std::map<DevicePtr, Block> blocks;
+  std::size_t live[kDevices] = {};
+  std::deque<std::string> names;  // of kernels; a handle is the address of its name
+  std::string launches;           // a line each
+  std::uintptr_t handles = 0;     // of streams and events
+};
+State& state() {
+  static auto& made = *new State;
+  return made;
+}
+char contexts[kDevices];
+thread_local int current = -1;
+
+std::size_t memory() {
+  const char* const text = std::getenv("FAKE_GPU_MEMORY");
+  return text == nullptr ? std::size_t{4} << 30 : std::strtoull(text, nullptr, 10);
+}
+template <class Handle>
+Result make(Handle* out) {
+  const std::lock_guard lock(state().mutex);
+  *out = reinterpret_cast<Handle>(++state().handles << 4);
+  return kSuccess;
+}
+template <class Handle>
+Result named(Handle* out, const char* name) {
+  const std::lock_guard lock(state().mutex);
+  *out = reinterpret_cast<Handle>(&state().names.emplace_back(name));
+  return kSuccess;
+}
+Result launched(Function function) {
+  const std::lock_guard lock(state().mutex);
+  state().launches += *reinterpret_cast<const std::string*>(function) + "\n";
+  return kSuccess;
+}
+Result copied(void* to, const void* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+  return kSuccess;
+}
+void* at(DevicePtr pointer) { return reinterpret_cast<void*>(pointer); }
+
+}  // namespace
+
+extern "C" {
+
+// For tests: what was launched so far, a line each; the bytes that a GPU holds; and its block number `index`, 0 bytes
+// where there is none.
+const char* fake_launches() { return state().launches.c_str(); }
+std::size_t fake_live_bytes(int device) { return state().live[device]; }
+
+std::size_t fake_block(int device, int index, const void** data) {
+  for (const auto& [pointer, block] : state().blocks) {
+    if (block.device != device || index-- > 0) continue;
+    *data = at(pointer);
+    return block.bytes;
+  }
+  return 0;
+}
+
+Result cuInit(unsigned) { return kSuccess; }
+Result cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+Result cuGetErrorName(Result error, const char** text) {
+  return *text = error == kErrorOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR", kSuccess;
+}
+Result cuGetErrorString(Result, const char** text) { return *text = "of the fake driver", kSuccess; }
+Result cuDeviceGetCount(int* count) { return *count = kDevices, kSuccess; }
+Result cuDeviceGet(DeviceId* device, int ordinal) { return *device = ordinal, kSuccess; }
+Result cuDeviceGetName(char* name, int length, DeviceId) {
+  std::strncpy(name, "Fake H200", static_cast<std::size_t>(length));
+  return kSuccess;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, DeviceId) {
+  switch (attribute) {
+    case kAttributeMultiprocessorCount:
+      *value = 132;
+      break;
+    case kAttributeL2CacheSize:
+      *value = 60 << 20;
+      break;
+    case kAttributeMaxThreadsPerMultiprocessor:
+      *value = 2048;
+      break;
+    case kAttributeComputeCapabilityMajor:
+      *value = 9;
+      break;
+    case kAttributeComputeCapabilityMinor:
+      *value = 0;
+      break;
+    case kAttributeMaxSharedMemoryPerBlockOptin:
+      *value = 232448;
+      break;
+    default:
+      *value = 0;
+  }
+  return kSuccess;
+}
+Result cuDeviceTotalMem_v2(std::size_t* bytes, DeviceId) { return *bytes = memory(), kSuccess; }
+Result cuDevicePrimaryCtxRetain(Context* context, DeviceId device) {
+  return *context = reinterpret_cast<Context>(&contexts[device]), kSuccess;
+}
+Result cuCtxGetCurrent(Context* context) {
+  return *context = current < 0 ? nullptr : reinterpret_cast<Context>(&contexts[current]), kSuccess;
+}
+Result cuCtxSetCurrent(Context context) {
+  return current = context == nullptr ? -1 : static_cast<int>(reinterpret_cast<char*>(context) - contexts), kSuccess;
+}
+Result cuCtxGetDevice(DeviceId* device) { return *device = current, kSuccess; }
+Result cuCtxSynchronize() { return kSuccess; }
+
+Result cuMemAlloc_v2(DevicePtr* pointer, std::size_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (current < 0) return kErrorInvalidValue;
+  if (s.live[current] + bytes > memory()) return kErrorOutOfMemory;
+  void* const made = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  if (made == nullptr) return kErrorOutOfMemory;
+  *pointer = reinterpret_cast<DevicePtr>(made);
+  s.blocks[*pointer] = {bytes, current};
+  s.live[current] += bytes;
+  return kSuccess;
+}
+Result cuMemFree_v2(DevicePtr pointer) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.blocks.find(pointer);
+  if (it == s.blocks.end()) return kErrorInvalidValue;
+  s.live[it->second.device] -= it->second.bytes;
+  s.blocks.erase(it);
+  std::free(at(pointer));
+  return kSuccess;
+}
+Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
+  const std::lock_guard lock(state().mutex);
+  *total_bytes = memory();
+  *free_bytes = memory() - state().live[current < 0 ? 0 : current];
+  return kSuccess;
+}
+Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned) {
+  *pointer = std::calloc(1, bytes);
+  return *pointer == nullptr ? kErrorOutOfMemory : kSuccess;
+}
+Result cuMemFreeHost(void* pointer) { return std::free(pointer), kSuccess; }
+Result cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
+Result cuMemHostUnregister(void*) { return kSuccess; }
+Result cuPointerGetAttribute(void*, int, DevicePtr) { return kErrorInvalidValue; }
+Result cuMemcpyAsync(DevicePtr to, DevicePtr from, std::size_t bytes, Stream) {
+  return copied(at(to), at(from), bytes);
+}
+Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, std::size_t bytes, Stream) {
+  return copied(at(to), from, bytes);
+}
+Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, std::size_t bytes, Stream) { return copied(to, at(from), bytes); }
+Result cuMemsetD8Async(DevicePtr to, unsigned char value, std::size_t count, Stream) {
+  return std::memset(at(to), value, count), kSuccess;
+}
+
+Result cuStreamCreate(Stream* stream, unsigned) { return make(stream); }
+Result cuStreamDestroy_v2(Stream) { return kSuccess; }
+Result cuStreamSynchronize(Stream) { return kSuccess; }
+Result cuStreamWaitEvent(Stream, Event, unsigned) { return kSuccess; }
+Result cuStreamGetId(Stream stream, unsigned long long* id) {
+  return *id = reinterpret_cast<std::uintptr_t>(stream), kSuccess;
+}
+Result cuStreamIsCapturing(Stream, int* status) { return *status = 0, kSuccess; }
+Result cuStreamGetCaptureInfo_v2(Stream, int* status, std::uint64_t*, Graph*, const GraphNode**, std::size_t*) {
+  return *status = 0, kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+Result cuEventCreate(Event* event, unsigned) { return make(event); }
+Result cuEventDestroy_v2(Event) { return kSuccess; }
+Result cuEventRecord(Event, Stream) { return kSuccess; }
+Result cuEventQuery(Event) { return kSuccess; }
+Result cuEventSynchronize(Event) { return kSuccess; }
+
+Result cuModuleLoadData(Module* module, const void*) { return make(module); }
+Result cuModuleUnload(Module) { return kSuccess; }
+Result cuModuleGetFunction(Function* function, Module, const char* name) { return named(function, name); }
+Result cuLibraryLoadData(Library* library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
+  return make(library);
+}
+Result cuLibraryGetKernel(Kernel* kernel, Library, const char* name) { return named(kernel, name); }
+Result cuKernelGetFunction(Function* function, Kernel kernel) {
+  return *function = reinterpret_cast<Function>(kernel), kSuccess;
+}
+Result cuFuncSetAttribute(Function, int, int) { return kSuccess; }
+Result cuFuncGetAttribute(int* value, int, Function) { return *value = 0, kSuccess; }
+Result cuFuncGetParamInfo(Function, std::size_t, std::size_t*, std::size_t*) { return kErrorInvalidValue; }
+Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function, int, std::size_t, unsigned) {
+  return *blocks = 1, kSuccess;
+}
+Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
+                      void**, void**) {
+  return launched(function);
+}
+Result cuLaunchKernelEx(const LaunchConfig*, Function function, void**, void**) { return launched(function); }
+
+#define REFUSED(name) \
+  Result name() { return kNotSupported; }
+REFUSED(cuStreamBeginCapture_v2)
+REFUSED(cuStreamEndCapture)
+REFUSED(cuStreamWriteValue64_v2)
+REFUSED(cuTensorMapEncodeTiled)
+REFUSED(cuGraphInstantiateWithFlags)
+REFUSED(cuGraphLaunch)
+REFUSED(cuGraphExecDestroy)
+REFUSED(cuGraphDestroy)
+REFUSED(cuUserObjectCreate)
+REFUSED(cuGraphRetainUserObject)
+REFUSED(cuGraphGetNodes)
+REFUSED(cuGraphNodeGetType)
+REFUSED(cuGraphKernelNodeGetParams_v2)
+REFUSED(cuGraphExecKernelNodeSetParams_v2)
+REFUSED(cuGraphMemsetNodeGetParams)
+REFUSED(cuGraphExecMemsetNodeSetParams)
+REFUSED(cuGraphMemcpyNodeGetParams)
+REFUSED(cuGraphExecMemcpyNodeSetParams)
+
+}  // extern "C"

@@ -1,0 +1,220 @@
+"""Files for GPUs are loaded, and called as far as the host goes, with a driver that has no GPU: fake_driver.cpp."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from tests.native.shim import ROOT
+from untorch.archive import MANIFEST, ArchiveReader
+from untorch.export import export
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
+
+# What every script of a test begins with; it ends by printing what it leaves in `found`.
+PROLOGUE = """
+import ctypes, json, sys
+import numpy as np
+import untorch
+assert "torch" not in sys.modules
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_launches.restype, fake.fake_live_bytes.restype = ctypes.c_char_p, ctypes.c_size_t
+path, found = sys.argv[1], {}
+def unpacking():
+    return sum("unpack" in name for name in fake.fake_launches().decode().split())
+"""
+EPILOGUE = """
+print(json.dumps(found))
+"""
+# [n, k] of the layers below, padded.
+VALUES = {"int4": 1024 * 512 + 256 * 1024, "nvfp4": 1024 * 512 + 256 * 1024}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(500, 1024), nn.Linear(1024, 255, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that libcuda.so.1 is in."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("fake_driver.cpp")
+    flags = ["-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
+    command = [compiler, *flags, f"-I{ROOT / 'native'}", str(source), "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in int4 and in NVFP4, for sm_90."""
+    pytest.importorskip("triton")
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    torch.manual_seed(0)
+    entry = {
+        "model": Two().half(),
+        "args": (torch.randn(4, 500).half(),),
+        "dynamic_shapes": ({0: Dim("rows", min=1, max=4096)},),
+    }
+    quantize = {"int4": {"dtype": "int4", "method": "rtn"}, "nvfp4": {"dtype": "nvfp4", "method": "rtn"}}
+    export(
+        {"int4": entry, "nvfp4": entry}, path, device="cuda", arch="sm_90", quantize=quantize, progress=False
+    )  # fmt: skip
+    return path
+
+
+def found(driver: Path, path: Path, script: str, memory: int | None = None) -> dict[str, Any]:
+    """What a script finds, in a process without torch and with that driver."""
+    env = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT / "src")}
+    if memory is not None:
+        env["FAKE_GPU_MEMORY"] = str(memory)
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    command = [python, "-X", "faulthandler", "-c", PROLOGUE + script + EPILOGUE, str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def weights_of(path: Path, method: str) -> int:
+    """The bytes that a method's constants take, each entry of the file once."""
+    with ArchiveReader(path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+    used = {constant["weight"] for constant in manifest["methods"][method]["constants"]}
+    return sum(manifest["weights"][index]["nbytes"] for index in used)
+
+
+def test_weights_are_there_once_and_go_with_the_last_program(driver: Path, package: Path) -> None:
+    script = """
+first, second = untorch.load(path), untorch.load(path, device="cuda:0")
+found["closed"] = fake.fake_live_bytes(0)
+first.int4
+found["one"] = fake.fake_live_bytes(0)
+second.int4
+found["two"] = fake.fake_live_bytes(0)
+other = untorch.load(path, device="cuda:1")
+other.nvfp4
+found["other"] = fake.fake_live_bytes(0), fake.fake_live_bytes(1)
+found["devices"] = first.device, other.device
+first.close()
+found["left"] = fake.fake_live_bytes(0)
+second.close()
+other.close()
+found["gone"] = fake.fake_live_bytes(0), fake.fake_live_bytes(1)
+"""
+    result = found(driver, package, script)
+    weights = weights_of(package, "int4")
+    assert result["closed"] == 0
+    assert result["one"] == result["two"] == result["left"] == weights
+    assert result["other"] == [weights, weights_of(package, "nvfp4")]
+    assert result["devices"] == ["cuda:0", "cuda:1"]
+    assert result["gone"] == [0, 0]
+
+
+def test_what_arrives(driver: Path, tmp_path: Path) -> None:
+    """Weights of more than 64 MiB go up by several threads, some buffers each, and every byte is in its place."""
+    path = tmp_path / "large.pt2"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20_011, 1024), nn.Linear(1024, 2048))
+    export(model, (torch.tensor([1, 2]),), path, device="cuda", arch="sm_90", progress=False)
+    script = """
+import hashlib
+with untorch.load(path) as program:
+    program.forward
+    blocks, data = [], ctypes.c_void_p()
+    fake.fake_block.restype = ctypes.c_size_t
+    while size := fake.fake_block(0, len(blocks), ctypes.byref(data)):
+        block = (ctypes.c_ubyte * size).from_address(data.value)
+        blocks.append("blake2b:" + hashlib.blake2b(block, digest_size=32).hexdigest())
+    found["blocks"] = blocks
+    found["weights"] = [weight["hash"] for weight in program.manifest["weights"]]
+"""
+    result = found(driver, path, script)
+    assert len(result["weights"]) == 3
+    assert sorted(result["blocks"]) == sorted(result["weights"])
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_unpacked_weights(kind: str, driver: Path, package: Path) -> None:
+    """A matrix a layer, once for the programs of the file, as long as one is open that asked for it."""
+    script = f"""
+packed = untorch.load(path)
+packed[{kind!r}]
+found["without"] = unpacking(), packed.memory()["unpacked"]
+first, second = untorch.load(path, unpack_weights=True), untorch.load(path, unpack_weights=True)
+first[{kind!r}]
+found["first"] = unpacking(), first.memory()["unpacked"], fake.fake_live_bytes(0)
+second[{kind!r}]
+session = second.session()
+session[{kind!r}]
+found["second"] = unpacking(), second.memory()["unpacked"], fake.fake_live_bytes(0)
+first.close()
+found["left"] = packed.memory()["unpacked"]
+session.close()
+second.close()
+found["gone"] = packed.memory()["unpacked"], fake.fake_live_bytes(0)
+"""
+    result = found(driver, package, script)
+    weights, unpacked = weights_of(package, kind), 2 * VALUES[kind]
+    assert result["without"] == [0, 0]
+    assert result["first"] == result["second"] == [2, unpacked, weights + unpacked]
+    assert result["left"] == unpacked
+    assert result["gone"] == [0, weights]
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_what_multiplies(kind: str, driver: Path, package: Path) -> None:
+    """Few rows read the packed weight, many the matrix: by cuBLAS, which finds no GPU here."""
+    script = f"""
+def called(program, rows):
+    before = len(fake.fake_launches())
+    try:
+        program[{kind!r}](np.zeros((rows, 500), np.float16))
+    except untorch.UntorchError as error:
+        return "cuBLAS" if "cublas" in str(error).lower() else str(error)
+    names = fake.fake_launches()[before:].decode().split()
+    return sum("narrow" in name for name in names), sum("stream" in name for name in names)
+packed, unpacked = untorch.load(path), untorch.load(path, unpack_weights=True)
+for rows in (1, 8, 100):
+    found[str(rows)] = called(packed, rows), called(unpacked, rows)
+"""
+    result = found(driver, package, script)
+    assert result == {"1": [[2, 0], [2, 0]], "8": [[2, 0], [2, 0]], "100": [[0, 2], "cuBLAS"]}
+
+
+def test_memory_that_does_not_suffice(driver: Path, package: Path) -> None:
+    """Packed weights fit, matrices do not: an error that says what was asked for, and nothing is left behind."""
+    weights = weights_of(package, "int4")
+    script = """
+with untorch.load(path, unpack_weights=True) as program:
+    try:
+        program.int4
+    except untorch.OutOfMemoryError as error:
+        found["error"] = str(error)
+    found["left"] = fake.fake_live_bytes(0)
+with untorch.load(path) as program:
+    program.int4
+    found["packed"] = fake.fake_live_bytes(0)
+"""
+    result = found(driver, package, script, memory=weights + VALUES["int4"])
+    assert "1.0 MiB" in result["error"] and "free" in result["error"]
+    assert result["left"] == 0
+    assert result["packed"] == weights
