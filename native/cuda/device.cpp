@@ -70,7 +70,14 @@ Context primary_context(int device) {
   const std::lock_guard lock(s.mutex);
   context = s.context.load(std::memory_order_relaxed);
   if (context == nullptr) {
-    check_driver(driver().primary_context_retain(&context, s.id), "creating the device's context");
+    const Result code = driver().primary_context_retain(&context, s.id);
+    if (code == kErrorOutOfMemory) {
+      // The driver says so, too, when other processes have all queues of the GPU.
+      throw_error(ErrorKind::kOutOfMemory, "creating the device's context: ", error_text(code),
+                  ": free some of its memory; if there is enough, many processes share the GPU, and its queues are "
+                  "taken: set CUDA_DEVICE_MAX_CONNECTIONS to a smaller number for them, or run fewer");
+    }
+    check_driver(code, "creating the device's context");
     s.context.store(context, std::memory_order_release);
   }
   return context;

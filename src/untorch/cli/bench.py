@@ -56,6 +56,9 @@ def bench(
     cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
+    unpack_weights: Annotated[
+        bool, typer.Option("--unpack-weights", help="Keep int4 and NVFP4 weights on the GPU as whole matrices, too.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -71,9 +74,13 @@ def bench(
     plan = Plan(warmup, iterations, seconds, concurrency)
     texts, dim_texts = list(inputs or ()), list(dims or ())
     measured = [
-        _measure_one(file, method, texts, dim_texts, seed, plan, runners or concurrency, count, device, graph)
+        _measure_one(
+            file, method, texts, dim_texts, seed, plan, graph,
+            {"device": device, "num_runners": runners or concurrency, "num_threads": count,
+             "unpack_weights": unpack_weights},
+        )
         for count in counts
-    ]
+    ]  # fmt: skip
     first = measured[0]
     document: dict[str, Any] = {
         "file": str(file),
@@ -81,6 +88,7 @@ def bench(
         "method": first["method"],
         "device": first["device"],
         "graph": graph,
+        "unpack_weights": unpack_weights,
         "untorch": untorch.__version__,
         "cpu_level": untorch._core.cpu_level(),
         "inputs": first["inputs"],
@@ -100,6 +108,7 @@ def bench(
         request = {
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
             "dims": dim_texts, "seed": seed, "threads": counts[0],
+            "unpack_weights": unpack_weights,
         }  # fmt: skip
         document["cold"] = measure_cold(request, cold_runs)
     emit(document, json, lambda console: _render(console, document))
@@ -115,10 +124,10 @@ def _parse_threads(text: str) -> list[int]:
 
 
 def _measure_one(
-    file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, runners: int, threads: int,
-    device: str | None, graph: bool,
+    file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, graph: bool,
+    how: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """One load and its calls with a number of threads."""
+    """One load, with the options ``how``, and its calls."""
     import time
 
     import untorch
@@ -129,7 +138,7 @@ def _measure_one(
 
     before, _ = memory()
     start = time.perf_counter()
-    program = untorch.load(file, device=device, num_runners=runners, num_threads=threads)
+    program = untorch.load(file, **how)
     try:
         method = pick_method(program, name)
         load = time.perf_counter() - start
@@ -153,7 +162,7 @@ def _measure_one(
             "method": method.name,
             "device": method.device,
             "inputs": [_describe(spec_name, array) for spec_name, array in zip(_names(method), arrays, strict=True)],
-            "threads": threads,
+            "threads": how["num_threads"],
             "load_s": load,
             "first_call_s": first_call,
             **summarise(times),

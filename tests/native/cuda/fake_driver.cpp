@@ -1,6 +1,6 @@
 // A driver for GPUs that are not there, so that loading can be tested on any machine: memory is the host's, what is
 // enqueued is done at once, and kernels are written down instead of run. There are two GPUs, as an H200 is, each with
-// FAKE_GPU_MEMORY bytes. Graphs and captures are refused.
+// FAKE_GPU_MEMORY bytes; with FAKE_GPU_TAKEN they have no room for a context. Graphs and captures are refused.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -120,6 +120,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, DeviceId) {
 }
 Result cuDeviceTotalMem_v2(std::size_t* bytes, DeviceId) { return *bytes = memory(), kSuccess; }
 Result cuDevicePrimaryCtxRetain(Context* context, DeviceId device) {
+  if (std::getenv("FAKE_GPU_TAKEN") != nullptr) return kErrorOutOfMemory;
   return *context = reinterpret_cast<Context>(&contexts[device]), kSuccess;
 }
 Result cuCtxGetCurrent(Context* context) {

@@ -81,11 +81,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def found(driver: Path, path: Path, script: str, memory: int | None = None) -> dict[str, Any]:
-    """What a script finds, in a process without torch and with that driver."""
+def found(driver: Path, path: Path, script: str, **fake: object) -> dict[str, Any]:
+    """What a script finds, in a process without torch and with that driver, whose FAKE_GPU_… ``fake`` sets."""
     env = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT / "src")}
-    if memory is not None:
-        env["FAKE_GPU_MEMORY"] = str(memory)
+    env |= {f"FAKE_GPU_{name}": str(value) for name, value in fake.items()}
     python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
     command = [python, "-X", "faulthandler", "-c", PROLOGUE + script + EPILOGUE, str(path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
@@ -214,7 +213,19 @@ with untorch.load(path) as program:
     program.int4
     found["packed"] = fake.fake_live_bytes(0)
 """
-    result = found(driver, package, script, memory=weights + VALUES["int4"])
+    result = found(driver, package, script, MEMORY=weights + VALUES["int4"])
     assert "1.0 MiB" in result["error"] and "free" in result["error"]
     assert result["left"] == 0
     assert result["packed"] == weights
+
+
+def test_a_gpu_whose_queues_are_taken(driver: Path, package: Path) -> None:
+    script = """
+try:
+    untorch.load(path).int4
+except untorch.OutOfMemoryError as error:
+    found["error"] = str(error)
+"""
+    error = found(driver, package, script, TAKEN=1)["error"]
+    assert "creating the device's context: CUDA_ERROR_OUT_OF_MEMORY" in error
+    assert "set CUDA_DEVICE_MAX_CONNECTIONS to a smaller number for them, or run fewer" in error
