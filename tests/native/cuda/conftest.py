@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.export import Dim
 
-from tests.native.shim import lib
+from tests.native.shim import ROOT, lib
 
 _FOLDER = Path(__file__).parent
 
@@ -18,3 +23,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FOLDER in item.path.parents and item.path.name != "test_caller_stream.py":
             item.add_marker(skip)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(500, 1024), nn.Linear(1024, 255, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that libcuda.so.1 is in."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("fake_driver.cpp")
+    flags = ["-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
+    command = [compiler, *flags, f"-I{ROOT / 'native'}", str(source), "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in int4 and in NVFP4, for sm_90."""
+    pytest.importorskip("triton")
+    from untorch.export import export
+
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    torch.manual_seed(0)
+    entry = {
+        "model": Two().half(),
+        "args": (torch.randn(4, 500).half(),),
+        "dynamic_shapes": ({0: Dim("rows", min=1, max=4096)},),
+    }
+    quantize = {"int4": {"dtype": "int4", "method": "rtn"}, "nvfp4": {"dtype": "nvfp4", "method": "rtn"}}
+    export(
+        {"int4": entry, "nvfp4": entry}, path, device="cuda", arch="sm_90", quantize=quantize, progress=False
+    )  # fmt: skip
+    return path

@@ -27,6 +27,7 @@ struct State {
   std::size_t live[kDevices] = {};
   std::deque<std::string> names;  // of kernels; a handle is the address of its name
   std::string launches;           // a line each
+  std::string events;             // what was enqueued or waited for, with its stream, a line each
   std::uintptr_t handles = 0;     // of streams and events
 };
 State& state() {
@@ -52,14 +53,23 @@ Result named(Handle* out, const char* name) {
   *out = reinterpret_cast<Handle>(&state().names.emplace_back(name));
   return kSuccess;
 }
-Result launched(Function function) {
+// One word, and a stream as a number.
+template <class Handle>
+Result noted(const char* word, Handle handle) {
   const std::lock_guard lock(state().mutex);
-  state().launches += *reinterpret_cast<const std::string*>(function) + "\n";
+  state().events += word + (" " + std::to_string(reinterpret_cast<std::uintptr_t>(handle))) + "\n";
   return kSuccess;
 }
-Result copied(void* to, const void* from, std::size_t bytes) {
+Result launched(Function function, Stream stream) {
+  {
+    const std::lock_guard lock(state().mutex);
+    state().launches += *reinterpret_cast<const std::string*>(function) + "\n";
+  }
+  return noted("launch", stream);
+}
+Result copied(void* to, const void* from, std::size_t bytes, Stream stream) {
   std::memcpy(to, from, bytes);
-  return kSuccess;
+  return noted("copy", stream);
 }
 void* at(DevicePtr pointer) { return reinterpret_cast<void*>(pointer); }
 
@@ -67,8 +77,9 @@ void* at(DevicePtr pointer) { return reinterpret_cast<void*>(pointer); }
 
 extern "C" {
 
-// For tests: what was launched so far, a line each; the bytes that a GPU holds; and its block number `index`, 0 bytes
-// where there is none.
+// For tests: what was launched so far, and what was enqueued and waited for, a line each; the bytes that a GPU holds;
+// and its block number `index`, 0 bytes where there is none.
+const char* fake_events() { return state().events.c_str(); }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -130,7 +141,7 @@ Result cuCtxSetCurrent(Context context) {
   return current = context == nullptr ? -1 : static_cast<int>(reinterpret_cast<char*>(context) - contexts), kSuccess;
 }
 Result cuCtxGetDevice(DeviceId* device) { return *device = current, kSuccess; }
-Result cuCtxSynchronize() { return kSuccess; }
+Result cuCtxSynchronize() { return noted("synchronize_device", &contexts[0]); }
 
 Result cuMemAlloc_v2(DevicePtr* pointer, std::size_t bytes) {
   State& s = state();
@@ -167,22 +178,35 @@ Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned) {
 Result cuMemFreeHost(void* pointer) { return std::free(pointer), kSuccess; }
 Result cuMemHostRegister_v2(void*, std::size_t, unsigned) { return kSuccess; }
 Result cuMemHostUnregister(void*) { return kSuccess; }
-Result cuPointerGetAttribute(void*, int, DevicePtr) { return kErrorInvalidValue; }
-Result cuMemcpyAsync(DevicePtr to, DevicePtr from, std::size_t bytes, Stream) {
-  return copied(at(to), at(from), bytes);
+Result cuPointerGetAttribute(void* value, int attribute, DevicePtr pointer) {
+  constexpr int kMemoryType = 2, kDeviceOrdinal = 9, kDeviceMemory = 2;
+  const std::lock_guard lock(state().mutex);
+  auto it = state().blocks.upper_bound(pointer);
+  if (it == state().blocks.begin() || pointer >= (--it)->first + it->second.bytes) return kErrorInvalidValue;
+  int found = 0;
+  if (attribute == kMemoryType) found = kDeviceMemory;
+  if (attribute == kDeviceOrdinal) found = it->second.device;
+  std::memcpy(value, &found, sizeof found);
+  return kSuccess;
 }
-Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, std::size_t bytes, Stream) {
-  return copied(at(to), from, bytes);
+Result cuMemcpyAsync(DevicePtr to, DevicePtr from, std::size_t bytes, Stream stream) {
+  return copied(at(to), at(from), bytes, stream);
 }
-Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, std::size_t bytes, Stream) { return copied(to, at(from), bytes); }
-Result cuMemsetD8Async(DevicePtr to, unsigned char value, std::size_t count, Stream) {
-  return std::memset(at(to), value, count), kSuccess;
+Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, std::size_t bytes, Stream stream) {
+  return copied(at(to), from, bytes, stream);
+}
+Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, std::size_t bytes, Stream stream) {
+  return copied(to, at(from), bytes, stream);
+}
+Result cuMemsetD8Async(DevicePtr to, unsigned char value, std::size_t count, Stream stream) {
+  std::memset(at(to), value, count);
+  return noted("fill", stream);
 }
 
 Result cuStreamCreate(Stream* stream, unsigned) { return make(stream); }
 Result cuStreamDestroy_v2(Stream) { return kSuccess; }
-Result cuStreamSynchronize(Stream) { return kSuccess; }
-Result cuStreamWaitEvent(Stream, Event, unsigned) { return kSuccess; }
+Result cuStreamSynchronize(Stream stream) { return noted("synchronize", stream); }
+Result cuStreamWaitEvent(Stream stream, Event, unsigned) { return noted("wait", stream); }
 Result cuStreamGetId(Stream stream, unsigned long long* id) {
   return *id = reinterpret_cast<std::uintptr_t>(stream), kSuccess;
 }
@@ -193,9 +217,9 @@ Result cuStreamGetCaptureInfo_v2(Stream, int* status, std::uint64_t*, Graph*, co
 Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 Result cuEventCreate(Event* event, unsigned) { return make(event); }
 Result cuEventDestroy_v2(Event) { return kSuccess; }
-Result cuEventRecord(Event, Stream) { return kSuccess; }
+Result cuEventRecord(Event, Stream stream) { return noted("record", stream); }
 Result cuEventQuery(Event) { return kSuccess; }
-Result cuEventSynchronize(Event) { return kSuccess; }
+Result cuEventSynchronize(Event event) { return noted("synchronize_event", event); }
 
 Result cuModuleLoadData(Module* module, const void*) { return make(module); }
 Result cuModuleUnload(Module) { return kSuccess; }
@@ -213,11 +237,13 @@ Result cuFuncGetParamInfo(Function, std::size_t, std::size_t*, std::size_t*) { r
 Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function, int, std::size_t, unsigned) {
   return *blocks = 1, kSuccess;
 }
-Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
-                      void**, void**) {
-  return launched(function);
+Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                      Stream stream, void**, void**) {
+  return launched(function, stream);
 }
-Result cuLaunchKernelEx(const LaunchConfig*, Function function, void**, void**) { return launched(function); }
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, void**) {
+  return launched(function, config->stream);
+}
 
 #define REFUSED(name) \
   Result name() { return kNotSupported; }

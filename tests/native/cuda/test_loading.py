@@ -3,94 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim
 
-from tests.native.shim import ROOT
+from tests.native.cuda.fake_gpu import found
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
-# What every script of a test begins with; it ends by printing what it leaves in `found`.
-PROLOGUE = """
-import ctypes, json, sys
-import numpy as np
-import untorch
-assert "torch" not in sys.modules
-fake = ctypes.CDLL("libcuda.so.1")
-fake.fake_launches.restype, fake.fake_live_bytes.restype = ctypes.c_char_p, ctypes.c_size_t
-path, found = sys.argv[1], {}
-def unpacking():
-    return sum("unpack" in name for name in fake.fake_launches().decode().split())
-"""
-EPILOGUE = """
-print(json.dumps(found))
-"""
-# [n, k] of the layers below, padded.
+# [n, k] of the package's layers, padded.
 VALUES = {"int4": 1024 * 512 + 256 * 1024, "nvfp4": 1024 * 512 + 256 * 1024}
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(500, 1024), nn.Linear(1024, 255, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that libcuda.so.1 is in."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("fake_driver.cpp")
-    flags = ["-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
-    command = [compiler, *flags, f"-I{ROOT / 'native'}", str(source), "-o", str(folder / "libcuda.so.1")]
-    subprocess.run(command, check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in int4 and in NVFP4, for sm_90."""
-    pytest.importorskip("triton")
-    path = tmp_path_factory.mktemp("package") / "model.pt2"
-    torch.manual_seed(0)
-    entry = {
-        "model": Two().half(),
-        "args": (torch.randn(4, 500).half(),),
-        "dynamic_shapes": ({0: Dim("rows", min=1, max=4096)},),
-    }
-    quantize = {"int4": {"dtype": "int4", "method": "rtn"}, "nvfp4": {"dtype": "nvfp4", "method": "rtn"}}
-    export(
-        {"int4": entry, "nvfp4": entry}, path, device="cuda", arch="sm_90", quantize=quantize, progress=False
-    )  # fmt: skip
-    return path
-
-
-def found(driver: Path, path: Path, script: str, **fake: object) -> dict[str, Any]:
-    """What a script finds, in a process without torch and with that driver, whose FAKE_GPU_… ``fake`` sets."""
-    env = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT / "src")}
-    env |= {f"FAKE_GPU_{name}": str(value) for name, value in fake.items()}
-    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
-    command = [python, "-X", "faulthandler", "-c", PROLOGUE + script + EPILOGUE, str(path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def weights_of(path: Path, method: str) -> int:
@@ -139,7 +65,6 @@ import hashlib
 with untorch.load(path) as program:
     program.forward
     blocks, data = [], ctypes.c_void_p()
-    fake.fake_block.restype = ctypes.c_size_t
     while size := fake.fake_block(0, len(blocks), ctypes.byref(data)):
         block = (ctypes.c_ubyte * size).from_address(data.value)
         blocks.append("blake2b:" + hashlib.blake2b(block, digest_size=32).hexdigest())

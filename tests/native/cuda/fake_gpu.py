@@ -1,0 +1,41 @@
+"""Scripts that run with a driver for GPUs that are not there (fake_driver.cpp), in a process without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.native.shim import ROOT
+
+# What every script of a test begins with; it ends by printing what it leaves in `found`.
+PROLOGUE = """
+import ctypes, json, sys
+import numpy as np
+import untorch
+assert "torch" not in sys.modules
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_launches.restype = fake.fake_events.restype = ctypes.c_char_p
+fake.fake_live_bytes.restype = fake.fake_block.restype = ctypes.c_size_t
+path, found = sys.argv[1], {}
+def unpacking():
+    return sum("unpack" in name for name in fake.fake_launches().decode().split())
+"""
+EPILOGUE = """
+print(json.dumps(found))
+"""
+
+
+def found(driver: Path, path: Path, script: str, **fake: object) -> dict[str, Any]:
+    """What a script finds, in a process without torch and with that driver, whose FAKE_GPU_… ``fake`` sets."""
+    env = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT / "src")}
+    env |= {f"FAKE_GPU_{name}": str(value) for name, value in fake.items()}
+    python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+    command = [python, "-X", "faulthandler", "-c", PROLOGUE + script + EPILOGUE, str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
