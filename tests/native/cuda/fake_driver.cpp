@@ -1,6 +1,7 @@
 // A driver for GPUs that are not there, so that loading can be tested on any machine: memory is the host's, what is
 // enqueued is done at once, and kernels are written down instead of run. There are two GPUs, as an H200 is, each with
-// FAKE_GPU_MEMORY bytes; with FAKE_GPU_TAKEN they have no room for a context. Graphs and captures are refused.
+// FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. Graphs and
+// captures are refused.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -40,6 +41,10 @@ thread_local int current = -1;
 std::size_t memory() {
   const char* const text = std::getenv("FAKE_GPU_MEMORY");
   return text == nullptr ? std::size_t{4} << 30 : std::strtoull(text, nullptr, 10);
+}
+int capability() {
+  const char* const text = std::getenv("FAKE_GPU_CAPABILITY");
+  return text == nullptr ? 90 : std::atoi(text);
 }
 template <class Handle>
 Result make(Handle* out) {
@@ -116,10 +121,10 @@ Result cuDeviceGetAttribute(int* value, int attribute, DeviceId) {
       *value = 2048;
       break;
     case kAttributeComputeCapabilityMajor:
-      *value = 9;
+      *value = capability() / 10;
       break;
     case kAttributeComputeCapabilityMinor:
-      *value = 0;
+      *value = capability() % 10;
       break;
     case kAttributeMaxSharedMemoryPerBlockOptin:
       *value = 232448;

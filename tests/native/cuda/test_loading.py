@@ -154,3 +154,22 @@ except untorch.OutOfMemoryError as error:
     error = found(driver, package, script, TAKEN=1)["error"]
     assert "creating the device's context: CUDA_ERROR_OUT_OF_MEMORY" in error
     assert "set CUDA_DEVICE_MAX_CONNECTIONS to a smaller number for them, or run fewer" in error
+
+
+def test_the_code_for_the_gpu(driver: Path, tmp_path: Path) -> None:
+    """Of a file for two architectures the newest that the GPU runs; none of them is an error that names all."""
+    path = tmp_path / "two.pt2"
+    model = nn.Sequential(nn.LayerNorm(64), nn.ReLU())
+    export(model, (torch.randn(4, 64),), path, device="cuda", arch=["sm_80", "sm_90"], progress=False)
+    script = """
+try:
+    with untorch.load(path) as program:
+        found["taken"] = program.forward.gpu_architecture
+except untorch.UnsupportedError as error:
+    found["error"] = str(error)
+"""
+    for capability, taken in ((80, "sm_80"), (86, "sm_80"), (90, "sm_90")):
+        assert found(driver, path, script, CAPABILITY=capability) == {"taken": taken}
+    for capability in (75, 100):
+        error = found(driver, path, script, CAPABILITY=capability)["error"]
+        assert f"was compiled for sm_80, sm_90, cuda:0 (Fake H200) is sm_{capability}: export it for that" in error
