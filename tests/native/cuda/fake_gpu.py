@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.native.shim import ROOT
-
 # What every script of a test begins with; it ends by printing what it leaves in `found`.
 PROLOGUE = """
 import ctypes, json, sys
@@ -31,7 +29,7 @@ print(json.dumps(found))
 
 def found(driver: Path, path: Path, script: str, **fake: object) -> dict[str, Any]:
     """What a script finds, in a process without torch and with that driver, whose FAKE_GPU_… ``fake`` sets."""
-    env = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(ROOT / "src")}
+    env = os.environ | {"LD_LIBRARY_PATH": str(driver)}
     env |= {f"FAKE_GPU_{name}": str(value) for name, value in fake.items()}
     python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
     command = [python, "-X", "faulthandler", "-c", PROLOGUE + script + EPILOGUE, str(path)]
