@@ -24,9 +24,6 @@ const kernels::cuda::Int4Limits& limits() {
     out.stream.rows_of_large = from_environment("UNTORCH_INT4_STREAM_ROWS", out.stream.rows_of_large);
     out.mma_rows = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);
-    out.whole.rows_of_small = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows_of_small);
-    out.whole.rows = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows);
-    out.whole.rows_of_large = from_environment("UNTORCH_INT4_WHOLE_ROWS", out.whole.rows_of_large);
     return out;
   }();
   return made;

@@ -25,9 +25,6 @@ const kernels::cuda::Nvfp4Limits& limits() {
     out.stream.rows_of_large = from_environment("UNTORCH_NVFP4_STREAM_ROWS", out.stream.rows_of_large);
     out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
-    out.whole.rows_of_small = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows_of_small);
-    out.whole.rows = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows);
-    out.whole.rows_of_large = from_environment("UNTORCH_NVFP4_WHOLE_ROWS", out.whole.rows_of_large);
     out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
     out.fp4_rows = from_environment("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
     out.fp8_fast_accumulation = from_environment("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", 0) != 0;

@@ -1,4 +1,7 @@
-"""The contracts of CUDA shims need a library that has them: one built where nvcc is. They need no GPU."""
+"""The contracts of CUDA shims need a library that has them: one built where nvcc is. They need no GPU.
+
+Nor do loading and streams, for which there is a driver without one (fake_driver.cpp) and a file for it.
+"""
 
 from __future__ import annotations
 
