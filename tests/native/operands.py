@@ -8,6 +8,15 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+_DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
+
+
+def rounded_once(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float64, to the nearest of ``dtype``'s normal numbers. PyTorch rounds twice: to float32 on the way to half types."""
+    fraction, exponent = torch.frexp(tensor)
+    return torch.ldexp(torch.round(fraction * 2.0 ** _DIGITS[dtype]), exponent - _DIGITS[dtype])
+
+
 _FORMS = ["rows", "wide", "repeated", "batch", "transposed batch", "vector", "offset"]
 
 

@@ -36,6 +36,13 @@ namespace {
 // Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384
 // for 256 rows.
 constexpr int kCopy = 128;
+// Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back to
+// the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.
+#ifdef UNTORCH_RACECHECK
+constexpr int kArriving = 32;
+#else
+constexpr int kArriving = 1;
+#endif
 constexpr int columns_of(int rows) { return rows < 128 ? 256 : rows < 256 ? 192 : 128; }
 
 template <class Format, int Rows>
@@ -239,7 +246,7 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
         multiply_by_warpgroup<Format, T, Rows>(p, here, address, warp * 16 + lane / 4, acc);
       }
       __syncwarp();  // all lanes have read the stage
-      if (lane == 0) arrive_at(empty + stage * 8);
+      if (lane < kArriving) arrive_at(empty + stage * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
@@ -262,7 +269,7 @@ __global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
   if (threadIdx.x < S::kCount) {
     const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
     make_barrier(full + threadIdx.x * 8, kCopy);
-    make_barrier(empty + threadIdx.x * 8, S::kMultiply / 32);
+    make_barrier(empty + threadIdx.x * 8, S::kMultiply / 32 * kArriving);
   }
   __syncthreads();
   if (threadIdx.x >= S::kMultiply) {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.gpu.native.again import run_again
 from tests.gpu.native.captured import captured
 from tests.native.int4_weights import Int4Weight, random_weight
-from tests.native.operands import drawn_rows
+from tests.native.operands import drawn_rows, rounded_once
 from tests.native.shim import Opt, ShimError, call, use_torch_stream
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -36,7 +36,7 @@ def check(got: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.T
     x64 = x.double().cuda()  # float64 products are exact enough anywhere
     least = torch.finfo(x.dtype).smallest_normal * ROUNDING[x.dtype]
     right = torch.zeros(got.shape[:-1], dtype=torch.bool, device="cuda")
-    for weights in (dense.cuda(), dense.to(x.dtype).double().cuda()):
+    for weights in (dense.cuda(), rounded_once(dense, x.dtype).cuda()):
         want = x64 @ weights.t() + added.cuda()
         size = x64.abs() @ weights.abs().t() + added.cuda().abs()
         bound = want.abs() * ROUNDING[x.dtype] + size * 2.0**-17 + least
@@ -188,7 +188,7 @@ def test_on_streams_side_by_side(m: int) -> None:
 @pytest.mark.parametrize(("narrow", "stream", "mma"), [(0, 100000, 0), (0, 0, 100000), (8, 0, 100000), (0, 0, 0)])
 def test_other_kernels(narrow: int, stream: int, mma: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    selected = "every_number_of_rows or groups_and_tiles or sizes or the_same_bits or in_a_graph"
+    selected = "not other_kernels and not weight_int4pack_mm and not refusals"
     run_again(__file__, selected, INT4_NARROW_ROWS=narrow, INT4_MMA_ROWS=mma, INT4_STREAM_ROWS=stream)
 
 

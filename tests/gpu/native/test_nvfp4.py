@@ -92,7 +92,9 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
 @pytest.mark.parametrize(("narrow", "mma", "stream"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
 def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    selected = "every_number_of_rows or sizes or every_value or the_same_bits or in_a_graph"
+    selected = (
+        "every_number_of_rows or sizes or every_value or the_same_bits or in_a_graph or side_by_side or not_aligned"
+    )
     if narrow or mma or stream:  # weights that are unpacked for cuBLAS are rounded
         selected += " or only_sums"
     run_again(__file__, selected, NVFP4_NARROW_ROWS=narrow, NVFP4_MMA_ROWS=mma, NVFP4_STREAM_ROWS=stream)
@@ -127,8 +129,11 @@ def test_nan_among_the_scales_counts_as_480(m: int) -> None:
 @pytest.mark.parametrize("m", [1, 8, 9, 64, 256])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_only_sums_are_rounded(dtype: torch.dtype, m: int) -> None:
-    """One product a result, of numbers that are exact: weights rounded to x's dtype would show."""
-    w = weight(64, 256)
+    """One product a result, of numbers that are exact: weights rounded to x's dtype would show.
+
+    Small ones are unpacked, and rounded, for more rows than 16.
+    """
+    w = weight(64 if m <= 16 else 65536, 256)
     x = (torch.eye(256)[:m] * (1 + 2.0**-7)).to(dtype)
     want = x.double() @ w.dense.t()
     got = linear(x.cuda(), w).cpu().double()

@@ -14,24 +14,23 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "unpack", "stream", "whole"};
-  for (long m : {1, 8, 9, 16, 17, 128, 129, 256, 257, 1024, 1025, 2048, 2049}) {
+  for (long m : {1, 8, 9, 16, 17, 32, 33, 128, 129, 256, 257, 1024, 1025, 2048, 2049}) {
     Int4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
     h200.has_clusters = h200.has_wgmma = true;
-    Int4Gemm narrow_lanes = h200, wide = h200, large = h200;
+    Int4Gemm narrow_lanes = h200, wide = h200, large = h200, small = h200, medium = h200;
     narrow_lanes.inner_k_tiles = 4;
     a100.dtype = Scalar::kFloat16;
     wide.dtype = Scalar::kFloat32;
-    large.n = 16384, large.k = 8192;
+    large.n = 16384, large.k = 8192, small.n = 768, small.k = 2048, medium.n = medium.k = 3072;
+    for (Int4Gemm* p : {&h200, &a100, &l4, &narrow_lanes, &wide}) p->n = p->k = 4096;
     std::printf("rows %ld", m);
-    for (const Int4Gemm& p : {h200, a100, l4, narrow_lanes, wide, large}) {
+    for (const Int4Gemm& p : {small, medium, h200, large, a100, l4, narrow_lanes, wide}) {
       std::printf(" %s", names[int(choose_int4(p))]);
     }
     std::printf(";");
-    Int4Gemm small = h200, medium = h200;
-    small.n = 768, small.k = 2048, medium.n = medium.k = 4096;
-    for (const Int4Gemm& p : {small, medium, large, a100, wide}) {
+    for (const Int4Gemm& p : {small, h200, large, a100, wide}) {
       std::printf(" %s", names[int(choose_int4(p, {}, true))]);
     }
     std::printf("\n");
@@ -55,22 +54,24 @@ int main() {
 
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
-    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; in float32; large. Then, with
-    # unpacked weights at hand, on an H200 small, medium and large, on an A100, and in float32.
+    # On an H200 with weights of four sizes; an A100 and an L4, which has little shared memory; with 4 inner k tiles; in
+    # float32. Then, with unpacked weights at hand, on an H200 small, medium and large, on an A100, and in float32.
     assert lines == [
-        "rows 1 narrow narrow mma narrow unpack narrow; narrow narrow narrow narrow whole",
-        "rows 8 narrow narrow mma narrow unpack narrow; narrow narrow narrow narrow whole",
-        "rows 9 narrow mma mma mma unpack narrow; whole narrow narrow whole whole",
-        "rows 16 narrow mma mma mma unpack narrow; whole narrow narrow whole whole",
-        "rows 17 stream mma mma mma unpack stream; whole whole stream whole whole",
-        "rows 128 stream mma mma mma unpack stream; whole whole stream whole whole",
-        "rows 129 stream mma mma mma unpack stream; whole whole whole whole whole",
-        "rows 256 stream mma mma mma unpack stream; whole whole whole whole whole",
-        "rows 257 stream unpack unpack unpack unpack stream; whole whole whole whole whole",
-        "rows 1024 stream unpack unpack unpack unpack stream; whole whole whole whole whole",
-        "rows 1025 unpack unpack unpack unpack unpack stream; whole whole whole whole whole",
-        "rows 2048 unpack unpack unpack unpack unpack stream; whole whole whole whole whole",
-        "rows 2049 unpack unpack unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 1 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole",
+        "rows 8 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole",
+        "rows 9 narrow narrow narrow narrow mma mma mma unpack; whole narrow narrow mma whole",
+        "rows 16 narrow narrow narrow narrow mma mma mma unpack; whole narrow narrow mma whole",
+        "rows 17 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
+        "rows 32 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
+        "rows 33 unpack unpack stream stream mma mma mma unpack; whole whole stream whole whole",
+        "rows 128 unpack unpack stream stream mma mma mma unpack; whole whole stream whole whole",
+        "rows 129 unpack unpack stream stream mma mma mma unpack; whole whole whole whole whole",
+        "rows 256 unpack unpack stream stream mma mma mma unpack; whole whole whole whole whole",
+        "rows 257 unpack unpack stream stream unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 1024 unpack unpack stream stream unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 1025 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 2048 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; whole whole whole whole whole",
         "tile 1 16 16 16",
         "tile 16 16 16 16",
         "tile 17 32 32 32",

@@ -23,8 +23,10 @@ int main() {
     bytes.inner_k_tiles = 0;
     a100.dtype = Scalar::kFloat16;
     wide.dtype = Scalar::kFloat32;
+    const Nvfp4Gemm small = h200;
+    for (Nvfp4Gemm* p : {&h200, &a100, &l4, &narrow_lanes, &bytes, &wide}) p->n = p->k = 4096;
     std::printf("rows %ld", m);
-    for (const Nvfp4Gemm& p : {h200, a100, l4, narrow_lanes, bytes, wide}) {
+    for (const Nvfp4Gemm& p : {small, h200, a100, l4, narrow_lanes, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p))]);
     }
     Nvfp4Gemm large = h200;
@@ -40,7 +42,7 @@ int main() {
       std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat4))]);
     }
     std::printf("; %s", names[int(choose_nvfp4(large, {}, untorch::kernels::Nvfp4Prefill::kExact, true))]);
-    for (const Nvfp4Gemm& p : {h200, bytes, wide}) {
+    for (const Nvfp4Gemm& p : {small, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8, true))]);
     }
     std::printf("\n");
@@ -51,37 +53,38 @@ int main() {
 
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
-    # On an H200, an A100 and an L4, which has little shared memory; with 4 inner k tiles; of bytes; in float32; large; on
-    # an H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an L4, of bytes, and in float32; and fp4.
-    # Then, with unpacked weights at hand, a large one; and where fp8 is asked for a small one, of bytes, and in float32.
+    # On an H200 with a small weight and a larger one, an A100 and an L4, which has little shared memory; with 4 inner k
+    # tiles; of bytes; in float32; large; on an H200 without nvfp4_stream. Then, where fp8 is asked for, on an H200 and an
+    # L4, of bytes, and in float32; and fp4. Then, with unpacked weights at hand, a large one; and where fp8 is asked for
+    # a small one, of bytes, and in float32.
     assert lines == [
-        "rows 1 narrow narrow mma unpack unpack unpack narrow narrow; "
+        "rows 1 narrow narrow narrow mma unpack unpack unpack narrow narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
-        "rows 8 narrow narrow mma unpack unpack unpack narrow narrow; "
+        "rows 8 narrow narrow narrow mma unpack unpack unpack narrow narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
-        "rows 9 narrow mma mma unpack unpack unpack narrow narrow; "
+        "rows 9 narrow narrow mma mma unpack unpack unpack narrow narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
-        "rows 16 narrow mma mma unpack unpack unpack narrow narrow; "
+        "rows 16 narrow narrow mma mma unpack unpack unpack narrow narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
-        "rows 17 stream mma mma unpack unpack unpack stream mma; "
+        "rows 17 unpack stream mma mma unpack unpack unpack stream mma; "
         "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
-        "rows 64 stream mma mma unpack unpack unpack stream mma; "
+        "rows 64 unpack stream mma mma unpack unpack unpack stream mma; "
         "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
-        "rows 256 stream mma mma unpack unpack unpack stream unpack; "
+        "rows 256 unpack stream mma mma unpack unpack unpack stream unpack; "
         "stream mma unpack unpack stream mma unpack unpack; whole whole whole whole",
-        "rows 257 stream unpack unpack unpack unpack unpack stream unpack; "
+        "rows 257 unpack stream unpack unpack unpack unpack unpack stream unpack; "
         "stream unpack unpack unpack fp4 fp4 fp4 fp4; whole whole whole whole",
-        "rows 512 stream unpack unpack unpack unpack unpack stream unpack; "
+        "rows 512 unpack stream unpack unpack unpack unpack unpack stream unpack; "
         "stream unpack unpack unpack fp4 fp4 fp4 fp4; whole whole whole whole",
-        "rows 513 stream unpack unpack unpack unpack unpack stream unpack; "
+        "rows 513 unpack stream unpack unpack unpack unpack unpack stream unpack; "
         "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
-        "rows 1024 stream unpack unpack unpack unpack unpack stream unpack; "
+        "rows 1024 unpack stream unpack unpack unpack unpack unpack stream unpack; "
         "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
-        "rows 1025 unpack unpack unpack unpack unpack unpack stream unpack; "
+        "rows 1025 unpack unpack unpack unpack unpack unpack unpack stream unpack; "
         "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
-        "rows 2048 unpack unpack unpack unpack unpack unpack stream unpack; "
+        "rows 2048 unpack unpack unpack unpack unpack unpack unpack stream unpack; "
         "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
-        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; "
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack unpack; "
         "fp8 fp8 fp8 fp8 fp4 fp4 fp4 fp4; whole fp8 fp8 fp8",
     ]
 
