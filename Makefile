@@ -11,7 +11,7 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize bench test-gpu build-gpu bench-gpu sanitize-gpu clean help
+.PHONY: demo test quick lint sanitize bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
@@ -109,12 +109,19 @@ build-gpu:
 	@ninja -C build/gpu
 	@ln -sf $(CURDIR)/build/gpu/native/libuntorch.so $(CURDIR)/build/gpu/native/python/_core.*.so src/untorch/
 
+# What racecheck sees of the kernels for packed weights: build/race is as build/gpu otherwise.
+build-race:
+	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/race -G Ninja -DUNTORCH_CUDA=ON -DUNTORCH_RACECHECK=ON \
+	  -DUNTORCH_PYTHON=OFF -DUNTORCH_VERSION=0.1.0 \
+	  $(if $(GPU_ARCHITECTURES),-DUNTORCH_CUDA_ARCHITECTURES=$(GPU_ARCHITECTURES))
+	@ninja -C build/race
+
 # Warnings of other torch versions are no errors here.
 test-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest $(TESTS) -o filterwarnings=default $(PYTEST_OPTIONS)
 
-sanitize-gpu: build-gpu
-	$(GPU_ENVIRONMENT) PYTHON=$(GPU_PYTHON) tests/gpu/sanitize.sh
+sanitize-gpu: build-gpu build-race
+	$(GPU_ENVIRONMENT) RACECHECK_LIBRARY=$(CURDIR)/build/race/native/libuntorch.so PYTHON=$(GPU_PYTHON) tests/gpu/sanitize.sh
 
 bench-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_cold_start.py $(BENCH_OPTIONS)

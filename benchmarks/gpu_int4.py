@@ -5,7 +5,7 @@
 All sides replay CUDA graphs of the same products, in turns. Every product of a graph has a weight of its own, and
 together they are more than the second-level cache holds: weights come from memory, as they do in a model. bfloat16 is
 ``torch.mm`` with a linear layer's weight, int4 ours and ``torch.ops.aten._weight_int4pack_mm``. The floor is what the
-bytes take at the bandwidth of a copy in the same run, or the operations at bfloat16's best product in it.
+bytes take at the bandwidth of the GPU's data sheet, or the operations at bfloat16's best product in the same run.
 
 What native/kernels/cuda/int4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and --mma-rows
 say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and "0 0 100000"
@@ -22,7 +22,7 @@ import pathlib
 import sys
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import COLD_BYTES, copy_bandwidth, seconds_in_turns
+from gpu_common import COLD_BYTES, memory_bandwidth, seconds_in_turns
 
 sys.path.insert(0, str(ROOT))
 
@@ -121,8 +121,8 @@ def main() -> None:
     report = Report("gpu_int4", options.quick)
     report.machine["gpu"] = torch.cuda.get_device_name()
     report.values |= {name: getattr(options, name) for name in KERNELS}
-    bandwidth = copy_bandwidth(torch)
-    report.values["copy_bytes_a_second"] = bandwidth
+    bandwidth = memory_bandwidth(report.machine["gpu"])
+    report.values["memory_bytes_a_second"] = bandwidth
     measured: dict[int, list[tuple[str, int, dict[str, float]]]] = {}
     for group in options.groups:
         for shape in options.shapes:

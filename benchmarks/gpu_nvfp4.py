@@ -4,8 +4,8 @@
 
 Both sides replay CUDA graphs of the same products, in turns. Every product of a graph has a weight of its own, and
 together they are more than the second-level cache holds: weights come from memory, as they do in a model. bfloat16 is
-``torch.mm`` with a linear layer's weight. The floor is what the bytes take at the bandwidth of a copy in the same run,
-or the operations at bfloat16's best product in it.
+``torch.mm`` with a linear layer's weight. The floor is what the bytes take at the bandwidth of the GPU's data
+sheet, or the operations at bfloat16's best product in the same run.
 
 What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and
 --mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import COLD_BYTES, copy_bandwidth, seconds_in_turns
+from gpu_common import COLD_BYTES, memory_bandwidth, seconds_in_turns
 
 sys.path.insert(0, str(ROOT))
 
@@ -179,8 +179,8 @@ def main() -> None:
     import torch
 
     report.machine["gpu"] = torch.cuda.get_device_name()
-    bandwidth = copy_bandwidth(torch)
-    report.values["copy_bytes_a_second"] = bandwidth
+    bandwidth = memory_bandwidth(report.machine["gpu"])
+    report.values["memory_bytes_a_second"] = bandwidth
     for section in options.sections:
         SECTIONS[section](report, options, bandwidth)
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))

@@ -6,7 +6,7 @@ All sides replay CUDA graphs of the same calls, in turns. The calls of a graph t
 a random routing of its own, so that weights come from memory, as they do in a model. "grouped" is
 ``torch._grouped_mm`` for both products, SiLU · gate and the weighted sum by PyTorch's operators; its tokens come sorted
 by expert, which costs it nothing. "loop" is two calls of ``linear`` an expert that has tokens. The floor is what the
-bytes of the experts that have tokens take at the bandwidth of a copy in the same run.
+bytes of the experts that have tokens take at the bandwidth of the GPU's data sheet.
 
 --mma-mean says up to how many rows an expert, in the mean, the kernels without sm_90's tensor instructions serve: what
 native/kernels/cuda/nvfp4_moe.h has as `before_wgmma` is to be read off runs with -1 and 100000.
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import copy_bandwidth, seconds_in_turns
+from gpu_common import memory_bandwidth, seconds_in_turns
 
 sys.path.insert(0, str(ROOT))
 
@@ -163,8 +163,8 @@ def main() -> None:
     report = Report("gpu_nvfp4_moe", options.quick)
     report.values["mma_mean"] = options.mma_mean
     report.machine["gpu"] = torch.cuda.get_device_name()
-    bandwidth = copy_bandwidth(torch)
-    report.values["copy_bytes_a_second"] = bandwidth
+    bandwidth = memory_bandwidth(report.machine["gpu"])
+    report.values["memory_bytes_a_second"] = bandwidth
     sides = SIDES if hasattr(torch, "_grouped_mm") else [side for side in SIDES if side != "grouped"]
     rows = []
     for model in options.models:

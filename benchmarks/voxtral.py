@@ -264,7 +264,7 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick or options.tiny
     name = "voxtral" if options.quantize is None else f"voxtral_{options.quantize}"
-    report = Report(name, quick)
+    report = Report(name, quick, script="benchmarks/voxtral.py")
     if options.device != "cpu":
         from gpu_common import describe_gpu
 

@@ -2,6 +2,7 @@
 # The kernels' tests under compute-sanitizer: bad memory accesses in all of them, races in those that share memory.
 # usage: tests/gpu/sanitize.sh     PYTHON: an interpreter with torch and CUDA (default: python3)
 #        MEMCHECK, RACECHECK, RACECHECK_PACKED: what to run instead of the defaults; empty: nothing
+#        RACECHECK_LIBRARY: a libuntorch.so that was built with -DUNTORCH_RACECHECK=ON, for the last of them
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
@@ -41,7 +42,11 @@ test -z "$RACECHECK" || check racecheck $RACECHECK
 own="(moe or not dtype2) and not other_kernels and not layouts and not bytes_of and not every_value \
   and not test_int4_linear and not test_nvfp4_linear and not test_scales_of_another and not not_aligned"
 if test -n "$RACECHECK_PACKED"; then
-  for format in INT4 NVFP4; do export UNTORCH_${format}_MMA_ROWS=1000000; done
+  test -z "${RACECHECK_LIBRARY:-}" || export UNTORCH_LIBRARY="$RACECHECK_LIBRARY"
+  # Small weights by the streaming kernels, too; where there are none, by packed_mma.cuh.
+  for format in INT4 NVFP4; do
+    export UNTORCH_${format}_STREAM_ROWS=1000000 UNTORCH_${format}_MMA_ROWS=1000000
+  done
   check racecheck $RACECHECK_PACKED -k "$own"
   for format in INT4 NVFP4; do export UNTORCH_${format}_NARROW_ROWS=0 UNTORCH_${format}_STREAM_ROWS=0; done
   check racecheck $RACECHECK_PACKED -k "$own and not moe"
