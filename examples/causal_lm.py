@@ -92,6 +92,8 @@ def generate(session: untorch.Session, tokens: list[int], new: int) -> Iterator[
             logits = session.prefill(numpy.array([tokens]))
         else:
             logits = session.decode(numpy.array([tokens[-1:]]))
+        if not isinstance(logits, numpy.ndarray):  # on a GPU
+            logits = logits.numpy()
         tokens = [int(logits[0].argmax())]
         yield tokens[0]
 

@@ -51,16 +51,17 @@ def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
         args, kwargs = moved[0]
         if exporter == "untorch":
             from untorch.export import export
+            from untorch.export.errors import CompileError
 
-            # Alone, so that what torch.export itself refuses is told apart from a fault of ours.
-            stage = "torch.export"
-            with torch.no_grad():
-                torch.export.export(module, args, kwargs, dynamic_shapes=case.dynamic_shapes)
-            stage = "export"
-            export(
-                case.module, case.args, package, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes,
-                device="cuda", progress=False, inductor={"compile_threads": 1},
-            )  # fmt: skip
+            try:
+                export(
+                    case.module, case.args, package, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes,
+                    device="cuda", progress=False, inductor={"compile_threads": 1},
+                )  # fmt: skip
+            except CompileError as error:
+                if "torch.export failed" in str(error):
+                    stage = "torch.export"
+                raise
         else:
             with torch.no_grad():
                 program = torch.export.export(module, args, kwargs, dynamic_shapes=case.dynamic_shapes)

@@ -30,9 +30,9 @@ from untorch.export.progress import Progress
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.targets import CpuTarget, compiler_features
 from untorch.export.torch_patches import compile_patches, generated_only
+from untorch.export.tracing import export_program, refuse_fused_attention
 from untorch.export.weights import Constant, parse_constants
 from untorch.runtime.elf import parse_elf, read_elf
-from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
 __all__ = [
     "CompiledMethod", "GeneratedCode", "MethodInput", "TracedMethod", "compile_method", "generate_code",
@@ -53,11 +53,15 @@ class MethodInput:
 
 @dataclass
 class TracedMethod:
-    """A method as a graph, with its tensors as attributes."""
+    """A method as a graph, with its tensors as attributes.
+
+    ``refusal``: what torch.export said with PyTorch's fused attention, where it refused the method for that.
+    """
 
     method: MethodInput
     program: torch.export.ExportedProgram
     module: fx.GraphModule
+    refusal: str | None = None
 
 
 @dataclass
@@ -99,10 +103,10 @@ def trace_method(
     on_gpu = _on(gpu)
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None):
         with progress.step(f"{method.name}: torch.export"):
-            program = _export(method, options)
+            program, refusal = export_program(method, options, _is_on(gpu))
         module = program.module()
     assert isinstance(module, fx.GraphModule)
-    return TracedMethod(method, program, module)
+    return TracedMethod(method, program, module, refusal)
 
 
 def compile_method(
@@ -129,10 +133,10 @@ def compile_method(
         model = method.model if isinstance(method.model, torch.nn.Module) else None
         mutations = find_mutations(module.graph)
         # Where the program's tensors lie now; for a GPU that is absent that is the CPU, and all of them go to the GPU.
-        home = "cpu" if gpu is None or gpu.absent is not None else "cuda"
+        home = "cuda" if _is_on(gpu) else "cpu"
         inputs, outputs = describe_inputs(program, model, mutations, home), describe_outputs(program, home)
         with progress.step(f"{method.name}: passes"):
-            passes = run_passes(module, options, device, method.name)
+            passes = _run_passes(traced, options, gpu)
         if gpu is not None and gpu.absent is not None:
             refuse_native_attention(module, passes, method.name, gpu.absent)
         nodes = {node.name: node for node in module.graph.nodes}
@@ -193,10 +197,10 @@ def generate_code(
     """Does what compile_method does up to the generated code. Raises CompileError or UnsupportedError."""
     on_gpu = _on(gpu)
     with torch.no_grad(), on_gpu, compile_patches(target, gpu is not None), generated_only() as generated:
-        program = _export(method, options)
+        program, refusal = export_program(method, options, _is_on(gpu))
         module = program.module()
         assert isinstance(module, fx.GraphModule)
-        passes = run_passes(module, options, "cpu" if gpu is None else "cuda", method.name)
+        passes = _run_passes(TracedMethod(method, program, module, refusal), options, gpu)
         if gpu is not None and gpu.absent is not None:
             refuse_native_attention(module, passes, method.name, gpu.absent)
         nodes = {node.name: node for node in module.graph.nodes}
@@ -230,25 +234,6 @@ def temporary_folder(key: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _export(method: MethodInput, options: ExportOptions) -> torch.export.ExportedProgram:
-    if isinstance(method.model, torch.export.ExportedProgram):
-        if method.model.example_inputs is None:
-            raise InvalidArgumentError(
-                f"method {method.name!r}: the exported program has no example inputs, which AOTInductor needs: export "
-                f"it again with torch.export.export"
-            )
-        return method.model
-    assert method.args is not None
-    try:
-        return torch.export.export(
-            method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=options.strict
-        )
-    except UntorchError:
-        raise
-    except Exception as error:
-        raise CompileError(f"method {method.name!r}: torch.export failed: {error}") from error
-
-
 def _check_device(name: str, metadata: Path | None, device: str) -> None:
     """Inductor takes the device from the graph: one that touches no GPU becomes a model for the CPU."""
     compiled = json.loads(metadata.read_text()).get("AOTI_DEVICE_KEY") if metadata is not None else None
@@ -259,8 +244,24 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
         )
 
 
+def _run_passes(traced: TracedMethod, options: ExportOptions, gpu: CudaTarget | None) -> list[PassReport]:
+    name, module = traced.method.name, traced.module
+    passes = run_passes(module, options, "cpu" if gpu is None else "cuda", name)
+    if traced.refusal is None:
+        return passes
+    refuse_fused_attention(name, module, passes, traced.refusal)
+    why = traced.refusal.splitlines()[0]
+    text = f"traced with plain attention: with PyTorch's fused operators torch.export said: {why}"
+    return [PassReport("torch_export", changed=[text]), *passes]
+
+
+def _is_on(gpu: CudaTarget | None) -> bool:
+    """Whether the method's tensors lie on a GPU while it is compiled."""
+    return gpu is not None and gpu.absent is None
+
+
 def _on(gpu: CudaTarget | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if gpu is None or gpu.absent is not None else torch.cuda.device(gpu.device)
+    return torch.cuda.device(gpu.device) if gpu is not None and _is_on(gpu) else contextlib.nullcontext()
 
 
 def _one(paths: dict[str, Path], suffix: str, method: str) -> str:
