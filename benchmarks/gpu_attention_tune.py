@@ -4,13 +4,15 @@
     python benchmarks/gpu_attention_tune.py --decode [--keys 65536] [--batch 1] [--mask bool]
 
 Prints the best configurations of a case, for src/untorch/ops/attention/configs.py. Kernels are compiled by several
-processes first, into Triton's cache; then each is measured in CUDA graph replays, in turns. Needs no libuntorch.so.
+processes first, into Triton's cache; then each is measured in CUDA graph replays, in turns. Decoding takes keys and
+values from memory: its calls take turns with more of them than the L2 cache holds. Needs no libuntorch.so.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import pathlib
@@ -22,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 
 TOKENS = 16384
+COLD_BYTES = 200 << 20  # of keys and values: several times the L2 cache
 SHARED_BYTES = 232448  # of a program, on compute capability 9.0
 
 
@@ -109,7 +112,10 @@ def measure(options: argparse.Namespace, found: list[Any]) -> tuple[dict[Any, fl
     import torch
 
     arguments = tensors(options)
-    q, k, v, _ = arguments
+    q, k, v, mask = arguments
+    nbytes = 2 * k.numel() * k.element_size()
+    copies = math.ceil(COLD_BYTES / nbytes) if options.decode else 1
+    turns = [arguments, *((q, k.clone(), v.clone(), mask) for _ in range(copies - 1))]
     with torch.no_grad():
         group = q.shape[1] // k.shape[1]
         expected = torch.nn.functional.scaled_dot_product_attention(
@@ -129,12 +135,12 @@ def measure(options: argparse.Namespace, found: list[Any]) -> tuple[dict[Any, fl
             run(options, config, arguments)
             end.record()
             end.synchronize()
-            calls = max(1, min(20, int(1.5 / begin.elapsed_time(end))))
+            calls = max(copies, min(20, int(1.5 / begin.elapsed_time(end))))
             stream.wait_stream(torch.cuda.current_stream())
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
-                for _ in range(calls):
-                    run(options, config, arguments)
+                for i in range(calls):
+                    run(options, config, turns[i % copies])
             graphs[config] = graph, calls
         except Exception as error:
             failed[config] = (str(error).splitlines() or [type(error).__name__])[0]
