@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ SANITIZE = os.environ.get("UNTORCH_SANITIZE") == "1"
 
 
 def pytest_configure() -> None:
+    # Processes of pytest-xdist begin with different GPUs, where there are several. CUDA reads it when it starts.
+    worker, gpus = os.environ.get("PYTEST_XDIST_WORKER"), len(glob.glob("/dev/nvidia[0-9]*"))
+    if worker is not None and gpus > 1:
+        order = [(int(worker.removeprefix("gw")) + i) % gpus for i in range(gpus)]
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, order)))
     if not torch.cuda.is_available():
         raise pytest.UsageError(
             "tests/gpu needs an NVIDIA GPU and a torch with CUDA: run it with `make test-gpu` there"
