@@ -106,22 +106,25 @@ found["gone"] = packed.memory()["unpacked"], fake.fake_live_bytes(0)
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_what_multiplies(kind: str, driver: Path, package: Path) -> None:
-    """Few rows read the packed weight, many the matrix: by cuBLAS, which finds no GPU here."""
+    """Few rows read the packed weight; many take a matrix to cuBLAS, which finds no GPU here: unpacked before, or now."""
     script = f"""
 def called(program, rows):
+    method = program[{kind!r}]  # opened, which may unpack
     before = len(fake.fake_launches())
+    end = ""
     try:
-        program[{kind!r}](np.zeros((rows, 500), np.float16))
+        method(np.zeros((rows, 500), np.float16))
     except untorch.UntorchError as error:
-        return "cuBLAS" if "cublas" in str(error).lower() else str(error)
+        end = "cuBLAS" if "cublas" in str(error).lower() else str(error)
     names = fake.fake_launches()[before:].decode().split()
-    return sum("narrow" in name for name in names), sum("stream" in name for name in names)
+    return *(sum(part in name for name in names) for part in ("narrow", "unpack")), end
 packed, unpacked = untorch.load(path), untorch.load(path, unpack_weights=True)
 for rows in (1, 8, 100):
     found[str(rows)] = called(packed, rows), called(unpacked, rows)
 """
     result = found(driver, package, script)
-    assert result == {"1": [[2, 0], [2, 0]], "8": [[2, 0], [2, 0]], "100": [[0, 2], "cuBLAS"]}
+    few, many = [[2, 0, ""], [2, 0, ""]], [[0, 1, "cuBLAS"], [0, 0, "cuBLAS"]]
+    assert result == {"1": few, "8": few, "100": many}
 
 
 def test_memory_that_does_not_suffice(driver: Path, package: Path) -> None:
