@@ -63,6 +63,7 @@ def with_cache(model: Any, length: int) -> Any:
             for i, layer in enumerate(self.cache.layers):
                 layer.keys, layer.values = getattr(self, f"keys_{i}"), getattr(self, f"values_{i}")
                 layer.cumulative_length = getattr(self, f"position_{i}")
+                layer.device = layer.keys.device  # where the exporter moved them
             name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
             out = self.model(**{name: tokens}, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             return out.logits[:, -1].float()

@@ -181,6 +181,9 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
      unsigned block_z, unsigned shared_bytes, Stream stream, void** params, void** extra))                             \
   X(launch_kernel_ex, cuLaunchKernelEx, (const LaunchConfig* config, Function function, void** params, void** extra))  \
+  X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                   \
+    (void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes, const std::uint64_t* strides, \
+     const std::uint32_t* box, const std::uint32_t* steps, int interleave, int swizzle, int promotion, int fill))      \
   X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec * exec, Graph graph, unsigned long long flags))         \
   X(graph_launch, cuGraphLaunch, (GraphExec exec, Stream stream))                                                      \
   X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec exec))                                                          \

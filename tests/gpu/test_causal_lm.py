@@ -33,10 +33,10 @@ with untorch.load(sys.argv[2]) as program:
     found = []
     for session, prompt in zip(sessions, prompts):
         start = session.prefill if len(prompt) > 1 else session.decode
-        found.append([int(start(np.array([prompt])).numpy().argmax())])
+        found.append([int(start(np.array([prompt])).argmax())])
     for _ in range(new - 1):
         for graph, tokens in zip(graphs, found):
-            tokens.append(int(graph(np.array([tokens[-1:]])).numpy().argmax()))
+            tokens.append(int(graph(np.array([tokens[-1:]])).argmax()))
     print(json.dumps({"turns": [list(t) for t in zip(*turns)], "graphs": found,
                       "devices": [program[name].device for name in program.methods]}))
 """

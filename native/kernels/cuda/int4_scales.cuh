@@ -1,11 +1,13 @@
 // Scales of int4 weights beside their tiles in shared memory: how they come there, and how a lane unpacks with them.
 //
 // A kernel of packed_*.cuh has a stage of columns and 128 k's; the structs here are its parameter: bytes of a column's
-// scales in a stage, who copies them, and `Column`, a lane's view of one column.
+// scales in a stage, who copies them, and `Column`, a lane's view of one column. `Words` is where it has them from: a
+// pointer to shared memory, or SharedWords.
 #pragma once
 
 #include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/int4_weights.cuh"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
@@ -74,27 +76,28 @@ struct Int4Narrow : Int4Groups {
 };
 
 // A line for each group that begins in the block.
-template <class T, int Cols>
+template <class T, int Cols, class Words>
 class Int4Column {
  public:
-  __device__ __forceinline__ Int4Column(const Int4Gemm& p, const unsigned char* scales, int column)
-      : at_(reinterpret_cast<const std::uint32_t*>(scales) + column), group_bits_(bits_of_group(p)) {}
+  __device__ __forceinline__ Int4Column(const Int4Gemm& p, Words scales, int column)
+      : scales_(scales), column_(column), group_bits_(bits_of_group(p)) {}
   __device__ __forceinline__ void prepare(int) {}
   __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
-    unpack<T>(word, scale_pair(at_[(j * 32 >> group_bits_) * Cols]), pairs);
+    unpack<T>(word, scale_pair(scales_[(j * 32 >> group_bits_) * Cols + column_]), pairs);
   }
 
  private:
-  const std::uint32_t* at_;
-  int group_bits_;
+  Words scales_;
+  int column_, group_bits_;
 };
 
 // One line: groups of 128 k's or more.
 template <class T>
 class Int4ColumnOfLine {
  public:
-  __device__ __forceinline__ Int4ColumnOfLine(const Int4Gemm&, const unsigned char* scales, int column)
-      : scale_and_zero_(reinterpret_cast<const std::uint32_t*>(scales)[column]) {}
+  template <class Words>
+  __device__ __forceinline__ Int4ColumnOfLine(const Int4Gemm&, Words scales, int column)
+      : scale_and_zero_(scales[column]) {}
   __device__ __forceinline__ void prepare(int) {}
   __device__ __forceinline__ void unpack_word(int, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     unpack<T>(word, scale_pair(scale_and_zero_), pairs);
@@ -107,8 +110,8 @@ class Int4ColumnOfLine {
 // For packed_mma.cuh, 128 columns.
 struct Int4Tile : Int4Sums {
   static constexpr int kColumnBytes = 16;
-  template <class T, int Cols>
-  using Column = Int4Column<T, Cols>;
+  template <class T, int Cols, class Words>
+  using Column = Int4Column<T, Cols, Words>;
 
   // By the first 128 threads of a block, 16 bytes each: warp i has line i.
   class Copies {
@@ -137,59 +140,42 @@ struct Int4Tile : Int4Sums {
   };
 };
 
-// For packed_stream.cuh.
+// For packed_stream.cuh: a line for each group that begins in a block, as boxes of the scales.
 struct Int4Stream : Int4Sums {
   static constexpr int kColumnBytes = 16;
-  template <class T, int Cols>
-  using Column = Int4Column<T, Cols>;
+  static constexpr bool kScaleBoxes = true;
+  template <class T, int Cols, class Words>
+  using Column = Int4Column<T, Cols, Words>;
 
-  // By 128 threads, 16 bytes each at a time, line after line.
+  __host__ __device__ static int lines_of(const Int4Gemm& p) {
+    return p.group < kPackedBlockK ? kPackedBlockK / static_cast<int>(p.group) : 1;
+  }
+  static MatrixOfBoxes scale_boxes(const Int4Gemm& p, int columns) {
+    return {.from = p.scales,
+            .element_bytes = 4,
+            .rows = p.k / p.group,
+            .columns = p.n,
+            .row_bytes = p.n * 4,
+            .box_rows = lines_of(p),
+            .box_columns = columns};
+  }
   template <int Cols>
   class Copies {
    public:
-    __device__ __forceinline__ Copies(const Int4Gemm& p, int first, int thread)
-        : n_(p.n), group_bits_(bits_of_group(p)), from_(static_cast<const char*>(p.scales) + std::int64_t{first} * 4) {
-#pragma unroll
-      for (int i = 0; i < kTurns; ++i) {
-        const int chunk = thread + 128 * i;
-        line_[i] = chunk / (Cols / 4), column_[i] = chunk % (Cols / 4) * 4;
-        bytes_[i] = first + column_[i] < p.n ? 16 : 0;
-      }
-    }
-
-    __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
-#pragma unroll
-      for (int i = 0; i < kTurns; ++i) {
-        const int line = line_[i] << group_bits_;  // k's before it
-        if (line < kPackedBlockK) {
-          copy_chunk(to + line_[i] * (Cols * 4) + column_[i] * 4,
-                     from_ + (std::int64_t{k0 + line} >> group_bits_) * n_ * 4 + column_[i] * 4, bytes_[i]);
-        }
-      }
-    }
+    __device__ __forceinline__ Copies(const Int4Gemm& p, int, int)
+        : bytes_(lines_of(p) * Cols * 4), group_bits_(bits_of_group(p)) {}
+    __device__ __forceinline__ int bytes() const { return bytes_; }
+    __device__ __forceinline__ int line(int k0) const { return k0 >> group_bits_; }
 
    private:
-    static constexpr int kTurns = (Cols + 127) / 128;
-
-    std::int64_t n_;
-    int group_bits_;
-    int line_[kTurns], column_[kTurns], bytes_[kTurns];
-    const char* from_;
+    int bytes_, group_bits_;
   };
 };
 
-// The same for groups of 128 k's or more, of which a block has one line; and with sums that are scaled by group.
-struct Int4StreamLine : Int4Sums {
+// The same for groups of 128 k's or more, of which a block has one line.
+struct Int4StreamLine : Int4Stream {
   static constexpr int kColumnBytes = 4;
-  template <class T, int Cols>
+  template <class T, int Cols, class Words>
   using Column = Int4ColumnOfLine<T>;
-  template <int Cols>
-  using Copies = Int4Stream::Copies<Cols>;
 };
-struct Int4StreamGroups : Int4Groups {
-  static constexpr int kLines = 1, kColumnBytes = 4;
-  template <int Cols>
-  using Copies = Int4Stream::Copies<Cols>;
-};
-
 }  // namespace untorch::kernels::cuda

@@ -17,10 +17,11 @@ namespace untorch::kernels::cuda {
 template <class T>
 class Nvfp4Column {
  public:
-  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, const unsigned char* scales, int column) {
+  template <class Words>
+  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, Words scales, int column) {
     const int t = static_cast<int>(threadIdx.x) % 4;
     // Of two words the first 16 k's, or the others: every second byte of four.
-    const std::uint32_t four = reinterpret_cast<const std::uint32_t*>(scales)[2 * column + t / 2];
+    const std::uint32_t four = scales[2 * column + t / 2];
     own_ = Values::scale_pair_of(four >> (t % 2 * 8));
   }
 
@@ -49,7 +50,7 @@ struct Nvfp4Scales {
   using Gemm = Nvfp4Gemm;
   static constexpr bool kScalesSums = true, kByGroup = false;
   static constexpr int kColumnBytes = 8;
-  template <class T, int Cols>
+  template <class T, int Cols, class Words>
   using Column = Nvfp4Column<T>;
 
   // What a sum of the column is multiplied by; the column may be one that is not there.
@@ -108,8 +109,9 @@ struct Nvfp4Tile : Nvfp4Scales {
   };
 };
 
-// For packed_stream.cuh.
+// For packed_stream.cuh. Boxes of 8 bytes are too narrow.
 struct Nvfp4Stream : Nvfp4Scales {
+  static constexpr bool kScaleBoxes = false;
   template <int Cols>
   class Copies : public Nvfp4Copies<Cols, 128> {
    public:

@@ -98,8 +98,9 @@ __device__ __forceinline__ void multiply_block(const typename Format::Gemm& p, c
         }
       }
     } else {
-      using Column = typename Format::template Column<T, Cols>;
-      Column low_column(p, scales, at), high_column(p, scales, at + 8);
+      using Column = typename Format::template Column<T, Cols, const std::uint32_t*>;
+      const auto* const scale_words = reinterpret_cast<const std::uint32_t*>(scales);
+      Column low_column(p, scale_words, at), high_column(p, scale_words, at + 8);
       float sums[Turns][4];
 #pragma unroll
       for (int r = 0; r < Turns; ++r) {

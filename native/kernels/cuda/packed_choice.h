@@ -24,20 +24,17 @@ inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
 // Rows up to which packed_stream serves on an H200, by the number of weights. Small ones are unpacked in little time,
 // while their tiles leave most multiprocessors idle: of int4's and NVFP4's 2048 × 768 with 256 rows, 8 µs instead
-// of 23. Of int4's 8192 × 28672 it is still the faster one with 2048 rows, of 4096 × 14336 it is not; NVFP4 is taken to
-// be alike there.
+// of 23; of 4096 × 2048 18 instead of 28, and of 4096 × 4096 both are even. 4096 × 14336 is faster with up to 1024
+// rows, 8192 × 28672 with 2048.
 struct PackedStreamLimit {
-  std::int64_t rows_of_small = 16, rows_of_medium = 32, rows = 1024, rows_of_large = 2048;
+  std::int64_t rows_of_small = 16, rows = 1024, rows_of_large = 2048;
 
   // The same for all.
-  void set(std::int64_t all) { rows_of_small = rows_of_medium = rows = rows_of_large = all; }
+  void set(std::int64_t all) { rows_of_small = rows = rows_of_large = all; }
   std::int64_t of(const PackedGemm& p) const {
-    constexpr std::int64_t kOne = 1, kSmall = kOne << 23, kMedium = kOne << 24, kLarge = kOne << 27;
+    constexpr std::int64_t kOne = 1, kSmall = kOne * 3 << 22, kLarge = kOne << 27;
     const std::int64_t weights = p.n * p.k;
-    return weights < kSmall    ? rows_of_small
-           : weights < kMedium ? rows_of_medium
-           : weights < kLarge  ? rows
-                               : rows_of_large;
+    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
   }
 };
 

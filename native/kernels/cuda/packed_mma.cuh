@@ -40,7 +40,7 @@ constexpr int shared_bytes() {
 template <class Format, class T, bool Wide, int Rows>
 __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_packed(typename Format::Gemm p, Split split) {
   using S = Stage<Format, Rows>;
-  using Column = typename Format::template Column<T, kCols>;
+  using Column = typename Format::template Column<T, kCols, const std::uint32_t*>;
   constexpr bool kHalves = Rows <= 64;  // the second four warps have the other half of k
   constexpr int kWarpRows = kHalves ? Rows : Rows / 2, kTiles = kWarpRows / 8, kWords = kHalves ? 2 : 4;
   constexpr int kStages = S::kCount;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, Rows >= 64 ? 1 : 2) mma_packed(typen
     const unsigned char* const here = memory + stage * S::kBytes;
     const std::uint32_t x = base + stage * S::kBytes + (first_row + (lane & 7)) * 256;
     const auto* const words = reinterpret_cast<const std::uint32_t*>(here + S::kX) + side * 4 * 128;
-    const unsigned char* const scales = here + S::kX + kWeightBytes;
+    const auto* const scales = reinterpret_cast<const std::uint32_t*>(here + S::kX + kWeightBytes);
     Column columns[4] = {
         {p, scales, side * 32 + g},
         {p, scales, side * 32 + g + 8},

@@ -3,30 +3,30 @@
 // Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for 256) and Rows rows (8 to 256) from blocks of
 // 128 k's in shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's
 // 128-byte swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has
-// them. Four warps copy, as many stages ahead as fit; the others multiply. Wide tiles save bytes from the second-level
-// cache, where x costs four times what weights do.
+// them. One thread has boxes of all of it copied, as many stages ahead as fit, but for scales that no box fits: four
+// warps copy those. Sixteen, twelve or eight warps multiply. Wide tiles save bytes from the second-level cache, where x
+// costs four times what weights do.
 //
-// From 64 rows on sixteen, twelve or eight warps multiply, as warpgroups. Each of these has 64 columns, the rows of the
-// instruction's first operand: a warp's 16 columns and 16 k's lie in registers as in mma.m16n8k16, so weights are
-// unpacked there. x is the second operand, from shared memory. With fewer rows the instructions that surround such
-// products cost more than they save: eight warps multiply by themselves, 32 columns each, as in packed_block.cuh.
+// Of the warpgroups that multiply each has 64 columns, the rows of the instruction's first operand: a warp's 16 columns
+// and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second operand, from shared
+// memory. Unlike mma.sync, which takes all of a scheduler's time, these run beside the unpacking of other warps.
 //
 // Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh. A few have none where the
 // others then have whole tiles.
 //
 // Bytes: of shared memory a stage, 256 Rows, 64 a column and its scales (int4 16, or 4 where groups have 128 k's or
 // more; NVFP4 8); from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from memory. Operations:
-// 2·m·n·k. For a word of 8 weights a lane issues some 18 (int4 in groups of 128, 16 rows), 23 (32) or 27 (64 and more)
-// instructions, for NVFP4 23, 26 or 31: that and memory are the bound up to about 90 rows, then the tensor cores.
+// 2·m·n·k. For a word of 8 weights a scheduler needs some 20 cycles to unpack it (NVFP4 25) and Rows / 2 for its
+// product, at least 13, at the same time.
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/packed_block.cuh"
 #include "kernels/cuda/packed_choice.h"
 #include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/packed_work.cuh"
 #include "kernels/cuda/shared_barrier.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -36,8 +36,8 @@ namespace {
 // Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384
 // for 256 rows.
 constexpr int kCopy = 128;
-// Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back to
-// the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.
+// Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back
+// to the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.
 #ifdef UNTORCH_RACECHECK
 constexpr int kArriving = 32;
 #else
@@ -47,26 +47,33 @@ constexpr int columns_of(int rows) { return rows < 128 ? 256 : rows < 256 ? 192 
 
 template <class Format, int Rows>
 struct Stage {
-  // Up to so many rows warps multiply by themselves, two tiles of 16 columns each.
-  static constexpr bool kByWarps = Rows <= 32;
-  static constexpr int kPairs = kByWarps ? 2 : 1;
-  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols / kPairs, kThreads = kMultiply + kCopy;
-  static constexpr int kSums = kPairs * Rows / 2;  // of a thread
+  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
+  static constexpr int kSums = Rows / 2;  // of a thread
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
   static constexpr int kMost = (kPackedSharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
   static constexpr int kBarriers = 2 * kCount * 8;
   static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
-  // Copies of so many stages are under way before the oldest is waited for: one is ready while one is multiplied.
-  static constexpr int kAhead = kCount - 2;
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
-  static constexpr int kTaken = kByWarps ? 200 : Rows == 256 ? 224 : Rows == 128 ? 152 : 104;
-  static constexpr int kKept = kByWarps ? 96 : Rows >= 128 ? 56 : 64;
+  static constexpr int kTaken = Rows == 256 ? 224 : Rows == 128 ? 152 : 104;
+  static constexpr int kKept = Rows >= 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
+
+// The value, computed once and not wherever it is used.
+__device__ __forceinline__ std::uint32_t once(std::uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The same for the whole warp, as the compiler then knows: what follows from it is computed once for all lanes.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+__device__ __forceinline__ Segment uniform(const Segment& part) {
+  return {uniform(part.tile), uniform(part.from), uniform(part.to)};
+}
 
 // Registers of each thread from here on, of all in the warpgroup.
 template <int Count>
@@ -96,72 +103,65 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
+// What a launch copies by boxes: of x Rows rows and 64 k's, of weights and scales those of a stage.
+struct Boxes {
+  TensorMap x, weights, scales;
+};
+
+// Scales come by boxes, or by a thread each.
 template <class Format, int Rows>
-__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Work& work, std::uint32_t base) {
+__device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Boxes& boxes, const Work& work,
+                                            std::uint32_t base) {
   using S = Stage<Format, Rows>;
-  constexpr int kCols = S::kCols;
-  const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
+  const std::uint32_t barriers = base + S::kCount * S::kBytes;
   const int thread = static_cast<int>(threadIdx.x) - S::kMultiply;
-  const int row = thread / 16, chunk = thread % 16, weight_tile = thread / 32, lane = thread % 32;
-  const int width = static_cast<int>(p.x_width) - chunk * 8;
-  const std::uint32_t x_to = chunk / 8 * S::kHalf + row * 128 + (((chunk ^ row) & 7) << 4);
-  const int begin = work.begin_of(static_cast<int>(blockIdx.x));
-  const auto publish = [&](int which) {
-    publish_shared();
-    arrive_at(full + which * 8);
-  };
-  int issued = 0, stage = 0, ready = 0;
-  for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
-    const Segment part = segment_before(work, begin, stop);
+  const int begin = uniform(work.begin_of(static_cast<int>(blockIdx.x)));
+  if (thread == 0) {
+    prefetch_map(boxes.x), prefetch_map(boxes.weights);
+    if constexpr (Format::kScaleBoxes) prefetch_map(boxes.scales);
+  }
+  int stage = 0, parity = 1;  // all are empty
+  for (int stop = uniform(work.begin_of(static_cast<int>(blockIdx.x) + 1)); stop > begin;) {
+    const Segment part = uniform(segment_before(work, begin, stop));
     stop -= part.to - part.from;
-    const int top = part.tile / work.column_tiles * Rows, first = part.tile % work.column_tiles * kCols;
-    const auto rows = static_cast<int>(p.m) - top - row;
-    const std::int64_t tiles_left = (p.n - first) / 8 - weight_tile;
-    const char* const x_from = static_cast<const char*>(p.x) + (std::int64_t{top + row} * p.x_row + chunk * 8) * 2;
-    const char* const weights_from =
-        static_cast<const char*>(p.weight) + (std::int64_t{first / 8 + weight_tile} * p.k + lane * 4) * 4;
-    const typename Format::template Copies<kCols> scales(p, first, thread);
+    const int top = part.tile / work.column_tiles * Rows, first = part.tile % work.column_tiles * S::kCols;
+    const typename Format::template Copies<S::kCols> scales(p, first, thread);
     for (int block = part.from; block < part.to; ++block) {
-      if (issued >= S::kCount) wait_at(empty + stage * 8, (issued / S::kCount - 1) & 1);
-      const std::uint32_t to = base + stage * S::kBytes;
-      const int k0 = block * kPackedBlockK, x_bytes = k0 < width ? 16 : 0;
-      const char* x = x_from + std::int64_t{k0} * 2;
-#pragma unroll
-      for (int i = 0; i < Rows / 8; ++i, x += p.x_row * 16) {
-        copy_chunk(to + x_to + i * 1024, x, i * 8 < rows ? x_bytes : 0);
+      const std::uint32_t full = barriers + stage * 8, to = base + stage * S::kBytes;
+      const int k0 = block * kPackedBlockK;
+      if (thread == 0 || !Format::kScaleBoxes) wait_at(full + S::kCount * 8, parity);
+      if (thread == 0) {
+        int bytes = S::kX + S::kWeights;
+        if constexpr (Format::kScaleBoxes) bytes += scales.bytes();
+        expect_bytes(full, bytes);
+        copy_box(to, boxes.x, k0, top, full);
+        copy_box(to + S::kHalf, boxes.x, k0 + 64, top, full);
+        copy_box(to + S::kX, boxes.weights, k0, first / 8, full);
+        if constexpr (Format::kScaleBoxes) {
+          copy_box(to + S::kX + S::kWeights, boxes.scales, first, scales.line(k0), full);
+        }
       }
-      const char* weight = weights_from + std::int64_t{k0} * 4;
-#pragma unroll
-      for (int i = 0; i < S::kWeights / 16 / kCopy; ++i, weight += p.k * 16) {
-        copy_chunk(to + S::kX + (thread + i * kCopy) * 16, weight, i * 4 < tiles_left ? 16 : 0);
+      if constexpr (!Format::kScaleBoxes) {
+        scales.load(to + S::kX + S::kWeights, k0);
+        arrive_with_copies(full);
       }
-      scales.load(to + S::kX + S::kWeights, k0);
-      commit_copies();
-      if (issued >= S::kAhead) {
-        wait_copies_but<S::kAhead>();
-        publish(ready);
-        ready = ready == S::kCount - 1 ? 0 : ready + 1;
-      }
-      ++issued;
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
+      parity ^= stage == 0 ? 1 : 0;
     }
   }
-  wait_copies_but<0>();
-  for (; ready != stage; ready = ready == S::kCount - 1 ? 0 : ready + 1) publish(ready);
 }
 
-// The sums of pair i and rows 8 r and following in acc[4 (Rows / 8 · i + r)] and the next three, as in
-// packed_block.cuh.
+// The sums of rows 8 r and following in acc[4 r] and the next three: of column g with rows 2 t and the next, then those
+// of column 8 + g.
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int top, int first,
                                            const float (&acc)[Stage<Format, Rows>::kSums]) {
-  constexpr int kPairs = Stage<Format, Rows>::kPairs;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int tile = 0; tile < 2 * kPairs; ++tile) {
-    const int column = first + (warp * 2 * kPairs + tile) * 8;
-    const float* const sums = acc + tile / 2 * (Rows / 2) + tile % 2 * 2;
+  for (int tile = 0; tile < 2; ++tile) {
+    const int column = first + (warp * 2 + tile) * 8;
+    const float* const sums = acc + tile * 2;
     if (column >= p.n) return;  // the same for the whole warp
     const float bias = p.bias == nullptr ? 0.0f : widen(static_cast<const T*>(p.bias)[column + g]);
     float factor = 1.0f;
@@ -178,19 +178,16 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
   }
 }
 
-// acc += a stage's products, by the four warps of a warpgroup together: 16 columns each, all rows.
+// acc += a stage's products, by the four warps of a warpgroup together: 16 columns each, all rows. x: operand_at's;
+// tiles: this lane's first words of the warp's two tiles of weights; column: the first of its two.
 template <class Format, class T, int Rows>
-__device__ __forceinline__ void multiply_by_warpgroup(const typename Format::Gemm& p, const unsigned char* here,
-                                                      std::uint32_t address, int column,
-                                                      float (&acc)[Stage<Format, Rows>::kSums]) {
+__device__ __forceinline__ void multiply_stage(const typename Format::Gemm& p, std::uint32_t x, SharedWords tiles,
+                                               SharedWords scales, int column,
+                                               float (&acc)[Stage<Format, Rows>::kSums]) {
   using S = Stage<Format, Rows>;
-  using Column = typename Format::template Column<T, S::kCols>;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const std::uint64_t x = operand_at(address);
-  const auto* const tiles = reinterpret_cast<const uint4*>(here + S::kX) + warp * 2 * 32 + lane;
-  const unsigned char* const scales = here + S::kX + S::kWeights;
+  using Column = typename Format::template Column<T, S::kCols, SharedWords>;
   Column low_column(p, scales, column), high_column(p, scales, column + 8);
-  const uint4 low_words = tiles[0], high_words = tiles[32];
+  const uint4 low_words = tiles.four(0), high_words = tiles.four(128);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
@@ -203,8 +200,7 @@ __device__ __forceinline__ void multiply_by_warpgroup(const typename Format::Gem
     warpgroup_fence();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int step = 2 * j + half;
-      warpgroup_mma<T>(acc, operand[half], operand_after(x, step / 4 * S::kHalf + step % 4 * 32));
+      warpgroup_mma<T>(acc, operand[half], x + (j / 2 * S::kHalf + (2 * j + half) % 4 * 32) / 16);
     }
     warpgroup_commit();
     // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
@@ -218,35 +214,27 @@ __device__ __forceinline__ void multiply_by_warpgroup(const typename Format::Gem
 }
 
 template <class Format, class T, int Rows>
-__device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, unsigned char* stages,
+__device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, int warp,
                                                 std::uint32_t base) {
   using S = Stage<Format, Rows>;
-  const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int begin = work.begin_of(static_cast<int>(blockIdx.x));
+  const std::uint32_t barriers = base + S::kCount * S::kBytes;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int own = warp * 1024 + lane * 16;  // bytes of weights before this lane's
+  const int column = warp * 16 + lane / 4;
+  const int begin = uniform(work.begin_of(static_cast<int>(blockIdx.x)));
   int stage = 0, parity = 0;
-  for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
-    const Segment part = segment_before(work, begin, stop);
+  for (int stop = uniform(work.begin_of(static_cast<int>(blockIdx.x) + 1)); stop > begin;) {
+    const Segment part = uniform(segment_before(work, begin, stop));
     stop -= part.to - part.from;
     float acc[S::kSums] = {};
     for (int block = part.from; block < part.to; ++block) {
-      wait_at(full + stage * 8, parity);
-      const unsigned char* const here = stages + stage * S::kBytes;
-      const std::uint32_t address = base + stage * S::kBytes;
-      if constexpr (S::kByWarps) {
-        __syncwarp();  // lanes may have come out of the wait one after the other
-        const auto* const words = reinterpret_cast<const std::uint32_t*>(here + S::kX) + warp * (2 * S::kPairs * 128);
-        const std::uint32_t row = address + (lane & 7) * 128;
-        const auto x_at = [&](int r, int j) {
-          return row + r * 1024 + j / 2 * S::kHalf + (((j * 4 + (lane >> 3)) ^ lane) & 7) * 16;
-        };
-        multiply_block<Format, T, true, S::kPairs, Rows / 8, S::kCols>(p, words, 4, here + S::kX + S::kWeights,
-                                                                       warp * 16 * S::kPairs, x_at, acc);
-      } else {
-        multiply_by_warpgroup<Format, T, Rows>(p, here, address, warp * 16 + lane / 4, acc);
-      }
+      const std::uint32_t full = barriers + stage * 8;
+      const std::uint32_t at = base + stage * S::kBytes;
+      wait_at(full, parity);
+      multiply_stage<Format, T, Rows>(p, uniform(operand_at(at)), SharedWords{at + S::kX + own},
+                                      SharedWords{at + S::kX + S::kWeights}, column, acc);
       __syncwarp();  // all lanes have read the stage
-      if (lane < kArriving) arrive_at(empty + stage * 8);
+      if (lane < kArriving) arrive_at(full + S::kCount * 8);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
@@ -262,22 +250,24 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
 
 template <class Format, class T, int Rows>
 __global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
-    stream_packed(typename Format::Gemm p, Work work) {
+    stream_packed(typename Format::Gemm p, const __grid_constant__ Boxes boxes, Work work) {
   using S = Stage<Format, Rows>;
   extern __shared__ __align__(128) unsigned char memory[];
-  const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
+  const std::uint32_t base = once((shared_address(memory) + 1023) / 1024 * 1024);
   if (threadIdx.x < S::kCount) {
-    const std::uint32_t full = base + S::kCount * S::kBytes, empty = full + S::kCount * 8;
-    make_barrier(full + threadIdx.x * 8, kCopy);
-    make_barrier(empty + threadIdx.x * 8, S::kMultiply / 32 * kArriving);
+    const std::uint32_t full = base + S::kCount * S::kBytes + threadIdx.x * 8;
+    make_barrier(full, Format::kScaleBoxes ? 1 : 1 + kCopy);
+    make_barrier(full + S::kCount * 8, S::kMultiply / 32 * kArriving);
+    publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x >= S::kMultiply) {
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+  if (warp >= S::kMultiply / 32) {
     give_registers<S::kKept>();
-    copy_stages<Format, Rows>(p, work, base);
+    copy_stages<Format, Rows>(p, boxes, work, base);
   } else {
     take_registers<S::kTaken>();
-    multiply_stages<Format, T, Rows>(p, work, memory + (base - start), base);
+    multiply_stages<Format, T, Rows>(p, work, warp, base);
   }
 }
 
@@ -311,27 +301,52 @@ inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
 
 template <class Format, class T, int Rows>
 int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
+  using S = Stage<Format, Rows>;
   Work work;
   work.column_tiles = plan.column_tiles, work.depth = plan.depth;
   work.units = plan.row_tiles * plan.column_tiles * plan.depth;
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
-  static_assert(Stage<Format, Rows>::kShared <= kPackedSharedOfStream);
+  static_assert(S::kShared <= kPackedSharedOfStream);
+  Boxes boxes;
+  if (const int code = make_tensor_map({.from = p.x,
+                                        .element_bytes = 2,
+                                        .rows = p.m,
+                                        .columns = p.x_width,
+                                        .row_bytes = p.x_row * 2,
+                                        .box_rows = Rows,
+                                        .box_columns = 64,
+                                        .swizzle = true},
+                                       boxes.x)) {
+    return code;
+  }
+  if (const int code = make_tensor_map({.from = p.weight,
+                                        .element_bytes = 4,
+                                        .rows = p.n / 8,
+                                        .columns = p.k,
+                                        .row_bytes = p.k * 4,
+                                        .box_rows = S::kCols / 8,
+                                        .box_columns = 128},
+                                       boxes.weights)) {
+    return code;
+  }
+  if constexpr (Format::kScaleBoxes) {
+    if (const int code = make_tensor_map(Format::scale_boxes(p, S::kCols), boxes.scales)) return code;
+  }
   Launch how;
   how.blocks = dim3(static_cast<unsigned>(plan.blocks));
-  how.threads = Stage<Format, Rows>::kThreads, how.shared_bytes = Stage<Format, Rows>::kShared;
-  return launch_kernel(stream_packed<Format, T, Rows>, how, stream, p, work);
+  how.threads = S::kThreads, how.shared_bytes = S::kShared;
+  return launch_kernel(stream_packed<Format, T, Rows>, how, stream, p, boxes, work);
 }
 
-// Up to 16 rows a format may have another way: Few. With more its sums of x cost the tensor cores too much.
-template <class Format, class Few, class T>
+template <class Format, class T>
 int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
-      return launch_stream<Few, T, 8>(p, plan, stream);
+      return launch_stream<Format, T, 8>(p, plan, stream);
     case 16:
-      return launch_stream<Few, T, 16>(p, plan, stream);
+      return launch_stream<Format, T, 16>(p, plan, stream);
     case 32:
       return launch_stream<Format, T, 32>(p, plan, stream);
     case 64:
@@ -348,7 +363,7 @@ inline std::size_t stream_workspace(const PackedGemm& p) {
   return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + plan.partials() * 4);  // flags, sums
 }
 
-template <class Format, class Few = Format>
+template <class Format>
 int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
   if (p.inner_k_tiles != 8 || !p.has_wgmma || p.n > (1 << 24) || p.k > (1 << 24)) return kNoKernel;
@@ -360,8 +375,8 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
     const Plan plan = plan_of(part, part.m);
     if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
-    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, Few, __half>(part, plan, stream)
-                                                 : stream_of<Format, Few, __nv_bfloat16>(part, plan, stream);
+    const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
+                                                 : stream_of<Format, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;
   }
   return 0;

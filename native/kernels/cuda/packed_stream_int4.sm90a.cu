@@ -7,7 +7,7 @@ namespace untorch::kernels::cuda {
 std::size_t int4_stream_workspace(const Int4Gemm& p) { return stream_workspace(p); }
 
 int int4_stream(const Int4Gemm& p, Stream stream) {
-  return p.group >= kPackedBlockK ? stream_packed_rows<Int4StreamLine, Int4StreamGroups>(p, stream)
+  return p.group >= kPackedBlockK ? stream_packed_rows<Int4StreamLine>(p, stream)
                                   : stream_packed_rows<Int4Stream>(p, stream);
 }
 

@@ -12,6 +12,18 @@ __device__ __forceinline__ void make_barrier(std::uint32_t address, int count) {
 __device__ __forceinline__ void arrive_at(std::uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 }
+// Makes new barriers known to copies by boxes.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Arrives, and has the phase wait for so many bytes besides.
+__device__ __forceinline__ void expect_bytes(std::uint32_t address, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+}
+// Arrives when this thread's copies so far have.
+__device__ __forceinline__ void arrive_with_copies(std::uint32_t address) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
+}
 // Returns when the phase of this parity has ended.
 __device__ __forceinline__ void wait_at(std::uint32_t address, int parity) {
   asm volatile(

@@ -29,6 +29,25 @@ __device__ __forceinline__ void wait_copies_but() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
 }
 
+// Words in shared memory, by their address there, which needs no more than one register.
+struct SharedWords {
+  std::uint32_t at;
+
+  __device__ __forceinline__ std::uint32_t operator[](int i) const {
+    std::uint32_t out;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(at + i * 4) : "memory");
+    return out;
+  }
+  __device__ __forceinline__ uint4 four(int i) const {
+    uint4 out;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out.x), "=r"(out.y), "=r"(out.z), "=r"(out.w)
+                 : "r"(at + i * 4)
+                 : "memory");
+    return out;
+  }
+};
+
 // ldmatrix: four 8 x 8 matrices of 2-byte elements, whose rows' addresses the lanes 8 i to 8 i + 7 give.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"

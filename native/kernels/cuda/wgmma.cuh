@@ -15,15 +15,11 @@ __device__ __forceinline__ void warpgroup_wait() {
 // Makes what this thread copied to shared memory visible to the tensor cores' own reads.
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// An operand in shared memory: rows of 128 bytes along k, swizzled, 8 of them 1024 bytes, at `address`.
-__device__ __forceinline__ std::uint64_t operand_at(std::uint32_t address) {
-  constexpr std::uint64_t kSwizzle128 = 1ull << 62, kEightRows = (1024ull >> 4) << 32, kUnused = 1ull << 16;
-  return kSwizzle128 | kEightRows | kUnused | ((address & 0x3ffff) >> 4);
-}
-
-// The same operand `bytes`, a multiple of 16, further on.
-__device__ __forceinline__ std::uint64_t operand_after(std::uint64_t operand, int bytes) {
-  return operand + bytes / 16;
+// An operand in shared memory: rows of 128 bytes along k, swizzled, 8 of them 1024 bytes, at `address`. The lower half
+// of its description; 16 bytes further on is one more. The upper half is the same for all: UNTORCH_OPERAND.
+__device__ __forceinline__ std::uint32_t operand_at(std::uint32_t address) {
+  constexpr std::uint32_t kUnused = 1u << 16;
+  return kUnused | ((address & 0x3ffff) >> 4);
 }
 
 // A lane's pairs of two tiles of 8 columns, unpacked from a word of each, as the first operands for 16 k's and the
@@ -59,11 +55,14 @@ __device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4],
 #define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
 #define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
 #define UNTORCH_SUMS128(i) UNTORCH_SUMS64(i), UNTORCH_SUMS64((i) + 64)
-#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" UNTORCH_REGS##sums \
-               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #at ", 1, 1, 1, 0;"                          \
-               : UNTORCH_SUMS##sums(0)                                                                       \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+// 128-byte swizzle, and 1024 bytes in units of 16.
+#define UNTORCH_OPERAND(at) "{.reg .b32 up;\n.reg .b64 b;\nmov.b32 up, 0x40000040;\nmov.b64 b, {%" #at ", up};\n"
+#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                           \
+  asm volatile(UNTORCH_OPERAND(at) "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type \
+                                   " {" UNTORCH_REGS##sums "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3     \
+                                                           "}, b, 1, 1, 1, 0;\n}"                        \
+               : UNTORCH_SUMS##sums(0)                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
 #define UNTORCH_WGMMA_OF(columns, sums, a0, a1, a2, a3, at)   \
   if constexpr (std::is_same_v<T, __half>) {                  \
     UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at);  \
@@ -72,9 +71,9 @@ __device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4],
   }
 
 // d (64 x 2 Sums, float32) += a (64 x 16, in registers) · b (16 x 2 Sums). A warp has 16 rows of a and d, as in
-// gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3].
+// gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3]. b: operand_at's.
 template <class T, int Sums>
-__device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint64_t b) {
+__device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint32_t b) {
   static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64 || Sums == 128);
   if constexpr (Sums == 4) {
     UNTORCH_WGMMA_OF(8, 4, 4, 5, 6, 7, 8)
@@ -103,6 +102,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
 #undef UNTORCH_SUMS32
 #undef UNTORCH_SUMS64
 #undef UNTORCH_SUMS128
+#undef UNTORCH_OPERAND
 #undef UNTORCH_WGMMA
 #undef UNTORCH_WGMMA_OF
 

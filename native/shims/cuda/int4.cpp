@@ -39,8 +39,8 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   describe_gpu(on, p);
   const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, scales);
   const Int4Path path = kernels::cuda::choose_int4(p, limits(), whole != nullptr);
-  const bool for_blas = path == Int4Path::kUnpack || path == Int4Path::kWhole;
-  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, for_blas);
+  const bool apart = path != Int4Path::kNarrow && path != Int4Path::kMma;
+  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, apart);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
   const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   p.bias = added == nullptr ? nullptr : added->raw();

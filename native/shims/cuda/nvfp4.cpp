@@ -83,8 +83,8 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   describe_gpu(on, p);
   const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
   const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill, whole != nullptr);
-  const bool for_blas = path == Nvfp4Path::kUnpack || path == Nvfp4Path::kWhole;
-  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, for_blas);
+  const bool apart = path != Nvfp4Path::kNarrow && path != Nvfp4Path::kMma;
+  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, apart);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
   const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
   p.bias = added == nullptr ? nullptr : added->raw();

@@ -70,7 +70,7 @@ TensorPtr aligned_cuda(const Tensor& tensor) {
 }
 
 PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std::int64_t k, std::int64_t x_width,
-                       bool for_blas) {
+                       bool apart) {
   PackedRows out{std::make_unique<Tensor>(x), x_width, x_width};
   const std::optional<std::int64_t> stride = row_stride_of(x);
   if (stride) {
@@ -79,7 +79,7 @@ PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std:
     out.tensor = contiguous_cuda(x);
   }
   const bool served = is_aligned(out.tensor->raw()) && out.stride % kStep == 0 && out.width % kStep == 0 &&
-                      (!for_blas || out.stride >= out.width);
+                      (!apart || out.stride >= out.width);
   if (served && out.width > 0) return out;
   const std::int64_t width = std::max((x_width + kStep - 1) / kStep * kStep, kStep);
   const auto halves = static_cast<std::int64_t>(element_size(x.dtype()) / 2);

@@ -19,13 +19,14 @@ TensorPtr aligned_cuda(const Tensor& tensor);
 
 // x as rows at one distance: where, how wide and how far apart, all of it as PackedGemm wants it. What the kernels
 // cannot read is copied, with zeros behind; for cuBLAS, too, which is slower with such rows and rounds twice where
-// there is a bias. k is the weight's: rows do not become wider.
+// there is a bias. k is the weight's: rows do not become wider. apart: rows do not overlap either, which cuBLAS and
+// copies by boxes do not take.
 struct PackedRows {
   TensorPtr tensor;
   std::int64_t width = 0, stride = 0;
 };
 PackedRows packed_rows(const OnDevice& on, const Tensor& x, std::int64_t m, std::int64_t k, std::int64_t x_width,
-                       bool for_blas);
+                       bool apart);
 
 // What kernels choose by.
 void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p);

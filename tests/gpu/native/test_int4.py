@@ -122,6 +122,13 @@ def test_memory_that_is_not_aligned(m: int) -> None:
     check(got, x, w.dense)
 
 
+@pytest.mark.parametrize("m", [3, 20, 300])
+def test_rows_that_overlap(m: int) -> None:
+    w = random_weight(64, 256, 32)
+    x = random(8 * m + 256, dtype=BF16).cuda().as_strided((m, 256), (8, 1))
+    check(linear(x, w), x, w.dense)
+
+
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("m", [0, 1, 4, 30, 129, 1000])
