@@ -29,6 +29,7 @@ struct State {
   std::deque<std::string> names;  // of kernels; a handle is the address of its name
   std::string launches;           // a line each
   std::string events;             // what was enqueued or waited for, with its stream, a line each
+  std::string boxes;              // what was asked of cuTensorMapEncodeTiled, a line each
   std::uintptr_t handles = 0;     // of streams and events
 };
 State& state() {
@@ -85,6 +86,7 @@ extern "C" {
 // For tests: what was launched so far, and what was enqueued and waited for, a line each; the bytes that a GPU holds;
 // and its block number `index`, 0 bytes where there is none.
 const char* fake_events() { return state().events.c_str(); }
+const char* fake_boxes() { return state().boxes.c_str(); }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -250,12 +252,30 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, v
   return launched(function, config->stream);
 }
 
+// What the driver refuses of it is refused here: places and distances that are no multiples of 16 bytes, boxes that are
+// wider or higher than 256.
+Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes,
+                              const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
+                              int swizzle, int, int) {
+  const auto is_multiple = [](std::uint64_t value) { return value % 16 == 0; };
+  if (rank != 2 || !is_multiple(reinterpret_cast<std::uintptr_t>(address)) || !is_multiple(strides[0]) ||
+      strides[0] == 0 || box[0] == 0 || box[0] > 256 || box[1] == 0 || box[1] > 256 || sizes[0] == 0 || sizes[1] == 0) {
+    return kErrorInvalidValue;
+  }
+  std::string line = std::to_string(type);
+  for (const std::uint64_t value : {sizes[0], sizes[1], strides[0], std::uint64_t{box[0]}, std::uint64_t{box[1]}}) {
+    line += " " + std::to_string(value);
+  }
+  const std::lock_guard lock(state().mutex);
+  state().boxes += line + " " + std::to_string(swizzle) + "\n";
+  return kSuccess;
+}
+
 #define REFUSED(name) \
   Result name() { return kNotSupported; }
 REFUSED(cuStreamBeginCapture_v2)
 REFUSED(cuStreamEndCapture)
 REFUSED(cuStreamWriteValue64_v2)
-REFUSED(cuTensorMapEncodeTiled)
 REFUSED(cuGraphInstantiateWithFlags)
 REFUSED(cuGraphLaunch)
 REFUSED(cuGraphExecDestroy)

@@ -16,7 +16,7 @@ import numpy as np
 import untorch
 assert "torch" not in sys.modules
 fake = ctypes.CDLL("libcuda.so.1")
-fake.fake_launches.restype = fake.fake_events.restype = ctypes.c_char_p
+fake.fake_launches.restype = fake.fake_events.restype = fake.fake_boxes.restype = ctypes.c_char_p
 fake.fake_live_bytes.restype = fake.fake_block.restype = ctypes.c_size_t
 path, found = sys.argv[1], {}
 def unpacking():
