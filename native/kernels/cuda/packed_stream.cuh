@@ -309,7 +309,7 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
   static_assert(S::kShared <= kPackedSharedOfStream);
-  Boxes boxes;
+  Boxes boxes{};
   if (const int code = make_tensor_map({.from = p.x,
                                         .element_bytes = 2,
                                         .rows = p.m,
