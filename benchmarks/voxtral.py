@@ -259,6 +259,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script; like --quick otherwise")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quantize", choices=["int4"], help="our side's linear layers in this dtype")
+    parser.add_argument("--loads", type=int, default=5, help="processes that load each side's files, after a first one")
     parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
@@ -282,7 +283,7 @@ def main() -> None:
     who_runs = [*sides(options.quantize, options.device), "torch"]
     for who in who_runs:
         child({**base, "what": who})  # fills the page cache
-        found = [child({**base, "what": who}) for _ in range(1 if quick else 5)]
+        found = [child({**base, "what": who}) for _ in range(1 if quick else options.loads)]
         loads[who] = {key: statistics.median(run[key] for run in found) for key in found[0]}
     found = child({**base, "what": "run", "rounds": 3 if quick else 30})
     runs, memory = found["run"], found["memory"]

@@ -27,6 +27,8 @@ std::deque<Slot>& slots() {
     auto* list = new std::deque<Slot>;  // never freed: contexts outlive static destructors
     int count = 0;
     check_driver(api.device_count(&count), "counting the devices");
+    int version = 0;
+    check_driver(api.driver_version(&version), "asking for the driver's version");
     for (int ordinal = 0; ordinal < count; ++ordinal) {
       Slot& slot = list->emplace_back();
       check_driver(api.device_get(&slot.id, ordinal), "opening a device");
@@ -41,6 +43,7 @@ std::deque<Slot>& slots() {
       p.max_shared_per_block = attribute(api, kAttributeMaxSharedMemoryPerBlockOptin, slot.id);
       p.l2_bytes = attribute(api, kAttributeL2CacheSize, slot.id);
       check_driver(api.device_total_memory(&p.total_memory, slot.id), "asking for a device's memory");
+      p.early_launches = p.major >= 9 && version >= 12030;
     }
     return list;
   }();

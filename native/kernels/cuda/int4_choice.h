@@ -11,7 +11,7 @@ enum class Int4Path : std::int8_t { kNarrow, kMma, kUnpack, kStream, kWhole };
 
 // Read off benchmarks/gpu_int4.py on an H200, whose options move them for a run.
 struct Int4Limits {
-  std::int64_t narrow_rows = 16;      // what int4_narrow can
+  PackedNarrowLimit narrow;           // of int4_narrow
   PackedStreamLimit stream;           // of int4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of int4_mma
   std::int64_t mma_rows_alone = 256;  // of int4_mma, where the GPU has no int4_stream
@@ -30,8 +30,9 @@ inline Int4Path choose_int4(const Int4Gemm& p, const Int4Limits& limits = {}, bo
   const bool has_kernels = p.dtype == Scalar::kBFloat16 || p.dtype == Scalar::kFloat16;
   if (has_whole && (!has_kernels || p.m > limits.whole.of(p))) return Int4Path::kWhole;
   if (!has_kernels) return Int4Path::kUnpack;
-  if (p.m <= limits.narrow_rows && int4_narrow_can(p)) return Int4Path::kNarrow;
-  if (!p.has_wgmma || p.inner_k_tiles != 8) {
+  const bool has_stream = p.has_wgmma && p.inner_k_tiles == 8;
+  if (p.m <= limits.narrow.of(p, has_stream) && int4_narrow_can(p)) return Int4Path::kNarrow;
+  if (!has_stream) {
     return p.m <= limits.mma_rows_alone ? Int4Path::kMma : Int4Path::kUnpack;
   }
   if (p.m <= limits.stream.of(p)) return Int4Path::kStream;

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/int4_choice.h"
 #include "kernels/cuda/int4_weights.cuh"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
@@ -79,11 +79,11 @@ struct Int4Narrow : Int4Groups {
 template <class T, int Cols, class Words>
 class Int4Column {
  public:
-  __device__ __forceinline__ Int4Column(const Int4Gemm& p, Words scales, int column)
+  __device__ __forceinline__ Int4Column(const Int4Gemm& p, Words scales, int column, int /*block*/ = 0)
       : scales_(scales), column_(column), group_bits_(bits_of_group(p)) {}
   __device__ __forceinline__ void prepare(int) {}
   __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
-    unpack<T>(word, scale_pair(scales_[(j * 32 >> group_bits_) * Cols + column_]), pairs);
+    unpack<T>(word, scale_pair<T>(scales_[(j * 32 >> group_bits_) * Cols + column_]), pairs);
   }
 
  private:
@@ -96,11 +96,11 @@ template <class T>
 class Int4ColumnOfLine {
  public:
   template <class Words>
-  __device__ __forceinline__ Int4ColumnOfLine(const Int4Gemm&, Words scales, int column)
+  __device__ __forceinline__ Int4ColumnOfLine(const Int4Gemm&, Words scales, int column, int /*block*/)
       : scale_and_zero_(scales[column]) {}
   __device__ __forceinline__ void prepare(int) {}
   __device__ __forceinline__ void unpack_word(int, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
-    unpack<T>(word, scale_pair(scale_and_zero_), pairs);
+    unpack<T>(word, scale_pair<T>(scale_and_zero_), pairs);
   }
 
  private:
@@ -143,7 +143,6 @@ struct Int4Tile : Int4Sums {
 // For packed_stream.cuh: a line for each group that begins in a block, as boxes of the scales.
 struct Int4Stream : Int4Sums {
   static constexpr int kColumnBytes = 16;
-  static constexpr bool kScaleBoxes = true;
   template <class T, int Cols, class Words>
   using Column = Int4Column<T, Cols, Words>;
 
@@ -160,16 +159,18 @@ struct Int4Stream : Int4Sums {
             .box_columns = columns};
   }
   template <int Cols>
-  class Copies {
-   public:
-    __device__ __forceinline__ Copies(const Int4Gemm& p, int, int)
-        : bytes_(lines_of(p) * Cols * 4), group_bits_(bits_of_group(p)) {}
-    __device__ __forceinline__ int bytes() const { return bytes_; }
-    __device__ __forceinline__ int line(int k0) const { return k0 >> group_bits_; }
-
-   private:
-    int bytes_, group_bits_;
-  };
+  __device__ __forceinline__ static int place_of(const Int4Gemm&, int column) {
+    return column;
+  }
+  template <int Cols>
+  __device__ __forceinline__ static int scale_bytes(const Int4Gemm& p) {
+    return lines_of(p) * Cols * 4;
+  }
+  template <int Cols>
+  __device__ __forceinline__ static void copy_scales(const Int4Gemm& p, const TensorMap& map, std::uint32_t to,
+                                                     int first, int k0, std::uint32_t barrier) {
+    copy_box(to, map, first, k0 >> bits_of_group(p), barrier);
+  }
 };
 
 // The same for groups of 128 k's or more, of which a block has one line.

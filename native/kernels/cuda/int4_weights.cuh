@@ -14,12 +14,32 @@ __device__ __forceinline__ std::uint32_t and_or(std::uint32_t value, std::uint32
   return out;
 }
 
-// A scale and a zero, each twice.
+template <class T>
+__device__ __forceinline__ auto two_of(std::uint32_t bits) {
+  std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162> out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+// a·b + c for two numbers of T.
+template <class T>
+__device__ __forceinline__ std::uint32_t multiply_add(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto sum = __hfma2(two_of<T>(a), two_of<T>(b), two_of<T>(c));
+  std::uint32_t out;
+  memcpy(&out, &sum, 4);
+  return out;
+}
+
+// A scale and a zero, each twice, as unpack wants them.
 struct ScalePair {
   std::uint32_t scale, zero;
 };
-// Written as moves of halves, which ptxas makes part of the instructions that use them.
+template <class T>
 __device__ __forceinline__ ScalePair scale_pair(std::uint32_t scale_and_zero) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const auto prepared = __hmul2(two_of<T>(scale_and_zero), two_of<T>(0x3f804280u));  // by 64 and 1
+    memcpy(&scale_and_zero, &prepared, 4);
+  }
+  // Moves of halves, which ptxas makes part of the instructions that use them.
   ScalePair out;
   asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %2;\nmov.b32 %0, {low, low};\nmov.b32 %1, {high, high};}"
       : "=r"(out.scale), "=r"(out.zero)
@@ -27,30 +47,26 @@ __device__ __forceinline__ ScalePair scale_pair(std::uint32_t scale_and_zero) {
   return out;
 }
 
-// (value - offset)·scale + zero for two numbers of T; value - offset is exact.
-template <class T>
-__device__ __forceinline__ std::uint32_t scaled(std::uint32_t value, std::uint32_t offset, ScalePair by) {
-  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const auto two = [](std::uint32_t bits) {
-    Two out;
-    memcpy(&out, &bits, 4);
-    return out;
-  };
-  const Two sum = __hfma2(__hsub2(two(value), two(offset)), two(by.scale), two(by.zero));
-  std::uint32_t out;
-  memcpy(&out, &sum, 4);
-  return out;
-}
-
-// The pairs of a word, k's 8·p + 2·t and the next. A nibble ored into the mantissa of 128 (1024 in float16), where the
-// last bit is worth 1, is 128 + q.
+// The pairs of a word, k's 8·p + 2·t and the next: (q - 8)·scale + zero, rounded once.
+//
+// A nibble in bits 0 to 3 or 4 to 7 of a number of T whose other bits are known is a known number and q times another:
+// one shift serves four pairs, where moving each to bits 0 to 3 takes three. Shifts and lop3 have half the rate of
+// multiplications. In float16 both places are in the fraction of 1024. bfloat16 has seven bits of fraction, but the
+// lowest of its exponent's bits counts on from them as long as the others are 0: all eight are worth 2^-133 times what
+// they are as an integer. That is brought to (q - 8) / 64, as 2^133 is out of range, and the scale is 64 times itself:
+// one of 2^122 or more is infinite.
 template <class T>
 __device__ __forceinline__ void unpack(std::uint32_t word, ScalePair by, std::uint32_t (&pairs)[4]) {
   constexpr bool kHalf = std::is_same_v<T, __half>;
-  constexpr std::uint32_t kBase = kHalf ? 0x64006400u : 0x43004300u;    // 1024, 128
-  constexpr std::uint32_t kOffset = kHalf ? 0x64086408u : 0x43084308u;  // 1032, 136
+  constexpr std::uint32_t kLow = kHalf ? 0x3c003c00u : 0x7f007f00u, kHigh = kHalf ? 0x2c002c00u : 0x7d007d00u;
+  constexpr std::uint32_t kAddLow = kHalf ? 0xe408e408u : 0xbe00be00u, kAddHigh = kHalf ? 0xd480d480u : 0xbe00be00u;
 #pragma unroll
-  for (int p = 0; p < 4; ++p) pairs[p] = scaled<T>(and_or(word >> (4 * p), 0x000f000fu, kBase), kOffset, by);
+  for (int p = 0; p < 4; ++p) {
+    const std::uint32_t bits = p < 2 ? word : word >> 8, mask = p % 2 == 0 ? 0x000f000fu : 0x00f000f0u;
+    const std::uint32_t raised = kHalf ? and_or(bits, mask, 0x64006400u) : bits & mask;
+    const std::uint32_t value = multiply_add<T>(raised, p % 2 == 0 ? kLow : kHigh, p % 2 == 0 ? kAddLow : kAddHigh);
+    pairs[p] = multiply_add<T>(value, by.scale, by.zero);
+  }
 }
 
 // The same pairs as 16 + q, exact numbers of T, with neither scale nor zero: those are put in once for the sum over a

@@ -13,7 +13,7 @@ enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, k
 
 // Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
 struct Nvfp4Limits {
-  std::int64_t narrow_rows = 16;      // what nvfp4_narrow can
+  PackedNarrowLimit narrow;           // of nvfp4_narrow
   PackedStreamLimit stream;           // of nvfp4_stream, where the GPU has it
   std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
@@ -37,7 +37,9 @@ inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {}
   const bool has_kernels = (p.dtype == Scalar::kBFloat16 || p.dtype == Scalar::kFloat16) && p.inner_k_tiles == 8;
   if (has_whole && (!has_kernels || p.m > limits.whole.of(p))) return Nvfp4Path::kWhole;
   if (!has_kernels) return Nvfp4Path::kUnpack;
-  if (p.m <= limits.narrow_rows && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) return Nvfp4Path::kNarrow;
+  if (p.m <= limits.narrow.of(p, p.has_wgmma) && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) {
+    return Nvfp4Path::kNarrow;
+  }
   if (!p.has_wgmma) return p.m <= limits.mma_rows_alone ? Nvfp4Path::kMma : Nvfp4Path::kUnpack;
   if (p.m <= limits.stream.of(p)) return Nvfp4Path::kStream;
   return p.m <= limits.mma_rows ? Nvfp4Path::kMma : Nvfp4Path::kUnpack;

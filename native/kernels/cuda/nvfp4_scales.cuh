@@ -8,6 +8,7 @@
 #include "kernels/cuda/nvfp4_choice.h"
 #include "kernels/cuda/nvfp4_values.cuh"
 #include "kernels/cuda/packed_weights.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile_memory.cuh"
 
 namespace untorch::kernels::cuda {
@@ -18,13 +19,20 @@ template <class T>
 class Nvfp4Column {
  public:
   template <class Words>
-  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, Words scales, int column) {
+  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, Words scales, int column)
+      : Nvfp4Column(scales, 2 * column) {}
+
+ protected:
+  // first: which word the column's scales begin with.
+  template <class Words>
+  __device__ __forceinline__ Nvfp4Column(Words scales, int first) {
     const int t = static_cast<int>(threadIdx.x) % 4;
     // Of two words the first 16 k's, or the others: every second byte of four.
-    const std::uint32_t four = scales[2 * column + t / 2];
+    const std::uint32_t four = scales[first + t / 2];
     own_ = Values::scale_pair_of(four >> (t % 2 * 8));
   }
 
+ public:
   // Before word j: for an even one the four scales of this and the next.
   __device__ __forceinline__ void prepare(int j) {
     if (j % 2 != 0) return;
@@ -109,14 +117,50 @@ struct Nvfp4Tile : Nvfp4Scales {
   };
 };
 
-// For packed_stream.cuh. Boxes of 8 bytes are too narrow.
+// For packed_stream.cuh. Boxes are 16 bytes wide and begin at a multiple of that: a column has those of two blocks.
+// They also want rows at a multiple of 16 bytes. Where k is an odd number of blocks, every other row is, so that the
+// matrix is one of half as many rows, and even and odd columns come as two boxes.
 struct Nvfp4Stream : Nvfp4Scales {
-  static constexpr bool kScaleBoxes = false;
+  static constexpr int kColumnBytes = 16;
+
+  __host__ __device__ static bool in_pairs(const Nvfp4Gemm& p) { return p.k / kPackedBlockK % 2 != 0; }
+  static MatrixOfBoxes scale_boxes(const Nvfp4Gemm& p, int columns) {
+    const int together = in_pairs(p) ? 2 : 1;
+    return {.from = p.block_scales,
+            .element_bytes = 1,
+            .rows = p.n / together,
+            .columns = p.k / 16 * together,
+            .row_bytes = p.k / 16 * together,
+            .box_rows = columns / together,
+            .box_columns = kColumnBytes};
+  }
   template <int Cols>
-  class Copies : public Nvfp4Copies<Cols, 128> {
+  __device__ __forceinline__ static int scale_bytes(const Nvfp4Gemm&) {
+    return Cols * kColumnBytes;
+  }
+  template <int Cols>
+  __device__ __forceinline__ static void copy_scales(const Nvfp4Gemm& p, const TensorMap& map, std::uint32_t to,
+                                                     int first, int k0, std::uint32_t barrier) {
+    const auto from = [](int k) { return k / (2 * kPackedBlockK) * kColumnBytes; };
+    if (!in_pairs(p)) {
+      copy_box(to, map, from(k0), first, barrier);
+    } else {
+      copy_box(to, map, from(k0), first / 2, barrier);
+      copy_box(to + Cols / 2 * kColumnBytes, map, from(static_cast<int>(p.k) + k0), first / 2, barrier);
+    }
+  }
+
+  // Of a column's words in a stage the first, of an even block.
+  template <int Cols>
+  __device__ __forceinline__ static int place_of(const Nvfp4Gemm& p, int column) {
+    constexpr int kWords = kColumnBytes / 4;
+    return in_pairs(p) ? (column / 2 + column % 2 * (Cols / 2)) * kWords + column % 2 * (kWords / 2) : column * kWords;
+  }
+  template <class T, int Cols, class Words>
+  class Column : public Nvfp4Column<T> {
    public:
-    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, int first, int thread)
-        : Nvfp4Copies<Cols, 128>(p, first, static_cast<int>(p.n - first), thread) {}
+    __device__ __forceinline__ Column(const Nvfp4Gemm&, Words scales, int place, int block)
+        : Nvfp4Column<T>(scales, place ^ (block & 1) * (kColumnBytes / 8)) {}
   };
 };
 

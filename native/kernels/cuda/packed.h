@@ -25,6 +25,7 @@ struct PackedGemm {
   int max_shared_bytes = 0;   // a block may have
   bool has_clusters = false;  // sm_90 and newer
   bool has_wgmma = false;     // sm_90 alone
+  bool early = false;         // kernels may begin early: Launch::early
 };
 
 // Adds up what `parts` blocks left of each tile in the workspace, [part][m][n].

@@ -22,6 +22,21 @@ inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
 // the second-level cache.
 inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
+// Rows up to which packed_narrow serves on an H200, by the number of weights: as many as it can, but for large weights,
+// of which packed_stream is the faster one with 9 to 16 rows. Of 8192 × 28672 with 16 rows int4 takes 43 µs there and
+// 48 here, NVFP4 51 and 54; of 14336 × 4096 it is 17 and 16, 19 and 18.
+struct PackedNarrowLimit {
+  std::int64_t rows = 16, rows_of_large = 8;
+
+  // The same for all.
+  void set(std::int64_t all) { rows = rows_of_large = all; }
+  // has_stream: where there is none, more than these are packed_mma's.
+  std::int64_t of(const PackedGemm& p, bool has_stream) const {
+    constexpr std::int64_t kLarge = std::int64_t{1} << 27;
+    return has_stream && p.n * p.k >= kLarge ? rows_of_large : rows;
+  }
+};
+
 // Rows up to which packed_stream serves on an H200, by the number of weights. Small ones are unpacked in little time,
 // while their tiles leave most multiprocessors idle: of int4's and NVFP4's 2048 × 768 with 256 rows, 8 µs instead
 // of 23; of 4096 × 2048 18 instead of 28, and of 4096 × 4096 both are even. 4096 × 14336 is faster with up to 1024

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows, Pairs>::kRes
   using R = Ring<Format, Rows, Pairs>;
   constexpr int kTiles = R::kTiles, kCols = R::kCols, kStages = R::kStages;
   extern __shared__ __align__(128) unsigned char memory[];
+  let_next_kernel_begin();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const Place place = place_of<kCols>(shares);
@@ -88,6 +89,7 @@ __global__ void __launch_bounds__(kGemmThreads, (Ring<Format, Rows, Pairs>::kRes
     scales.load(to + R::kScales, k0);
   };
 
+  wait_for_kernels_before();
   int block = place.turn;
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
@@ -157,6 +159,7 @@ int launch_tiles_of(const typename Format::Gemm& p, const SmallGemm& end, Stream
   how.blocks = dim3(static_cast<unsigned>(blocks_of(end, shares, R::kCols)));
   how.threads = kGemmThreads, how.shared_bytes = R::kShared;
   how.cluster = shares.cluster();
+  how.early = p.early;
   return launch_kernel(narrow_packed<Format, T, Wide, Rows, Pairs>, how, stream, p, end, shares);
 }
 

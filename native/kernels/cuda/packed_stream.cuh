@@ -3,9 +3,8 @@
 // Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for 256) and Rows rows (8 to 256) from blocks of
 // 128 k's in shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's
 // 128-byte swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has
-// them. One thread has boxes of all of it copied, as many stages ahead as fit, but for scales that no box fits: four
-// warps copy those. Sixteen, twelve or eight warps multiply. Wide tiles save bytes from the second-level cache, where x
-// costs four times what weights do.
+// them. One thread has boxes of all of it copied, as many stages ahead as fit. Sixteen, twelve or eight warps multiply.
+// Wide tiles save bytes from the second-level cache, where x costs four times what weights do.
 //
 // Of the warpgroups that multiply each has 64 columns, the rows of the instruction's first operand: a warp's 16 columns
 // and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second operand, from shared
@@ -15,9 +14,9 @@
 // others then have whole tiles.
 //
 // Bytes: of shared memory a stage, 256 Rows, 64 a column and its scales (int4 16, or 4 where groups have 128 k's or
-// more; NVFP4 8); from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from memory. Operations:
-// 2·m·n·k. For a word of 8 weights a scheduler needs some 20 cycles to unpack it (NVFP4 25) and Rows / 2 for its
-// product, at least 13, at the same time.
+// more; NVFP4 16, of which it uses 8); from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from
+// memory. Operations: 2·m·n·k. For a word of 8 weights a scheduler issues 13 instructions to unpack it (NVFP4 15), and
+// Rows / 2 cycles pass for its product, at least 13, at the same time.
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
@@ -35,6 +34,8 @@ namespace {
 
 // Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384
 // for 256 rows.
+// One of these has boxes copied, one exchanges sums with other thread blocks. The others are there as registers are
+// given and taken by warpgroups.
 constexpr int kCopy = 128;
 // Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back
 // to the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.
@@ -53,8 +54,7 @@ struct Stage {
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
   static constexpr int kMost = (kPackedSharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
-  static constexpr int kBarriers = 2 * kCount * 8;
-  static constexpr int kShared = kCount * kBytes + kBarriers + 1024;  // to begin at a multiple of it
+  static constexpr int kShared = kCount * kBytes + (2 * kCount + 2) * 8 + 1024;  // to begin at a multiple of it
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
@@ -108,43 +108,52 @@ struct Boxes {
   TensorMap x, weights, scales;
 };
 
-// Scales come by boxes, or by a thread each.
+// Where a stage's barriers are, and those of exchange_partials.
+template <class Format, int Rows>
+struct Barriers {
+  using S = Stage<Format, Rows>;
+  std::uint32_t base;
+
+  __device__ __forceinline__ std::uint32_t full(int stage) const { return base + S::kCount * S::kBytes + stage * 8; }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const { return full(S::kCount + stage); }
+  __device__ __forceinline__ std::uint32_t left() const { return full(2 * S::kCount); }
+  __device__ __forceinline__ std::uint32_t ready() const { return full(2 * S::kCount + 1); }
+
+  __device__ __forceinline__ void make(int thread) const {
+    if (thread < S::kCount) {
+      make_barrier(full(thread), 1);
+      make_barrier(empty(thread), S::kMultiply / 32 * kArriving);
+    } else if (thread == S::kCount) {
+      make_barrier(left(), S::kMultiply / 32);
+      make_barrier(ready(), 1);
+    }
+    publish_barriers();
+  }
+};
+
+// By one thread: has boxes copied to all stages, in turn.
 template <class Format, int Rows>
 __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Boxes& boxes, const Work& work,
-                                            std::uint32_t base) {
+                                            Barriers<Format, Rows> barriers) {
   using S = Stage<Format, Rows>;
-  const std::uint32_t barriers = base + S::kCount * S::kBytes;
-  const int thread = static_cast<int>(threadIdx.x) - S::kMultiply;
-  const int begin = uniform(work.begin_of(static_cast<int>(blockIdx.x)));
-  if (thread == 0) {
-    prefetch_map(boxes.x), prefetch_map(boxes.weights);
-    if constexpr (Format::kScaleBoxes) prefetch_map(boxes.scales);
-  }
+  prefetch_map(boxes.x), prefetch_map(boxes.weights), prefetch_map(boxes.scales);
+  wait_for_kernels_before();
+  const int begin = work.begin_of(static_cast<int>(blockIdx.x));
+  const int bytes = S::kX + S::kWeights + Format::template scale_bytes<S::kCols>(p);
   int stage = 0, parity = 1;  // all are empty
-  for (int stop = uniform(work.begin_of(static_cast<int>(blockIdx.x) + 1)); stop > begin;) {
-    const Segment part = uniform(segment_before(work, begin, stop));
+  for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
+    const Segment part = segment_before(work, begin, stop);
     stop -= part.to - part.from;
     const int top = part.tile / work.column_tiles * Rows, first = part.tile % work.column_tiles * S::kCols;
-    const typename Format::template Copies<S::kCols> scales(p, first, thread);
     for (int block = part.from; block < part.to; ++block) {
-      const std::uint32_t full = barriers + stage * 8, to = base + stage * S::kBytes;
+      const std::uint32_t full = barriers.full(stage), to = barriers.base + stage * S::kBytes;
       const int k0 = block * kPackedBlockK;
-      if (thread == 0 || !Format::kScaleBoxes) wait_at(full + S::kCount * 8, parity);
-      if (thread == 0) {
-        int bytes = S::kX + S::kWeights;
-        if constexpr (Format::kScaleBoxes) bytes += scales.bytes();
-        expect_bytes(full, bytes);
-        copy_box(to, boxes.x, k0, top, full);
-        copy_box(to + S::kHalf, boxes.x, k0 + 64, top, full);
-        copy_box(to + S::kX, boxes.weights, k0, first / 8, full);
-        if constexpr (Format::kScaleBoxes) {
-          copy_box(to + S::kX + S::kWeights, boxes.scales, first, scales.line(k0), full);
-        }
-      }
-      if constexpr (!Format::kScaleBoxes) {
-        scales.load(to + S::kX + S::kWeights, k0);
-        arrive_with_copies(full);
-      }
+      wait_at(barriers.empty(stage), parity);
+      expect_bytes(full, bytes);
+      copy_box(to, boxes.x, k0, top, full);
+      copy_box(to + S::kHalf, boxes.x, k0 + 64, top, full);
+      copy_box(to + S::kX, boxes.weights, k0, first / 8, full);
+      Format::template copy_scales<S::kCols>(p, boxes.scales, to + S::kX + S::kWeights, first, k0, full);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
@@ -179,24 +188,25 @@ __device__ __forceinline__ void store_tile(const typename Format::Gemm& p, int t
 }
 
 // acc += a stage's products, by the four warps of a warpgroup together: 16 columns each, all rows. x: operand_at's;
-// tiles: this lane's first words of the warp's two tiles of weights; column: the first of its two.
+// tiles: this lane's first words of the warp's two tiles of weights; low, high: where the scales of its two columns
+// are.
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void multiply_stage(const typename Format::Gemm& p, std::uint32_t x, SharedWords tiles,
-                                               SharedWords scales, int column,
+                                               SharedWords scales, int low, int high, int block,
                                                float (&acc)[Stage<Format, Rows>::kSums]) {
   using S = Stage<Format, Rows>;
   using Column = typename Format::template Column<T, S::kCols, SharedWords>;
-  Column low_column(p, scales, column), high_column(p, scales, column + 8);
+  Column low_column(p, scales, low, block), high_column(p, scales, high, block);
   const uint4 low_words = tiles.four(0), high_words = tiles.four(128);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
-    std::uint32_t low[4], high[4];
+    std::uint32_t low_pairs[4], high_pairs[4];
     low_column.prepare(j), high_column.prepare(j);
-    low_column.unpack_word(j, word(low_words), low);
-    high_column.unpack_word(j, word(high_words), high);
+    low_column.unpack_word(j, word(low_words), low_pairs);
+    high_column.unpack_word(j, word(high_words), high_pairs);
     std::uint32_t operand[2][4];
-    operands_of_words(low, high, operand);
+    operands_of_words(low_pairs, high_pairs, operand);
     warpgroup_fence();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -215,12 +225,13 @@ __device__ __forceinline__ void multiply_stage(const typename Format::Gemm& p, s
 
 template <class Format, class T, int Rows>
 __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, const Work& work, int warp,
-                                                std::uint32_t base) {
+                                                Barriers<Format, Rows> barriers) {
   using S = Stage<Format, Rows>;
-  const std::uint32_t barriers = base + S::kCount * S::kBytes;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int own = warp * 1024 + lane * 16;  // bytes of weights before this lane's
   const int column = warp * 16 + lane / 4;
+  const int low = Format::template place_of<S::kCols>(p, column);
+  const int high = Format::template place_of<S::kCols>(p, column + 8);
   const int begin = uniform(work.begin_of(static_cast<int>(blockIdx.x)));
   int stage = 0, parity = 0;
   for (int stop = uniform(work.begin_of(static_cast<int>(blockIdx.x) + 1)); stop > begin;) {
@@ -228,20 +239,19 @@ __device__ __forceinline__ void multiply_stages(const typename Format::Gemm& p, 
     stop -= part.to - part.from;
     float acc[S::kSums] = {};
     for (int block = part.from; block < part.to; ++block) {
-      const std::uint32_t full = barriers + stage * 8;
-      const std::uint32_t at = base + stage * S::kBytes;
-      wait_at(full, parity);
+      const std::uint32_t at = barriers.base + stage * S::kBytes;
+      wait_at(barriers.full(stage), parity);
       multiply_stage<Format, T, Rows>(p, uniform(operand_at(at)), SharedWords{at + S::kX + own},
-                                      SharedWords{at + S::kX + S::kWeights}, column, acc);
+                                      SharedWords{at + S::kX + S::kWeights}, low, high, block, acc);
       __syncwarp();  // all lanes have read the stage
-      if (lane < kArriving) arrive_at(full + S::kCount * 8);
+      if (lane < kArriving) arrive_at(barriers.empty(stage));
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
     if (part.to < work.depth) {
-      leave_partial<S::kMultiply>(work, acc);
+      leave_partial<S::kMultiply>(work, acc, barriers.left());
     } else {
-      if (part.from > 0) add_partials<S::kMultiply>(work, part.tile * work.depth, acc);
+      if (part.from > 0) add_partials<S::kMultiply>(work, part.tile * work.depth, acc, barriers.ready());
       store_tile<Format, T, Rows>(p, part.tile / work.column_tiles * Rows, part.tile % work.column_tiles * S::kCols,
                                   acc);
     }
@@ -253,21 +263,21 @@ __global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
     stream_packed(typename Format::Gemm p, const __grid_constant__ Boxes boxes, Work work) {
   using S = Stage<Format, Rows>;
   extern __shared__ __align__(128) unsigned char memory[];
-  const std::uint32_t base = once((shared_address(memory) + 1023) / 1024 * 1024);
-  if (threadIdx.x < S::kCount) {
-    const std::uint32_t full = base + S::kCount * S::kBytes + threadIdx.x * 8;
-    make_barrier(full, Format::kScaleBoxes ? 1 : 1 + kCopy);
-    make_barrier(full + S::kCount * 8, S::kMultiply / 32 * kArriving);
-    publish_barriers();
-  }
+  let_next_kernel_begin();
+  const Barriers<Format, Rows> barriers{once((shared_address(memory) + 1023) / 1024 * 1024)};
+  if (threadIdx.x <= S::kCount) barriers.make(static_cast<int>(threadIdx.x));
   __syncthreads();
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
-  if (warp >= S::kMultiply / 32) {
-    give_registers<S::kKept>();
-    copy_stages<Format, Rows>(p, boxes, work, base);
-  } else {
+  if (warp < S::kMultiply / 32) {
     take_registers<S::kTaken>();
-    multiply_stages<Format, T, Rows>(p, work, warp, base);
+    multiply_stages<Format, T, Rows>(p, work, warp, barriers);
+    return;
+  }
+  give_registers<S::kKept>();
+  if (threadIdx.x == S::kMultiply) copy_stages(p, boxes, work, barriers);
+  if (threadIdx.x == S::kMultiply + 32) {
+    wait_for_kernels_before();
+    exchange_partials(work, barriers.left(), barriers.ready());
   }
 }
 
@@ -304,7 +314,8 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
   using S = Stage<Format, Rows>;
   Work work;
   work.column_tiles = plan.column_tiles, work.depth = plan.depth;
-  work.units = plan.row_tiles * plan.column_tiles * plan.depth;
+  const int units = plan.row_tiles * plan.column_tiles * plan.depth;
+  work.share = units / plan.blocks, work.longer = units % plan.blocks;
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
@@ -331,12 +342,11 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
                                        boxes.weights)) {
     return code;
   }
-  if constexpr (Format::kScaleBoxes) {
-    if (const int code = make_tensor_map(Format::scale_boxes(p, S::kCols), boxes.scales)) return code;
-  }
+  if (const int code = make_tensor_map(Format::scale_boxes(p, S::kCols), boxes.scales)) return code;
   Launch how;
   how.blocks = dim3(static_cast<unsigned>(plan.blocks));
   how.threads = S::kThreads, how.shared_bytes = S::kShared;
+  how.early = p.early;
   return launch_kernel(stream_packed<Format, T, Rows>, how, stream, p, boxes, work);
 }
 

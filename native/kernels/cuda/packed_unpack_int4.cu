@@ -24,7 +24,7 @@ class Int4Dense {
         pairs[q] = float2{value(q), value(q + 4)};
       }
     } else {
-      unpack<T>(word, scale_pair(__ldg(static_cast<const std::uint32_t*>(scales_) + scale)), pairs);
+      unpack<T>(word, scale_pair<T>(__ldg(static_cast<const std::uint32_t*>(scales_) + scale)), pairs);
     }
   }
 

@@ -2,7 +2,9 @@
 //
 // Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
 // the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
-// left in global memory, in the order of k; they did that tile first and have nobody to wait for.
+// left in global memory, in the order of k; they did that tile first and have nobody to wait for. The warps that
+// multiply wait for global memory only to read those sums: a warp of its own tells others of sums that were left, and
+// watches for theirs. While memory is busy, a wait for what was written took up to 5 µs.
 #pragma once
 
 #include <atomic>
@@ -16,13 +18,18 @@ namespace {
 
 // The work: blocks of 128 k's of all tiles, a row of tiles after the other, shared evenly.
 struct Work {
-  int column_tiles = 0, depth = 0, units = 0;
+  int column_tiles = 0, depth = 0;
+  int share = 0, longer = 0;            // blocks of k of a thread block; one more for each of the first `longer`
   float* partials = nullptr;            // [thread block][Rows / 8][threads that multiply][4]
   unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
   unsigned long long token = 0;         // of this launch alone
 
-  __device__ __forceinline__ int begin_of(int block) const {
-    return static_cast<int>(static_cast<long long>(block) * units / static_cast<int>(gridDim.x));
+  __device__ __forceinline__ int begin_of(int block) const { return block * share + (block < longer ? block : longer); }
+  // The first thread block with a part of the tile that begins there, of those before `own`.
+  __device__ __forceinline__ int first_of(int tile_begin, int own) const {
+    int first = own - 1;
+    while (begin_of(first) > tile_begin) --first;
+    return first;
   }
 };
 
@@ -44,24 +51,48 @@ __device__ __forceinline__ void raise_flag(unsigned long long* flag, unsigned lo
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-// Adds what other thread blocks did of the tile before `first`, the begin of this one's work.
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums]) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  int lowest = own - 1;
-  while (work.begin_of(lowest) > tile_begin) --lowest;
-  if (thread == 0) {
-    for (int other = lowest; other < own; ++other) {
-      while (flag_at(work.flags + other) != work.token) {
-      }
-      work.flags[other] = 0;  // a graph's next replay has the same token
-    }
+// By one thread: raises the thread block's flag when all of its warps have arrived at `left`; arrives at `ready` when
+// all others have left their sums of the tile that this thread block ends, if there are any.
+__device__ __forceinline__ void exchange_partials(const Work& work, std::uint32_t left, std::uint32_t ready) {
+  const auto own = static_cast<int>(blockIdx.x);
+  const int begin = work.begin_of(own), stop = work.begin_of(own + 1), tile_begin = begin / work.depth * work.depth;
+  if (stop % work.depth != 0) {
+    wait_at(left, 0);
+    raise_flag(work.flags + own, work.token);
   }
-  wait_for_threads<kMultiply>();
+  if (begin == tile_begin || stop < tile_begin + work.depth) return;
+  for (int other = work.first_of(tile_begin, own); other < own; ++other) {
+    while (flag_at(work.flags + other) != work.token) {
+    }
+    work.flags[other] = 0;  // a graph's next replay has the same token
+  }
+  arrive_at(ready);
+}
+
+// Leaves the sums for whoever has the tile's end.
+template <int kMultiply, int Sums>
+__device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums], std::uint32_t left) {
+  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
+#pragma unroll
+  for (int i = 0; i < Sums / 4; ++i) {
+    to[i * kMultiply] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+  }
+  __syncwarp();
+  if (thread % 32 == 0) arrive_at(left);
+}
+
+// Adds what other thread blocks did of the tile whose rest this one has.
+template <int kMultiply, int Sums>
+__device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums],
+                                             std::uint32_t ready) {
+  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int first = work.first_of(tile_begin, own);
+  wait_at(ready, 0);
   // Several at a time are under way; they are added one after the other.
   constexpr int kBatch = Sums <= 8 ? 4 : Sums <= 16 ? 2 : 1;
   const auto* const from = reinterpret_cast<const float4*>(work.partials) + thread;
-  for (int other = lowest; other < own; other += kBatch) {
+  for (int other = first; other < own; other += kBatch) {
     float4 part[kBatch][Sums / 4];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -80,19 +111,6 @@ __device__ __forceinline__ void add_partials(const Work& work, int tile_begin, f
       }
     }
   }
-}
-
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums]) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
-#pragma unroll
-  for (int i = 0; i < Sums / 4; ++i) {
-    to[i * kMultiply] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
-  }
-  __threadfence();
-  wait_for_threads<kMultiply>();
-  if (thread == 0) raise_flag(work.flags + own, work.token);
 }
 
 // Of this process and launch: what a flag held before is something else.

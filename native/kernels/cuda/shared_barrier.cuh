@@ -20,10 +20,6 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void expect_bytes(std::uint32_t address, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
-// Arrives when this thread's copies so far have.
-__device__ __forceinline__ void arrive_with_copies(std::uint32_t address) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
-}
 // Returns when the phase of this parity has ended.
 __device__ __forceinline__ void wait_at(std::uint32_t address, int parity) {
   asm volatile(
@@ -35,12 +31,6 @@ __device__ __forceinline__ void wait_at(std::uint32_t address, int parity) {
       "}\n" ::"r"(address),
       "r"(parity)
       : "memory");
-}
-
-// All of the first `Threads` threads of the block, by their own barrier.
-template <int Threads>
-__device__ __forceinline__ void wait_for_threads() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
 }
 
 }  // namespace untorch::kernels::cuda

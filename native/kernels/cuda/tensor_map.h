@@ -13,7 +13,7 @@ struct alignas(64) TensorMap {
 // Elements outside the matrix are zeros in a box.
 struct MatrixOfBoxes {
   const void* from = nullptr;  // 16-byte aligned
-  int element_bytes = 2;       // or 4
+  int element_bytes = 2;       // or 1 or 4
   std::int64_t rows = 0, columns = 0;
   std::int64_t row_bytes = 0;         // from a row to the next, a multiple of 16
   int box_rows = 0, box_columns = 0;  // at most 256; a box's rows lie one after the other

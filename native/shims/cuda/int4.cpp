@@ -19,7 +19,7 @@ using kernels::cuda::Int4Path;
 const kernels::cuda::Int4Limits& limits() {
   static const kernels::cuda::Int4Limits made = [] {
     kernels::cuda::Int4Limits out;
-    out.narrow_rows = from_environment("UNTORCH_INT4_NARROW_ROWS", out.narrow_rows);
+    if (const std::int64_t rows = from_environment("UNTORCH_INT4_NARROW_ROWS", -1); rows >= 0) out.narrow.set(rows);
     if (const std::int64_t rows = from_environment("UNTORCH_INT4_STREAM_ROWS", -1); rows >= 0) out.stream.set(rows);
     out.mma_rows = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);

@@ -20,7 +20,7 @@ using kernels::cuda::Nvfp4Path;
 const kernels::cuda::Nvfp4Limits& limits() {
   static const kernels::cuda::Nvfp4Limits made = [] {
     kernels::cuda::Nvfp4Limits out;
-    out.narrow_rows = from_environment("UNTORCH_NVFP4_NARROW_ROWS", out.narrow_rows);
+    if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_NARROW_ROWS", -1); rows >= 0) out.narrow.set(rows);
     if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_STREAM_ROWS", -1); rows >= 0) out.stream.set(rows);
     out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);

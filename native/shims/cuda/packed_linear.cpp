@@ -95,6 +95,7 @@ void describe_gpu(const OnDevice& on, kernels::cuda::PackedGemm& p) {
   p.max_shared_bytes = gpu.max_shared_per_block;
   p.has_clusters = gpu.major >= 9;
   p.has_wgmma = gpu.major == 9 && gpu.minor == 0;
+  p.early = gpu.early_launches;
 }
 
 const Tensor* whole_weight(const Tensor& weight, DType dtype, std::int64_t n, std::int64_t k, const Tensor& scales,

@@ -30,6 +30,7 @@ struct State {
   std::string launches;           // a line each
   std::string events;             // what was enqueued or waited for, with its stream, a line each
   std::string boxes;              // what was asked of cuTensorMapEncodeTiled, a line each
+  int early = 0;                  // launches that may begin before the kernel ahead of them has ended
   std::uintptr_t handles = 0;     // of streams and events
 };
 State& state() {
@@ -87,6 +88,7 @@ extern "C" {
 // and its block number `index`, 0 bytes where there is none.
 const char* fake_events() { return state().events.c_str(); }
 const char* fake_boxes() { return state().boxes.c_str(); }
+int fake_early() { return state().early; }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -100,7 +102,10 @@ std::size_t fake_block(int device, int index, const void** data) {
 }
 
 Result cuInit(unsigned) { return kSuccess; }
-Result cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+Result cuDriverGetVersion(int* version) {
+  const char* const given = std::getenv("FAKE_GPU_DRIVER");
+  return *version = given == nullptr ? 13000 : std::atoi(given), kSuccess;
+}
 Result cuGetErrorName(Result error, const char** text) {
   return *text = error == kErrorOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR", kSuccess;
 }
@@ -249,6 +254,17 @@ Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned,
   return launched(function, stream);
 }
 Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, void**) {
+  // Of CUlaunchAttribute: 64 bytes, of which the first four say that it is PROGRAMMATIC_STREAM_SERIALIZATION, and those
+  // from the eighth on its value.
+  constexpr int kEarly = 6;
+  struct Attribute {
+    int id, padding, value[14];
+  };
+  static_assert(sizeof(Attribute) == 64);
+  const auto* const attributes = static_cast<const Attribute*>(config->attributes);
+  for (unsigned i = 0; i < config->num_attributes; ++i) {
+    if (attributes[i].id == kEarly && attributes[i].value[0] == 1) ++state().early;
+  }
   return launched(function, config->stream);
 }
 

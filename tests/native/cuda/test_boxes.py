@@ -10,12 +10,13 @@ from tests.native.cuda.fake_gpu import found
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
-# Elements (1: of two bytes, 2: of four), columns, rows, bytes from row to row, a box's columns and rows, swizzle.
-# The model's layers have 500 and 1024 inputs, which rows of x are padded to 504 for and weights to 512, and 1024 and
-# 255 outputs, padded to 256.
-X = [[1, 504, 0, 1008, 64, 0, 3], [1, 1024, 0, 2048, 64, 0, 3]]
-WEIGHTS = [[2, 512, 128, 2048, 128, 0, 0], [2, 1024, 32, 4096, 128, 0, 0]]
-SCALES = [[2, 1024, 4, 4096, 0, 1, 0], [2, 256, 8, 1024, 0, 1, 0]]
+# Elements (0: of one byte, 1: of two, 2: of four), columns, rows, bytes from row to row, a box's columns and rows, swizzle.
+# The model's layers have 500 and 896 inputs, which rows of x are padded to 504 for and weights to 512, and 896 and 255
+# outputs, padded to 256.
+X = [[1, 504, 0, 1008, 64, 0, 3], [1, 896, 0, 1792, 64, 0, 3]]
+WEIGHTS = [[2, 512, 112, 2048, 128, 0, 0], [2, 896, 32, 3584, 128, 0, 0]]
+INT4_SCALES = [[2, 896, 4, 3584, 0, 1, 0], [2, 256, 7, 1024, 0, 1, 0]]
+NVFP4_SCALES = [[0, 32, 896, 32, 16, 0, 0], [0, 112, 128, 112, 16, 0, 0]]
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
@@ -23,7 +24,9 @@ SCALES = [[2, 1024, 4, 4096, 0, 1, 0], [2, 256, 8, 1024, 0, 1, 0]]
     ("rows", "tile", "columns"), [(3, 8, 256), (20, 32, 256), (64, 64, 256), (300, 128, 192), (500, 256, 128)]
 )
 def test_boxes(rows: int, tile: int, columns: int, kind: str, driver: Path, package: Path) -> None:
-    """Boxes of a tile's rows and columns; NVFP4's scales, 8 bytes a column, are too narrow for any."""
+    """Boxes of a tile's rows and columns; of NVFP4's scales for two columns each where a row's bytes are no multiple of
+    16, as of 896 inputs.
+    """
     script = f"""
 import os
 for kernel, rows in (("NARROW", "0"), ("STREAM", "100000")):
@@ -34,9 +37,13 @@ found["kernels"] = sum("stream_packed" in name for name in fake.fake_launches().
 """
     result = found(driver, package, script)
     expected = []
-    for x, weights, scales in zip(X, WEIGHTS, SCALES, strict=True):
+    for layer, (x, weights) in enumerate(zip(X, WEIGHTS, strict=True)):
         expected.append([*x[:2], rows, *x[3:5], tile, x[6]])
         expected.append([*weights[:5], columns // 8, weights[6]])
         if kind == "int4":
+            scales = INT4_SCALES[layer]
             expected.append([*scales[:4], columns, *scales[5:]])
+        else:
+            scales = NVFP4_SCALES[layer]
+            expected.append([*scales[:5], columns // (1, 2)[layer], scales[6]])
     assert result == {"boxes": expected, "kernels": 2}

@@ -33,7 +33,9 @@ int main() {
     for (const Int4Gemm& p : {small, h200, large, a100, wide}) {
       std::printf(" %s", names[int(choose_int4(p, {}, true))]);
     }
-    std::printf("\n");
+    Int4Gemm without_stream = large;
+    without_stream.has_wgmma = false;
+    std::printf("; %s\n", names[int(choose_int4(without_stream))]);
   }
   for (int m : {1, 16, 17, 32, 33, 64, 65, 500}) {
     std::printf("tile %d %d %d %d\n", m, packed_tile_rows(m, 232448), packed_tile_rows(m, 166912),
@@ -55,23 +57,24 @@ int main() {
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
     # On an H200 with weights of four sizes; an A100 and an L4, which has little shared memory; with 4 inner k tiles; in
-    # float32. Then, with unpacked weights at hand, on an H200 small, medium and large, on an A100, and in float32.
+    # float32. Then, with unpacked weights at hand, on an H200 small, medium and large, on an A100, and in float32. Then a
+    # large one where the GPU has much shared memory and no int4_stream.
     assert lines == [
-        "rows 1 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole",
-        "rows 8 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole",
-        "rows 9 narrow narrow narrow narrow mma mma mma unpack; whole narrow narrow mma whole",
-        "rows 16 narrow narrow narrow narrow mma mma mma unpack; whole narrow narrow mma whole",
-        "rows 17 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
-        "rows 32 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
-        "rows 33 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
-        "rows 128 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole",
-        "rows 129 unpack stream stream stream mma mma mma unpack; whole whole whole whole whole",
-        "rows 256 unpack stream stream stream mma mma mma unpack; whole whole whole whole whole",
-        "rows 257 unpack stream stream stream unpack unpack unpack unpack; whole whole whole whole whole",
-        "rows 1024 unpack stream stream stream unpack unpack unpack unpack; whole whole whole whole whole",
-        "rows 1025 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole",
-        "rows 2048 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole",
-        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; whole whole whole whole whole",
+        "rows 1 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole; narrow",
+        "rows 8 narrow narrow narrow narrow narrow mma narrow unpack; narrow narrow narrow narrow whole; narrow",
+        "rows 9 narrow narrow narrow stream mma mma mma unpack; whole narrow stream mma whole; narrow",
+        "rows 16 narrow narrow narrow stream mma mma mma unpack; whole narrow stream mma whole; narrow",
+        "rows 17 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
+        "rows 32 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
+        "rows 33 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
+        "rows 128 unpack stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
+        "rows 129 unpack stream stream stream mma mma mma unpack; whole whole whole whole whole; mma",
+        "rows 256 unpack stream stream stream mma mma mma unpack; whole whole whole whole whole; mma",
+        "rows 257 unpack stream stream stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
+        "rows 1024 unpack stream stream stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
+        "rows 1025 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
+        "rows 2048 unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
+        "rows 2049 unpack unpack unpack unpack unpack unpack unpack unpack; whole whole whole whole whole; unpack",
         "tile 1 16 16 16",
         "tile 16 16 16 16",
         "tile 17 32 32 32",

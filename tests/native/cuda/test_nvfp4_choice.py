@@ -62,10 +62,10 @@ def test_the_choice(tmp_path: Path) -> None:
         "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
         "rows 8 narrow narrow narrow mma unpack unpack unpack narrow narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; narrow narrow whole whole",
-        "rows 9 narrow narrow mma mma unpack unpack unpack narrow narrow; "
-        "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
-        "rows 16 narrow narrow mma mma unpack unpack unpack narrow narrow; "
-        "narrow mma unpack unpack narrow mma unpack unpack; narrow whole whole whole",
+        "rows 9 narrow narrow mma mma unpack unpack unpack stream narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; stream whole whole whole",
+        "rows 16 narrow narrow mma mma unpack unpack unpack stream narrow; "
+        "narrow mma unpack unpack narrow mma unpack unpack; stream whole whole whole",
         "rows 17 unpack stream mma mma unpack unpack unpack stream mma; "
         "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
         "rows 64 unpack stream mma mma unpack unpack unpack stream mma; "
