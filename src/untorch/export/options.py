@@ -22,7 +22,7 @@ __all__ = [
 # before the last, which fuses a node into the only one that reads it.
 PASS_NAMES = (
     "drop_inference_dropout", "cond_predicates_to_host", "restore_views", "fold_constants", "exact_floor_division",
-    "conv1d_as_conv2d", "choose_attention", "drop_dead_code", "pack_linears",
+    "conv1d_as_conv2d", "choose_attention", "repack_int4", "drop_dead_code", "pack_linears",
 )  # fmt: skip
 
 Attention = Literal["auto", "triton", "native", "math"]

@@ -15,7 +15,7 @@ _OTHER_DEVICES = "a hook for out-of-tree devices: PyTorch has no CPU kernel for 
 _ARM_INT4 = "runs int4 kernels of Arm's KleidiAI on weights packed in its private layout"
 _INT4 = (
     "works on int4 weights packed for the vectors of the CPU that packed them, which their shape does not tell: "
-    "quantise with `untorch.quant`, whose int4 weights run on any CPU"
+    "export the model with `untorch`, which repacks weights that are constants"
 )
 _CUDNN_RNN = "works on a weight buffer packed by cuDNN's recurrent layers, whose layout is private to cuDNN"
 _OTHER_GPUS = "a hook for out-of-tree devices: PyTorch has no CUDA kernel for it either"

@@ -112,22 +112,21 @@ def test_what_to_do() -> None:
 
 @pytest.mark.slow
 def test_int4_weights_in_the_layout_of_a_cpu_are_refused(tmp_path: Path) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            values = torch.zeros(64, 128, dtype=torch.int32)
-            self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1))
-            self.register_buffer("scales", torch.ones(4, 64, 2))
+    """Where they are no constants, which the pass repack_int4 repacks."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, 32, self.scales)
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, 32, scales)
             return y
 
+    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.zeros(64, 128, dtype=torch.int32), 1)
     with pytest.raises(UnsupportedOperatorsError) as error:
-        quietly(export, Model(), (torch.randn(3, 128),), tmp_path / "m.pt2", progress=False)
+        quietly(
+            export, Model(), (torch.randn(3, 128), weight, torch.ones(4, 64, 2)), tmp_path / "m.pt2", progress=False
+        )  # fmt: skip
     assert str(error.value).endswith(
         ": works on int4 weights packed for the vectors of the CPU that packed them, which their shape does not tell: "
-        "quantise with `untorch.quant`, whose int4 weights run on any CPU; change the model"
+        "export the model with `untorch`, which repacks weights that are constants; change the model"
     )
 
 

@@ -28,7 +28,7 @@ class PassReport:
 
 Pass = Callable[[fx.GraphModule], PassReport]
 
-_DEVICES = {"conv1d_as_conv2d": "cuda", "pack_linears": "cpu"}
+_DEVICES = {"conv1d_as_conv2d": "cuda", "pack_linears": "cpu", "repack_int4": "cpu"}
 
 
 def run_passes(
@@ -68,6 +68,7 @@ def _passes(options: ExportOptions, device: str) -> dict[str, Pass]:
     from untorch.export.passes.exact_floor_division import exact_floor_division
     from untorch.export.passes.fold_constants import fold_constants
     from untorch.export.passes.pack_linears import pack_linears
+    from untorch.export.passes.repack_int4 import repack_int4
     from untorch.export.passes.restore_views import restore_views
 
     return {
@@ -78,6 +79,7 @@ def _passes(options: ExportOptions, device: str) -> dict[str, Pass]:
         "exact_floor_division": exact_floor_division,
         "conv1d_as_conv2d": conv1d_as_conv2d,
         "choose_attention": lambda module: choose_attention(module, options.attention, device),
+        "repack_int4": repack_int4,
         "drop_dead_code": drop_dead_code,
         "pack_linears": pack_linears,
     }
