@@ -1,8 +1,8 @@
 // Block scales of NVFP4 weights beside their tiles in shared memory: how they come there, and how a lane unpacks with
 // them. What int4_scales.cuh is for int4.
 //
-// A column has 8 bytes for 128 k's, in global and in shared memory. They are the quarter of a sector, of which the
-// first-level cache keeps the rest for the blocks that follow.
+// A column has 8 bytes for 128 k's. Where threads copy them, they are the quarter of a sector, of which the first-level
+// cache keeps the rest for the blocks that follow; boxes bring those of two blocks (Nvfp4Stream).
 #pragma once
 
 #include "kernels/cuda/nvfp4_choice.h"

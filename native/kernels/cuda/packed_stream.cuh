@@ -32,10 +32,9 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// Blocks of 640 threads have 96 registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384
-// for 256 rows.
-// One of these has boxes copied, one exchanges sums with other thread blocks. The others are there as registers are
-// given and taken by warpgroups.
+// Threads of a block that do not multiply. One has boxes copied, one of another warp exchanges sums with other thread
+// blocks; the others are there because registers are given and taken by warpgroups. Blocks of 640 threads have 96
+// registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384 for 256 rows.
 constexpr int kCopy = 128;
 // Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back
 // to the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.

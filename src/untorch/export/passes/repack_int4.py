@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from untorch.export.errors import CompileError
 from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import set_attribute, unused_name
 from untorch.export.passes.calls import add_call, arguments_of
@@ -20,6 +21,9 @@ from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, pack_int4
 __all__ = ["repack_int4"]
 
 _aten = torch.ops.aten
+
+# Packed together, and apart from others: a multiple of the columns that any CPU's vectors have.
+_ROWS = 512
 
 
 def repack_int4(module: fx.GraphModule) -> PassReport:
@@ -58,8 +62,19 @@ def _repacked(packed: torch.Tensor) -> torch.Tensor:
 def _values(packed: torch.Tensor) -> torch.Tensor:
     """The values from 0 to 15 that they stand for here, uint8 [n, k].
 
-    PyTorch packs every value's number, four bits of it at a time: what lies where is read off that.
+    PyTorch packs every value's number, four bits of it at a time: what lies where is read off that. Some rows at a
+    time, as that takes many bytes a value.
     """
+    values = torch.cat([_values_of_rows(part) for part in torch.split(packed, _ROWS)])
+    if not torch.equal(_aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1), packed):
+        raise CompileError(
+            "PyTorch packs int4 weights in an order that depends on how many rows there are, which untorch cannot "
+            "read: quantise with untorch.quant"
+        )
+    return values
+
+
+def _values_of_rows(packed: torch.Tensor) -> torch.Tensor:
     n, k = packed.shape[0], 2 * packed.shape[1]
     numbers = torch.arange(n * k, dtype=torch.int64).reshape(n, k)
     low, high = torch.zeros(packed.numel(), dtype=torch.int64), torch.zeros(packed.numel(), dtype=torch.int64)

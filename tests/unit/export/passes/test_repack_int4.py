@@ -9,6 +9,7 @@ import torch
 from pass_graphs import assert_same, close, exported, targets, unlift
 from torch import nn
 
+from untorch.export import CompileError
 from untorch.export.options import ExportOptions
 from untorch.export.passes import run_passes
 from untorch.export.passes.drop_dead_code import drop_dead_code
@@ -39,8 +40,9 @@ class PackedForThisCpu(nn.Module):
         return total
 
 
-# Blocks of 64, 32 and 16 columns, as CPUs with other vectors have them, and what is left over; every tile.
-@pytest.mark.parametrize(("n", "k", "group"), [(64, 128, 32), (16, 32, 32), (48, 64, 64), (208, 384, 128)])
+# Blocks of 64, 32 and 16 columns, as CPUs with other vectors have them, and what is left over; every tile; more rows than
+# are looked at together.
+@pytest.mark.parametrize(("n", "k", "group"), [(64, 128, 32), (16, 32, 32), (48, 64, 64), (1104, 384, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_before_and_after(n: int, k: int, group: int, dtype: torch.dtype) -> None:
     model, x = PackedForThisCpu(n, k, group, dtype), torch.randn(5, k, dtype=dtype)
@@ -77,6 +79,18 @@ def test_a_weight_that_is_computed_stays() -> None:
     assert report.changed == []
     assert list(report.skipped.values()) == ["the weight is computed, not a constant"]
     assert targets(module) == [OPERATOR]
+
+
+def test_an_order_that_is_not_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows at a time than a CPU packs together."""
+    monkeypatch.setattr("untorch.export.passes.repack_int4._ROWS", 16)
+    module = unlift(PackedForThisCpu(64, 128, 32), torch.randn(3, 128))
+    with pytest.raises(CompileError) as caught:
+        run_passes(module, ExportOptions())
+    assert str(caught.value) == (
+        "method 'forward': PyTorch packs int4 weights in an order that depends on how many rows there are, which "
+        "untorch cannot read: quantise with untorch.quant"
+    )
 
 
 def test_it_is_for_the_cpu() -> None:
