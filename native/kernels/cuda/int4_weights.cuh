@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm_mma.cuh"
+#include "kernels/cuda/half_pair.cuh"
 #include "kernels/cuda/int4.h"
 #include "kernels/cuda/packed_weights.cuh"
 
@@ -14,19 +15,10 @@ __device__ __forceinline__ std::uint32_t and_or(std::uint32_t value, std::uint32
   return out;
 }
 
-template <class T>
-__device__ __forceinline__ auto two_of(std::uint32_t bits) {
-  std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162> out;
-  memcpy(&out, &bits, 4);
-  return out;
-}
 // a·b + c for two numbers of T.
 template <class T>
 __device__ __forceinline__ std::uint32_t multiply_add(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  const auto sum = __hfma2(two_of<T>(a), two_of<T>(b), two_of<T>(c));
-  std::uint32_t out;
-  memcpy(&out, &sum, 4);
-  return out;
+  return bits_of_pair(__hfma2(pair_of_bits<T>(a), pair_of_bits<T>(b), pair_of_bits<T>(c)));
 }
 
 // A scale and a zero, each twice, as unpack wants them.
@@ -36,8 +28,8 @@ struct ScalePair {
 template <class T>
 __device__ __forceinline__ ScalePair scale_pair(std::uint32_t scale_and_zero) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const auto prepared = __hmul2(two_of<T>(scale_and_zero), two_of<T>(0x3f804280u));  // by 64 and 1
-    memcpy(&scale_and_zero, &prepared, 4);
+    // By 64 and 1.
+    scale_and_zero = bits_of_pair(__hmul2(pair_of_bits<T>(scale_and_zero), pair_of_bits<T>(0x3f804280u)));
   }
   // Moves of halves, which ptxas makes part of the instructions that use them.
   ScalePair out;

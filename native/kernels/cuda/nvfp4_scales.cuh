@@ -99,6 +99,7 @@ class Nvfp4Copies {
 // For packed_narrow.cuh.
 struct Nvfp4Narrow : Nvfp4Scales {
   static constexpr int kNarrowShared = kNvfp4NarrowShared, kNarrowShared16 = kNvfp4NarrowShared16;
+  static constexpr int kLeastRows = 1;
 
   template <int Cols>
   class Copies : public Nvfp4Copies<Cols, 32> {
@@ -135,12 +136,10 @@ struct Nvfp4Stream : Nvfp4Scales {
             .box_columns = kColumnBytes};
   }
   template <int Cols>
-  __device__ __forceinline__ static int scale_bytes(const Nvfp4Gemm&) {
-    return Cols * kColumnBytes;
-  }
-  template <int Cols>
   __device__ __forceinline__ static void copy_scales(const Nvfp4Gemm& p, const TensorMap& map, std::uint32_t to,
-                                                     int first, int k0, std::uint32_t barrier) {
+                                                     int first, int k0, std::uint32_t barrier,
+                                                     std::uint64_t /*policy*/) {
+    // A sector has those of four blocks: it is kept as usual.
     const auto from = [](int k) { return k / (2 * kPackedBlockK) * kColumnBytes; };
     if (!in_pairs(p)) {
       copy_box(to, map, from(k0), first, barrier);

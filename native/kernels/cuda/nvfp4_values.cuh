@@ -7,11 +7,7 @@
 // the sums at the end, the global scale, makes up for it: `kUnshift`.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-#include "kernels/cuda/device_types.cuh"
+#include "kernels/cuda/half_pair.cuh"
 
 namespace untorch::kernels::cuda {
 
@@ -26,25 +22,14 @@ template <class T>
 struct Nvfp4Values {
   static constexpr bool kHalf = std::is_same_v<T, __half>;
   static_assert(kHalf || std::is_same_v<T, __nv_bfloat16>);
-  using Two = std::conditional_t<kHalf, __half2, __nv_bfloat162>;
   static constexpr int kShift = kHalf ? 8 : 10;
   static constexpr float kUnshift = kHalf ? 256.0f : 1024.0f;
   // Where exponent and mantissa of a nibble in bits 0 to 3 go, and where its sign.
   static constexpr int kUp = kHalf ? 9 : 6, kSignUp = 12;
   static constexpr std::uint32_t kMask = kHalf ? 0x0e000e00u : 0x01c001c0u, kSign = 0x80008000u;
 
-  __device__ static __forceinline__ Two two(std::uint32_t bits) {
-    Two out;
-    memcpy(&out, &bits, 4);
-    return out;
-  }
-  __device__ static __forceinline__ std::uint32_t bits(Two two) {
-    std::uint32_t out;
-    memcpy(&out, &two, 4);
-    return out;
-  }
   __device__ static __forceinline__ std::uint32_t product(std::uint32_t a, std::uint32_t b) {
-    return bits(__hmul2(two(a), two(b)));
+    return bits_of_pair(__hmul2(pair_of_bits<T>(a), pair_of_bits<T>(b)));
   }
 
   // The codes in nibbles P and P + 4, the first in the lower half, times the prepared scales.
@@ -75,16 +60,16 @@ struct Nvfp4Values {
   // Both halves of a product's second operand are the lower or the upper one of a prepared pair.
   __device__ static __forceinline__ std::uint32_t times_lower(std::uint32_t pair, std::uint32_t scales) {
     if constexpr (kHalf) {
-      return bits(__hmul2(two(pair), __low2half2(two(scales))));
+      return bits_of_pair(__hmul2(pair_of_bits<T>(pair), __low2half2(pair_of_bits<T>(scales))));
     } else {
-      return bits(__hmul2(two(pair), __low2bfloat162(two(scales))));
+      return bits_of_pair(__hmul2(pair_of_bits<T>(pair), __low2bfloat162(pair_of_bits<T>(scales))));
     }
   }
   __device__ static __forceinline__ std::uint32_t times_upper(std::uint32_t pair, std::uint32_t scales) {
     if constexpr (kHalf) {
-      return bits(__hmul2(two(pair), __high2half2(two(scales))));
+      return bits_of_pair(__hmul2(pair_of_bits<T>(pair), __high2half2(pair_of_bits<T>(scales))));
     } else {
-      return bits(__hmul2(two(pair), __high2bfloat162(two(scales))));
+      return bits_of_pair(__hmul2(pair_of_bits<T>(pair), __high2bfloat162(pair_of_bits<T>(scales))));
     }
   }
 

@@ -22,27 +22,33 @@ inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
 // the second-level cache.
 inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
-// Rows up to which packed_narrow serves on an H200, by the number of weights: as many as it can, but for large weights,
-// of which packed_stream is the faster one with 9 to 16 rows. Of 8192 × 28672 with 16 rows int4 takes 43 µs there and
-// 48 here, NVFP4 51 and 54; of 14336 × 4096 it is 17 and 16, 19 and 18.
+// Rows up to which packed_narrow serves on an H200 where packed_stream could, by the number of weights. µs of both,
+// int4 with groups of 128 and NVFP4:
+//                     8 rows                          16 rows
+//   4096 × 4096       6.8 and 9.0, 8.4 and 9.8        8.6 and 9.7, 9.8 and 10.5
+//   14336 × 4096      12.7 and 15.0, 16.2 and 17.4    15.7 and 16.0, 18.5 and 18.1
+//   4096 × 14336      13.5 and 13.1, 16.9 and 15.9    16.5 and 14.1, 18.7 and 16.5
+//   8192 × 28672      39.2 and 36.7, 50.3 and 46.6    47.5 and 39.5, 54.7 and 48.5
 struct PackedNarrowLimit {
-  std::int64_t rows = 16, rows_of_large = 8;
+  std::int64_t rows_of_small = 16, rows = 8, rows_of_large = 0;
+  std::int64_t rows_alone = 16;  // where there is no packed_stream; more are packed_mma's
 
   // The same for all.
-  void set(std::int64_t all) { rows = rows_of_large = all; }
-  // has_stream: where there is none, more than these are packed_mma's.
+  void set(std::int64_t all) { rows_of_small = rows = rows_of_large = rows_alone = all; }
   std::int64_t of(const PackedGemm& p, bool has_stream) const {
-    constexpr std::int64_t kLarge = std::int64_t{1} << 27;
-    return has_stream && p.n * p.k >= kLarge ? rows_of_large : rows;
+    constexpr std::int64_t kOne = 1, kSmall = kOne << 25, kLarge = kOne << 27;
+    if (!has_stream) return rows_alone;
+    const std::int64_t weights = p.n * p.k;
+    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
   }
 };
 
 // Rows up to which packed_stream serves on an H200, by the number of weights. Small ones are unpacked in little time,
 // while their tiles leave most multiprocessors idle: of int4's and NVFP4's 2048 × 768 with 256 rows, 8 µs instead
 // of 23; of 4096 × 2048 18 instead of 28, and of 4096 × 4096 both are even. 4096 × 14336 is faster with up to 1024
-// rows, 8192 × 28672 with 2048.
+// rows, 8192 × 28672 with 4096: 2808 µs instead of 2843.
 struct PackedStreamLimit {
-  std::int64_t rows_of_small = 16, rows = 1024, rows_of_large = 2048;
+  std::int64_t rows_of_small = 16, rows = 1024, rows_of_large = 4096;
 
   // The same for all.
   void set(std::int64_t all) { rows_of_small = rows = rows_of_large = all; }

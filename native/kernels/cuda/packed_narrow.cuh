@@ -1,10 +1,11 @@
 // Products of at most 16 rows with packed weights of four bits.
 //
-// Layout: a warp makes 16·Pairs columns (32, from 3 rows on 64, from 5 on 64 or 112) and takes turns with other warps
-// along k, 128 at a step. It has a ring of stages of its own in shared memory, which cp.async fills ahead of it: the
-// columns' weights as they are, 512 bytes for every 8; their scales, as `Format` has them (int4_scales.cuh,
-// nvfp4_scales.cuh); x's rows, 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight rows come from
-// different groups of banks. Warps meet at the end only. What a warp does with a stage is in packed_block.cuh.
+// Layout: a warp makes 16·Pairs columns (32, from 3 rows on, or Format::kLeastRows, 64, from 5 on 64 or 112) and takes
+// turns with other warps along k, 128 at a step. It has a ring of stages of its own in shared memory, which cp.async
+// fills ahead of it: the columns' weights as they are, 512 bytes for every 8; their scales, as `Format` has them
+// (int4_scales.cuh, nvfp4_scales.cuh); x's rows, 256 bytes each, in 16-byte chunks permuted so that ldmatrix's eight
+// rows come from different groups of banks. Warps meet at the end only. What a warp does with a stage is in
+// packed_block.cuh.
 //
 // Bytes: 0.5 a weight, for int4 4/group for scale and zero (0.53 at group 128), for NVFP4 1/16 (0.56), once; x 2·m a k
 // for every 32, 64 or 112 columns, from the second-level cache. Operations: for 256 weights of int4 a warp issues 8
@@ -193,8 +194,10 @@ int launch_narrow(const typename Format::Gemm& p, Stream stream) {
 
 template <class Format, class T, bool Wide>
 int narrow_of_rows(const typename Format::Gemm& p, Stream stream) {
-  if (p.m == 1) return launch_narrow<Format, T, Wide, 1>(p, stream);
-  if (p.m == 2) return launch_narrow<Format, T, Wide, 2>(p, stream);
+  if constexpr (!Wide || Format::kLeastRows == 1) {
+    if (p.m == 1) return launch_narrow<Format, T, Wide, 1>(p, stream);
+    if (p.m == 2) return launch_narrow<Format, T, Wide, 2>(p, stream);
+  }
   if (p.m <= 4) return launch_narrow<Format, T, Wide, 4>(p, stream);
   if constexpr (Wide) {
     if (p.m > 8) return launch_narrow<Format, T, Wide, 16>(p, stream);

@@ -1,9 +1,9 @@
-// Products of up to a thousand rows with packed weights of four bits, by the tensor instructions of sm_90.
+// Products of any number of rows with packed weights of four bits, by the tensor instructions of sm_90.
 //
 // Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for 256) and Rows rows (8 to 256) from blocks of
 // 128 k's in shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's
 // 128-byte swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has
-// them. One thread has boxes of all of it copied, as many stages ahead as fit. Sixteen, twelve or eight warps multiply.
+// them. One thread has boxes of all of it copied, up to five stages ahead. Sixteen, twelve or eight warps multiply.
 // Wide tiles save bytes from the second-level cache, where x costs four times what weights do.
 //
 // Of the warpgroups that multiply each has 64 columns, the rows of the instruction's first operand: a warp's 16 columns
@@ -52,7 +52,9 @@ struct Stage {
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
   static constexpr int kBytes = (kUsed + 1023) / 1024 * 1024;  // as the swizzle wants it
-  static constexpr int kMost = (kPackedSharedOfStream - 2048) / kBytes, kCount = kMost < 10 ? kMost : 10;
+  static constexpr int kMost = (kPackedSharedOfStream - 2048) / kBytes;
+  // With more of them under way, some thread blocks wait longer for their first one.
+  static constexpr int kCount = kMost < 5 ? kMost : 5;
   static constexpr int kShared = kCount * kBytes + (2 * kCount + 2) * 8 + 1024;  // to begin at a multiple of it
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
@@ -138,7 +140,9 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
   prefetch_map(boxes.x), prefetch_map(boxes.weights), prefetch_map(boxes.scales);
   wait_for_kernels_before();
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
-  const int bytes = S::kX + S::kWeights + Format::template scale_bytes<S::kCols>(p);
+  const int bytes = S::kX + S::kWeights + S::kCols * Format::kColumnBytes;
+  // Read once, or again for other rows.
+  const std::uint64_t policy = p.m <= Rows ? keep_shortly() : keep_as_usual();
   int stage = 0, parity = 1;  // all are empty
   for (int stop = work.begin_of(static_cast<int>(blockIdx.x) + 1); stop > begin;) {
     const Segment part = segment_before(work, begin, stop);
@@ -151,8 +155,8 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
       expect_bytes(full, bytes);
       copy_box(to, boxes.x, k0, top, full);
       copy_box(to + S::kHalf, boxes.x, k0 + 64, top, full);
-      copy_box(to + S::kX, boxes.weights, k0, first / 8, full);
-      Format::template copy_scales<S::kCols>(p, boxes.scales, to + S::kX + S::kWeights, first, k0, full);
+      copy_box(to + S::kX, boxes.weights, k0, first / 8, full, policy);
+      Format::template copy_scales<S::kCols>(p, boxes.scales, to + S::kX + S::kWeights, first, k0, full, policy);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
@@ -197,6 +201,7 @@ __device__ __forceinline__ void multiply_stage(const typename Format::Gemm& p, s
   using Column = typename Format::template Column<T, S::kCols, SharedWords>;
   Column low_column(p, scales, low, block), high_column(p, scales, high, block);
   const uint4 low_words = tiles.four(0), high_words = tiles.four(128);
+  std::uint32_t operands[4][2][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const auto word = [&](const uint4& v) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; };
@@ -204,22 +209,21 @@ __device__ __forceinline__ void multiply_stage(const typename Format::Gemm& p, s
     low_column.prepare(j), high_column.prepare(j);
     low_column.unpack_word(j, word(low_words), low_pairs);
     high_column.unpack_word(j, word(high_words), high_pairs);
-    std::uint32_t operand[2][4];
-    operands_of_words(low_pairs, high_pairs, operand);
-    warpgroup_fence();
+    operands_of_words(low_pairs, high_pairs, operands[j]);
+  }
+  // All of a stage at once: the four warps, which are not equally far, wait for each other before each fence.
+  warpgroup_fence();
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      warpgroup_mma<T>(acc, operand[half], x + (j / 2 * S::kHalf + (2 * j + half) % 4 * 32) / 16);
-    }
-    warpgroup_commit();
-    // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
-    // out of the next one by making all of them wait for each other. Meanwhile other warpgroups multiply.
-    if (j < 3) {
-      warpgroup_wait<1>();
-    } else {
-      warpgroup_wait<0>();
+      warpgroup_mma<T>(acc, operands[j][half], x + (j / 2 * S::kHalf + (2 * j + half) % 4 * 32) / 16);
     }
   }
+  warpgroup_commit();
+  // ptxas keeps instructions of one turn of a loop out of the next one by making all of them wait for each other.
+  // Meanwhile other warpgroups multiply.
+  warpgroup_wait<0>();
 }
 
 template <class Format, class T, int Rows>

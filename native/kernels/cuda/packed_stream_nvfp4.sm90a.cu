@@ -1,4 +1,4 @@
-// Products of up to a thousand rows with NVFP4 weights, by the tensor instructions of sm_90.
+// Products of any number of rows with NVFP4 weights, by the tensor instructions of sm_90.
 #include "kernels/cuda/nvfp4_scales.cuh"
 #include "kernels/cuda/packed_stream.cuh"
 

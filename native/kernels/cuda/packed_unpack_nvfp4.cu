@@ -17,7 +17,7 @@ __device__ __forceinline__ float global_scale(const Nvfp4Gemm& p, std::int64_t c
 
 template <class T>
 __device__ __forceinline__ PairOf<T> finished(std::uint32_t pair, float scale) {
-  const float2 exact = __half22float2(Exact::two(pair));
+  const float2 exact = __half22float2(pair_of_bits<__half>(pair));
   const float2 values{exact.x * scale, exact.y * scale};
   if constexpr (std::is_same_v<T, float>) {
     return values;
