@@ -82,7 +82,7 @@ struct Int4Narrow : Int4Groups {
 template <class T, int Cols, class Words>
 class Int4Column {
  public:
-  __device__ __forceinline__ Int4Column(const Int4Gemm& p, Words scales, int column, int /*block*/ = 0)
+  __device__ __forceinline__ Int4Column(const Int4Gemm& p, Words scales, int column)
       : scales_(scales), column_(column), group_bits_(bits_of_group(p)) {}
   __device__ __forceinline__ void prepare(int) {}
   __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
