@@ -9,7 +9,8 @@ bytes take at the bandwidth of the GPU's data sheet, or the operations at bfloat
 
 What native/kernels/cuda/int4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and --mma-rows
 say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and "0 0 100000"
-compare unpacking for cuBLAS, int4_stream and int4_mma.
+compare unpacking for cuBLAS, int4_stream and int4_mma. --tile-rows says which tiles int4_stream has, for the times in
+packed_plan.h.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 
 MOST_PRODUCTS = 128
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192)]  # k, n
-KERNELS = ("narrow_rows", "stream_rows", "mma_rows")
-ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+KERNELS = ("narrow_rows", "stream_rows", "tile_rows", "mma_rows")
+ROWS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 SIDES = ["untorch", "bf16", "torch_int4"]
 
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's kernel, to compare our own")
     parser.add_argument("--narrow-rows", type=int, help="rows up to which int4_narrow serves: at most 16")
     parser.add_argument("--stream-rows", type=int, help="the same of int4_stream, after it")
+    parser.add_argument("--tile-rows", type=int, help="rows of its tiles: 8, 16, 32, 64, 128, 192, 224 or 256")
     parser.add_argument("--mma-rows", type=int, help="the same of int4_mma, after both; above, weights are unpacked")
     options = parser.parse_args()
     for name in KERNELS:

@@ -9,7 +9,8 @@ sheet, or the operations at bfloat16's best product in the same run.
 
 What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and
 --mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
-"0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma.
+"0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma. --tile-rows says which tiles nvfp4_stream has,
+for the times in packed_plan.h.
 
 --prefill fp8 or fp4 measures that too, beside both, and how far its results are from bfloat16's with the same weight:
 the norm of the difference by the norm. Up to --fp8-rows and --fp4-rows rows it is the same as without.
@@ -33,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 MOST_PRODUCTS = 128
 MOST_APART = 0.2  # relative error of a result: more is a mistake
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (2048, 768)]  # k, n
-ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+ROWS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 
 
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
     parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 16")
     parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
+    parser.add_argument("--tile-rows", type=int, help="rows of its tiles: 8, 16, 32, 64, 128, 192, 224 or 256")
     parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
     parser.add_argument("--prefill", nargs="+", choices=["fp8", "fp4"], default=[], help="measure that, too")
     parser.add_argument("--fp8-rows", type=int, help="rows up to which prefill fp8 is the exact product")
@@ -172,7 +174,15 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("gpu_nvfp4", options.quick)
     report.values["prefill"] = options.prefill
-    for name in ("narrow_rows", "stream_rows", "mma_rows", "fp8_rows", "fp4_rows", "fp8_fast_accumulation"):
+    for name in (
+        "narrow_rows",
+        "stream_rows",
+        "tile_rows",
+        "mma_rows",
+        "fp8_rows",
+        "fp4_rows",
+        "fp8_fast_accumulation",
+    ):
         if (rows_of_kernel := getattr(options, name)) is not None:
             os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
         report.values[name] = rows_of_kernel

@@ -15,6 +15,7 @@ enum class Nvfp4Path : std::int8_t { kNarrow, kMma, kStream, kUnpack, kFloat8, k
 struct Nvfp4Limits {
   PackedNarrowLimit narrow;           // of nvfp4_narrow
   PackedStreamLimit stream;           // of nvfp4_stream, where the GPU has it
+  std::int64_t tile_rows = 0;         // of its tiles: PackedGemm::tile_rows
   std::int64_t mma_rows = 0;          // above those, of nvfp4_mma
   std::int64_t mma_rows_alone = 256;  // of nvfp4_mma where the GPU has no nvfp4_stream
   // Rows from which what is asked for as `prefill` serves: above them. That of fp4 is not measured yet.
@@ -35,7 +36,7 @@ inline Nvfp4Path choose_nvfp4(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {}
   if (prefill == Nvfp4Prefill::kFloat8 && p.m > limits.fp8_rows) return Nvfp4Path::kFloat8;
   if (prefill == Nvfp4Prefill::kFloat4 && p.m > limits.fp4_rows) return Nvfp4Path::kFloat4;
   const bool has_kernels = (p.dtype == Scalar::kBFloat16 || p.dtype == Scalar::kFloat16) && p.inner_k_tiles == 8;
-  if (has_whole && (!has_kernels || p.m > limits.whole.of(p))) return Nvfp4Path::kWhole;
+  if (has_whole && (!has_kernels || p.m > limits.whole.of(p, p.has_wgmma))) return Nvfp4Path::kWhole;
   if (!has_kernels) return Nvfp4Path::kUnpack;
   if (p.m <= limits.narrow.of(p, p.has_wgmma) && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) {
     return Nvfp4Path::kNarrow;

@@ -11,6 +11,8 @@
 
 namespace untorch::kernels::cuda {
 
+inline constexpr int kPackedBlockK = 128;  // k's of a block of weights, 512 bytes a tile of 8 columns
+
 struct PackedGemm {
   Scalar dtype = Scalar::kBFloat16;  // of x, bias and out: bfloat16 or float16
   std::int64_t m = 0, n = 0, k = 0;  // k is the weight's, n a multiple of 8
@@ -22,6 +24,7 @@ struct PackedGemm {
   void* out = nullptr;         // dense [m, n]
   float* workspace = nullptr;  // of as many bytes as the kernel's function for that says
   int multiprocessors = 1;
+  int tile_rows = 0;          // of packed_stream; else packed_plan.h chooses
   int max_shared_bytes = 0;   // a block may have
   bool has_clusters = false;  // sm_90 and newer
   bool has_wgmma = false;     // sm_90 alone

@@ -43,31 +43,43 @@ struct PackedNarrowLimit {
   }
 };
 
-// Rows up to which packed_stream serves on an H200, by the number of weights. Small ones are unpacked in little time,
-// while their tiles leave most multiprocessors idle: of int4's and NVFP4's 2048 × 768 with 256 rows, 8 µs instead
-// of 23; of 4096 × 2048 18 instead of 28, and of 4096 × 4096 both are even. 4096 × 14336 is faster with up to 1024
-// rows, 8192 × 28672 with 4096: 2808 µs instead of 2843.
+// So many rows where there are fewer weights.
+struct RowsBelow {
+  std::int64_t weights, rows;
+};
+template <std::size_t Count>
+std::int64_t rows_by_weights(const RowsBelow (&steps)[Count], std::int64_t weights) {
+  std::size_t i = 0;
+  while (i < Count - 1 && weights >= steps[i].weights) ++i;
+  return steps[i].rows;
+}
+
+// Rows up to which packed_stream serves on an H200; with more, unpacking is faster, as cuBLASLt's products of few tiles
+// are. µs of both, int4 with groups of 128:
+//                     256 rows       512            1024           2048           4096
+//   3072 × 1024       9.9 and 10.9   12.8 and 11.6  16.9 and 15.2
+//   1280 × 5120       13.4 and 13.8  15.8 and 18.2  27.2 and 26.8  54 and 45      113 and 83
+//   4096 × 4096       21.5 and 27.6  30.7 and 36.3  49.9 and 57.5  100.5, 100.4   203 and 197
+//   14336 × 4096      50 and 87      86 and 116     164 and 187    327 and 356    655 and 663
+//   8192 × 28672      163 and 337    322 and 474    629 and 769    1257 and 1385  2511 and 2746
 struct PackedStreamLimit {
-  std::int64_t rows_of_small = 16, rows = 1024, rows_of_large = 4096;
+  RowsBelow steps[5] = {{1 << 22, 256}, {1 << 23, 512}, {1 << 25, 1024}, {1 << 27, 2048}, {0, 4096}};
 
   // The same for all.
-  void set(std::int64_t all) { rows_of_small = rows = rows_of_large = all; }
-  std::int64_t of(const PackedGemm& p) const {
-    constexpr std::int64_t kOne = 1, kSmall = kOne * 3 << 22, kLarge = kOne << 27;
-    const std::int64_t weights = p.n * p.k;
-    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
+  void set(std::int64_t all) {
+    for (RowsBelow& step : steps) step.rows = all;
   }
+  std::int64_t of(const PackedGemm& p) const { return rows_by_weights(steps, p.n * p.k); }
 };
 
 // Rows above which a weight that also lies unpacked on the GPU is read as such, by cuBLASLt, on an H200: where
-// benchmarks/gpu_int4.py and gpu_nvfp4.py show bfloat16 to be the faster one, by the number of weights.
+// benchmarks/gpu_int4.py and gpu_nvfp4.py show bfloat16 to be the faster one.
 struct PackedWholeLimit {
-  std::int64_t rows_of_small = 8, rows = 16, rows_of_large = 128;
+  RowsBelow steps[5] = {{1 << 23, 8}, {1 << 24, 32}, {1 << 25, 64}, {1 << 27, 224}, {0, 256}};
+  RowsBelow alone[3] = {{1 << 22, 8}, {1 << 25, 16}, {0, 128}};  // where there is no packed_stream
 
-  std::int64_t of(const PackedGemm& p) const {
-    constexpr std::int64_t kSmall = std::int64_t{1} << 22, kLarge = std::int64_t{1} << 25;
-    const std::int64_t weights = p.n * p.k;
-    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
+  std::int64_t of(const PackedGemm& p, bool has_stream) const {
+    return has_stream ? rows_by_weights(steps, p.n * p.k) : rows_by_weights(alone, p.n * p.k);
   }
 };
 

@@ -1,6 +1,6 @@
 // Products of any number of rows with packed weights of four bits, by the tensor instructions of sm_90.
 //
-// Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for 256) and Rows rows (8 to 256) from blocks of
+// Layout: a block makes tiles of 256 columns (192 for 128 rows, 128 for more) and Rows rows (8 to 256) from blocks of
 // 128 k's in shared memory: x's rows in two halves of 64 k's, 128 bytes each, permuted as the warpgroup instruction's
 // 128-byte swizzle wants them; the weights as they are, 512 bytes for every 8 columns; the scales, as `Format` has
 // them. One thread has boxes of all of it copied, up to five stages ahead. Sixteen, twelve or eight warps multiply.
@@ -10,19 +10,20 @@
 // and 16 k's lie in registers as in mma.m16n8k16, so weights are unpacked there. x is the second operand, from shared
 // memory. Unlike mma.sync, which takes all of a scheduler's time, these run beside the unpacking of other warps.
 //
-// Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh. A few have none where the
-// others then have whole tiles.
+// Every multiprocessor has one block, and all have equal shares of the work: packed_work.cuh. Some have none where the
+// others then have whole tiles, if that is faster; which tiles are, packed_plan.h says.
 //
 // Bytes: of shared memory a stage, 256 Rows, 64 a column and its scales (int4 4 a group; NVFP4 16, of which it uses 8);
 // from the second-level cache likewise; 0.53 (group 128) or 0.56 a weight from memory. Operations: 2·m·n·k. For a word
 // of 8 weights a scheduler issues 13 instructions to unpack it (NVFP4 15), and Rows / 2 cycles pass for its product, at
 // least 13, at the same time. Share of what an H200's memory or tensor cores allow, 8192 × 28672 with 8, 32, 128, 1024
-// rows: int4 0.71, 0.59, 0.82, 0.94; NVFP4 0.62, 0.54, 0.82, 0.95.
+// rows: int4 0.69, 0.57, 0.80, 0.93; NVFP4 0.60, 0.54, 0.82, 0.98.
 #pragma once
 
 #include "kernels/cuda/device_types.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_choice.h"
+#include "kernels/cuda/packed_plan.h"
 #include "kernels/cuda/packed_weights.cuh"
 #include "kernels/cuda/packed_work.cuh"
 #include "kernels/cuda/shared_barrier.cuh"
@@ -35,7 +36,7 @@ namespace {
 
 // Threads of a block that do not multiply. One has boxes copied, one of another warp exchanges sums with other thread
 // blocks; the others are there because registers are given and taken by warpgroups. Blocks of 640 threads have 96
-// registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384 for 256 rows.
+// registers for each, which sums for 128 rows do not fit: those have 512 threads, and 384 for more.
 constexpr int kCopy = 128;
 // Who says that a stage was read: a lane for its warp. compute-sanitizer's racecheck does not always follow that back
 // to the other lanes; in a library that is built for it (UNTORCH_RACECHECK) all of them say it.
@@ -44,11 +45,10 @@ constexpr int kArriving = 32;
 #else
 constexpr int kArriving = 1;
 #endif
-constexpr int columns_of(int rows) { return rows < 128 ? 256 : rows < 256 ? 192 : 128; }
 
 template <class Format, int Rows>
 struct Stage {
-  static constexpr int kCols = columns_of(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
+  static constexpr int kCols = stream_columns(Rows), kMultiply = 2 * kCols, kThreads = kMultiply + kCopy;
   static constexpr int kSums = Rows / 2;  // of a thread
   static constexpr int kHalf = Rows * 128, kX = 2 * kHalf, kWeights = kCols / 8 * 512;
   static constexpr int kUsed = kX + kWeights + kCols * Format::kColumnBytes;
@@ -60,7 +60,7 @@ struct Stage {
 
   // Registers that each thread of those that multiply takes, and that those who copy keep. What the block was started
   // with is all there is: with more they would wait for ever.
-  static constexpr int kTaken = Rows == 256 ? 224 : Rows == 128 ? 152 : 104;
+  static constexpr int kTaken = Rows > 128 ? 224 : Rows == 128 ? 152 : 104;
   static constexpr int kKept = Rows >= 128 ? 56 : 64;
   static_assert(kMultiply * kTaken + kCopy * kKept <= 65536 / kThreads / 8 * 8 * kThreads);
 };
@@ -105,9 +105,10 @@ __device__ __forceinline__ std::uint32_t pair_of(float x, float y) {
   return out;
 }
 
-// What a launch copies by boxes: of x Rows rows and 64 k's, of weights and scales those of a stage.
+// What a launch copies by boxes: of x Rows rows and 64 k's, or as many as the last tiles have, because rows that are
+// not there would take longer than others; of weights and scales those of a stage.
 struct Boxes {
-  TensorMap x, weights, scales;
+  TensorMap x, last_x, weights, scales;
 };
 
 // Where a stage's barriers are, and those of exchange_partials.
@@ -138,10 +139,9 @@ template <class Format, int Rows>
 __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, const Boxes& boxes, const Work& work,
                                             Barriers<Format, Rows> barriers) {
   using S = Stage<Format, Rows>;
-  prefetch_map(boxes.x), prefetch_map(boxes.weights), prefetch_map(boxes.scales);
+  prefetch_map(boxes.x), prefetch_map(boxes.last_x), prefetch_map(boxes.weights), prefetch_map(boxes.scales);
   wait_for_kernels_before();
   const int begin = work.begin_of(static_cast<int>(blockIdx.x));
-  const int bytes = S::kX + S::kWeights + S::kCols * Format::kColumnBytes;
   // Read once, or again for other rows.
   const std::uint64_t policy = p.m <= Rows ? keep_shortly() : keep_as_usual();
   int stage = 0, parity = 1;  // all are empty
@@ -149,13 +149,17 @@ __device__ __forceinline__ void copy_stages(const typename Format::Gemm& p, cons
     const Segment part = segment_before(work, begin, stop);
     stop -= part.to - part.from;
     const int top = part.tile / work.column_tiles * Rows, first = part.tile % work.column_tiles * S::kCols;
+    const bool last = top + Rows > p.m;
+    const TensorMap& x = last ? boxes.last_x : boxes.x;
+    const int rows = last ? static_cast<int>(p.m) - top : Rows;
+    const int bytes = rows * 256 + S::kWeights + S::kCols * Format::kColumnBytes;
     for (int block = part.from; block < part.to; ++block) {
       const std::uint32_t full = barriers.full(stage), to = barriers.base + stage * S::kBytes;
       const int k0 = block * kPackedBlockK;
       wait_at(barriers.empty(stage), parity);
       expect_bytes(full, bytes);
-      copy_box(to, boxes.x, k0, top, full);
-      copy_box(to + S::kHalf, boxes.x, k0 + 64, top, full);
+      copy_box(to, x, k0, top, full);
+      copy_box(to + S::kHalf, x, k0 + 64, top, full);
       copy_box(to + S::kX, boxes.weights, k0, first / 8, full, policy);
       Format::template copy_scales<S::kCols>(p, boxes.scales, to + S::kX + S::kWeights, first, k0, full, policy);
       stage = stage == S::kCount - 1 ? 0 : stage + 1;
@@ -285,56 +289,30 @@ __global__ void __launch_bounds__((Stage<Format, Rows>::kThreads), 1)
   }
 }
 
-// Rows of a tile, and how many thread blocks there are for m of them.
-struct Plan {
-  int rows = 0, row_tiles = 0, column_tiles = 0, depth = 0, blocks = 0;
-
-  std::int64_t partials() const { return std::int64_t{blocks} * rows * columns_of(rows); }  // floats
-};
-inline Plan plan_of(const PackedGemm& p, std::int64_t m) {
-  constexpr std::int64_t kLeastUnits = 2;  // of a thread block
-  // What a second tile costs a thread block, whose sums go through memory, in units.
-  constexpr std::int64_t kPartialUnits = 3;
-  Plan out;
-  // Tiles of 256 rows unpack half as often as those of 128, but may have more rows that are not there.
-  out.rows = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : (m + 127) / 128 % 2 != 0 ? 128 : 256;
-  out.row_tiles = static_cast<int>((m + out.rows - 1) / out.rows);
-  const int columns = columns_of(out.rows);
-  out.column_tiles = static_cast<int>((p.n + columns - 1) / columns);
-  out.depth = static_cast<int>(p.k / kPackedBlockK);
-  const std::int64_t tiles = std::int64_t{out.row_tiles} * out.column_tiles, units = tiles * out.depth;
-  const std::int64_t blocks = units / kLeastUnits < 1 ? 1 : units / kLeastUnits;
-  out.blocks = static_cast<int>(blocks < p.multiprocessors ? blocks : p.multiprocessors);
-  // Whole tiles for every thread block, where that leaves few multiprocessors idle.
-  const std::int64_t each = (tiles + p.multiprocessors - 1) / p.multiprocessors;
-  if (out.rows >= 64 && tiles % each == 0 && each * out.depth <= units / p.multiprocessors + kPartialUnits) {
-    out.blocks = static_cast<int>(tiles / each);
-  }
-  return out;
-}
-
 template <class Format, class T, int Rows>
-int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
+int launch_stream(const typename Format::Gemm& p, const StreamPlan& plan, Stream stream) {
   using S = Stage<Format, Rows>;
   Work work;
   work.column_tiles = plan.column_tiles, work.depth = plan.depth;
-  const int units = plan.row_tiles * plan.column_tiles * plan.depth;
-  work.share = units / plan.blocks, work.longer = units % plan.blocks;
+  work.share = static_cast<int>(plan.work() / plan.blocks), work.longer = static_cast<int>(plan.work() % plan.blocks);
   work.flags = reinterpret_cast<unsigned long long*>(p.workspace);
   work.partials = p.workspace + 2 * ((p.multiprocessors + 15) / 16 * 16);
   work.token = fresh_token();
   static_assert(S::kShared <= kPackedSharedOfStream);
   Boxes boxes{};
-  if (const int code = make_tensor_map({.from = p.x,
-                                        .element_bytes = 2,
-                                        .rows = p.m,
-                                        .columns = p.x_width,
-                                        .row_bytes = p.x_row * 2,
-                                        .box_rows = Rows,
-                                        .box_columns = 64,
-                                        .swizzle = true},
-                                       boxes.x)) {
-    return code;
+  const auto last = static_cast<int>(p.m - std::int64_t{plan.row_tiles - 1} * Rows);
+  MatrixOfBoxes x{.from = p.x,
+                  .element_bytes = 2,
+                  .rows = p.m,
+                  .columns = p.x_width,
+                  .row_bytes = p.x_row * 2,
+                  .box_rows = last,
+                  .box_columns = 64,
+                  .swizzle = true};
+  if (const int code = make_tensor_map(x, boxes.last_x)) return code;
+  boxes.x = boxes.last_x, x.box_rows = Rows;
+  if (plan.row_tiles > 1 && last != Rows) {
+    if (const int code = make_tensor_map(x, boxes.x)) return code;
   }
   if (const int code = make_tensor_map({.from = p.weight,
                                         .element_bytes = 4,
@@ -355,7 +333,7 @@ int launch_stream(const typename Format::Gemm& p, const Plan& plan, Stream strea
 }
 
 template <class Format, class T>
-int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
+int stream_of(const typename Format::Gemm& p, const StreamPlan& plan, Stream stream) {
   switch (plan.rows) {
     case 8:
       return launch_stream<Format, T, 8>(p, plan, stream);
@@ -367,14 +345,26 @@ int stream_of(const typename Format::Gemm& p, const Plan& plan, Stream stream) {
       return launch_stream<Format, T, 64>(p, plan, stream);
     case 128:
       return launch_stream<Format, T, 128>(p, plan, stream);
+    case 192:
+      return launch_stream<Format, T, 192>(p, plan, stream);
+    case 224:
+      return launch_stream<Format, T, 224>(p, plan, stream);
     default:
       return launch_stream<Format, T, 256>(p, plan, stream);
   }
 }
 
+// Rows of the launch that begins with row `first`.
+inline std::int64_t stream_rows(const PackedGemm& p, std::int64_t first) {
+  return std::min<std::int64_t>(p.m - first, kPackedStreamRows);
+}
+
+// All launches have the same: flags, then sums.
 inline std::size_t stream_workspace(const PackedGemm& p) {
-  const Plan plan = plan_of(p, p.m < kPackedStreamRows ? p.m : kPackedStreamRows);
-  return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + plan.partials() * 4);  // flags, sums
+  const std::int64_t first = stream_plan(p, stream_rows(p, 0)).partials();
+  const std::int64_t last =
+      stream_plan(p, stream_rows(p, (p.m - 1) / kPackedStreamRows * kPackedStreamRows)).partials();
+  return static_cast<std::size_t>((p.multiprocessors + 15) / 16 * 16 * 8 + std::max(first, last) * 4);
 }
 
 template <class Format>
@@ -384,11 +374,11 @@ int stream_packed_rows(const typename Format::Gemm& p, Stream stream) {
   if (p.dtype != Scalar::kFloat16 && p.dtype != Scalar::kBFloat16) return kNoKernel;
   for (std::int64_t first = 0; first < p.m; first += kPackedStreamRows) {
     typename Format::Gemm part = p;
-    part.m = p.m - first < kPackedStreamRows ? p.m - first : kPackedStreamRows;
+    part.m = stream_rows(p, first);
     part.x = static_cast<const char*>(p.x) + first * p.x_row * 2;
     part.out = static_cast<char*>(p.out) + first * p.n * 2;
-    const Plan plan = plan_of(part, part.m);
-    if (std::int64_t{plan.row_tiles} * plan.column_tiles * plan.depth > (1 << 30)) return kNoKernel;
+    const StreamPlan plan = stream_plan(part, part.m);
+    if (plan.work() > (1 << 30)) return kNoKernel;
     const int code = p.dtype == Scalar::kFloat16 ? stream_of<Format, __half>(part, plan, stream)
                                                  : stream_of<Format, __nv_bfloat16>(part, plan, stream);
     if (code != 0) return code;

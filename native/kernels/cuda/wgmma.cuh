@@ -43,17 +43,21 @@ __device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4],
   UNTORCH_REGS32                                                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
   "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define UNTORCH_REGS128                                                                                          \
-  UNTORCH_REGS64                                                                                                 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
-  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
-  "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
-  "%123, %124, %125, %126, %127"
+#define UNTORCH_REGS96                                                                                          \
+  UNTORCH_REGS64                                                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define UNTORCH_REGS112 \
+  UNTORCH_REGS96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define UNTORCH_REGS128 \
+  UNTORCH_REGS112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define UNTORCH_SUMS4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define UNTORCH_SUMS8(i) UNTORCH_SUMS4(i), UNTORCH_SUMS4((i) + 4)
 #define UNTORCH_SUMS16(i) UNTORCH_SUMS8(i), UNTORCH_SUMS8((i) + 8)
 #define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
 #define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
+#define UNTORCH_SUMS96(i) UNTORCH_SUMS64(i), UNTORCH_SUMS32((i) + 64)
+#define UNTORCH_SUMS112(i) UNTORCH_SUMS96(i), UNTORCH_SUMS16((i) + 96)
 #define UNTORCH_SUMS128(i) UNTORCH_SUMS64(i), UNTORCH_SUMS64((i) + 64)
 // 128-byte swizzle, and 1024 bytes in units of 16.
 #define UNTORCH_OPERAND(at) "{.reg .b32 up;\n.reg .b64 b;\nmov.b32 up, 0x40000040;\nmov.b64 b, {%" #at ", up};\n"
@@ -74,7 +78,8 @@ __device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4],
 // gemm_mma.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3]. b: operand_at's.
 template <class T, int Sums>
 __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint32_t b) {
-  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64 || Sums == 128);
+  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64 || Sums == 96 || Sums == 112 ||
+                Sums == 128);
   if constexpr (Sums == 4) {
     UNTORCH_WGMMA_OF(8, 4, 4, 5, 6, 7, 8)
   } else if constexpr (Sums == 8) {
@@ -85,6 +90,10 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
     UNTORCH_WGMMA_OF(64, 32, 32, 33, 34, 35, 36)
   } else if constexpr (Sums == 64) {
     UNTORCH_WGMMA_OF(128, 64, 64, 65, 66, 67, 68)
+  } else if constexpr (Sums == 96) {
+    UNTORCH_WGMMA_OF(192, 96, 96, 97, 98, 99, 100)
+  } else if constexpr (Sums == 112) {
+    UNTORCH_WGMMA_OF(224, 112, 112, 113, 114, 115, 116)
   } else {
     UNTORCH_WGMMA_OF(256, 128, 128, 129, 130, 131, 132)
   }
@@ -95,12 +104,16 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
 #undef UNTORCH_REGS16
 #undef UNTORCH_REGS32
 #undef UNTORCH_REGS64
+#undef UNTORCH_REGS96
+#undef UNTORCH_REGS112
 #undef UNTORCH_REGS128
 #undef UNTORCH_SUMS4
 #undef UNTORCH_SUMS8
 #undef UNTORCH_SUMS16
 #undef UNTORCH_SUMS32
 #undef UNTORCH_SUMS64
+#undef UNTORCH_SUMS96
+#undef UNTORCH_SUMS112
 #undef UNTORCH_SUMS128
 #undef UNTORCH_OPERAND
 #undef UNTORCH_WGMMA

@@ -21,6 +21,7 @@ const kernels::cuda::Int4Limits& limits() {
     kernels::cuda::Int4Limits out;
     if (const std::int64_t rows = from_environment("UNTORCH_INT4_NARROW_ROWS", -1); rows >= 0) out.narrow.set(rows);
     if (const std::int64_t rows = from_environment("UNTORCH_INT4_STREAM_ROWS", -1); rows >= 0) out.stream.set(rows);
+    out.tile_rows = from_environment("UNTORCH_INT4_TILE_ROWS", out.tile_rows);
     out.mma_rows = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_INT4_MMA_ROWS", out.mma_rows_alone);
     return out;
@@ -37,6 +38,7 @@ TensorPtr multiply_int4(const char* op, const OnDevice& on, const Tensor& x, con
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles, p.group = shape.group;
   describe_gpu(on, p);
+  p.tile_rows = static_cast<int>(limits().tile_rows);
   const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, scales);
   const Int4Path path = kernels::cuda::choose_int4(p, limits(), whole != nullptr);
   const bool apart = path != Int4Path::kNarrow && path != Int4Path::kMma;

@@ -22,6 +22,7 @@ const kernels::cuda::Nvfp4Limits& limits() {
     kernels::cuda::Nvfp4Limits out;
     if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_NARROW_ROWS", -1); rows >= 0) out.narrow.set(rows);
     if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_STREAM_ROWS", -1); rows >= 0) out.stream.set(rows);
+    out.tile_rows = from_environment("UNTORCH_NVFP4_TILE_ROWS", out.tile_rows);
     out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
     out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
     out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
@@ -81,6 +82,7 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   describe_gpu(on, p);
+  p.tile_rows = static_cast<int>(limits().tile_rows);
   const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
   const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill, whole != nullptr);
   const bool apart = path != Nvfp4Path::kNarrow && path != Nvfp4Path::kMma;

@@ -199,6 +199,12 @@ def test_other_kernels(narrow: int, stream: int, mma: int) -> None:
     run_again(__file__, selected, INT4_NARROW_ROWS=narrow, INT4_MMA_ROWS=mma, INT4_STREAM_ROWS=stream)
 
 
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
+def test_other_kernels_tiles(rows: int) -> None:
+    selected = "every_number_of_rows or the_same_bits"
+    run_again(__file__, selected, INT4_NARROW_ROWS=0, INT4_STREAM_ROWS=100000, INT4_TILE_ROWS=rows)
+
+
 def test_refusals_launch_nothing() -> None:
     w, x = random_weight(64, 256, 32), random(3, 256, dtype=BF16).cuda()
     packed, scales = w.packed.cuda(), w.scales.cuda()

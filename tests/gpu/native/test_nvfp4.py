@@ -100,6 +100,12 @@ def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     run_again(__file__, selected, NVFP4_NARROW_ROWS=narrow, NVFP4_MMA_ROWS=mma, NVFP4_STREAM_ROWS=stream)
 
 
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
+def test_other_kernels_tiles(rows: int) -> None:
+    selected = "every_number_of_rows or the_same_bits"
+    run_again(__file__, selected, NVFP4_NARROW_ROWS=0, NVFP4_STREAM_ROWS=100000, NVFP4_TILE_ROWS=rows)
+
+
 @pytest.mark.parametrize("tiles", [0, 2, 8])
 @pytest.mark.parametrize("m", [1, 8, 16, 128, 600])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])

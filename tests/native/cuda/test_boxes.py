@@ -21,15 +21,16 @@ NVFP4_SCALES = [[0, 32, 896, 32, 16, 0, 0], [0, 112, 128, 112, 16, 0, 0]]
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 @pytest.mark.parametrize(
-    ("rows", "tile", "columns"), [(3, 8, 256), (20, 32, 256), (64, 64, 256), (300, 128, 192), (500, 256, 128)]
+    ("rows", "tile", "columns"),
+    [(3, 8, 256), (20, 32, 256), (64, 64, 256), (300, 128, 192), (384, 192, 128), (388, 224, 128), (500, 256, 128)],
 )
 def test_boxes(rows: int, tile: int, columns: int, kind: str, driver: Path, package: Path) -> None:
-    """Boxes of a tile's rows and columns; of NVFP4's scales for two columns each where a row's bytes are no multiple of
-    16, as of 896 inputs.
+    """Boxes of a tile's rows and columns, and of the last tile's rows alone; of NVFP4's scales for two columns each where
+    a row's bytes are no multiple of 16, as of 896 inputs.
     """
     script = f"""
 import os
-for kernel, rows in (("NARROW", "0"), ("STREAM", "100000")):
+for kernel, rows in (("NARROW", "0"), ("STREAM", "100000"), ("TILE", "{tile}")):
     os.environ["UNTORCH_{kind.upper()}_" + kernel + "_ROWS"] = rows
 untorch.load(path)[{kind!r}](np.zeros(({rows}, 500), np.float16))
 found["boxes"] = [[int(number) for number in line.split()] for line in fake.fake_boxes().decode().splitlines()]
@@ -38,7 +39,9 @@ found["kernels"] = sum("stream_packed" in name for name in fake.fake_launches().
     result = found(driver, package, script)
     expected = []
     for layer, (x, weights) in enumerate(zip(X, WEIGHTS, strict=True)):
-        expected.append([*x[:2], rows, *x[3:5], tile, x[6]])
+        last = rows % tile or tile
+        for box in [last] if last in (rows, tile) else [last, tile]:
+            expected.append([*x[:2], rows, *x[3:5], box, x[6]])
         expected.append([*weights[:5], columns // 8, weights[6]])
         if kind == "int4":
             scales = INT4_SCALES[layer]

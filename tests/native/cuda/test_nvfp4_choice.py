@@ -33,7 +33,7 @@ int main() {
     large.n = 16384, large.k = 8192;
     std::printf(" %s", names[int(choose_nvfp4(large))]);
     Nvfp4Limits without_stream;
-    without_stream.stream.rows = 0, without_stream.mma_rows = 64;
+    without_stream.stream.set(0), without_stream.mma_rows = 64;
     std::printf(" %s;", names[int(choose_nvfp4(h200, without_stream))]);
     for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
       std::printf(" %s", names[int(choose_nvfp4(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8))]);
@@ -66,12 +66,12 @@ def test_the_choice(tmp_path: Path) -> None:
         "narrow mma unpack unpack narrow mma unpack unpack; stream whole whole whole",
         "rows 16 narrow narrow mma mma unpack unpack unpack stream narrow; "
         "narrow mma unpack unpack narrow mma unpack unpack; stream whole whole whole",
-        "rows 17 unpack stream mma mma unpack unpack unpack stream mma; "
+        "rows 17 stream stream mma mma unpack unpack unpack stream mma; "
         "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
-        "rows 64 unpack stream mma mma unpack unpack unpack stream mma; "
+        "rows 64 stream stream mma mma unpack unpack unpack stream mma; "
         "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
-        "rows 256 unpack stream mma mma unpack unpack unpack stream unpack; "
-        "stream mma unpack unpack stream mma unpack unpack; whole whole whole whole",
+        "rows 256 stream stream mma mma unpack unpack unpack stream unpack; "
+        "stream mma unpack unpack stream mma unpack unpack; stream whole whole whole",
         "rows 257 unpack stream unpack unpack unpack unpack unpack stream unpack; "
         "stream unpack unpack unpack fp4 fp4 fp4 fp4; whole whole whole whole",
         "rows 512 unpack stream unpack unpack unpack unpack unpack stream unpack; "
