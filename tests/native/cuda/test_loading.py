@@ -106,7 +106,9 @@ found["gone"] = packed.memory()["unpacked"], fake.fake_live_bytes(0)
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_what_multiplies(kind: str, driver: Path, package: Path) -> None:
-    """Few rows read the packed weight; many take a matrix to cuBLAS, which finds no GPU here: unpacked before, or now."""
+    """The packed weight serves few rows, and where it lies alone more of them; with many a matrix goes to cuBLAS, which
+    finds no GPU here: unpacked before, or now.
+    """
     script = f"""
 def called(program, rows):
     method = program[{kind!r}]  # opened, which may unpack
@@ -117,14 +119,19 @@ def called(program, rows):
     except untorch.UntorchError as error:
         end = "cuBLAS" if "cublas" in str(error).lower() else str(error)
     names = fake.fake_launches()[before:].decode().split()
-    return *(sum(part in name for name in names) for part in ("narrow", "unpack")), end
+    return *(sum(part in name for name in names) for part in ("narrow", "stream", "unpack")), end
 packed, unpacked = untorch.load(path), untorch.load(path, unpack_weights=True)
-for rows in (1, 8, 100):
+for rows in (1, 8, 100, 300):
     found[str(rows)] = called(packed, rows), called(unpacked, rows)
 """
     result = found(driver, package, script)
-    few, many = [[2, 0, ""], [2, 0, ""]], [[0, 1, "cuBLAS"], [0, 0, "cuBLAS"]]
-    assert result == {"1": few, "8": few, "100": many}
+    few, whole = [2, 0, 0, ""], [0, 0, 0, "cuBLAS"]
+    assert result == {
+        "1": [few, few],
+        "8": [few, few],
+        "100": [[0, 2, 0, ""], whole],
+        "300": [[0, 0, 1, "cuBLAS"], whole],
+    }
 
 
 def test_memory_that_does_not_suffice(driver: Path, package: Path) -> None:
