@@ -24,7 +24,7 @@ struct PackedGemm {
   void* out = nullptr;         // dense [m, n]
   float* workspace = nullptr;  // of as many bytes as the kernel's function for that says
   int multiprocessors = 1;
-  int tile_rows = 0;          // of packed_stream; else packed_plan.h chooses
+  int tile_rows = 0;          // of packed_stream; 0: packed_plan.h chooses
   int max_shared_bytes = 0;   // a block may have
   bool has_clusters = false;  // sm_90 and newer
   bool has_wgmma = false;     // sm_90 alone

@@ -22,28 +22,7 @@ inline int packed_tile_rows(std::int64_t m, int max_shared_bytes) {
 // the second-level cache.
 inline constexpr int kPackedSharedOfStream = 232448, kPackedStreamRows = 1024;
 
-// Rows up to which packed_narrow serves on an H200 where packed_stream could, by the number of weights. µs of both,
-// int4 with groups of 128 and NVFP4:
-//                     8 rows                          16 rows
-//   4096 × 4096       6.8 and 9.0, 8.4 and 9.8        8.6 and 9.7, 9.8 and 10.5
-//   14336 × 4096      12.7 and 15.0, 16.2 and 17.4    15.7 and 16.0, 18.5 and 18.1
-//   4096 × 14336      13.5 and 13.1, 16.9 and 15.9    16.5 and 14.1, 18.7 and 16.5
-//   8192 × 28672      39.2 and 36.7, 50.3 and 46.6    47.5 and 39.5, 54.7 and 48.5
-struct PackedNarrowLimit {
-  std::int64_t rows_of_small = 16, rows = 8, rows_of_large = 0;
-  std::int64_t rows_alone = 16;  // where there is no packed_stream; more are packed_mma's
-
-  // The same for all.
-  void set(std::int64_t all) { rows_of_small = rows = rows_of_large = rows_alone = all; }
-  std::int64_t of(const PackedGemm& p, bool has_stream) const {
-    constexpr std::int64_t kOne = 1, kSmall = kOne << 25, kLarge = kOne << 27;
-    if (!has_stream) return rows_alone;
-    const std::int64_t weights = p.n * p.k;
-    return weights < kSmall ? rows_of_small : weights < kLarge ? rows : rows_of_large;
-  }
-};
-
-// So many rows where there are fewer weights.
+// So many rows where there are fewer weights; the last step is for all others.
 struct RowsBelow {
   std::int64_t weights, rows;
 };
@@ -53,6 +32,27 @@ std::int64_t rows_by_weights(const RowsBelow (&steps)[Count], std::int64_t weigh
   while (i < Count - 1 && weights >= steps[i].weights) ++i;
   return steps[i].rows;
 }
+
+// Rows up to which packed_narrow serves on an H200 where packed_stream could, by the number of weights. µs of both,
+// int4 with groups of 128 and NVFP4:
+//                     8 rows                          16 rows
+//   4096 × 4096       6.8 and 9.0, 8.4 and 9.8        8.6 and 9.7, 9.8 and 10.5
+//   14336 × 4096      12.7 and 15.0, 16.2 and 17.4    15.7 and 16.0, 18.5 and 18.1
+//   4096 × 14336      13.5 and 13.1, 16.9 and 15.9    16.5 and 14.1, 18.7 and 16.5
+//   8192 × 28672      39.2 and 36.7, 50.3 and 46.6    47.5 and 39.5, 54.7 and 48.5
+struct PackedNarrowLimit {
+  RowsBelow steps[3] = {{1 << 25, 16}, {1 << 27, 8}, {0, 0}};
+  std::int64_t rows_alone = 16;  // where there is no packed_stream; more are packed_mma's
+
+  // The same for all.
+  void set(std::int64_t all) {
+    for (RowsBelow& step : steps) step.rows = all;
+    rows_alone = all;
+  }
+  std::int64_t of(const PackedGemm& p, bool has_stream) const {
+    return has_stream ? rows_by_weights(steps, p.n * p.k) : rows_alone;
+  }
+};
 
 // Rows up to which packed_stream serves on an H200; with more, unpacking is faster, as cuBLASLt's products of few tiles
 // are. µs of both, int4 with groups of 128:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.native.cuda.compiled import lines_of
 
-# Each line: rows, k, n, multiprocessors, and rows of tiles that are asked for.
 SOURCE = r"""
 #include <cstdio>
 #include "kernels/cuda/packed_plan.h"
