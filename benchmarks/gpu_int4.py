@@ -7,10 +7,10 @@ together they are more than the second-level cache holds: weights come from memo
 ``torch.mm`` with a linear layer's weight, int4 ours and ``torch.ops.aten._weight_int4pack_mm``. The floor is what the
 bytes take at the bandwidth of the GPU's data sheet, or the operations at bfloat16's best product in the same run.
 
-What native/kernels/cuda/int4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and --mma-rows
+What native/kernels/cuda/w4a16/int4_heuristic.h decides is to be read off this table: --narrow-rows, --stream-rows and --mma-rows
 say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and "0 0 100000"
-compare unpacking for cuBLAS, int4_stream and int4_mma. --tile-rows says which tiles int4_stream has, for the times in
-packed_plan.h.
+compare unpacking for cuBLAS, int4_gemm_sm90 and int4_gemm_sm80. --tile-rows says which tiles int4_gemm_sm90 has, for the times in
+tile_heuristic.h.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 MOST_PRODUCTS = 128
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (3072, 8192)]  # k, n
-KERNELS = ("narrow_rows", "stream_rows", "tile_rows", "mma_rows")
+KERNELS = ("narrow_rows", "sm90_launch_m", "tile_rows", "mma_rows")
 ROWS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 SIDES = ["untorch", "bf16", "torch_int4"]
@@ -110,10 +110,10 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
     parser.add_argument("--without-torch", action="store_true", help="leave out PyTorch's kernel, to compare our own")
-    parser.add_argument("--narrow-rows", type=int, help="rows up to which int4_narrow serves: at most 16")
-    parser.add_argument("--stream-rows", type=int, help="the same of int4_stream, after it")
+    parser.add_argument("--narrow-rows", type=int, help="rows up to which int4_gemv serves: at most 16")
+    parser.add_argument("--stream-rows", type=int, help="the same of int4_gemm_sm90, after it")
     parser.add_argument("--tile-rows", type=int, help="rows of its tiles: 8, 16, 32, 64, 128, 192, 224 or 256")
-    parser.add_argument("--mma-rows", type=int, help="the same of int4_mma, after both; above, weights are unpacked")
+    parser.add_argument("--mma-rows", type=int, help="the same of int4_gemm_sm80, after both; above, weights are unpacked")
     options = parser.parse_args()
     for name in KERNELS:
         if (rows_of_kernel := getattr(options, name)) is not None:

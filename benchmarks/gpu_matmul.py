@@ -5,7 +5,7 @@
 Both sides replay CUDA graphs of the same products, in turns, so that neither pays for its host code; what a call costs
 on the host is written beside it. Every product of a graph has a weight of its own, and together they are more than the
 second-level cache holds: weights come from memory, as they do in a model. The weight is a linear layer's ([n, k],
-passed transposed) unless the row says otherwise. What native/kernels/cuda/gemm_choice.h decides is read off this table:
+passed transposed) unless the row says otherwise. What native/kernels/cuda/gemm/heuristic.h decides is read off this table:
 our own kernels serve up to 16 rows, everything larger goes to cuBLAS on both sides.
 """
 

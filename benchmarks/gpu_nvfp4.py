@@ -7,10 +7,10 @@ together they are more than the second-level cache holds: weights come from memo
 ``torch.mm`` with a linear layer's weight. The floor is what the bytes take at the bandwidth of the GPU's data
 sheet, or the operations at bfloat16's best product in the same run.
 
-What native/kernels/cuda/nvfp4_choice.h decides is to be read off this table: --narrow-rows, --stream-rows and
+What native/kernels/cuda/w4a16/nvfp4_heuristic.h decides is to be read off this table: --narrow-rows, --stream-rows and
 --mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
-"0 0 100000" compare unpacking for cuBLAS, nvfp4_stream and nvfp4_mma. --tile-rows says which tiles nvfp4_stream has,
-for the times in packed_plan.h.
+"0 0 100000" compare unpacking for cuBLAS, nvfp4_gemm_sm90 and nvfp4_gemm_sm80. --tile-rows says which tiles nvfp4_gemm_sm90 has,
+for the times in tile_heuristic.h.
 
 --prefill fp8 or fp4 measures that too, beside both, and how far its results are from bfloat16's with the same weight:
 the norm of the difference by the norm. Up to --fp8-rows and --fp4-rows rows it is the same as without.
@@ -163,10 +163,10 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="what to measure")
     parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
-    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_narrow serves: at most 16")
-    parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_stream, after it")
+    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_gemv serves: at most 16")
+    parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_gemm_sm90, after it")
     parser.add_argument("--tile-rows", type=int, help="rows of its tiles: 8, 16, 32, 64, 128, 192, 224 or 256")
-    parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_mma, after both; above, weights are unpacked")
+    parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_gemm_sm80, after both; above, weights are unpacked")
     parser.add_argument("--prefill", nargs="+", choices=["fp8", "fp4"], default=[], help="measure that, too")
     parser.add_argument("--fp8-rows", type=int, help="rows up to which prefill fp8 is the exact product")
     parser.add_argument("--fp4-rows", type=int, help="the same of prefill fp4")
@@ -176,7 +176,7 @@ def main() -> None:
     report.values["prefill"] = options.prefill
     for name in (
         "narrow_rows",
-        "stream_rows",
+        "sm90_launch_m",
         "tile_rows",
         "mma_rows",
         "fp8_rows",

@@ -9,7 +9,7 @@ by expert, which costs it nothing. "loop" is two calls of ``linear`` an expert t
 bytes of the experts that have tokens take at the bandwidth of the GPU's data sheet.
 
 --mma-mean says up to how many rows an expert, in the mean, the kernels without sm_90's tensor instructions serve: what
-native/kernels/cuda/nvfp4_moe.h has as `before_wgmma` is to be read off runs with -1 and 100000.
+native/kernels/cuda/moe/nvfp4_moe.h has as `before_wgmma` is to be read off runs with -1 and 100000.
 """
 
 from __future__ import annotations

@@ -31,6 +31,20 @@ if(POLICY CMP0116)
   cmake_policy(SET CMP0116 NEW)  # dependency files of custom commands are read as they are
 endif()
 
+# untorch_cuda_instance(name template variable=value...): makes kernels/cuda/NAME.cu of a template (*.cu.in) and appends
+# it to cuda_sources. See native/kernels/cuda/instances.cmake.
+function(untorch_cuda_instance name template)
+  foreach(assignment IN LISTS ARGN)
+    string(FIND "${assignment}" "=" at)
+    string(SUBSTRING "${assignment}" 0 ${at} variable)
+    math(EXPR at "${at} + 1")
+    string(SUBSTRING "${assignment}" ${at} -1 ${variable})
+  endforeach()
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/generated/kernels/cuda/${name}.cu)
+  configure_file(${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda/${template} ${source} @ONLY)
+  set(cuda_sources ${cuda_sources} ${source} PARENT_SCOPE)
+endfunction()
+
 # Compiles .cu files and adds the objects to a target.
 function(untorch_add_cuda_sources target)
   set(codes)
@@ -48,6 +62,7 @@ function(untorch_add_cuda_sources target)
   endif()
   foreach(source IN LISTS ARGN)
     file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${source})
+    string(REGEX REPLACE "^.*generated/" "" name ${name})
     set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
     get_filename_component(folder ${object} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})

@@ -1,5 +1,5 @@
 # untorch_add_isa_sources(target file...): compiles each file once for every instruction-set level of the target
-# machine's architecture (see native/kernels/cpu/isa.h) and links the results into `target`.
+# machine's architecture (see native/kernels/cpu/common/isa.h) and links the results into `target`.
 function(untorch_add_isa_sources target)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(levels baseline v3 v4)

@@ -38,7 +38,7 @@ std::deque<Slot>& slots() {
       p.name = name;
       p.major = attribute(api, kAttributeComputeCapabilityMajor, slot.id);
       p.minor = attribute(api, kAttributeComputeCapabilityMinor, slot.id);
-      p.multiprocessors = attribute(api, kAttributeMultiprocessorCount, slot.id);
+      p.num_sms = attribute(api, kAttributeMultiprocessorCount, slot.id);
       p.max_threads_per_multiprocessor = attribute(api, kAttributeMaxThreadsPerMultiprocessor, slot.id);
       p.max_shared_per_block = attribute(api, kAttributeMaxSharedMemoryPerBlockOptin, slot.id);
       p.l2_bytes = attribute(api, kAttributeL2CacheSize, slot.id);

@@ -10,7 +10,7 @@ namespace untorch::cuda {
 struct DeviceProperties {
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  int multiprocessors = 0;
+  int num_sms = 0;
   int max_threads_per_multiprocessor = 0;
   int max_shared_per_block = 0;  // bytes, after opting in
   int l2_bytes = 0;

@@ -1,15 +1,15 @@
 // Errors that only a kernel can see: an index out of range, a mask that asks for more than there is.
 //
 // Stopping the kernel would cost the process its CUDA context. A kernel that meets such a value touches nothing outside
-// of its tensors and stores a word (kernels/cuda/device_fault.h) into pinned host memory, one word a device. The host
-// finds it without waiting: the next shim on that device throws it (OnDevice), and so does a run once its outputs are
-// waited for. What the faulty operator wrote is not to be used. Of several faults the last one is told.
+// of its tensors and stores a word (kernels/cuda/common/device_fault.h) into pinned host memory, one word a device. The
+// host finds it without waiting: the next shim on that device throws it (OnDevice), and so does a run once its outputs
+// are waited for. What the faulty operator wrote is not to be used. Of several faults the last one is told.
 #pragma once
 
 #include <optional>
 #include <string>
 
-#include "kernels/cuda/device_fault.h"
+#include "kernels/cuda/common/device_fault.h"
 
 namespace untorch::cuda {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "cuda/driver.h"
 #include "kernels/convolution_shape.h"
-#include "tensor/dtype.h"
 
 namespace untorch::cuda {
 

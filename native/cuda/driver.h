@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 // The opaque types carry CUDA's own tags, so that a file which includes CUDA's headers sees the same types.
 struct CUctx_st;

@@ -17,8 +17,8 @@
 #include <cstdint>
 
 #include "cuda/driver.h"
-#include "kernels/cpu/random.h"
-#include "kernels/cuda/random.h"
+#include "kernels/cpu/random/random.h"
+#include "kernels/cuda/random/random.h"
 
 namespace untorch::cuda {
 

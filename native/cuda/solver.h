@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "cuda/driver.h"
-#include "tensor/dtype.h"
 
 namespace untorch::cuda {
 

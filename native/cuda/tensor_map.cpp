@@ -1,5 +1,5 @@
 // Descriptions of matrices for copies by boxes, which the driver writes.
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/sm90/tensor_map.h"
 
 #include "cuda/driver.h"
 

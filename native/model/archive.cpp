@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/error.h"
 #include "model/bytes.h"
-#include "tensor/error.h"
 
 namespace untorch {
 namespace {

@@ -1,7 +1,7 @@
 // untorch.h over Program and Method: no exception crosses.
 #include <dlfcn.h>
 
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/common/isa.h"
 #include "model/capi.h"
 #include "model/cpu_features.h"
 

@@ -130,7 +130,7 @@ const char* untorch_cuda_devices(void) {
       const untorch::cuda::DeviceProperties& p = untorch::cuda::device_properties(i);
       list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) + ", \"name\": " + quoted(p.name) +
               ", \"architecture\": " + quoted(p.architecture()) +
-              ", \"multiprocessors\": " + std::to_string(p.multiprocessors) +
+              ", \"multiprocessors\": " + std::to_string(p.num_sms) +
               ", \"total_memory\": " + std::to_string(p.total_memory) +
               ", \"l2_bytes\": " + std::to_string(p.l2_bytes) + "}";
     }

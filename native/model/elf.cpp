@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "tensor/error.h"
+#include "base/error.h"
 
 namespace untorch {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <charconv>
 
+#include "base/error.h"
 #include "model/bytes.h"
-#include "tensor/error.h"
 
 namespace untorch::json {
 namespace {

@@ -17,7 +17,7 @@ using Key = std::tuple<std::string, int, std::vector<std::size_t>, DType>;  // f
 
 struct Table {
   std::mutex mutex;  // held while matrices are made: a second program that wants them waits for them
-  std::map<Key, std::weak_ptr<const UnpackedWeight>> made;
+  std::map<Key, std::weak_ptr<const DequantizedWeight>> made;
 };
 Table& table() {
   static auto& all = *new Table;
@@ -26,7 +26,7 @@ Table& table() {
 
 TensorPtr unpack(const PackedWeight& weight, const char* what) {
   const PackedLinear& spec = *weight.spec;
-  const auto& unpackers = shims::cuda_unpackers;
+  const auto& unpackers = shims::cuda_dequantizers;
   if (unpackers.int4 == nullptr || unpackers.nvfp4 == nullptr) {
     throw_error(ErrorKind::kUnsupported, what, ": unpack_weights: this build has no kernels for GPUs");
   }
@@ -44,15 +44,15 @@ void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed
   const cuda::DeviceGuard guard(device);
   const cuda::Stream stream = cuda::thread_stream(device);
   const cuda::StreamScope scope(device, stream);
-  std::vector<std::pair<Storage*, std::shared_ptr<const UnpackedWeight>>> found;
-  std::vector<std::pair<Key, std::shared_ptr<const UnpackedWeight>>> fresh;
+  std::vector<std::pair<Storage*, std::shared_ptr<const DequantizedWeight>>> found;
+  std::vector<std::pair<Key, std::shared_ptr<const DequantizedWeight>>> fresh;
   for (const PackedWeight& weight : packed) {
     Key key{archive.file()->identity(), device, weight.weights, weight.spec->activations};
-    std::shared_ptr<const UnpackedWeight> one = all.made[key].lock();
+    std::shared_ptr<const DequantizedWeight> one = all.made[key].lock();
     if (!one) {
       const std::vector<const Tensor*>& t = weight.tensors;
-      one = std::make_shared<const UnpackedWeight>(
-          UnpackedWeight{*unpack(weight, what), {t[1]->raw(), t.size() > 2 ? t[2]->raw() : nullptr}});
+      one = std::make_shared<const DequantizedWeight>(
+          DequantizedWeight{*unpack(weight, what), {t[1]->raw(), t.size() > 2 ? t[2]->raw() : nullptr}});
       all.made[key] = one;
       fresh.emplace_back(std::move(key), one);
     }
@@ -66,7 +66,7 @@ void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed
   }
   // Of layers whose packed bytes are the same and whose scales are not, the first has its matrix.
   for (auto& [storage, one] : found) {
-    if (storage->unpacked() == nullptr) storage->set_unpacked(std::move(one));
+    if (storage->dequantized() == nullptr) storage->set_dequantized(std::move(one));
   }
 }
 

@@ -2,8 +2,26 @@
 #include "shims/layout.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "shims/broadcast.h"
+#include "tensor/copy.h"
 
 namespace untorch::shims {
+namespace {
+
+// Which of the strides' orders comes first: PyTorch compares two dimensions operand by operand, the first that differs
+// (and is not broadcast) decides, and equal strides put the smaller size inside.
+int compare_dims(std::size_t a, std::size_t b, DimSpan shape, const std::vector<std::vector<std::int64_t>>& operands) {
+  for (const auto& strides : operands) {
+    if (strides[a] == 0 || strides[b] == 0) continue;
+    if (strides[a] != strides[b]) return strides[a] < strides[b] ? -1 : 1;
+    if (shape[a] > shape[b]) return 1;
+  }
+  return 0;
+}
+
+}  // namespace
 
 Dims strides_like(const Tensor& tensor) {
   const std::int64_t ndim = tensor.dim();
@@ -53,6 +71,96 @@ Dims strides_like(const Tensor& tensor) {
     next *= at(sizes, d);
   }
   return out;
+}
+
+bool is_dense(DimSpan sizes, DimSpan strides) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::int64_t expected = 1;
+  for (const std::size_t d : order) {
+    if (strides[d] != expected) return false;
+    expected *= sizes[d];
+  }
+  return true;
+}
+
+Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64_t>>& operands) {
+  const std::size_t ndim = shape.size();
+  // Operands of one dense layout hand it on unchanged, also where sizes of 1 leave the order open.
+  const bool same = !operands.empty() && std::all_of(operands.begin(), operands.end(),
+                                                     [&](const auto& strides) { return strides == operands.front(); });
+  if (same && is_dense(shape, operands.front())) {
+    const Tensor probe({}, 0, DType::kFloat32, shape, operands.front());
+    return probe.is_contiguous() ? contiguous_strides(shape) : Dims(DimSpan(operands.front()));
+  }
+  std::vector<std::size_t> order(ndim);  // innermost first
+  for (std::size_t i = 0; i < ndim; ++i) order[i] = ndim - 1 - i;
+  for (std::size_t i = 1; i < ndim; ++i) {
+    std::size_t moving = i;
+    for (std::size_t j = i; j-- > 0;) {
+      const int order_of = compare_dims(order[j], order[moving], shape, operands);
+      if (order_of > 0) {
+        std::swap(order[j], order[moving]);
+        moving = j;
+      } else if (order_of < 0) {
+        break;
+      }
+    }
+  }
+  Dims strides;
+  strides.resize(ndim);
+  std::int64_t running = 1;
+  for (const std::size_t d : order) {
+    strides[d] = running;
+    running *= std::max<std::int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+TensorPtr empty_like(const Tensor& t, DType dtype) {
+  if (t.numel() != 0 && is_dense(t.sizes(), t.strides())) {
+    return Tensor::empty_strided(t.sizes(), t.strides(), dtype, t.device());
+  }
+  const std::vector<std::int64_t> strides(t.strides().begin(), t.strides().end());
+  return Tensor::empty_strided(t.sizes(), elementwise_strides(t.sizes(), {strides}), dtype, t.device());
+}
+
+TensorPtr clone_like(const Tensor& t) {
+  TensorPtr out = empty_like(t, t.dtype());
+  copy(*out, t);
+  return out;
+}
+
+TensorPtr empty_like_format(const Tensor& t, DType dtype, const std::int32_t* memory_format, const char* op) {
+  const std::int32_t format = memory_format == nullptr ? 1 : *memory_format;
+  if (format == 1) return empty_like(t, dtype);
+  if (format == 0) return Tensor::empty(t.sizes(), dtype, t.device());
+  check(format == 2 || format == 3, op, ": unknown memory format code ", format);
+  const std::int64_t ndim = format == 2 ? 4 : 5;
+  check(t.dim() == ndim, op, ": memory format channels_last", format == 2 ? "" : "_3d", " needs a ", ndim,
+        "-D tensor, got ", t.dim(), "-D");
+  Dims strides;
+  strides.resize(static_cast<std::size_t>(ndim));
+  strides[1] = 1;
+  std::int64_t running = std::max<std::int64_t>(t.sizes()[1], 1);
+  for (std::size_t d = static_cast<std::size_t>(ndim); d-- > 2;) {
+    strides[d] = running;
+    running *= std::max<std::int64_t>(t.sizes()[d], 1);
+  }
+  strides[0] = running;
+  return Tensor::empty_strided(t.sizes(), strides, dtype, t.device());
+}
+
+TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const char* op) {
+  const auto shape = broadcast_shapes(a.sizes(), b.sizes(), op);
+  return Tensor::empty_strided(
+      shape,
+      elementwise_strides(shape, {broadcast_strides(a, shape, op, "self"), broadcast_strides(b, shape, op, "other")}),
+      dtype, a.device().type != DeviceType::kCPU ? a.device() : b.device());
 }
 
 }  // namespace untorch::shims

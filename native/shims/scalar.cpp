@@ -18,7 +18,7 @@ T element_of(const Tensor& t) {
   if (t.device().type == DeviceType::kCPU) {
     std::memcpy(&value, t.raw(), sizeof(T));
   } else {
-    device_hooks(t.device().type).copy_bytes(&value, Device{}, t.raw(), t.device(), sizeof(T));
+    device_table(t.device().type).copy_bytes(&value, Device{}, t.raw(), t.device(), sizeof(T));
   }
   return value;
 }

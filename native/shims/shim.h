@@ -16,8 +16,8 @@
 #include <optional>
 #include <string>
 
+#include "base/dispatch.h"
 #include "tensor/copy.h"
-#include "tensor/dispatch.h"
 #include "tensor/tensor.h"
 
 #define UNTORCH_EXPORT __attribute__((visibility("default")))
@@ -67,6 +67,15 @@ inline Tensor& cpu_input(AtenTensorHandle handle, const char* op, const char* ar
   check(tensor.defined(), op, ": argument '", argument, "' is undefined");
   check(tensor.device().type == DeviceType::kCPU, op, ": argument '", argument, "' is on ",
         device_name(tensor.device()), ", expected cpu");
+  return tensor;
+}
+
+// The tensor behind a required handle: defined and on a GPU.
+inline Tensor& cuda_input(AtenTensorHandle handle, const char* op, const char* argument) {
+  Tensor& tensor = required(handle, op, argument);
+  check(tensor.defined(), op, ": argument '", argument, "' is undefined");
+  check(tensor.device().type == DeviceType::kCUDA, op, ": argument '", argument, "' is on ",
+        device_name(tensor.device()), ", expected cuda");
   return tensor;
 }
 

@@ -306,7 +306,7 @@ UNTORCH_SHIM aoti_torch_clone_preserve_strides(AtenTensorHandle self, AtenTensor
     if (t.device().type == DeviceType::kCPU) {
       std::memcpy(out->raw(), t.raw(), nbytes);
     } else {
-      device_hooks(t.device().type).copy_bytes(out->raw(), out->device(), t.raw(), t.device(), nbytes);
+      device_table(t.device().type).copy_bytes(out->raw(), out->device(), t.raw(), t.device(), nbytes);
     }
     give(ret, std::move(out), "clone_preserve_strides");
   });
@@ -323,7 +323,7 @@ UNTORCH_SHIM aoti_torch_tensor_copy_(AtenTensorHandle src, AtenTensorHandle dst)
 UNTORCH_SHIM aoti_torch_zero_(AtenTensorHandle self) {
   return guarded("zero_", [&] {
     const Tensor& t = input(self, "zero_", "self");
-    copy(t, *zeros({}, t.dtype(), t.device()));
+    copy(t, *Tensor::zeros({}, t.dtype(), t.device()));
   });
 }
 

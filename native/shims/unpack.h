@@ -11,7 +11,7 @@ namespace untorch {
 
 // What Storage::unpacked of a packed weight is: [n, k], and the scales that it was made with. A weight whose bytes
 // equal another's is stored once, and may have other scales.
-struct UnpackedWeight {
+struct DequantizedWeight {
   Tensor matrix;
   std::array<const void*, 2> scales{};
 
@@ -25,12 +25,12 @@ namespace shims {
 // Filled by the CUDA shims, where they are built. Each gives a matrix in `dtype`, float32, bfloat16 or float16, outside
 // the memory pool; it is ready in the order of the device's current stream. Throws where the tensors are no such
 // weight.
-struct Unpackers {
+struct Dequantizers {
   TensorPtr (*int4)(const Tensor& weight, const Tensor& scale_and_zero, std::int64_t group_size, DType dtype) = nullptr;
   TensorPtr (*nvfp4)(const Tensor& weight, const Tensor& block_scale, const Tensor& global_scale,
                      DType dtype) = nullptr;
 };
-inline Unpackers cuda_unpackers;
+inline Dequantizers cuda_dequantizers;
 
 }  // namespace shims
 }  // namespace untorch

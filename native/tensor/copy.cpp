@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "tensor/dispatch.h"
+#include "base/dispatch.h"
 
 namespace untorch {
 namespace {
@@ -168,23 +168,6 @@ void copy_cpu(const Tensor& dst, const Tensor& src) {
       dispatch_real("copy", src.dtype(), [&]<class From>() { convert_rows(dst.data<To>(), src.data<From>(), loops); });
     });
   }
-}
-
-TensorPtr clone_contiguous(const Tensor& src) {
-  TensorPtr out = Tensor::empty(src.sizes(), src.dtype(), src.device());
-  copy_cpu(*out, src);
-  return out;
-}
-
-TensorPtr contiguous(const Tensor& src) {
-  return src.is_contiguous() ? std::make_unique<Tensor>(src) : clone_contiguous(src);
-}
-
-TensorPtr to_dtype(const Tensor& src, DType dtype) {
-  if (src.dtype() == dtype) return contiguous(src);
-  TensorPtr out = Tensor::empty(src.sizes(), dtype, src.device());
-  copy_cpu(*out, src);
-  return out;
 }
 
 }  // namespace untorch

@@ -1,4 +1,4 @@
-// The registry of devices.
+// The registry of devices, and what tensors do by it.
 #include "tensor/device.h"
 
 #include <cstring>
@@ -8,16 +8,16 @@
 namespace untorch {
 namespace {
 
-const DeviceHooks* cuda_hooks = nullptr;
+const DeviceTable* cuda_table = nullptr;
 
 }  // namespace
 
-void register_device(DeviceType type, const DeviceHooks& hooks) noexcept {
-  if (type == DeviceType::kCUDA) cuda_hooks = &hooks;
+void register_device(DeviceType type, const DeviceTable& table) noexcept {
+  if (type == DeviceType::kCUDA) cuda_table = &table;
 }
 
-const DeviceHooks& device_hooks(DeviceType type) {
-  if (type == DeviceType::kCUDA && cuda_hooks != nullptr) return *cuda_hooks;
+const DeviceTable& device_table(DeviceType type) {
+  if (type == DeviceType::kCUDA && cuda_table != nullptr) return *cuda_table;
   throw_error(ErrorKind::kUnsupported, "cannot work on ", device_name({type, -1}),
               ": this build of untorch does not serve that device");
 }
@@ -27,16 +27,33 @@ void copy(const Tensor& dst, const Tensor& src) {
   if (to == DeviceType::kCPU && from == DeviceType::kCPU) {
     copy_cpu(dst, src);
   } else {
-    device_hooks(to != DeviceType::kCPU ? to : from).copy(dst, src);
+    device_table(to != DeviceType::kCPU ? to : from).copy(dst, src);
   }
 }
 
-TensorPtr zeros(DimSpan sizes, DType dtype, Device device) {
-  TensorPtr out = Tensor::empty(sizes, dtype, device);
+TensorPtr clone_contiguous(const Tensor& src) {
+  TensorPtr out = Tensor::empty(src.sizes(), src.dtype(), src.device());
+  copy(*out, src);
+  return out;
+}
+
+TensorPtr contiguous(const Tensor& src) {
+  return src.is_contiguous() ? std::make_unique<Tensor>(src) : clone_contiguous(src);
+}
+
+TensorPtr to_dtype(const Tensor& src, DType dtype) {
+  if (src.dtype() == dtype) return contiguous(src);
+  TensorPtr out = Tensor::empty(src.sizes(), dtype, src.device());
+  copy(*out, src);
+  return out;
+}
+
+TensorPtr Tensor::zeros(DimSpan sizes, DType dtype, Device device) {
+  TensorPtr out = empty(sizes, dtype, device);
   if (device.type == DeviceType::kCPU) {
     std::memset(out->raw(), 0, out->storage()->nbytes());
   } else {
-    device_hooks(device.type).zero(out->raw(), out->storage()->nbytes(), out->device());
+    device_table(device.type).zero(out->raw(), out->storage()->nbytes(), out->device());
   }
   return out;
 }

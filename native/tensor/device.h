@@ -1,12 +1,12 @@
-// What a device other than the CPU offers to tensors. native/cuda registers CUDA here; the tensor itself knows no
-// device library.
+// The device table: what a device other than the CPU offers to tensors. native/cuda registers CUDA here; the tensor
+// itself knows no device library.
 #pragma once
 
 #include "tensor/tensor.h"
 
 namespace untorch {
 
-struct DeviceHooks {
+struct DeviceTable {
   // Uninitialised memory for work on the device's current stream. Index -1 is the current device.
   StorageRef (*allocate)(std::size_t nbytes, Device device);
   // dst[i] = dtype(src[i]), src broadcasting to dst's shape; either may be on the CPU. On the current stream; with the
@@ -19,13 +19,8 @@ struct DeviceHooks {
 };
 
 // Called once, when the library is loaded.
-void register_device(DeviceType type, const DeviceHooks& hooks) noexcept;
+void register_device(DeviceType type, const DeviceTable& table) noexcept;
 // Throws kUnsupported when this build has no such device.
-const DeviceHooks& device_hooks(DeviceType type);
-
-// copy_cpu, or the device's copy when either tensor is on one.
-void copy(const Tensor& dst, const Tensor& src);
-// Zeros on any device.
-TensorPtr zeros(DimSpan sizes, DType dtype, Device device);
+const DeviceTable& device_table(DeviceType type);
 
 }  // namespace untorch

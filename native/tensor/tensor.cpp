@@ -18,7 +18,7 @@ std::string device_name(Device device) {
 }
 
 StorageRef StorageRef::allocate(std::size_t nbytes, Device device) {
-  if (device.type != DeviceType::kCPU) return device_hooks(device.type).allocate(nbytes, device);
+  if (device.type != DeviceType::kCPU) return device_table(device.type).allocate(nbytes, device);
   std::size_t capacity = 0;
   void* const data = allocate_host(nbytes, capacity);
   if (data == nullptr) throw_error(ErrorKind::kOutOfMemory, "out of memory: could not allocate ", nbytes, " bytes");
@@ -116,12 +116,6 @@ TensorPtr Tensor::empty_strided(DimSpan sizes, DimSpan strides, DType dtype, Dev
   check(!__builtin_mul_overflow(extent, static_cast<std::uint64_t>(itemsize), &nbytes), "shape ", to_string(sizes),
         " needs too much memory");
   return std::make_unique<Tensor>(StorageRef::allocate(nbytes, device), 0, dtype, sizes, strides);
-}
-
-TensorPtr Tensor::zeros(DimSpan sizes, DType dtype) {
-  TensorPtr out = empty(sizes, dtype);
-  std::memset(out->raw(), 0, out->storage()->nbytes());
-  return out;
 }
 
 TensorPtr Tensor::view(DimSpan sizes, DimSpan strides, std::int64_t storage_offset) const {

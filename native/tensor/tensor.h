@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/dtype.h"
-#include "tensor/error.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/half.h"
 
 namespace untorch {
 
@@ -28,7 +29,7 @@ struct Device {
 };
 std::string device_name(Device device);
 
-struct UnpackedWeight;
+struct DequantizedWeight;
 
 // A block of memory and what frees it. Shared by every tensor that views it.
 class Storage {
@@ -53,8 +54,10 @@ class Storage {
   bool borrowed() const noexcept { return deleter_ == nullptr; }
   bool read_only() const noexcept { return read_only_; }
   // The same weight as a whole matrix (shims/unpack.h), or null. Set by who makes the storage, before others see it.
-  const UnpackedWeight* unpacked() const noexcept { return unpacked_.get(); }
-  void set_unpacked(std::shared_ptr<const UnpackedWeight> unpacked) noexcept { unpacked_ = std::move(unpacked); }
+  const DequantizedWeight* dequantized() const noexcept { return dequantized_.get(); }
+  void set_dequantized(std::shared_ptr<const DequantizedWeight> dequantized) noexcept {
+    dequantized_ = std::move(dequantized);
+  }
 
  private:
   friend class StorageRef;
@@ -65,7 +68,7 @@ class Storage {
   bool read_only_;
   Deleter deleter_;
   void* context_;
-  std::shared_ptr<const UnpackedWeight> unpacked_;
+  std::shared_ptr<const DequantizedWeight> dequantized_;
 };
 
 // Intrusive pointer to a Storage.
@@ -171,7 +174,7 @@ class Tensor {
   static TensorPtr empty(DimSpan sizes, DType dtype, Device device = {});
   // Uninitialised with these strides (elements, not negative); the storage is just big enough.
   static TensorPtr empty_strided(DimSpan sizes, DimSpan strides, DType dtype, Device device = {});
-  static TensorPtr zeros(DimSpan sizes, DType dtype);
+  static TensorPtr zeros(DimSpan sizes, DType dtype, Device device = {});
   // A 0-dimensional tensor of one value.
   template <class T>
   static TensorPtr scalar(T value, DType dtype) {

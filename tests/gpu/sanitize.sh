@@ -37,18 +37,18 @@ test -z "$MEMCHECK" || check memcheck $MEMCHECK
 test -z "$RACECHECK" || check racecheck $RACECHECK
 
 # Under racecheck cuBLAS's kernels for sm_90 end the process. So what packed weights are multiplied with is our own, and
-# at the second time packed_mma.cuh for all rows; left out are the tests where that is not so: of float32, of other
+# at the second time w4a16_gemm_sm80.cuh for all rows; left out are the tests where that is not so: of float32, of other
 # layouts than the kernels', and those that run others with limits of their own. Unpacking shares no memory.
 own="(moe or not dtype2) and not other_kernels and not layouts and not bytes_of and not every_value \
   and not test_int4_linear and not test_nvfp4_linear and not test_scales_of_another and not not_aligned"
 if test -n "$RACECHECK_PACKED"; then
   test -z "${RACECHECK_LIBRARY:-}" || export UNTORCH_LIBRARY="$RACECHECK_LIBRARY"
-  # Small weights by the streaming kernels, too; where there are none, by packed_mma.cuh.
+  # Small weights by the streaming kernels, too; where there are none, by w4a16_gemm_sm80.cuh.
   for format in INT4 NVFP4; do
-    export UNTORCH_${format}_STREAM_ROWS=1000000 UNTORCH_${format}_MMA_ROWS=1000000
+    export UNTORCH_${format}_SM90_M=1000000 UNTORCH_${format}_SM80_M=1000000
   done
   check racecheck $RACECHECK_PACKED -k "$own"
-  for format in INT4 NVFP4; do export UNTORCH_${format}_NARROW_ROWS=0 UNTORCH_${format}_STREAM_ROWS=0; done
+  for format in INT4 NVFP4; do export UNTORCH_${format}_GEMV_M=0 UNTORCH_${format}_SM90_M=0; done
   check racecheck $RACECHECK_PACKED -k "$own and not moe"
 fi
 exit "$status"

@@ -284,16 +284,16 @@ def test_streams_of_cuda_core(chain: Path) -> None:
 
 
 class Green:
-    """A green context with some of the multiprocessors, and a stream of it."""
+    """A green context with some of the num_sms, and a stream of it."""
 
-    def __init__(self, multiprocessors: int) -> None:
+    def __init__(self, num_sms: int) -> None:
         self.driver = pytest.importorskip("cuda.bindings.driver")
         d = self.driver
         torch.cuda.synchronize()
         (device,) = self.ask(d.cuDeviceGet(0))
         (resource,) = self.ask(d.cuDeviceGetDevResource(device, d.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
-        groups, *_ = self.ask(d.cuDevSmResourceSplitByCount(1, resource, 0, multiprocessors))
-        self.multiprocessors = groups[0].sm.smCount
+        groups, *_ = self.ask(d.cuDevSmResourceSplitByCount(1, resource, 0, num_sms))
+        self.num_sms = groups[0].sm.smCount
         self.all = resource.sm.smCount
         (description,) = self.ask(d.cuDevResourceGenerateDesc([groups[0]], 1))
         default_stream = non_blocking = 1  # CU_GREEN_CTX_DEFAULT_STREAM, CU_STREAM_NON_BLOCKING
@@ -322,7 +322,7 @@ def test_a_green_contexts_stream(mlp: tuple[Path, nn.Module], chain: Path, curre
     torch.cuda.synchronize()
     green = Green(8)
     try:
-        assert green.multiprocessors < green.all
+        assert green.num_sms < green.all
         driver = green.driver
         with untorch.load(path) as program, untorch.load(chain) as long:
             (before,) = green.ask(driver.cuCtxGetCurrent())

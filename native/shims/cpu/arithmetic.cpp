@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/reduce_op.h"
 #include "shims/device_ops.h"
+#include "shims/reduce_op.h"
 
 using namespace untorch;
 using namespace untorch::shims;

@@ -1,5 +1,5 @@
 // Scaled dot-product attention on the CPU.
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention/attention.h"
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // Convolution on the CPU: chooses the memory format and the kernel.
 #include "shims/cpu/convolution.h"
 
-#include "kernels/cpu/convolution.h"
+#include "kernels/cpu/convolution/convolution.h"
 #include "shims/nn.h"
 
 namespace untorch::shims {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/gemm.h"
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "shims/distance.h"
 #include "shims/nn.h"
 

@@ -1,51 +1,21 @@
-// What element-wise and lane-wise operators share: type promotion, broadcasting, output layout (new tensors are on
-// their operand's device), and the CPU's loops.
+// The CPU's loops of elementwise operators and operators along one dimension.
 #pragma once
 
 #include <array>
 #include <complex>
 #include <vector>
 
-#include "kernels/cpu/strided_loop.h"
+#include "kernels/cpu/common/strided_loop.h"
+#include "shims/broadcast.h"
+#include "shims/layout.h"
+#include "shims/promotion.h"
 #include "shims/shim.h"
+#include "tensor/iteration.h"
 
 namespace untorch::shims {
 
-// The dtype that holds both, as torch.promote_types. Refuses pairs that PyTorch refuses (uint16 and up with others).
-DType promote_types(DType a, DType b);
-// torch.result_type of two tensors: a 0-D tensor only counts when its category (bool, integer, float, complex) is
-// higher.
-DType result_type(const Tensor& a, const Tensor& b);
-// torch.result_type of a tensor and a Python float.
-DType result_type_with_double(const Tensor& a);
-
-std::vector<std::int64_t> broadcast_shapes(DimSpan a, DimSpan b, const char* op);
-// Strides of `t` seen as `shape`: 0 where it is repeated. The shape must be one that t broadcasts to.
-std::vector<std::int64_t> broadcast_strides(const Tensor& t, DimSpan shape, const char* op, const char* argument);
-// `t` as a view of that shape.
-Tensor expand(const Tensor& t, DimSpan shape, const char* op, const char* argument);
-
-// No two elements share memory and there is no hole between them.
-bool is_dense(DimSpan sizes, DimSpan strides);
-// The strides that PyTorch gives the result of an element-wise operator with these operands (of the result's shape).
-Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64_t>>& operands);
-// A new tensor laid out like `t`: its strides when it is dense, else the order of its dimensions.
-TensorPtr empty_like(const Tensor& t, DType dtype);
-// empty_like and copied.
-TensorPtr clone_like(const Tensor& t);
-// empty_like under an optional memory_format code (absent or preserve: like `t`).
-TensorPtr empty_like_format(const Tensor& t, DType dtype, const std::int32_t* memory_format, const char* op);
-
 // A factory's dtype, layout and device arguments, checked: strided and on the CPU.
 void check_factory(const std::int32_t* layout, const std::int32_t* device, const char* op);
-
-// Reduces the shape along `dim`: removed, or 1 with keepdim. 0-D stays 0-D.
-std::vector<std::int64_t> reduced_shape(DimSpan shape, std::int64_t dim, bool keepdim);
-// Shape or strides without entry `dim`; a 0-D list stays empty.
-std::vector<std::int64_t> without(DimSpan values, std::int64_t dim);
-// Size and stride along `dim`; 1 and 1 for a 0-D tensor.
-std::int64_t lane_size(const Tensor& t, std::int64_t dim);
-std::int64_t lane_stride(const Tensor& t, std::int64_t dim);
 
 // body(offsets): the first element's offset of every lane along `dim`, in each tensor. The tensors agree in the other
 // dimensions. Parallel over lanes; the body may throw. Fewer dimensions (reduced tensors) are not accepted.
@@ -105,9 +75,6 @@ void map_binary(const Tensor& out, const Tensor& a, const Tensor& b, Fn&& fn) {
 // add's factor: whole for dtypes that are.
 void check_alpha(DType dtype, double alpha, const char* op);
 
-// The result tensor of an element-wise operator on a and b. On a GPU when either is.
-TensorPtr binary_result(const Tensor& a, const Tensor& b, DType dtype, const char* op);
-
 // dispatch_real and the complex types, as std::complex.
 template <class Fn>
 decltype(auto) dispatch_number(const char* op, DType dtype, Fn&& fn) {
@@ -120,8 +87,6 @@ inline constexpr bool kIsComplex = false;
 template <class T>
 inline constexpr bool kIsComplex<std::complex<T>> = true;
 
-// A 0-D tensor of a double, converted.
-TensorPtr scalar_tensor(double value, DType dtype);
 // Every element becomes the value, converted to the tensor's dtype.
 void fill(const Tensor& t, double value);
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/device_ops.h"
 #include "shims/nn.h"
 

@@ -1,5 +1,5 @@
 // Fourier transforms of tensors: complex to complex and real to complex, over any dimensions.
-#include "kernels/cpu/fft.h"
+#include "kernels/cpu/fft/fft.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/fft.h"
 #include "shims/nn.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/cpu/convolution.h"
 #include "shims/nn.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/nn.h"
 
 using namespace untorch;

@@ -2,9 +2,9 @@
 // names).
 #include <algorithm>
 
-#include "shims/cpu/cat.h"
-#include "shims/cpu/indexing.h"
+#include "shims/cat.h"
 #include "shims/device_ops.h"
+#include "shims/indexing.h"
 
 using namespace untorch;
 using namespace untorch::shims;

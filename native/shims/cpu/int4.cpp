@@ -1,5 +1,5 @@
 // untorch::int4_linear on the CPU.
-#include "kernels/cpu/int4.h"
+#include "kernels/cpu/w4a16/int4.h"
 
 #include "shims/int4_checks.h"
 

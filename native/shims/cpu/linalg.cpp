@@ -1,14 +1,14 @@
 // Operators of LAPACK on the CPU: Cholesky solves and inverses, LU unpacking, QR factors, triangular systems.
 //
 // Matrix results are stored by columns, as eager PyTorch's are, lu_unpack's excepted.
-#include "kernels/cpu/linalg.h"
+#include "kernels/cpu/linalg/linalg.h"
 
 #include <algorithm>
 #include <complex>
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/linalg.h"
 
 namespace untorch::shims {

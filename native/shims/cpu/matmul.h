@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "shims/matmul_checks.h"
 
 namespace untorch::shims {

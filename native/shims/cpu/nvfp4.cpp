@@ -1,13 +1,13 @@
 // untorch::nvfp4_linear and untorch::nvfp4_moe on the CPU: weights are unpacked, some at a time, and multiplied in
 // float32.
-#include "kernels/cpu/nvfp4.h"
+#include "kernels/cpu/w4a16/nvfp4.h"
 
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "shims/nvfp4_checks.h"
 
 using namespace untorch;
@@ -27,7 +27,7 @@ void multiply(const Nvfp4Weight& weight, std::int64_t n, std::int64_t m, const f
   scratch.resize(static_cast<std::size_t>(std::min(step, n) * weight.k));
   for (std::int64_t first = 0; first < n; first += step) {
     const std::int64_t rows = std::min(step, n - first);
-    kernels::nvfp4_unpack(weight, first, first + rows, scratch.data());
+    kernels::nvfp4_dequantize(weight, first, first + rows, scratch.data());
     kernels::gemm(m, rows, x_width, 1.0f, {x, x_stride, 1}, {scratch.data(), 1, weight.k}, 1.0f,
                   {out + first, out_stride, 1});
   }

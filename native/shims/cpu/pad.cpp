@@ -4,11 +4,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/pad.h"
 #include "shims/device_ops.h"
 #include "shims/nn.h"
+#include "shims/pad.h"
 
 namespace untorch::shims {
 namespace {

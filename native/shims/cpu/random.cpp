@@ -1,5 +1,5 @@
 // Random tensors from the process's generator or a given one (aoti_torch_cpu_*), and the seed.
-#include "kernels/cpu/random.h"
+#include "kernels/cpu/random/random.h"
 
 #include <algorithm>
 #include <cmath>

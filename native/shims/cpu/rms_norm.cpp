@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/items.h"
+#include "kernels/cpu/common/parallel_items.h"
 #include "shims/nn.h"
 #include "shims/rms_norm.h"
 

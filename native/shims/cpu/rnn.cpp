@@ -3,9 +3,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu/gemm.h"
-#include "kernels/cpu/items.h"
-#include "kernels/cpu/rnn.h"
+#include "kernels/cpu/common/parallel_items.h"
+#include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/rnn/rnn.h"
 #include "shims/nn.h"
 
 using namespace untorch;

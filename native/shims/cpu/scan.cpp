@@ -1,5 +1,5 @@
 // cumsum, cumprod, cummax, cummin and logcumsumexp (aoti_torch_cpu_*).
-#include "kernels/cpu/scan.h"
+#include "kernels/cpu/scan/scan.h"
 
 #include <complex>
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/reduce_op.h"
 #include "shims/device_ops.h"
+#include "shims/reduce_op.h"
 
 using namespace untorch;
 using namespace untorch::shims;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/sort.h"
+#include "kernels/cpu/sort/sort.h"
 #include "shims/cpu/elementwise.h"
 
 using namespace untorch;

@@ -1,5 +1,5 @@
 // sort, topk, kthvalue, median, nanmedian and mode (aoti_torch_cpu_*).
-#include "kernels/cpu/sort.h"
+#include "kernels/cpu/sort/sort.h"
 
 #include <atomic>
 

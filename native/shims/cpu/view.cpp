@@ -1,5 +1,5 @@
 // Views and shape changes: narrow, slice, permute, reshape, squeeze, dtype and complex views, resize_, set_.
-#include "shims/cpu/view.h"
+#include "shims/view.h"
 
 #include <algorithm>
 
@@ -198,7 +198,7 @@ void give_shape(Tensor& t, DimSpan sizes, DimSpan strides, const char* op) {
     if (t.device().type == DeviceType::kCPU) {
       std::memcpy(storage->data(), t.storage()->data(), t.storage()->nbytes());
     } else {
-      device_hooks(t.device().type)
+      device_table(t.device().type)
           .copy_bytes(storage->data(), t.device(), t.storage()->data(), t.device(), t.storage()->nbytes());
     }
   }

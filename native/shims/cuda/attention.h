@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 #include "shims/cuda/shim.h"
 
 namespace untorch::shims::attention {

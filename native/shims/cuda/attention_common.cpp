@@ -149,7 +149,7 @@ void check_returns(const char* op, std::initializer_list<const void*> slots) {
 
 kernels::cuda::Attention problem(const Operands& in, const double* scale) {
   kernels::cuda::Attention p;
-  p.dtype = scalar_of(in.query);
+  p.dtype = in.query.dtype();
   p.batch = static_cast<int>(in.batch()), p.heads = static_cast<int>(in.heads());
   p.kv_heads = static_cast<int>(in.key.size(in.axes.head));
   p.queries = static_cast<int>(in.queries()), p.keys = static_cast<int>(in.keys());
@@ -177,7 +177,7 @@ void run(const OnDevice& on, const char* op, const Operands& in, const Tensor* b
     p.bias_batch = stride(4), p.bias_head = stride(3), p.bias_row = stride(2), p.bias_key = stride(1);
   }
   const cuda::DeviceProperties& device = on.properties();
-  const kernels::cuda::AttentionPlan plan = kernels::cuda::plan_attention(p, device.multiprocessors, device.l2_bytes);
+  const kernels::cuda::AttentionPlan plan = kernels::cuda::plan_attention(p, device.num_sms, device.l2_bytes);
   check(plan.valid, op, ": the shapes ", to_string(in.query.sizes()), " and ", to_string(in.key.sizes()),
         " are larger than the kernels take");
   StorageRef scratch;

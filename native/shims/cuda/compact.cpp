@@ -1,7 +1,7 @@
 // nonzero, nonzero_static, masked_select and repeat_interleave (aoti_torch_cuda_*).
-#include "kernels/cuda/compact.h"
+#include "kernels/cuda/scan/compact.h"
 
-#include "kernels/cuda/scan.h"
+#include "kernels/cuda/scan/scan.h"
 #include "shims/cuda/lanes.h"
 
 using namespace untorch;
@@ -17,7 +17,7 @@ CompactJob compact_job(const char* op, DimSpan shape, const Tensor& flags, const
   CompactJob job;
   job.space = strided<3>(op, shape, {&order, &flags, &values});
   job.flags = flags.raw();
-  job.flag_dtype = scalar_of(flags);
+  job.flag_dtype = flags.dtype();
   return job;
 }
 
@@ -158,8 +158,8 @@ UNTORCH_SHIM aoti_torch_cuda_repeat_interleave_Tensor(AtenTensorHandle repeats, 
       job.lanes = lanes<2>(op, 0, {sums.get(), &t});
       job.out = sums->raw();
       job.input = t.raw();
-      job.out_dtype = kernels::cuda::Scalar::kInt64;
-      job.in_dtype = scalar_of(t);
+      job.out_dtype = DType::kInt64;
+      job.in_dtype = t.dtype();
       const std::size_t bytes = kernels::cuda::scan_scratch(1, rows);
       const StorageRef scratch = bytes == 0 ? StorageRef() : on.scratch(bytes);
       on.launched(kernels::cuda::cumsum(job, bytes == 0 ? nullptr : scratch->data(), on.stream()));
@@ -167,7 +167,7 @@ UNTORCH_SHIM aoti_torch_cuda_repeat_interleave_Tensor(AtenTensorHandle repeats, 
         std::int64_t* const flag = ends->data<std::int64_t>() + rows;
         cuda::check_driver(
             cuda::driver().memset_d8_async(reinterpret_cast<cuda::DevicePtr>(flag), 0, sizeof *flag, on.stream()), op);
-        on.launched(kernels::cuda::find_negative(t.raw(), scalar_of(t), rows, t.stride(0), flag, on.stream()));
+        on.launched(kernels::cuda::find_negative(t.raw(), t.dtype(), rows, t.stride(0), flag, on.stream()));
         std::int64_t seen[2] = {};
         read_back(on, op, flag - 1, seen, 2);
         check(seen[1] == 0, op, ": 'repeats' holds a negative count");

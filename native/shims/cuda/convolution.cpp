@@ -7,7 +7,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/dnn.h"
-#include "kernels/cuda/convolution_direct.h"
+#include "kernels/cuda/vision/direct_convolution.h"
 #include "shims/cuda/shim.h"
 #include "shims/nn.h"
 
@@ -44,14 +44,14 @@ ConvolutionStrides strides_of(const Tensor& tensor) {
 
 void direct(const OnDevice& on, const ConvolutionShape& shape, bool transposed, const Tensor& input,
             const Tensor& weight, const Tensor* bias, const Tensor& out) {
-  on.launched(kernels::cuda::convolution_direct(shape, transposed, scalar_of(input), input.raw(), strides_of(input),
+  on.launched(kernels::cuda::convolution_direct(shape, transposed, input.dtype(), input.raw(), strides_of(input),
                                                 weight.raw(), strides_of(weight),
                                                 bias == nullptr ? nullptr : bias->raw(), out.raw(), on.stream()));
 }
 
 // A dense operand in the format: 3-D tensors are row-major always.
 TensorPtr dense(const Tensor& tensor, bool channels_last) {
-  return channels_last ? channels_last_contiguous(tensor) : contiguous_cuda(tensor);
+  return channels_last ? channels_last_contiguous(tensor) : contiguous(tensor);
 }
 
 bool library(const OnDevice& on, const ConvolutionShape& shape, bool transposed, const Tensor& input,
@@ -70,7 +70,7 @@ TensorPtr convolve(const Tensor& input, const Tensor& weight, const Tensor* bias
   const Dims sizes = convolution_output_sizes(input, shape);
   TensorPtr out = empty_format(sizes, input.dtype(), shape.channels_last, input.device());
   if (out->numel() == 0) return out;
-  const TensorPtr row = bias == nullptr ? nullptr : contiguous_cuda(*bias);
+  const TensorPtr row = bias == nullptr ? nullptr : contiguous(*bias);
   const bool depthwise = !arguments.transposed && shape.in_channels == 1 && shape.groups > 1;
   // Without input channels the sum is empty: the kernel writes zeros or the bias.
   if (depthwise || shape.in_channels == 0) {
@@ -88,7 +88,7 @@ TensorPtr convolve(const Tensor& input, const Tensor& weight, const Tensor* bias
   if (!done) {
     direct(on, shape, arguments.transposed, input, weight, row.get(), *out);
   } else if (row != nullptr) {
-    on.launched(kernels::cuda::convolution_bias(shape, scalar_of(input), row->raw(), out->raw(), on.stream()));
+    on.launched(kernels::cuda::convolution_bias(shape, input.dtype(), row->raw(), out->raw(), on.stream()));
   }
   return out;
 }

@@ -4,7 +4,7 @@
 // matrix product, and as quick at the row lengths that are used.
 #include "shims/distance.h"
 
-#include "kernels/cuda/distance.h"
+#include "kernels/cuda/reduce/distance.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -20,7 +20,7 @@ void check_wide(const char* op, DType dtype) {
 
 // Row-major in the broadcast shape.
 TensorPtr broadcast(const Tensor& tensor, const Dims& sizes) {
-  if (tensor.sizes() == sizes) return contiguous_cuda(tensor);
+  if (tensor.sizes() == sizes) return contiguous(tensor);
   TensorPtr out = Tensor::empty(sizes, tensor.dtype(), tensor.device());
   copy(*out, tensor);
   return out;
@@ -40,7 +40,7 @@ UNTORCH_SHIM aoti_torch_cuda__cdist_forward(AtenTensorHandle x1, AtenTensorHandl
     if (out->numel() != 0) {
       const TensorPtr a = broadcast(left, problem.left), b = broadcast(right, problem.right);
       on.launched(kernels::cuda::distances(problem.batch, problem.rows, problem.columns, problem.length, p, false,
-                                           scalar_of(left), a->raw(), b->raw(), out->raw(), on.stream()));
+                                           left.dtype(), a->raw(), b->raw(), out->raw(), on.stream()));
     }
     give(ret0, std::move(out), op);
   });
@@ -57,8 +57,8 @@ UNTORCH_SHIM aoti_torch_cuda__pdist_forward(AtenTensorHandle self, double p, Ate
     const OnDevice on(op, input);
     TensorPtr out = Tensor::empty(Dims{rows < 2 ? 0 : rows * (rows - 1) / 2}, input.dtype(), input.device());
     if (out->numel() != 0) {
-      const TensorPtr x = contiguous_cuda(input);
-      on.launched(kernels::cuda::distances(1, rows, rows, input.size(1), p, true, scalar_of(input), x->raw(), x->raw(),
+      const TensorPtr x = contiguous(input);
+      on.launched(kernels::cuda::distances(1, rows, rows, input.size(1), p, true, input.dtype(), x->raw(), x->raw(),
                                            out->raw(), on.stream()));
     }
     give(ret0, std::move(out), op);
@@ -88,16 +88,14 @@ UNTORCH_SHIM aoti_torch_cuda__trilinear(AtenTensorHandle i1, AtenTensorHandle i2
       for (const auto& loop : problem.inner) inner_strides[k].push_back(loop.stride[k]);
     }
     for (const auto& loop : problem.inner) inner_sizes.push_back(loop.size);
-    kernels::cuda::Strided<4> outer;
-    kernels::cuda::Strided<3> inner;
-    const bool fits =
-        kernels::cuda::make_strided<4>(problem.sizes, {out_strides, strides[0], strides[1], strides[2]}, outer) &&
-        kernels::cuda::make_strided<3>(inner_sizes, {inner_strides[0], inner_strides[1], inner_strides[2]}, inner);
-    check(fits, op, ": the operands have more dimensions than the kernels take (", kernels::cuda::kMaxDims, ")");
+    Strided<4> outer;
+    Strided<3> inner;
+    const bool fits = make_strided<4>(problem.sizes, {out_strides, strides[0], strides[1], strides[2]}, outer) &&
+                      make_strided<3>(inner_sizes, {inner_strides[0], inner_strides[1], inner_strides[2]}, inner);
+    check(fits, op, ": the operands have more dimensions than the kernels take (", kMaxDims, ")");
     const OnDevice on(op, a, {&b, &c});
     TensorPtr out = Tensor::empty(DimSpan{problem.sizes}, a.dtype(), a.device());
-    on.launched(
-        kernels::cuda::trilinear(outer, inner, scalar_of(a), a.raw(), b.raw(), c.raw(), out->raw(), on.stream()));
+    on.launched(kernels::cuda::trilinear(outer, inner, a.dtype(), a.raw(), b.raw(), c.raw(), out->raw(), on.stream()));
     give(ret0, std::move(out), op);
   });
 }

@@ -1,9 +1,9 @@
 // Element-wise operators that compiled models leave to shims (aoti_torch_cuda_*): abs, angle, add, mul, pow, gcd,
 // polar, fill_. Promotion, broadcasting and layouts are the CPU's. A 0-D operand may be on the CPU; it goes to the
 // kernel by value, so that a graph keeps it.
-#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 
-#include "kernels/cuda/copy.h"
+#include "kernels/cuda/elementwise/copy.h"
 #include "shims/cpu/elementwise.h"
 #include "shims/cuda/shim.h"
 #include "shims/device_ops.h"
@@ -41,7 +41,7 @@ TensorPtr binary(const Tensor& a, const Tensor& b, DType dtype, const char* op, 
   TensorPtr out = binary_result(a, b, dtype, op);
   const auto converted = [&](const Tensor& t) {
     if (is_host_scalar(t)) return to_dtype(t, dtype);
-    return t.dtype() == dtype ? std::make_unique<Tensor>(t) : to_dtype_cuda(t, dtype);
+    return t.dtype() == dtype ? std::make_unique<Tensor>(t) : to_dtype(t, dtype);
   };
   const TensorPtr ca = converted(a), cb = converted(b);
   const auto operand = [](const Tensor& t) {
@@ -58,14 +58,14 @@ TensorPtr binary(const Tensor& a, const Tensor& b, DType dtype, const char* op, 
 TensorPtr add(const Tensor& a, const Tensor& b, double alpha, DType dtype, const char* op) {
   check_alpha(dtype, alpha, op);
   return binary(a, b, dtype, op, [&](const auto& space, void* out, Operand x, Operand y, kernels::cuda::Stream stream) {
-    return kernels::cuda::add(space, out, x, y, alpha, scalar_of(dtype), stream);
+    return kernels::cuda::add(space, out, x, y, alpha, dtype, stream);
   });
 }
 
 TensorPtr multiply(const Tensor& a, const Tensor& b, DType dtype) {
   return binary(a, b, dtype, "mul",
                 [&](const auto& space, void* out, Operand x, Operand y, kernels::cuda::Stream stream) {
-                  return kernels::cuda::multiply(space, out, x, y, scalar_of(dtype), stream);
+                  return kernels::cuda::multiply(space, out, x, y, dtype, stream);
                 });
 }
 
@@ -73,7 +73,7 @@ TensorPtr power(const Tensor& a, const Tensor& b, DType dtype) {
   if (dtype == DType::kBool) throw_error(ErrorKind::kUnsupported, "pow: dtype bool is not supported");
   return binary(a, b, dtype, "pow",
                 [&](const auto& space, void* out, Operand x, Operand y, kernels::cuda::Stream stream) {
-                  return kernels::cuda::power(space, out, x, y, scalar_of(dtype), stream);
+                  return kernels::cuda::power(space, out, x, y, dtype, stream);
                 });
 }
 
@@ -124,8 +124,8 @@ UNTORCH_SHIM aoti_torch_cuda_abs(AtenTensorHandle self, AtenTensorHandle* ret0) 
     if (t.dtype() == DType::kBool) throw_error(ErrorKind::kUnsupported, "abs: dtype bool is not supported");
     const OnDevice on("abs", t);
     TensorPtr out = empty_like(t, part_of(t.dtype(), t.dtype()));
-    on.launched(kernels::cuda::absolute(strided<2>("abs", t.sizes(), {out.get(), &t}), out->raw(), t.raw(),
-                                        scalar_of(t), on.stream()));
+    on.launched(kernels::cuda::absolute(strided<2>("abs", t.sizes(), {out.get(), &t}), out->raw(), t.raw(), t.dtype(),
+                                        on.stream()));
     give(ret0, std::move(out), "abs");
   });
 }
@@ -137,7 +137,7 @@ UNTORCH_SHIM aoti_torch_cuda_angle(AtenTensorHandle self, AtenTensorHandle* ret0
     const DType dtype = part_of(t.dtype(), result_type_with_double(t));
     const OnDevice on("angle", t);
     TensorPtr out = empty_like(t, dtype);
-    on.launched(kernels::cuda::angle(strided<2>("angle", t.sizes(), {out.get(), &t}), out->raw(), t.raw(), scalar_of(t),
+    on.launched(kernels::cuda::angle(strided<2>("angle", t.sizes(), {out.get(), &t}), out->raw(), t.raw(), t.dtype(),
                                      on.stream()));
     give(ret0, std::move(out), "angle");
   });
@@ -210,7 +210,7 @@ UNTORCH_SHIM aoti_torch_cuda_gcd(AtenTensorHandle self, AtenTensorHandle other, 
     give(ret0,
          binary(a, b, dtype, "gcd",
                 [&](const auto& space, void* out, Operand x, Operand y, kernels::cuda::Stream stream) {
-                  return kernels::cuda::gcd(space, out, x, y, scalar_of(dtype), stream);
+                  return kernels::cuda::gcd(space, out, x, y, dtype, stream);
                 }),
          "gcd");
   });
@@ -230,7 +230,7 @@ UNTORCH_SHIM aoti_torch_cuda_polar(AtenTensorHandle abs, AtenTensorHandle angle,
     TensorPtr out = binary_result(a, b, dtype, op);
     if (out->numel() != 0) {
       on.launched(kernels::cuda::polar(strided<3>(op, out->sizes(), {out.get(), &a, &b}), out->raw(), a.raw(), b.raw(),
-                                       scalar_of(a), on.stream()));
+                                       a.dtype(), on.stream()));
     }
     give(ret0, std::move(out), op);
   });

@@ -1,7 +1,7 @@
 // embedding_bag (aoti_torch_cuda_*, and the older name for CUDA tensors). The four results are those of PyTorch's CUDA
 // operator: the rows; the bag of each index; the number of rows in each bag; the winning rows of a maximum, which is
 // empty for the other modes. Rows and offsets that do not exist are reported as cuda/device_error.h says.
-#include "kernels/cuda/embedding_bag.h"
+#include "kernels/cuda/indexing/embedding_bag.h"
 
 #include "shims/cuda/shim.h"
 #include "shims/device_ops.h"
@@ -58,12 +58,12 @@ AOTITorchError shim(AtenTensorHandle weight_handle, AtenTensorHandle indices_han
 
     const DType index_dtype =
         indices.dtype() == DType::kInt64 || offsets.dtype() == DType::kInt64 ? DType::kInt64 : DType::kInt32;
-    const TensorPtr rows = to_dtype_cuda(indices, index_dtype), starts = to_dtype_cuda(offsets, index_dtype);
+    const TensorPtr rows = to_dtype(indices, index_dtype), starts = to_dtype(offsets, index_dtype);
     const std::int64_t bags = offsets.size(0) - (include_last_offset != 0 ? 1 : 0), width = weight.size(1);
     TensorPtr out = Tensor::empty(Dims{bags, width}, weight.dtype(), on.device());
     // Zeros where no bag comes by: before the first offset after a fault, and the entry after the last bag.
-    TensorPtr bag_of_index = zeros(indices.sizes(), index_dtype, on.device());
-    TensorPtr bag_size = zeros(offsets.sizes(), index_dtype, on.device());
+    TensorPtr bag_of_index = Tensor::zeros(indices.sizes(), index_dtype, on.device());
+    TensorPtr bag_size = Tensor::zeros(offsets.sizes(), index_dtype, on.device());
     TensorPtr winners = Tensor::empty(mode == 2 ? Dims{bags, width} : Dims{0}, index_dtype, on.device());
     const kernels::cuda::EmbeddingBag task{
         .table = weight.raw(),
@@ -84,7 +84,7 @@ AOTITorchError shim(AtenTensorHandle weight_handle, AtenTensorHandle indices_han
         .bag_size = bag_size->raw(),
         .winners = winners->raw(),
     };
-    on.launched(kernels::cuda::embedding_bag(task, static_cast<BagMode>(mode), scalar_of(weight),
+    on.launched(kernels::cuda::embedding_bag(task, static_cast<BagMode>(mode), weight.dtype(),
                                              cuda::DeviceErrors::word(on.index()), on.stream()));
     give(ret0, std::move(out), kOp);
     give(ret1, std::move(bag_of_index), kOp);

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "cuda/fft.h"
-#include "kernels/cuda/scale.h"
+#include "kernels/cuda/gemm/scale.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -106,9 +106,8 @@ TensorPtr all_steps(const OnDevice& on, const char* op, TensorPtr working, DimLi
 
 void multiply(const OnDevice& on, const Tensor& out, double factor) {
   if (factor == 1.0) return;
-  on.launched(kernels::cuda::scale(
-      2 * out.numel(), factor, is_wide(out.dtype()) ? kernels::cuda::Scalar::kFloat64 : kernels::cuda::Scalar::kFloat32,
-      out.raw(), on.stream()));
+  on.launched(kernels::cuda::scale(2 * out.numel(), factor, is_wide(out.dtype()) ? DType::kFloat64 : DType::kFloat32,
+                                   out.raw(), on.stream()));
 }
 
 TensorPtr c2c(const Tensor& self, DimSpan dim, std::int64_t normalization, bool forward) {

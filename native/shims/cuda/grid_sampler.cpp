@@ -1,5 +1,5 @@
 // grid_sampler_3d on CUDA: values of a volume at fractional positions.
-#include "kernels/cuda/grid_sampler.h"
+#include "kernels/cuda/vision/grid_sampler.h"
 
 #include "shims/cuda/shim.h"
 
@@ -47,8 +47,7 @@ UNTORCH_SHIM aoti_torch_cuda_grid_sampler_3d(AtenTensorHandle input_handle, Aten
     const OnDevice on(op, input, {&grid});
     TensorPtr out = Tensor::empty(Dims{input.size(0), input.size(1), grid.size(1), grid.size(2), grid.size(3)},
                                   input.dtype(), input.device());
-    on.launched(
-        kernels::cuda::grid_sample(problem, scalar_of(input), input.raw(), grid.raw(), out->raw(), on.stream()));
+    on.launched(kernels::cuda::grid_sample(problem, input.dtype(), input.raw(), grid.raw(), out->raw(), on.stream()));
     give(ret0, std::move(out), op);
   });
 }

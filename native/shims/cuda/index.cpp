@@ -3,15 +3,15 @@
 // Masks become positions, whose number the host must know: an index expression with one waits for the device and cannot
 // be captured. The exception is x[mask] = one value, which needs no positions. Everything else is enqueued only; an
 // index out of range is reported as cuda/device_error.h says.
-#include "kernels/cuda/index.h"
+#include "kernels/cuda/indexing/index.h"
 
 #include <deque>
 #include <numeric>
 
-#include "kernels/cuda/copy.h"
-#include "shims/cpu/indexing.h"
+#include "kernels/cuda/elementwise/copy.h"
 #include "shims/cuda/sorting.h"
 #include "shims/device_ops.h"
+#include "shims/indexing.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -63,9 +63,9 @@ void mask_columns(const OnDevice& on, const Tensor& mask, std::deque<TensorPtr>&
                 ": a mask among the indices makes the number of results depend on data, which a graph cannot hold; "
                 "use torch.where, or run without a graph");
   }
-  check(mask.dim() <= kernels::cuda::kMaxDims, op, ": a mask of ", mask.dim(),
-        " dimensions has more than the kernels take (", kernels::cuda::kMaxDims, ")");
-  const TensorPtr dense = contiguous_cuda(mask);
+  check(mask.dim() <= kMaxDims, op, ": a mask of ", mask.dim(), " dimensions has more than the kernels take (",
+        kMaxDims, ")");
+  const TensorPtr dense = contiguous(mask);
   const std::int64_t n = dense->numel();
   std::int64_t count = 0;
   StorageRef ranks;
@@ -106,8 +106,8 @@ kernels::cuda::IndexList empty_list(const IndexLayout& layout, const char* op) {
   for (std::size_t i = layout.index_shape.size(); i-- > 0;) {
     list.numel *= layout.index_shape[i];
     if (layout.index_shape[i] == 1) continue;
-    check(list.ndim < kernels::cuda::kMaxDims, op, ": index tensors of shape ", to_string(layout.index_shape),
-          " have more dimensions than the kernels take (", kernels::cuda::kMaxDims, ")");
+    check(list.ndim < kMaxDims, op, ": index tensors of shape ", to_string(layout.index_shape),
+          " have more dimensions than the kernels take (", kMaxDims, ")");
     list.sizes[list.ndim++] = layout.index_shape[i];
   }
   return list;
@@ -233,7 +233,7 @@ void put(const OnDevice& on, const Tensor& out, const Indices& indices, const Te
   if (values.device().type == DeviceType::kCPU) {
     made = scalar_on_device(on, values, out.dtype());
   } else if (values.dtype() != out.dtype()) {
-    made = to_dtype_cuda(values, out.dtype());
+    made = to_dtype(values, out.dtype());
   } else if (values.storage().get() == out.storage().get()) {
     made = Tensor::empty(values.sizes(), values.dtype(), on.device());  // what is read may not change under the writes
     copy(*made, values);
@@ -270,7 +270,7 @@ void put(const OnDevice& on, const Tensor& out, const Indices& indices, const Te
   const auto slice = space_of<3>(op, slice_shape, {DimSpan(slice_order), DimSpan(slice_out), DimSpan(slice_values)});
   const auto positions = space_of<2>(op, layout.index_shape, {DimSpan(index_order), DimSpan(index_values)});
   const SortedSegments sorted = sort_segments(on, plan.offsets, plan.ids, plan.count, plan.largest);
-  on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), source.raw(), scalar_of(out),
+  on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), source.raw(), out.dtype(),
                                              kernels::cuda::ReduceOp::kSum, true, on.stream()));
 }
 
@@ -365,7 +365,7 @@ UNTORCH_SHIM aoti_torch_cuda_masked_scatter(AtenTensorHandle self, AtenTensorHan
     const OnDevice on(op, t, {&m, &src});
     TensorPtr out = clone_like(expand(t, shape, op, "self"));
     if (out->numel() != 0) {
-      const TensorPtr chosen = contiguous_cuda(expand(m, shape, op, "mask")), values = contiguous_cuda(src);
+      const TensorPtr chosen = contiguous(expand(m, shape, op, "mask")), values = contiguous(src);
       const StorageRef ranks = ranks_of(on, *chosen);
       const auto space = space_of<2>(op, shape, {DimSpan(out->strides()), DimSpan(chosen->strides())});
       on.launched(kernels::cuda::masked_scatter(space, out->raw(), flags_of(*chosen),

@@ -1,31 +1,9 @@
-// What CUDA shims that work along one dimension share: the rows of their operands, and reading results back.
+// What CUDA shims that work along one dimension share: checks, and reading results back.
 #pragma once
 
-#include "kernels/cuda/lanes.h"
-#include "shims/cpu/elementwise.h"
 #include "shims/cuda/shim.h"
 
 namespace untorch::shims {
-
-// The rows along `dim` of operands that agree in the other dimensions; the last one is the input, whose row length
-// counts. A 0-D tensor is one row of one element.
-template <int N>
-kernels::cuda::Lanes<N> lanes(const char* op, std::int64_t dim, const Tensor* const (&tensors)[N]) {
-  kernels::cuda::Lanes<N> out;
-  std::vector<std::int64_t> strides[N];
-  std::span<const std::int64_t> spans[N];
-  for (int k = 0; k < N; ++k) {
-    out.step[k] = lane_stride(*tensors[k], dim);
-    strides[k] = without(tensors[k]->strides(), dim);
-    spans[k] = strides[k];
-  }
-  const Tensor& input = *tensors[N - 1];
-  out.n = lane_size(input, dim);
-  const auto sizes = without(input.sizes(), dim);
-  check(kernels::cuda::make_strided<N>(sizes, spans, out.rows), op, ": shape ", to_string(input.sizes()),
-        " has more dimensions than the kernels take (", kernels::cuda::kMaxDims, " after merging)");
-  return out;
-}
 
 // Refuses dtypes that have no order.
 inline void check_ordered(const Tensor& t, const char* op) {

@@ -6,7 +6,7 @@
 
 #include "cuda/device_error.h"
 #include "cuda/solver.h"
-#include "kernels/cuda/linalg.h"
+#include "kernels/cuda/linalg/linalg.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -71,9 +71,9 @@ UNTORCH_SHIM aoti_torch_cuda_cholesky_inverse(AtenTensorHandle self, std::int32_
     TensorPtr out = empty_by_columns(batch, n, n, input.dtype(), input.device());
     if (out->numel() != 0) {
       const TensorPtr factor = copy_by_columns(input, batch);
-      on.launched(kernels::cuda::unit_matrices(count, n, scalar_of(input), out->raw(), on.stream()));
+      on.launched(kernels::cuda::unit_matrices(count, n, input.dtype(), out->raw(), on.stream()));
       solve_cholesky(on, op, count, n, n, upper != 0, *factor, *out);
-      on.launched(kernels::cuda::make_hermitian(count, n, scalar_of(input), out->raw(), on.stream()));
+      on.launched(kernels::cuda::make_hermitian(count, n, input.dtype(), out->raw(), on.stream()));
     }
     give(ret0, std::move(out), op);
   });
@@ -157,7 +157,7 @@ UNTORCH_SHIM aoti_torch_cuda_ormqr(AtenTensorHandle self, AtenTensorHandle input
     const DimSpan batch = batch_of(v);
     const OnDevice on(op, v, {&tau, &other});
     TensorPtr out = copy_by_columns(other, batch);
-    const TensorPtr vectors = copy_by_columns(v, batch), factors = contiguous_cuda(tau);
+    const TensorPtr vectors = copy_by_columns(v, batch), factors = contiguous(tau);
     cuda::apply_q(op, v.dtype(), checked_numel(batch), other.size(-2), other.size(-1), v.size(-1), tau.size(-1),
                   left != 0, transpose != 0, vectors->raw(), factors->raw(), out->raw(), on.index(), on.stream());
     give(ret0, std::move(out), op);
@@ -189,15 +189,15 @@ UNTORCH_SHIM aoti_torch_cuda_lu_unpack(AtenTensorHandle LU_data, AtenTensorHandl
     TensorPtr p = result(unpack_pivots != 0, m, m);
     TensorPtr lower = result(unpack_data != 0, m, k), upper = result(unpack_data != 0, k, n);
     if (p->numel() != 0) {
-      const TensorPtr swaps = contiguous_cuda(pivots);
+      const TensorPtr swaps = contiguous(pivots);
       const StorageRef order = on.scratch(static_cast<std::size_t>(count * m) * sizeof(std::int64_t));
       on.launched(kernels::cuda::unpack_permutations(count, m, k, swaps->data<std::int32_t>(),
-                                                     static_cast<std::int64_t*>(order->data()), scalar_of(lu), p->raw(),
+                                                     static_cast<std::int64_t*>(order->data()), lu.dtype(), p->raw(),
                                                      cuda::DeviceErrors::word(on.index()), on.stream()));
     }
     if (unpack_data != 0) {
-      const TensorPtr dense = contiguous_cuda(lu);
-      on.launched(kernels::cuda::unpack_factors(count, m, n, scalar_of(lu), dense->raw(), lower->raw(), upper->raw(),
+      const TensorPtr dense = contiguous(lu);
+      on.launched(kernels::cuda::unpack_factors(count, m, n, lu.dtype(), dense->raw(), lower->raw(), upper->raw(),
                                                 on.stream()));
     }
     give(ret0, std::move(p), op);

@@ -1,5 +1,5 @@
 // _thnn_fused_lstm_cell on the GPU: what an LSTM cell does after its two matrix products.
-#include "kernels/cuda/lstm_cell.h"
+#include "kernels/cuda/rnn/lstm_cell.h"
 
 #include "shims/cuda/shim.h"
 
@@ -48,10 +48,10 @@ UNTORCH_SHIM aoti_torch_cuda__thnn_fused_lstm_cell(AtenTensorHandle input_gates,
     TensorPtr new_hidden = Tensor::empty(cell.sizes(), cell.dtype(), on.device());
     TensorPtr new_cell = Tensor::empty(cell.sizes(), cell.dtype(), on.device());
     TensorPtr workspace = Tensor::empty(from_input.sizes(), cell.dtype(), on.device());
-    const TensorPtr a = contiguous_cuda(from_input), b = contiguous_cuda(from_hidden), c = contiguous_cuda(cell);
-    const TensorPtr first = bias == nullptr ? nullptr : contiguous_cuda(*bias);
-    const TensorPtr second = other_bias == nullptr ? nullptr : contiguous_cuda(*other_bias);
-    on.launched(kernels::cuda::lstm_cell(scalar_of(cell), a->raw(), b->raw(), first == nullptr ? nullptr : first->raw(),
+    const TensorPtr a = contiguous(from_input), b = contiguous(from_hidden), c = contiguous(cell);
+    const TensorPtr first = bias == nullptr ? nullptr : contiguous(*bias);
+    const TensorPtr second = other_bias == nullptr ? nullptr : contiguous(*other_bias);
+    on.launched(kernels::cuda::lstm_cell(cell.dtype(), a->raw(), b->raw(), first == nullptr ? nullptr : first->raw(),
                                          second == nullptr ? nullptr : second->raw(), c->raw(), new_hidden->raw(),
                                          new_cell->raw(), workspace->raw(), batch, hidden, on.stream()));
     give(ret0, std::move(new_hidden), kOp);

@@ -146,8 +146,8 @@ UNTORCH_SHIM aoti_torch_cuda_addbmm(AtenTensorHandle self, AtenTensorHandle batc
     check_same_device(op, a, {&b, &added});
     const std::int64_t batch = a.size(0), m = a.size(1), k = a.size(2), n = b.size(2);
     const TensorPtr left =
-        contiguous_cuda(*a.view(Dims{m, batch, k}, Dims{a.stride(1), a.stride(0), a.stride(2)}, a.storage_offset()));
-    const TensorPtr right = contiguous_cuda(b);
+        contiguous(*a.view(Dims{m, batch, k}, Dims{a.stride(1), a.stride(0), a.stride(2)}, a.storage_offset()));
+    const TensorPtr right = contiguous(b);
     TensorPtr out = Tensor::empty(sizes, a.dtype(), a.device());
     const OnDevice on(op, a);
     const CudaMatrix to = cuda_matrix(*out), start = cuda_matrix_broadcast(added, 1, m, n);

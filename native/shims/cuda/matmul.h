@@ -1,7 +1,7 @@
 // Matrix products of CUDA tensors: views, and the one entry that the operator files share.
 #pragma once
 
-#include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/gemm/small_m.h"
 #include "shims/cuda/shim.h"
 #include "shims/matmul_checks.h"
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "cuda/blas.h"
-#include "kernels/cuda/gemm_choice.h"
+#include "kernels/cuda/gemm/heuristic.h"
 #include "shims/cuda/matmul.h"
 
 namespace untorch::shims {
@@ -56,7 +56,7 @@ bool same_layout(const CudaMatrix& x, const CudaMatrix& y) {
 
 SmallGemm small_of(const OnDevice& on, const CudaProduct& p) {
   SmallGemm s;
-  s.dtype = scalar_of(p.a.dtype);
+  s.dtype = p.a.dtype;
   s.batch = p.out.batch, s.m = p.out.rows, s.n = p.out.cols, s.k = p.a.cols;
   s.a = p.a.data, s.a_row = p.a.row_stride, s.a_col = p.a.col_stride, s.a_batch = p.a.batch_stride;
   s.b = p.b.data, s.b_row = p.b.row_stride, s.b_col = p.b.col_stride, s.b_batch = p.b.batch_stride;
@@ -66,7 +66,7 @@ SmallGemm small_of(const OnDevice& on, const CudaProduct& p) {
   }
   s.out = p.out.data, s.out_row = p.out.row_stride, s.out_col = p.out.col_stride, s.out_batch = p.out.batch_stride;
   s.alpha = p.alpha, s.beta = p.beta, s.activation = p.activation;
-  s.multiprocessors = on.properties().multiprocessors;
+  s.num_sms = on.properties().num_sms;
   s.has_clusters = on.properties().major >= 9;
   return s;
 }

@@ -1,6 +1,6 @@
 // Products over groups of rows, columns or inner pieces on GPUs (mixture of experts). The ends of the groups are read
 // by the kernel: the host never waits for them.
-#include "kernels/cuda/gemm_grouped.h"
+#include "kernels/cuda/gemm/grouped.h"
 #include "shims/cuda/matmul.h"
 
 namespace untorch::shims {
@@ -31,7 +31,7 @@ UNTORCH_SHIM aoti_torch_cuda__grouped_mm(AtenTensorHandle self, AtenTensorHandle
       return;
     }
     kernels::cuda::GroupedGemm call;
-    call.dtype = scalar_of(dtype);
+    call.dtype = dtype;
     call.groups = s.groups;
     call.ends = ends->raw(), call.ends_stride = ends->stride(0);
     call.out = out->raw();
@@ -53,7 +53,7 @@ UNTORCH_SHIM aoti_torch_cuda__grouped_mm(AtenTensorHandle self, AtenTensorHandle
     }
     if (!call.along_k) {
       // Rows or columns behind the last group would be left unwritten.
-      device_hooks(DeviceType::kCUDA).zero(out->storage()->data(), out->storage()->nbytes(), out->device());
+      device_table(DeviceType::kCUDA).zero(out->storage()->data(), out->storage()->nbytes(), out->device());
     }
     on.launched(kernels::cuda::gemm_grouped(call, on.stream()));
     give(ret0, std::move(out), op);

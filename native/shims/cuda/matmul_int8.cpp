@@ -1,7 +1,7 @@
 // _weight_int8pack_mm on CUDA: few rows by a kernel that reads the int8 weights as they are, many by cuBLASLt on the
 // weights in the rows' dtype, in which every int8 is exact.
 #include "cuda/blas.h"
-#include "kernels/cuda/gemm_int8.h"
+#include "kernels/cuda/gemm/w8a16_gemv.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -14,7 +14,7 @@ constexpr std::int64_t kFewRows = 16;
 // The product in float32; null when cuBLASLt has no algorithm for it.
 TensorPtr library_product(const OnDevice& on, const char* op, const Tensor& x, const Tensor& weight) {
   const std::int64_t m = x.size(0), n = weight.size(0), k = x.size(1);
-  const TensorPtr values = to_dtype_cuda(weight, x.dtype());
+  const TensorPtr values = to_dtype(weight, x.dtype());
   TensorPtr product = Tensor::empty(Dims{m, n}, DType::kFloat32, x.device());
   cuda::BlasProduct problem;
   problem.m = m;
@@ -51,14 +51,14 @@ UNTORCH_SHIM aoti_torch_cuda__weight_int8pack_mm(AtenTensorHandle self, AtenTens
     const OnDevice on(op, x, {&weight, &scale});
     TensorPtr out = Tensor::empty(Dims{m, n}, x.dtype(), x.device());
     if (out->numel() != 0) {
-      const TensorPtr rows = contiguous_cuda(x), values = contiguous_cuda(weight), factors = contiguous_cuda(scale);
+      const TensorPtr rows = contiguous(x), values = contiguous(weight), factors = contiguous(scale);
       const TensorPtr product = m > kFewRows && k > 0 ? library_product(on, op, *rows, *values) : nullptr;
       if (product != nullptr) {
-        on.launched(kernels::cuda::scale_columns(m, n, scalar_of(x), product->data<float>(), factors->raw(), out->raw(),
+        on.launched(kernels::cuda::scale_columns(m, n, x.dtype(), product->data<float>(), factors->raw(), out->raw(),
                                                  on.stream()));
       } else {
-        on.launched(kernels::cuda::gemm_int8(m, n, k, scalar_of(x), rows->raw(), values->raw(), factors->raw(),
-                                             out->raw(), on.stream()));
+        on.launched(kernels::cuda::gemm_int8(m, n, k, x.dtype(), rows->raw(), values->raw(), factors->raw(), out->raw(),
+                                             on.stream()));
       }
     }
     give(ret0, std::move(out), op);

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/blas.h"
-#include "kernels/cuda/gemm_narrow.h"
+#include "kernels/cuda/gemm/int8_dp4a.h"
 #include "shims/cuda/matmul.h"
 
 namespace untorch::shims {
@@ -145,15 +145,15 @@ void scaled_mm(const char* op, const Scaled& s, const Tensor& out) {
   }
   const std::int64_t m = s.a->size(0), k = s.a->size(1), n = s.b->size(1);
   if (m == 0 || n == 0) return;
-  const TensorPtr bias = s.bias != nullptr ? contiguous_cuda(*s.bias) : nullptr;
+  const TensorPtr bias = s.bias != nullptr ? contiguous(*s.bias) : nullptr;
   if (k == 0) {
     const std::size_t nbytes = static_cast<std::size_t>(out.numel()) * element_size(out.dtype());
-    device_hooks(DeviceType::kCUDA).zero(out.raw(), nbytes, out.device());
+    device_table(DeviceType::kCUDA).zero(out.raw(), nbytes, out.device());
     if (bias != nullptr) copy(out, *bias);
     return;
   }
   const Lines left = dense_lines(*s.a, 0, 16), right = dense_lines(*s.b, 1, 16);
-  const TensorPtr row = contiguous_cuda(*s.scale_a), column = contiguous_cuda(*s.scale_b);
+  const TensorPtr row = contiguous(*s.scale_a), column = contiguous(*s.scale_b);
   cuda::BlasProduct call;
   call.m = m, call.n = n, call.k = k;
   call.a = {left.data, s.a->dtype(), false, left.ld, 0};
@@ -176,7 +176,7 @@ void scaled_mm(const char* op, const Scaled& s, const Tensor& out) {
       scaled.sums = sums->data<float>(), scaled.sums_row = n;
       scaled.row = row->data<float>(), scaled.column = column->data<float>();
       scaled.bias = bias != nullptr ? bias->raw() : nullptr;
-      scaled.out = out.raw(), scaled.dtype = scalar_of(out), scaled.out_row = n;
+      scaled.out = out.raw(), scaled.dtype = out.dtype(), scaled.out_row = n;
       on.launched(kernels::cuda::scale_rows_and_columns(scaled, on.stream()));
       return;
     }

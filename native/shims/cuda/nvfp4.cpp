@@ -1,10 +1,10 @@
 // untorch::nvfp4_linear on CUDA.
-#include "kernels/cuda/nvfp4.h"
+#include "kernels/cuda/w4a16/nvfp4.h"
 
-#include "kernels/cuda/nvfp4_choice.h"
-#include "kernels/cuda/packed_choice.h"
+#include "kernels/cuda/w4a16/heuristic.h"
+#include "kernels/cuda/w4a16/nvfp4_heuristic.h"
 #include "shims/cuda/nvfp4_prefill.h"
-#include "shims/cuda/packed_linear.h"
+#include "shims/cuda/w4a16_linear.h"
 #include "shims/nvfp4_checks.h"
 #include "shims/unpack.h"
 
@@ -20,13 +20,13 @@ using kernels::cuda::Nvfp4Path;
 const kernels::cuda::Nvfp4Limits& limits() {
   static const kernels::cuda::Nvfp4Limits made = [] {
     kernels::cuda::Nvfp4Limits out;
-    if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_NARROW_ROWS", -1); rows >= 0) out.narrow.set(rows);
-    if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_STREAM_ROWS", -1); rows >= 0) out.stream.set(rows);
-    out.tile_rows = from_environment("UNTORCH_NVFP4_TILE_ROWS", out.tile_rows);
-    out.mma_rows = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows);
-    out.mma_rows_alone = from_environment("UNTORCH_NVFP4_MMA_ROWS", out.mma_rows_alone);
-    out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_ROWS", out.fp8_rows);
-    out.fp4_rows = from_environment("UNTORCH_NVFP4_FP4_ROWS", out.fp4_rows);
+    if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_GEMV_M", -1); rows >= 0) out.narrow.set(rows);
+    if (const std::int64_t rows = from_environment("UNTORCH_NVFP4_SM90_M", -1); rows >= 0) out.stream.set(rows);
+    out.tile_rows = from_environment("UNTORCH_NVFP4_TILE_M", out.tile_rows);
+    out.mma_rows = from_environment("UNTORCH_NVFP4_SM80_M", out.mma_rows);
+    out.mma_rows_alone = from_environment("UNTORCH_NVFP4_SM80_M", out.mma_rows_alone);
+    out.fp8_rows = from_environment("UNTORCH_NVFP4_FP8_M", out.fp8_rows);
+    out.fp4_rows = from_environment("UNTORCH_NVFP4_FP4_M", out.fp4_rows);
     out.fp8_fast_accumulation = from_environment("UNTORCH_NVFP4_FP8_FAST_ACCUMULATION", 0) != 0;
     out.fp4_emulated = from_environment("UNTORCH_NVFP4_FP4_EMULATED", 0) != 0;
     return out;
@@ -36,15 +36,15 @@ const kernels::cuda::Nvfp4Limits& limits() {
 
 void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp4Path path, const Tensor& out,
                     const Tensor* bias) {
-  if (path == Nvfp4Path::kNarrow) {
-    on.launched(kernels::cuda::nvfp4_narrow(p, on.stream()));
+  if (path == Nvfp4Path::kGemv) {
+    on.launched(kernels::cuda::nvfp4_gemv(p, on.stream()));
     return;
   }
-  if (path == Nvfp4Path::kUnpack) {
+  if (path == Nvfp4Path::kDequantizeChunks) {
     const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
-    const std::int64_t chunk = kernels::cuda::packed_chunk(p, bytes, on.properties().l2_bytes);
-    multiply_unpacked(op, on, p, out, bias, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
-      return kernels::cuda::nvfp4_unpack(p, first, columns, to, on.stream());
+    const std::int64_t chunk = kernels::cuda::dequantize_chunk_n(p, bytes, on.properties().l2_bytes);
+    gemm_dequantize_chunks(op, on, p, out, bias, chunk, [&](std::int64_t first, std::int64_t columns, void* to) {
+      return kernels::cuda::nvfp4_dequantize(p, first, columns, to, on.stream());
     });
     return;
   }
@@ -56,17 +56,19 @@ void multiply_nvfp4(const char* op, const OnDevice& on, const Nvfp4Gemm& p, Nvfp
     multiply_nvfp4_float4(op, on, p, out, limits().fp4_emulated);
     return;
   }
-  const bool streams = path == Nvfp4Path::kStream;
-  const std::size_t bytes = streams ? kernels::cuda::nvfp4_stream_workspace(p) : kernels::cuda::nvfp4_mma_workspace(p);
+  const bool streams = path == Nvfp4Path::kGemmSm90;
+  const std::size_t bytes =
+      streams ? kernels::cuda::nvfp4_gemm_sm90_workspace(p) : kernels::cuda::nvfp4_gemm_sm80_workspace(p);
   const StorageRef workspace = bytes > 0 ? on.scratch(bytes) : StorageRef();
   Nvfp4Gemm with = p;
   if (workspace) with.workspace = static_cast<float*>(workspace->data());
-  on.launched(streams ? kernels::cuda::nvfp4_stream(with, on.stream()) : kernels::cuda::nvfp4_mma(with, on.stream()));
+  on.launched(streams ? kernels::cuda::nvfp4_gemm_sm90(with, on.stream())
+                      : kernels::cuda::nvfp4_gemm_sm80(with, on.stream()));
 }
 
 // What is left where x has no columns: cuBLAS has no such product, and the weight may have none either.
 TensorPtr bias_alone(const OnDevice& on, const Tensor& x, const Tensor* bias, const Nvfp4Shape& shape) {
-  TensorPtr out = zeros(shape.out_sizes, x.dtype(), on.device());
+  TensorPtr out = Tensor::zeros(shape.out_sizes, x.dtype(), on.device());
   if (bias != nullptr) copy(*out, *bias);
   return out;
 }
@@ -78,21 +80,21 @@ TensorPtr linear(const char* op, const OnDevice& on, const Tensor& x, const Tens
   if (shape.x_width == 0) return bias_alone(on, x, bias, shape);
   TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
   Nvfp4Gemm p;
-  p.dtype = scalar_of(x);
+  p.dtype = x.dtype();
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   describe_gpu(on, p);
   p.tile_rows = static_cast<int>(limits().tile_rows);
-  const Tensor* const whole = whole_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
-  const Nvfp4Path path = kernels::cuda::choose_nvfp4(p, limits(), prefill, whole != nullptr);
-  const bool apart = path != Nvfp4Path::kNarrow && path != Nvfp4Path::kMma;
-  const PackedRows rows = packed_rows(on, x, shape.m, shape.k, shape.x_width, apart);
+  const Tensor* const whole = dequantized_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
+  const Nvfp4Path path = kernels::cuda::choose_nvfp4_kernel(p, limits(), prefill, whole != nullptr);
+  const bool apart = path != Nvfp4Path::kGemv && path != Nvfp4Path::kGemmSm80;
+  const W4A16Activations rows = w4a16_activations(on, x, shape.m, shape.k, shape.x_width, apart);
   p.x = rows.tensor->raw(), p.x_row = rows.stride, p.x_width = rows.width;
-  const TensorPtr added = bias == nullptr ? nullptr : contiguous_cuda(*bias);
+  const TensorPtr added = bias == nullptr ? nullptr : contiguous(*bias);
   p.bias = added == nullptr ? nullptr : added->raw();
   p.out = out->raw();
-  if (path == Nvfp4Path::kWhole) {
-    multiply_whole(op, on, p, *out, added.get(), *whole);
+  if (path == Nvfp4Path::kDequantized) {
+    gemm_dequantized(op, on, p, *out, added.get(), *whole);
     return out;
   }
   const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
@@ -106,22 +108,22 @@ TensorPtr unpack(const Tensor& weight, const Tensor& block_scale, const Tensor& 
   constexpr const char* op = "nvfp4_linear";
   const Nvfp4Shape shape = check_nvfp4_weight(op, weight, block_scale, global_scale);
   const OnDevice on(op, weight, {&block_scale, &global_scale});
-  check_packed_gpu(op, "NVFP4", on);
-  TensorPtr out = empty_whole(op, on, dtype, shape.n, shape.k);
+  check_w4a16_gpu(op, "NVFP4", on);
+  TensorPtr out = empty_dequantized(op, on, dtype, shape.n, shape.k);
   if (out->numel() == 0) return out;
   const TensorPtr codes = aligned_cuda(weight), scales = aligned_cuda(block_scale);
   Nvfp4Gemm p;
-  p.dtype = scalar_of(dtype);
+  p.dtype = dtype;
   p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   p.weight = codes->raw(), p.block_scales = scales->raw();
   p.global_scales = global_scale.data<float>(), p.row_scales = shape.row_scales;
-  on.launched(kernels::cuda::nvfp4_unpack(p, 0, p.n, out->raw(), on.stream()));
+  on.launched(kernels::cuda::nvfp4_dequantize(p, 0, p.n, out->raw(), on.stream()));
   return out;
 }
 
 [[maybe_unused]] const bool registered = [] {
-  cuda_unpackers.nvfp4 = unpack;
+  cuda_dequantizers.nvfp4 = unpack;
   return true;
 }();
 
@@ -141,7 +143,7 @@ UNTORCH_SHIM aoti_torch_cuda_nvfp4_linear(AtenTensorHandle x, AtenTensorHandle w
     const Nvfp4Shape shape = check_nvfp4_linear(op, input, packed, scales, global, added);
     const kernels::Nvfp4Prefill wanted = check_prefill(op, prefill);
     const OnDevice on(op, input, {&packed, &scales, &global, added});
-    check_packed_gpu(op, "NVFP4", on);
+    check_w4a16_gpu(op, "NVFP4", on);
     if (!(limits().fp4_emulated && wanted == kernels::Nvfp4Prefill::kFloat4)) check_prefill_gpu(op, wanted, on);
     give(ret0, linear(op, on, input, packed, scales, global, added, shape, wanted), op);
   });

@@ -1,11 +1,11 @@
 // untorch::nvfp4_moe on CUDA.
-#include "kernels/cuda/nvfp4_moe.h"
+#include "kernels/cuda/moe/nvfp4_moe.h"
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "shims/cuda/packed_linear.h"
 #include "shims/cuda/shim.h"
+#include "shims/cuda/w4a16_linear.h"
 #include "shims/nvfp4_checks.h"
 
 using namespace untorch;
@@ -43,8 +43,8 @@ void run_tokens(const OnDevice& on, Nvfp4Moe p) {
   p.sorted = static_cast<int*>(sorted->data()), p.list = static_cast<kernels::cuda::MoeBlock*>(list->data());
   p.arranged = arranged->data(), p.act = act->data(), p.results = static_cast<float*>(results->data());
   on.launched(kernels::cuda::nvfp4_moe_route(p, on.stream()));
-  on.launched(kernels::cuda::nvfp4_moe_first(p, on.stream()));
-  on.launched(kernels::cuda::nvfp4_moe_second(p, on.stream()));
+  on.launched(kernels::cuda::nvfp4_moe_gate_up(p, on.stream()));
+  on.launched(kernels::cuda::nvfp4_moe_down(p, on.stream()));
   on.launched(kernels::cuda::nvfp4_moe_sum(p, on.stream()));
 }
 
@@ -55,7 +55,7 @@ TensorPtr multiply(const OnDevice& on, const Nvfp4MoeArguments& given, const Nvf
   const TensorPtr w13 = aligned_cuda(given.w13), w13_scale = aligned_cuda(given.w13_scale), w2 = aligned_cuda(given.w2),
                   w2_scale = aligned_cuda(given.w2_scale);
   Nvfp4Moe p;
-  p.dtype = scalar_of(x);
+  p.dtype = x.dtype();
   p.k = shape.k, p.experts = shape.experts, p.width = shape.width, p.top_k = shape.top_k;
   p.x_row = x.strides()[0];
   p.w13 = bytes_of(*w13), p.w13_scale = bytes_of(*w13_scale), p.w2 = bytes_of(*w2), p.w2_scale = bytes_of(*w2_scale);
@@ -105,7 +105,7 @@ UNTORCH_SHIM aoti_torch_cuda_nvfp4_moe(AtenTensorHandle hidden_states, AtenTenso
     const OnDevice on(op, given.hidden_states,
                       {&given.topk_weights, &given.topk_ids, &given.w13, &given.w13_scale, &given.w2, &given.w2_scale,
                        &given.w13_global, &given.w2_global, given.w13_bias, given.w2_bias});
-    check_packed_gpu(op, "NVFP4", on);
+    check_w4a16_gpu(op, "NVFP4", on);
     give(ret0, multiply(on, given, shape), op);
   });
 }

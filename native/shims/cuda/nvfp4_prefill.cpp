@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "cuda/blas.h"
-#include "kernels/cuda/float4.h"
-#include "kernels/cuda/float8.h"
-#include "kernels/cuda/gemm_narrow.h"
-#include "kernels/cuda/nvfp4_choice.h"
-#include "kernels/cuda/packed_choice.h"
+#include "kernels/cuda/gemm/int8_dp4a.h"
+#include "kernels/cuda/quantize/fp8_rows.h"
+#include "kernels/cuda/quantize/nvfp4_operands.h"
+#include "kernels/cuda/w4a16/heuristic.h"
+#include "kernels/cuda/w4a16/nvfp4_heuristic.h"
 
 namespace untorch::shims {
 namespace {
@@ -34,7 +34,7 @@ kernels::cuda::ScaledSums scaled_sums(const kernels::cuda::Nvfp4Gemm& p, const T
   const std::size_t offset = static_cast<std::size_t>(first) * element_size(out.dtype());
   if (p.bias != nullptr) scaled.bias = static_cast<const std::byte*>(p.bias) + offset;
   scaled.out = static_cast<std::byte*>(out.raw()) + offset;
-  scaled.dtype = scalar_of(out), scaled.out_row = p.n;
+  scaled.dtype = out.dtype(), scaled.out_row = p.n;
   return scaled;
 }
 
@@ -81,7 +81,8 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
                            bool fast_accumulation) {
   const std::int64_t width = rounded_up(p.x_width);
   const std::int64_t columns_at = (p.m + 63) / 64 * 64;  // behind the rows' scales, aligned as memory is
-  const std::int64_t chunk = kernels::cuda::packed_chunk(p, 1, on.properties().l2_bytes, kFloat8OperationsASecond);
+  const std::int64_t chunk =
+      kernels::cuda::dequantize_chunk_n(p, 1, on.properties().l2_bytes, kFloat8OperationsASecond);
   const StorageRef x = on.scratch(static_cast<std::size_t>(p.m * width)),
                    weight = on.scratch(static_cast<std::size_t>(rounded_up(chunk) * p.k)),
                    factors = on.scratch(static_cast<std::size_t>(columns_at + p.n) * sizeof(float));
@@ -102,7 +103,7 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
   StorageRef sums;
   for (std::int64_t first = 0; first < p.n; first += chunk) {
     const std::int64_t columns = std::min(chunk, p.n - first);
-    on.launched(kernels::cuda::nvfp4_unpack_float8(p, first, columns, weight->data(), on.stream()));
+    on.launched(kernels::cuda::nvfp4_dequantize_fp8(p, first, columns, weight->data(), on.stream()));
     const std::size_t offset = static_cast<std::size_t>(first) * bytes;
     cuda::BlasProduct product;
     product.m = p.m, product.n = columns, product.k = width;
@@ -133,7 +134,7 @@ void multiply_nvfp4_float4(const char* op, const OnDevice& on, const kernels::cu
   // Not the weight's k: where x is narrower, what is behind it multiplies nothing.
   const std::int64_t k = (p.x_width + kFloat4Step - 1) / kFloat4Step * kFloat4Step;
   const std::int64_t chunk =
-      columns_of_sums(p.m, packed_chunk(p, 1, on.properties().l2_bytes, kFloat4OperationsASecond));
+      columns_of_sums(p.m, dequantize_chunk_n(p, 1, on.properties().l2_bytes, kFloat4OperationsASecond));
   const StorageRef x = on.scratch(bytes_of(p.m * k / 2)), x_scales = on.scratch(bytes_of(padded(p.m) * k / 16)),
                    row_scales = on.scratch(bytes_of(p.m) * sizeof(float)),
                    weight = on.scratch(bytes_of(rounded_up(chunk) * k / 2)),

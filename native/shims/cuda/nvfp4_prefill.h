@@ -1,7 +1,7 @@
 // Products of many rows with NVFP4 weights in arithmetic that the caller asks for, on CUDA.
 #pragma once
 
-#include "kernels/cuda/nvfp4.h"
+#include "kernels/cuda/w4a16/nvfp4.h"
 #include "kernels/nvfp4_prefill.h"
 #include "shims/cuda/shim.h"
 

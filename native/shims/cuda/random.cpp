@@ -1,12 +1,12 @@
 // Random tensors on the GPU (aoti_torch_cuda_*): from the process's generator, whose seed serves the CPU and every GPU,
-// or from a given one. The state is counted as cuda/random_state.h says; kernels/cuda/random.h says which numbers are
-// PyTorch's.
-#include "kernels/cuda/random.h"
+// or from a given one. The state is counted as cuda/random_state.h says; kernels/cuda/random/random.h says which
+// numbers are PyTorch's.
+#include "kernels/cuda/random/random.h"
 
 #include <cmath>
 
 #include "cuda/random_state.h"
-#include "kernels/cuda/copy.h"
+#include "kernels/cuda/elementwise/copy.h"
 #include "shims/cpu/elementwise.h"
 #include "shims/cuda/factory.h"
 #include "shims/cuda/sorting.h"
@@ -36,8 +36,8 @@ void draw(const OnDevice& on, const Tensor& t, int per_draw, kernels::Generator*
           Launch&& launch) {
   if (t.numel() == 0) return;
   const auto& properties = on.properties();
-  const RandomGrid grid = kernels::cuda::random_grid(t.numel(), per_draw, properties.multiprocessors,
-                                                     properties.max_threads_per_multiprocessor);
+  const RandomGrid grid =
+      kernels::cuda::random_grid(t.numel(), per_draw, properties.num_sms, properties.max_threads_per_multiprocessor);
   on.launched(launch(cuda::reserve_random(generator, on.index(), on.stream(), grid.positions, op), grid.blocks));
 }
 
@@ -49,8 +49,8 @@ void check_uniform(const Tensor& t, double from, double to, const char* op) {
 void fill_uniform(const OnDevice& on, const Tensor& tensor, double from, double to, kernels::Generator* generator,
                   const char* op) {
   const Tensor t = real_view(tensor);
-  draw(on, t, kernels::cuda::draws_of(scalar_of(t)), generator, op, [&](const auto& state, unsigned blocks) {
-    return kernels::cuda::uniform(strided<1>(op, t.sizes(), {&t}), t.raw(), scalar_of(t), from, to, state, blocks,
+  draw(on, t, kernels::cuda::draws_of(t.dtype()), generator, op, [&](const auto& state, unsigned blocks) {
+    return kernels::cuda::uniform(strided<1>(op, t.sizes(), {&t}), t.raw(), t.dtype(), from, to, state, blocks,
                                   on.stream());
   });
 }
@@ -65,8 +65,8 @@ void fill_normal(const OnDevice& on, const Tensor& tensor, double mean, double d
   const Tensor t = real_view(tensor);
   // A complex normal spreads its variance over both parts.
   if (t.dtype() != tensor.dtype()) deviation /= std::sqrt(2.0);
-  draw(on, t, kernels::cuda::draws_of(scalar_of(t)), generator, op, [&](const auto& state, unsigned blocks) {
-    return kernels::cuda::normal(strided<1>(op, t.sizes(), {&t}), t.raw(), scalar_of(t), mean, deviation, state, blocks,
+  draw(on, t, kernels::cuda::draws_of(t.dtype()), generator, op, [&](const auto& state, unsigned blocks) {
+    return kernels::cuda::normal(strided<1>(op, t.sizes(), {&t}), t.raw(), t.dtype(), mean, deviation, state, blocks,
                                  on.stream());
   });
 }
@@ -75,7 +75,7 @@ void fill_integers(const OnDevice& on, const Tensor& t, std::int64_t low, std::i
                    kernels::Generator* generator, const char* op) {
   const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   draw(on, t, kernels::cuda::integer_draws(range), generator, op, [&](const auto& state, unsigned blocks) {
-    return kernels::cuda::random_integers(strided<1>(op, t.sizes(), {&t}), t.raw(), scalar_of(t), low, range, state,
+    return kernels::cuda::random_integers(strided<1>(op, t.sizes(), {&t}), t.raw(), t.dtype(), low, range, state,
                                           blocks, on.stream());
   });
 }
@@ -332,10 +332,10 @@ UNTORCH_SHIM aoti_torch_cuda_exponential(AtenTensorHandle self, double lambd, At
     }
     const OnDevice on(op, t);
     TensorPtr out = empty_like(t, t.dtype());
-    draw(on, *out, kernels::cuda::draws_of(scalar_of(*out)), generator_of(generator), op,
+    draw(on, *out, kernels::cuda::draws_of(out->dtype()), generator_of(generator), op,
          [&](const auto& state, unsigned blocks) {
-           return kernels::cuda::exponential(strided<1>(op, out->sizes(), {out.get()}), out->raw(), scalar_of(*out),
-                                             lambd, state, blocks, on.stream());
+           return kernels::cuda::exponential(strided<1>(op, out->sizes(), {out.get()}), out->raw(), out->dtype(), lambd,
+                                             state, blocks, on.stream());
          });
     give(ret0, std::move(out), op);
   });
@@ -348,7 +348,7 @@ UNTORCH_SHIM aoti_torch_cuda_bernoulli__float(AtenTensorHandle self, double p, A
     check(p >= 0 && p <= 1, op, ": 'p' holds ", p, ", expected 0 to 1");
     const TensorPtr one = one_of(t.dtype(), op);
     const OnDevice on(op, t);
-    draw(on, t, kernels::cuda::draws_of(scalar_of(t)), generator_of(generator), op,
+    draw(on, t, kernels::cuda::draws_of(t.dtype()), generator_of(generator), op,
          [&](const auto& state, unsigned blocks) {
            return kernels::cuda::bernoulli(strided<1>(op, t.sizes(), {&t}), t.raw(),
                                            static_cast<int>(element_size(t.dtype())), one->raw(),
@@ -372,13 +372,13 @@ UNTORCH_SHIM aoti_torch_cuda_bernoulli__Tensor(AtenTensorHandle self, AtenTensor
     const OnDevice on(op, t, {&probability});
     const bool wide = probability.dtype() == DType::kFloat64;
     const bool half = !wide && probability.dtype() != DType::kFloat32;
-    const TensorPtr converted = half ? to_dtype_cuda(probability, DType::kFloat32) : nullptr;
+    const TensorPtr converted = half ? to_dtype(probability, DType::kFloat32) : nullptr;
     const Tensor& given = half ? *converted : probability;
-    draw(on, t, kernels::cuda::draws_of(scalar_of(given)), generator_of(generator), op,
+    draw(on, t, kernels::cuda::draws_of(given.dtype()), generator_of(generator), op,
          [&](const auto& state, unsigned blocks) {
            return kernels::cuda::bernoulli(
                strided<2>(op, t.sizes(), {&t, &given}), t.raw(), static_cast<int>(element_size(t.dtype())), one->raw(),
-               given.raw(), scalar_of(given), state, blocks, cuda::DeviceErrors::word(on.index()), on.stream());
+               given.raw(), given.dtype(), state, blocks, cuda::DeviceErrors::word(on.index()), on.stream());
          });
   });
 }
@@ -414,7 +414,7 @@ UNTORCH_SHIM aoti_torch_cuda_native_dropout(AtenTensorHandle input, double p, st
     } else {
       draw(on, *out, 4, nullptr, op, [&](const auto& state, unsigned blocks) {
         return kernels::cuda::dropout(strided<3>(op, out->sizes(), {out.get(), mask.get(), &t}), out->raw(),
-                                      mask->data<bool>(), t.raw(), scalar_of(t), p, state, blocks, on.stream());
+                                      mask->data<bool>(), t.raw(), t.dtype(), p, state, blocks, on.stream());
       });
     }
     give(ret0, std::move(out), op);

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "kernels/cuda/rms_norm.h"
+#include "kernels/cuda/reduce/rms_norm.h"
 #include "shims/cuda/shim.h"
 
 using namespace untorch;
@@ -33,16 +33,16 @@ UNTORCH_SHIM aoti_torch_cuda__fused_rms_norm(AtenTensorHandle input, const std::
     const DType compute = x.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     TensorPtr out = Tensor::empty(x.sizes(), x.dtype(), on.device());
     TensorPtr reciprocal = Tensor::empty(shape.reciprocal, compute, on.device());
-    const TensorPtr rows = contiguous_cuda(x);
+    const TensorPtr rows = contiguous(x);
     // The kernel reads a weight of either dtype; another one is converted.
-    const TensorPtr scale = w == nullptr ? nullptr : to_dtype_cuda(*w, w->dtype() == x.dtype() ? x.dtype() : compute);
+    const TensorPtr scale = w == nullptr ? nullptr : to_dtype(*w, w->dtype() == x.dtype() ? x.dtype() : compute);
     // Without an eps, the spacing of the type that the sums run in.
     const double epsilon = eps != nullptr               ? *eps
                            : compute == DType::kFloat64 ? std::numeric_limits<double>::epsilon()
                                                         : static_cast<double>(std::numeric_limits<float>::epsilon());
-    on.launched(kernels::cuda::rms_norm(rows->raw(), scalar_of(x), scale == nullptr ? nullptr : scale->raw(),
-                                        scale == nullptr ? scalar_of(x) : scalar_of(*scale), reciprocal->numel(),
-                                        shape.width, epsilon, out->raw(), reciprocal->raw(), on.stream()));
+    on.launched(kernels::cuda::rms_norm(rows->raw(), x.dtype(), scale == nullptr ? nullptr : scale->raw(),
+                                        scale == nullptr ? x.dtype() : scale->dtype(), reciprocal->numel(), shape.width,
+                                        epsilon, out->raw(), reciprocal->raw(), on.stream()));
     give(ret0, std::move(out), kOp);
     give(ret1, std::move(reciprocal), kOp);
   });

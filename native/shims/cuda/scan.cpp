@@ -1,5 +1,5 @@
 // cumsum, cumprod, cummax, cummin and logcumsumexp (aoti_torch_cuda_*).
-#include "kernels/cuda/scan.h"
+#include "kernels/cuda/scan/scan.h"
 
 #include "shims/cuda/lanes.h"
 
@@ -34,13 +34,13 @@ void scan(const OnDevice& on, const Tensor& t, std::int64_t dim, DType dtype, La
     // Integers are widened as they are read.
     const bool reads =
         t.dtype() == dtype || (is_integral(dtype) && (is_integral(t.dtype()) || t.dtype() == DType::kBool));
-    const TensorPtr in = reads ? std::make_unique<Tensor>(t) : to_dtype_cuda(t, dtype);
+    const TensorPtr in = reads ? std::make_unique<Tensor>(t) : to_dtype(t, dtype);
     kernels::cuda::ScanJob job;
     job.lanes = lanes<2>(op, dim, {out.get(), in.get()});
     job.out = out->raw();
     job.input = in->raw();
-    job.out_dtype = scalar_of(*out);
-    job.in_dtype = scalar_of(*in);
+    job.out_dtype = out->dtype();
+    job.in_dtype = in->dtype();
     const StorageRef scratch = scan_scratch(on, job.lanes.rows.numel, job.lanes.n);
     on.launched(launcher(job, address(scratch), on.stream()));
   }
@@ -76,7 +76,7 @@ void extremum(AtenTensorHandle self, std::int64_t dim_arg, bool largest, AtenTen
     job.values = values->raw();
     job.indices = indices->data<std::int64_t>();
     job.input = t.raw();
-    job.dtype = scalar_of(t);
+    job.dtype = t.dtype();
     job.largest = largest;
     const StorageRef scratch = scan_scratch(on, job.lanes.rows.numel, job.lanes.n);
     on.launched(kernels::cuda::cumulative_extremum(job, address(scratch), on.stream()));

@@ -3,12 +3,12 @@
 // Reductions sort the entries by where they go and combine each place's in the order of the source, so that results
 // have the same bits every time, floating sums included. A scatter without a reduction that names a place twice keeps
 // any one of the values, as in PyTorch. An index out of range is reported as cuda/device_error.h says.
-#include "kernels/cuda/scatter.h"
+#include "kernels/cuda/indexing/scatter.h"
 
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/reduce_op.h"
 #include "shims/cuda/sorting.h"
 #include "shims/device_ops.h"
+#include "shims/reduce_op.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -128,8 +128,8 @@ void scatter_elements(const OnDevice& on, Scatter& s, const void* value, const c
 }
 
 // The sorted places of an index space (operands of `space`: row-major order, out, index).
-SortedSegments sorted_places(const OnDevice& on, const kernels::cuda::Strided<3>& space,
-                             const kernels::cuda::ScatterIndex& index, std::int64_t largest, DeviceFault fault) {
+SortedSegments sorted_places(const OnDevice& on, const Strided<3>& space, const kernels::cuda::ScatterIndex& index,
+                             std::int64_t largest, DeviceFault fault) {
   const auto n = static_cast<std::size_t>(space.numel);
   const StorageRef keys = on.scratch(n * sizeof(std::uint64_t)), ids = on.scratch(n * sizeof(std::uint32_t));
   on.launched(kernels::cuda::scatter_keys(space, index, static_cast<std::uint64_t*>(keys->data()),
@@ -171,7 +171,7 @@ AOTITorchError scatter_reduce(AtenTensorHandle out, AtenTensorHandle self, std::
     const auto slice = space_of<3>(op, DimSpan{}, {DimSpan{}, DimSpan{}, DimSpan{}});
     const auto positions = space_of<2>(op, s.index.sizes(), {DimSpan(order), DimSpan(s.source->strides())});
     on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, s.out.raw(), s.source->raw(),
-                                               scalar_of(s.out), how, include_self != 0, on.stream()));
+                                               s.out.dtype(), how, include_self != 0, on.stream()));
   });
 }
 
@@ -243,8 +243,8 @@ UNTORCH_SHIM aoti_torch_cuda_index_reduce(AtenTensorHandle self, std::int64_t di
       const Dims slice_order = contiguous_strides(slice_shape);
       const auto slice = space_of<3>(op, slice_shape, {DimSpan(slice_order), DimSpan(slice_out), DimSpan(slice_from)});
       const auto positions = space_of<2>(op, shape, {order, DimSpan(&step, 1)});
-      on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), from.raw(),
-                                                 scalar_of(out), reduce_op(how), include_self != 0, on.stream()));
+      on.launched(kernels::cuda::reduce_segments(sorted.segments, slice, positions, out.raw(), from.raw(), out.dtype(),
+                                                 reduce_op(how), include_self != 0, on.stream()));
     }
     give(ret0, std::move(result), op);
   });

@@ -1,10 +1,10 @@
 // searchsorted, bucketize and histc (aoti_torch_cuda_*).
-#include "kernels/cuda/search.h"
+#include "kernels/cuda/sort/searchsorted.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/copy.h"
+#include "kernels/cuda/elementwise/copy.h"
 #include "shims/cuda/lanes.h"
 
 using namespace untorch;
@@ -40,11 +40,11 @@ void search(const OnDevice& on, const Tensor& sequence, const Tensor& wanted, bo
   TensorPtr out = Tensor::empty(wanted.sizes(), int32 ? DType::kInt32 : DType::kInt64, sequence.device());
   const std::int64_t total = wanted.numel();
   if (total != 0) {
-    const TensorPtr sorted = to_dtype_cuda(sequence, wanted.dtype());
-    const TensorPtr order = sorter == nullptr ? nullptr : contiguous_cuda(*sorter);
+    const TensorPtr sorted = to_dtype(sequence, wanted.dtype());
+    const TensorPtr order = sorter == nullptr ? nullptr : contiguous(*sorter);
     on.launched(kernels::cuda::search(
         sorted->raw(), sequence.size(-1), wanted.raw(), total, sequence.dim() == 1 ? total : wanted.size(-1),
-        scalar_of(wanted), order ? order->data<std::int64_t>() : nullptr, right, out->raw(), int32, on.stream()));
+        wanted.dtype(), order ? order->data<std::int64_t>() : nullptr, right, out->raw(), int32, on.stream()));
   }
   give(ret0, std::move(out), op);
 }
@@ -71,7 +71,7 @@ UNTORCH_SHIM aoti_torch_cuda_searchsorted_Tensor(AtenTensorHandle sorted_sequenc
     const bool to_right = from_right(right, side);
     check_search(sequence, values.sizes(), common, out_int32 != 0, order, op);
     const OnDevice on(op, sequence, {&values, order});
-    search(on, sequence, *to_dtype_cuda(values, common), out_int32 != 0, to_right, order, ret0, op);
+    search(on, sequence, *to_dtype(values, common), out_int32 != 0, to_right, order, ret0, op);
   });
 }
 
@@ -105,7 +105,7 @@ UNTORCH_SHIM aoti_torch_cuda_bucketize_Tensor(AtenTensorHandle self, AtenTensorH
     const DType common = promote_types(edges.dtype(), values.dtype());
     check_search(edges, values.sizes(), common, out_int32 != 0, nullptr, op);
     const OnDevice on(op, values, {&edges});
-    search(on, edges, *to_dtype_cuda(values, common), out_int32 != 0, right != 0, nullptr, ret0, op);
+    search(on, edges, *to_dtype(values, common), out_int32 != 0, right != 0, nullptr, ret0, op);
   });
 }
 
@@ -123,9 +123,9 @@ UNTORCH_SHIM aoti_torch_cuda_histc(AtenTensorHandle self, std::int64_t bins, dou
     }
     const OnDevice on("histc", t);
     TensorPtr out = Tensor::empty(DimSpan(&bins, 1), t.dtype(), t.device());
-    const TensorPtr dense = contiguous_cuda(t);
+    const TensorPtr dense = contiguous(t);
     const StorageRef scratch = on.scratch(kernels::cuda::histogram_scratch(bins));
-    on.launched(kernels::cuda::histogram(dense->raw(), t.numel(), scalar_of(t), bins, min, max, out->raw(),
+    on.launched(kernels::cuda::histogram(dense->raw(), t.numel(), t.dtype(), bins, min, max, out->raw(),
                                          scratch->data(), on.stream()));
     give(ret0, std::move(out), "histc");
   });

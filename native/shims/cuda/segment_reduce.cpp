@@ -1,8 +1,8 @@
 // segment_reduce (aoti_torch_cuda_*).
-#include "kernels/cuda/scan.h"
-#include "kernels/cuda/segment.h"
-#include "shims/cpu/reduce_op.h"
+#include "kernels/cuda/reduce/segment_reduce.h"
+#include "kernels/cuda/scan/scan.h"
 #include "shims/cuda/lanes.h"
+#include "shims/reduce_op.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -33,8 +33,8 @@ TensorPtr running_sums(const OnDevice& on, const Tensor& lengths, const char* op
   job.lanes = lanes<2>(op, lengths.dim() - 1, {out.get(), &lengths});
   job.out = out->raw();
   job.input = lengths.raw();
-  job.out_dtype = kernels::cuda::Scalar::kInt64;
-  job.in_dtype = scalar_of(lengths);
+  job.out_dtype = DType::kInt64;
+  job.in_dtype = lengths.dtype();
   const std::size_t bytes = kernels::cuda::scan_scratch(job.lanes.rows.numel, job.lanes.n);
   const StorageRef scratch = bytes == 0 ? StorageRef() : on.scratch(bytes);
   on.launched(kernels::cuda::cumsum(job, bytes == 0 ? nullptr : scratch->data(), on.stream()));
@@ -84,11 +84,11 @@ UNTORCH_SHIM aoti_torch_cuda_segment_reduce(AtenTensorHandle data, const char* r
     for (std::int64_t d = 0; d < axis; ++d) job.outer *= t.size(d);
     for (std::int64_t d = axis + 1; d < t.dim(); ++d) job.inner *= t.size(d);
     TensorPtr out = Tensor::empty(shape, t.dtype(), t.device());
-    const TensorPtr values = contiguous_cuda(t);
-    const TensorPtr table = by_offsets ? to_dtype_cuda(cuts, DType::kInt64) : running_sums(on, cuts, op);
+    const TensorPtr values = contiguous(t);
+    const TensorPtr table = by_offsets ? to_dtype(cuts, DType::kInt64) : running_sums(on, cuts, op);
     job.data = values->raw();
     job.out = out->raw();
-    job.dtype = scalar_of(t);
+    job.dtype = t.dtype();
     job.cuts = table->data<std::int64_t>();
     job.offsets = by_offsets;
     job.extent = t.size(axis);

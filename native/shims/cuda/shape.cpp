@@ -1,13 +1,13 @@
 // Views (the CPU's: they know no device), cat, pad, and factories (aoti_torch_cuda_*).
-#include "kernels/cuda/shape.h"
+#include "kernels/cuda/elementwise/cat_pad.h"
 
-#include "shims/cpu/cat.h"
+#include "shims/cat.h"
 #include "shims/cpu/elementwise.h"
-#include "shims/cpu/pad.h"
-#include "shims/cpu/view.h"
 #include "shims/cuda/factory.h"
 #include "shims/device_ops.h"
 #include "shims/nn.h"
+#include "shims/pad.h"
+#include "shims/view.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -48,8 +48,7 @@ TensorPtr padded(const Tensor& self, DimSpan pads, const char* mode_name, const 
   check_pads(mode, self, pads, value);
   check(is_known(self.dtype()) && element_size(self.dtype()) <= 16, op, ": dtype ", dtype_name(self.dtype()),
         " is not supported");
-  check(self.dim() <= kernels::cuda::kMaxDims, op, ": ", self.dim(), " dimensions are more than the kernels take (",
-        kernels::cuda::kMaxDims, ")");
+  check(self.dim() <= kMaxDims, op, ": ", self.dim(), " dimensions are more than the kernels take (", kMaxDims, ")");
   const TensorPtr constant = scalar_tensor(value == nullptr ? 0.0 : *value, self.dtype());
   const OnDevice on(op, self);
   if (mode == PadMode::kConstant && std::ranges::all_of(pads, [](std::int64_t pad) { return pad <= 0; })) {
@@ -191,7 +190,7 @@ UNTORCH_SHIM aoti_torch_cuda__efficientzerotensor(const std::int64_t* size, std:
     checked_numel(ints(size, size_len_));
     const OnDevice on(op, f.where());
     // PyTorch's has no memory and exists for autograd only; a compiled model reads it as plain zeros.
-    give(ret0, zeros(ints(size, size_len_), wanted, on.device()), op);
+    give(ret0, Tensor::zeros(ints(size, size_len_), wanted, on.device()), op);
   });
 }
 
@@ -209,7 +208,7 @@ UNTORCH_SHIM aoti_torch_cuda_hann_window(std::int64_t window_length, std::int32_
     }
     const OnDevice on(op, f.where());
     TensorPtr out = Tensor::empty(DimSpan(&window_length, 1), wanted, on.device());
-    on.launched(kernels::cuda::hann_window(out->raw(), scalar_of(*out), window_length, on.stream()));
+    on.launched(kernels::cuda::hann_window(out->raw(), out->dtype(), window_length, on.stream()));
     give(ret0, std::move(out), op);
   });
 }

@@ -1,10 +1,10 @@
 // sort, topk, kthvalue, median, nanmedian and mode (aoti_torch_cuda_*).
-#include "kernels/cuda/sort.h"
+#include "kernels/cuda/sort/sort.h"
 
 #include <limits>
 
-#include "kernels/cuda/copy.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/elementwise/copy.h"
+#include "kernels/cuda/sort/radix_select.h"
 #include "shims/cuda/lanes.h"
 
 using namespace untorch;
@@ -33,7 +33,7 @@ SortJob sort_job(const char* op, std::int64_t dim, const Tensor& values, const T
   job.values = values.raw();
   job.indices = indices.data<std::int64_t>();
   job.input = t.raw();
-  job.dtype = scalar_of(t);
+  job.dtype = t.dtype();
   job.take = job.lanes.n;
   return job;
 }
@@ -112,7 +112,7 @@ void median_of_all(AtenTensorHandle self, Select what, AtenTensorHandle* ret0, c
     give(ret0, median_of_nothing(on, t), op);
     return;
   }
-  const TensorPtr dense = contiguous_cuda(t);
+  const TensorPtr dense = contiguous(t);
   const std::int64_t n = t.numel(), one = 1;
   const TensorPtr flat = dense->view({&n, 1}, {&one, 1}, dense->storage_offset());
   TensorPtr out = Tensor::empty(DimSpan{}, t.dtype(), t.device());
@@ -122,7 +122,7 @@ void median_of_all(AtenTensorHandle self, Select what, AtenTensorHandle* ret0, c
   job.sort.lanes = lanes<3>(op, 0, {kept.get(), kept.get(), flat.get()});
   job.sort.values = out->raw();
   job.sort.input = flat->raw();
-  job.sort.dtype = scalar_of(t);
+  job.sort.dtype = t.dtype();
   run(on, job);
   give(ret0, std::move(out), op);
 }
@@ -220,7 +220,7 @@ UNTORCH_SHIM aoti_torch_cuda_mode(AtenTensorHandle self, std::int64_t dim_arg, s
                           flat_indices = indices.view({&rows, 1}, {&one, 1}, 0);
           on.launched(kernels::cuda::mode(
               strided<2>("mode", flat_values->sizes(), {flat_values.get(), flat_indices.get()}), values.raw(),
-              indices.data<std::int64_t>(), sorted->raw(), order->data<std::int64_t>(), n, scalar_of(t), on.stream()));
+              indices.data<std::int64_t>(), sorted->raw(), order->data<std::int64_t>(), n, t.dtype(), on.stream()));
         });
   });
 }

@@ -3,8 +3,8 @@
 
 #include <bit>
 
-#include "kernels/cuda/radix_sort.h"
-#include "kernels/cuda/scatter.h"
+#include "kernels/cuda/indexing/scatter.h"
+#include "kernels/cuda/sort/radix_sort.h"
 #include "shims/cuda/shim.h"
 
 namespace untorch::shims {
@@ -44,10 +44,10 @@ inline void check_entries(std::int64_t n, const char* op) {
 
 // The iteration space over these strides.
 template <int N>
-kernels::cuda::Strided<N> space_of(const char* op, DimSpan shape, const DimSpan (&strides)[N]) {
-  kernels::cuda::Strided<N> space;
-  check(kernels::cuda::make_strided<N>(shape, strides, space), op, ": shape ", to_string(shape),
-        " has more dimensions than the kernels take (", kernels::cuda::kMaxDims, " after merging)");
+Strided<N> space_of(const char* op, DimSpan shape, const DimSpan (&strides)[N]) {
+  Strided<N> space;
+  check(make_strided<N>(shape, strides, space), op, ": shape ", to_string(shape),
+        " has more dimensions than the kernels take (", kMaxDims, " after merging)");
   return space;
 }
 

@@ -196,13 +196,13 @@ def test_on_streams_side_by_side(m: int) -> None:
 def test_other_kernels(narrow: int, stream: int, mma: int) -> None:
     """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
     selected = "not other_kernels and not weight_int4pack_mm and not refusals"
-    run_again(__file__, selected, INT4_NARROW_ROWS=narrow, INT4_MMA_ROWS=mma, INT4_STREAM_ROWS=stream)
+    run_again(__file__, selected, INT4_GEMV_M=narrow, INT4_SM80_M=mma, INT4_SM90_M=stream)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
 def test_other_kernels_tiles(rows: int) -> None:
     selected = "every_number_of_rows or the_same_bits"
-    run_again(__file__, selected, INT4_NARROW_ROWS=0, INT4_STREAM_ROWS=100000, INT4_TILE_ROWS=rows)
+    run_again(__file__, selected, INT4_GEMV_M=0, INT4_SM90_M=100000, INT4_TILE_M=rows)
 
 
 def test_refusals_launch_nothing() -> None:

@@ -97,13 +97,13 @@ def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
     )
     if narrow or mma or stream:  # weights that are unpacked for cuBLAS are rounded
         selected += " or only_sums"
-    run_again(__file__, selected, NVFP4_NARROW_ROWS=narrow, NVFP4_MMA_ROWS=mma, NVFP4_STREAM_ROWS=stream)
+    run_again(__file__, selected, NVFP4_GEMV_M=narrow, NVFP4_SM80_M=mma, NVFP4_SM90_M=stream)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
 def test_other_kernels_tiles(rows: int) -> None:
     selected = "every_number_of_rows or the_same_bits"
-    run_again(__file__, selected, NVFP4_NARROW_ROWS=0, NVFP4_STREAM_ROWS=100000, NVFP4_TILE_ROWS=rows)
+    run_again(__file__, selected, NVFP4_GEMV_M=0, NVFP4_SM90_M=100000, NVFP4_TILE_M=rows)
 
 
 @pytest.mark.parametrize("tiles", [0, 2, 8])

@@ -26,7 +26,7 @@ from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_ti
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
 SUMS = 2.0**-12  # of sums, by their size
-LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP4_ROWS", "256"))  # rows that are exact
+LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP4_M", "256"))  # rows that are exact
 EMULATED = os.environ.get("UNTORCH_NVFP4_FP4_EMULATED") == "1"
 GPU = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 MULTIPLIES = GPU in {(10, 0), (10, 3), (12, 0), (12, 1)}
@@ -70,7 +70,7 @@ def test_emulated(limit: int) -> None:
     """All of this file, with a kernel of our own in the place of cuBLASLt's."""
     if EMULATED:
         pytest.skip("it is this run")
-    run_again(__file__, "not emulated and not refuse", NVFP4_FP4_EMULATED=1, NVFP4_FP4_ROWS=limit)
+    run_again(__file__, "not emulated and not refuse", NVFP4_FP4_EMULATED=1, NVFP4_FP4_M=limit)
 
 
 @multiplies

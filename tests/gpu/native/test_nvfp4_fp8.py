@@ -28,7 +28,7 @@ from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_ti
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
 SUMS = 2.0**-10  # of sums in tensor cores, by their size; those with fast accumulation too
-LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP8_ROWS", "512"))  # rows that are exact
+LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP8_M", "512"))  # rows that are exact
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs float8 products"
@@ -75,7 +75,7 @@ def test_few_rows(m: int, tiles: int) -> None:
 @pytest.mark.parametrize("fast", [0, 1])
 def test_any_number_of_rows(fast: int) -> None:
     run_again(
-        __file__, "few_rows or every_number_of_rows or nvfp4_linear", NVFP4_FP8_ROWS=0, NVFP4_FP8_FAST_ACCUMULATION=fast
+        __file__, "few_rows or every_number_of_rows or nvfp4_linear", NVFP4_FP8_M=0, NVFP4_FP8_FAST_ACCUMULATION=fast
     )
 
 

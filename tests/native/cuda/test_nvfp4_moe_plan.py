@@ -13,7 +13,7 @@ from tests.native.cuda.compiled import compiled
 SOURCE = r"""
 #include <cstdio>
 #include <initializer_list>
-#include "kernels/cuda/nvfp4_moe.h"
+#include "kernels/cuda/moe/nvfp4_moe.h"
 using namespace untorch::kernels::cuda;
 int main() {
   long tokens, experts, top_k;
@@ -21,7 +21,7 @@ int main() {
     Nvfp4Moe p;
     p.tokens = tokens, p.experts = experts, p.top_k = top_k, p.k = 80, p.width = 48;
     Nvfp4Moe hopper = p, wide = p;
-    hopper.has_wgmma = true, wide.dtype = Scalar::kFloat32;
+    hopper.has_wgmma = true, wide.dtype = DType::kFloat32;
     for (Nvfp4Moe* each : {&p, &hopper, &wide}) {
       nvfp4_moe_plan(*each);
       std::printf("%d %ld %ld %ld ", each->rows, long(each->blocks), long(each->arranged_row), long(each->act_row));

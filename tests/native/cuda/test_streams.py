@@ -121,7 +121,7 @@ def test_launches_that_may_begin_early(version: int, early: int, kind: str, driv
     """Both layers' products, before the kernel ahead of them has ended; where the driver can capture such launches."""
     script = f"""
 import os
-os.environ["UNTORCH_{kind.upper()}_STREAM_ROWS"] = "100000"
+os.environ["UNTORCH_{kind.upper()}_SM90_M"] = "100000"
 for kernel, rows in (("narrow", 1), ("stream", 100)):
     before = fake.fake_early()
     untorch.load(path)[{kind!r}](np.zeros((rows, 500), np.float16))

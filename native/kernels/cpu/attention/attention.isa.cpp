@@ -1,0 +1,251 @@
+// Attention of one head and a block of queries, on the micro kernels of the matrix products.
+//
+//   for blocks of 48 queries        Q in place, output block in L1
+//     for blocks of 128 keys        S = scale·Q·Kᵀ [48, 128] in L1, K packed into panels once a head
+//       running softmax             the old sums are scaled by exp(old maximum − new maximum)
+//       O += P·V                    V in place where its rows are contiguous and a multiple of a panel
+//
+// 4·width operations a score against about 20 for its exponential: at width 32 a third of the time is softmax.
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attention/attention_levels.h"
+#include "kernels/cpu/gemm/gemm_micro.h"
+#include "kernels/cpu/gemm/gemm_pack.h"
+#include "kernels/cpu/vecmath/inline.h"
+
+namespace untorch::kernels::UNTORCH_ISA {
+namespace {
+
+using V = Vector<float>;
+using I = vecmath::IntOf<V>::type;
+constexpr int N = kLanes<float>;
+constexpr std::int64_t P = kPanel<float>;
+constexpr std::int64_t kKeyBlock = 128;
+constexpr float kNone = -__builtin_inff();
+
+constexpr std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
+constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
+
+// exp for x <= 0. Below −87 it is 0: subnormal results would cost a hundred cycles each, and −inf is what masks are
+// made of.
+[[gnu::always_inline]] inline V exp_nonpositive(V x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
+  constexpr float kCoefficients[] = {0.49999994f, 0.166665211f, 0.041668389f, 0.00836871006f, 0.00138146023f};
+  const I gone = x < -87.0f;
+  x = gone ? V{} : x;
+  const V shifted = x * 1.44269502f + kMagic;
+  const V k = shifted - kMagic;
+  const V r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
+  const V y = (r * r * vecmath::polynomial(r, kCoefficients) + r) + 1.0f;
+  const V scale = (V)(((I)shifted - (I)(V{} + kMagic) + 127) << 23);
+  return gone ? V{} : y * scale;
+}
+
+[[gnu::always_inline]] inline V larger(V x, V y) { return x > y ? x : y; }
+
+// The lanes of v rotated by half, a quarter …, combined by `fn` at every turn.
+template <class W, class Fn>
+[[gnu::always_inline]] inline float across(W v, Fn&& fn) {
+  constexpr int kWidth = sizeof(W) / sizeof(float);
+  if constexpr (kWidth == 16) {
+    v = fn(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = fn(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = fn(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    v = fn(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  } else if constexpr (kWidth == 8) {
+    v = fn(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = fn(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    v = fn(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+  } else {
+    v = fn(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    v = fn(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+  }
+  return v[0];
+}
+
+// C [rows, 16·panels] from a tile description whose a, b and c are those of the first tile. C has room for whole
+// panels.
+void run_tiles(const Tile<float>& whole, std::int64_t rows, std::int64_t panels) {
+  const std::int64_t pieces = (rows + kMaxRows - 1) / kMaxRows;
+  const int tile_rows = static_cast<int>((rows + pieces - 1) / pieces);
+  for (std::int64_t j = 0; j < panels;) {
+    const int group = choose_panels(tile_rows, panels - j);
+    for (std::int64_t i = 0; i < rows; i += tile_rows) {
+      const auto count = static_cast<int>(smaller(tile_rows, rows - i));
+      Tile<float> tile = whole;
+      tile.a += i * whole.lda;
+      tile.b += j * whole.panel_step;
+      tile.c += i * whole.ldc + j * P;
+      kMicro<float>.kernel[count - 1][group - 1](tile);
+    }
+    j += group;
+  }
+}
+
+void add_mask(float* scores, const float* mask, std::int64_t stride, std::int64_t count) {
+  std::int64_t j = 0;
+  if (stride == 1) {
+    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + load(mask + j));
+  } else if (stride == 0) {
+    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + mask[0]);
+  }
+  for (; j < count; ++j) scores[j] += mask[j * stride];
+}
+
+struct Workspace {
+  float* keys;    // [ceil(keys/16)][width][16]
+  float* values;  // [ceil(width/16)][keys][16], unless V is read in place
+  float* query;   // [48][width], unless Q is read in place
+  float* scores;  // [48][128]
+  float* sums;    // [48][width rounded up]: the output before its division
+};
+
+bool values_in_place(const Attention<float>& p) { return p.value.col_stride == 1 && p.width % P == 0; }
+
+Workspace layout(const Attention<float>& p, float* memory, std::size_t* size) {
+  Workspace w{};
+  std::int64_t at = 0;
+  const auto take = [&](float*& part, std::int64_t count) {
+    part = memory == nullptr ? nullptr : memory + at;
+    at += round_up(count, P);
+  };
+  take(w.scores, kQueryBlock * kKeyBlock);
+  take(w.sums, kQueryBlock * round_up(p.width, P));
+  take(w.query, p.query.col_stride == 1 ? 0 : kQueryBlock * p.width);
+  take(w.keys, round_up(p.keys, P) * p.width);
+  take(w.values, values_in_place(p) ? 0 : p.keys * round_up(p.width, P));
+  if (size != nullptr) *size = static_cast<std::size_t>(at) * sizeof(float);
+  return w;
+}
+
+// Scores of one row, masked, become exp(score − maximum). Updates the row's maximum and sum; gives the factor for what
+// was summed up before.
+float soften(float* row, std::int64_t count, float& maximum, float& sum) {
+  V top = V{} + kNone;
+  for (std::int64_t j = 0; j < count; j += N) top = larger(load(row + j), top);
+  const float highest = across(top, [](V x, V y) { return larger(x, y); });
+  const float next = highest > maximum ? highest : maximum;
+  if (next == kNone) {  // nothing seen yet; NaN scores have to stay
+    V bad = V{};
+    for (std::int64_t j = 0; j < count; j += N) {
+      const V x = load(row + j);
+      const V kept = x == x ? V{} : x;
+      bad += kept;
+      store(row + j, kept);
+    }
+    sum += across(bad, [](V x, V y) { return x + y; });
+    return 1.0f;
+  }
+  V total = V{};
+  for (std::int64_t j = 0; j < count; j += N) {
+    const V e = exp_nonpositive(load(row + j) - next);
+    total += e;
+    store(row + j, e);
+  }
+  float factor = 0.0f;
+  if (maximum == next) {
+    factor = 1.0f;
+  } else if (maximum != kNone) {
+    factor = exp_nonpositive(V{} + (maximum - next))[0];
+  } else if (sum != sum) {
+    factor = 1.0f;  // NaN so far
+  }
+  sum = sum * factor + across(total, [](V x, V y) { return x + y; });
+  maximum = next;
+  return factor;
+}
+
+void block(const Attention<float>& p, const Workspace& w, std::int64_t b, std::int64_t h, std::int64_t kv,
+           std::int64_t first) {
+  const std::int64_t rows = smaller(kQueryBlock, p.queries - first), width = p.width, ldo = round_up(width, P);
+  const float* q = p.query.data + b * p.query.batch_stride + h * p.query.head_stride + first * p.query.row_stride;
+  std::int64_t ldq = p.query.row_stride;
+  if (p.query.col_stride != 1) {
+    copy_rows(rows, width, q, p.query.row_stride, p.query.col_stride, w.query, width);
+    q = w.query, ldq = width;
+  }
+  const float* const v = p.value.data + b * p.value.batch_stride + kv * p.value.head_stride;
+  const float* const mask =
+      p.mask.data == nullptr ? nullptr : p.mask.data + b * p.mask.batch_stride + h * p.mask.head_stride;
+  float maximum[kQueryBlock], sum[kQueryBlock];
+  for (std::int64_t i = 0; i < rows; ++i) maximum[i] = kNone, sum[i] = 0.0f;
+  const std::int64_t visible = p.causal ? smaller(p.keys, first + rows) : p.keys;
+  for (std::int64_t j = 0; j < visible; j += kKeyBlock) {
+    const std::int64_t cols = smaller(kKeyBlock, visible - j), padded = round_up(cols, P);
+    Tile<float> tile{};
+    tile.k = width, tile.a = q, tile.lda = ldq;
+    tile.b = w.keys + j * width, tile.row_step = P, tile.panel_step = P * width;
+    tile.alpha = p.scale, tile.c = w.scores, tile.ldc = kKeyBlock;
+    run_tiles(tile, rows, padded / P);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      float* const row = w.scores + i * kKeyBlock;
+      if (mask != nullptr) {
+        add_mask(row, mask + (first + i) * p.mask.row_stride + j * p.mask.col_stride, p.mask.col_stride, cols);
+      }
+      std::int64_t seen = cols;
+      if (p.causal && first + i + 1 < j + cols) seen = first + i + 1 > j ? first + i + 1 - j : 0;
+      for (std::int64_t x = seen; x < padded; ++x) row[x] = kNone;
+      const float factor = soften(row, padded, maximum[i], sum[i]);
+      if (j > 0 && factor != 1.0f) {
+        float* const o = w.sums + i * ldo;
+        for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
+      }
+    }
+    Tile<float> product{};
+    product.k = cols, product.a = w.scores, product.lda = kKeyBlock;
+    if (values_in_place(p)) {
+      product.b = v + j * p.value.row_stride, product.row_step = p.value.row_stride, product.panel_step = P;
+    } else {
+      product.b = w.values + j * P, product.row_step = P, product.panel_step = P * p.keys;
+    }
+    product.alpha = 1.0f, product.beta = j == 0 ? 0.0f : 1.0f, product.c = w.sums, product.ldc = ldo;
+    run_tiles(product, rows, ldo / P);
+  }
+  float* const out = p.out.data + b * p.out.batch_stride + h * p.out.head_stride + first * p.out.row_stride;
+  float* const lse = p.logsumexp.data + b * p.logsumexp.batch_stride + h * p.logsumexp.head_stride;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* const o = w.sums + i * ldo;
+    float* const to = out + i * p.out.row_stride;
+    const float inverse = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+    std::int64_t x = 0;
+    if (visible == 0) {
+      for (; x < width; ++x) to[x * p.out.col_stride] = 0.0f;
+    }
+    if (p.out.col_stride == 1) {
+      for (; x + N <= width; x += N) store(to + x, load(o + x) * inverse);
+    }
+    for (; x < width; ++x) to[x * p.out.col_stride] = o[x] * inverse;
+    lse[(first + i) * p.logsumexp.row_stride] =
+        maximum[i] == kNone && sum[i] == 0.0f ? 0.0f : maximum[i] + __builtin_logf(sum[i]);
+  }
+}
+
+}  // namespace
+
+std::size_t attention_workspace(const Attention<float>& p) {
+  std::size_t size = 0;
+  layout(p, nullptr, &size);
+  return size;
+}
+
+void attention_items(const Attention<float>& p, std::int64_t first, std::int64_t last, void* workspace) {
+  const Workspace w = layout(p, static_cast<float*>(workspace), nullptr);
+  const std::int64_t blocks = (p.queries + kQueryBlock - 1) / kQueryBlock, group = p.heads / p.kv_heads;
+  std::int64_t packed = -1;
+  for (std::int64_t item = first; item < last; ++item) {
+    const std::int64_t b = item / blocks / p.heads, h = item / blocks % p.heads, kv = h / group;
+    if (packed != b * p.kv_heads + kv) {
+      packed = b * p.kv_heads + kv;
+      pack_panels(p.width, p.keys, p.key.data + b * p.key.batch_stride + kv * p.key.head_stride, p.key.col_stride,
+                  p.key.row_stride, w.keys);
+      if (!values_in_place(p)) {
+        pack_panels(p.keys, p.width, p.value.data + b * p.value.batch_stride + kv * p.value.head_stride,
+                    p.value.row_stride, p.value.col_stride, w.values);
+      }
+    }
+    block(p, w, b, h, kv, item % blocks * kQueryBlock);
+  }
+}
+
+}  // namespace untorch::kernels::UNTORCH_ISA

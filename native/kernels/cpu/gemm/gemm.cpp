@@ -1,0 +1,135 @@
+// Chooses the instruction-set level, the plan and the threads for a matrix product.
+#include "kernels/cpu/gemm/gemm.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/gemm/gemm_levels.h"
+#include "kernels/cpu/gemm/gemm_threads.h"
+
+namespace untorch::kernels {
+namespace {
+
+// Memory that a thread keeps between calls.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  void* get(std::size_t nbytes) {
+    if (nbytes > nbytes_) {
+      std::free(data_);
+      nbytes_ = 0;
+      const std::size_t rounded = (nbytes + 4095) / 4096 * 4096;
+      data_ = std::aligned_alloc(4096, rounded);
+      if (data_ == nullptr) throw std::bad_alloc();
+      nbytes_ = rounded;
+    }
+    return data_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t nbytes_ = 0;
+};
+thread_local Scratch scratch;
+
+template <class T>
+MatrixRef<T> transposed(MatrixRef<T> x) {
+  return {x.data, x.col_stride, x.row_stride};
+}
+
+template <class T>
+MatrixRef<T> part(MatrixRef<T> x, std::int64_t row, std::int64_t col) {
+  return {x.data + row * x.row_stride + col * x.col_stride, x.row_stride, x.col_stride};
+}
+
+template <class T>
+GemmPlan plan_of(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const T> a, MatrixRef<const T> b) {
+  if constexpr (sizeof(T) == 4) return UNTORCH_ISA_CALL(plan_float)(m, n, k, a, b);
+  if constexpr (sizeof(T) == 8) return UNTORCH_ISA_CALL(plan_double)(m, n, k, a, b);
+}
+
+template <class T>
+void slice_of(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a,
+              MatrixRef<const T> b, T beta, MatrixRef<T> c, void* workspace) {
+  if constexpr (sizeof(T) == 4) UNTORCH_ISA_CALL(slice_float)(plan, m, n, k, alpha, a, b, beta, c, workspace);
+  if constexpr (sizeof(T) == 8) UNTORCH_ISA_CALL(slice_double)(plan, m, n, k, alpha, a, b, beta, c, workspace);
+}
+
+template <class T>
+void run(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b, T beta,
+         MatrixRef<T> c, bool serial) {
+  if (m <= 0 || n <= 0) return;
+  // Strides of dimensions of size 1 are free: make them the ones that the fast paths ask for.
+  if (k == 1) a.col_stride = 1, b.row_stride = b.col_stride == 1 ? b.row_stride : 1;
+  if (n == 1) b.col_stride = b.row_stride == 1 ? k : 1, c.col_stride = 1;
+  if (m == 1) a.row_stride = a.col_stride == 1 ? k : 1, c.row_stride = n;
+  // Cᵀ = Bᵀ·Aᵀ where C is column-major, or a few columns against many contiguous rows.
+  if ((c.col_stride != 1 && c.row_stride == 1) || (n < m && n <= 8 && a.col_stride == 1 && b.row_stride == 1)) {
+    std::swap(m, n);
+    const MatrixRef<const T> left = transposed(b);
+    b = transposed(a), a = left, c = transposed(c);
+  }
+  const GemmPlan plan = plan_of(m, n, k, a, b);
+  const Grid grid = serial ? Grid{1, 1} : choose_grid(m, n, k, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth);
+  const std::size_t each = (plan.workspace + 4095) / 4096 * 4096;
+  char* const workspace = static_cast<char*>(scratch.get(each * static_cast<std::size_t>(grid.rows * grid.cols)));
+  on_grid(grid, m, n, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth,
+          [&](int index, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+            void* const own = workspace + static_cast<std::size_t>(index) * each;
+            slice_of(plan, i1 - i0, j1 - j0, k, alpha, part(a, i0, 0), part(b, 0, j0), beta, part(c, i0, j0), own);
+          });
+}
+
+}  // namespace
+
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
+          MatrixRef<const float> b, float beta, MatrixRef<float> c) {
+  run(m, n, k, alpha, a, b, beta, c, false);
+}
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
+          MatrixRef<const double> b, double beta, MatrixRef<double> c) {
+  run(m, n, k, alpha, a, b, beta, c, false);
+}
+void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
+                 MatrixRef<const float> b, float beta, MatrixRef<float> c) {
+  run(m, n, k, alpha, a, b, beta, c, true);
+}
+void gemm_serial(std::int64_t m, std::int64_t n, std::int64_t k, double alpha, MatrixRef<const double> a,
+                 MatrixRef<const double> b, double beta, MatrixRef<double> c) {
+  run(m, n, k, alpha, a, b, beta, c, true);
+}
+
+void pack_b(std::int64_t n, std::int64_t k, MatrixRef<const float> b, float* packed) {
+  const Grid grid = choose_grid(64, n, k, 64, kPackWidth);
+  on_grid(grid, 64, n, 64, kPackWidth, [&](int, std::int64_t, std::int64_t, std::int64_t j0, std::int64_t j1) {
+    UNTORCH_ISA_CALL(pack_slice)(k, j1 - j0, part(b, 0, j0), packed + j0 * k);
+  });
+}
+
+void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* packed,
+                 const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
+                 std::int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  const Grid grid = choose_grid(m, n, k, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth);
+  on_grid(grid, m, n, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth,
+          [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+            UNTORCH_ISA_CALL(packed_slice)
+            (i1 - i0, j1 - j0, k, m, a + i0 * lda, lda, packed + j0 * k, bias == nullptr ? nullptr : bias + j0,
+             activation, residual == nullptr ? nullptr : residual + i0 * ldr + j0, ldr, c + i0 * ldc + j0, ldc);
+          });
+}
+
+void apply_activation(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  const Grid grid = choose_grid(m, n, 16, 1, kPackWidth);
+  on_grid(grid, m, n, 1, kPackWidth, [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
+    UNTORCH_ISA_CALL(activation_slice)(i1 - i0, j1 - j0, activation, c + i0 * ldc + j0, ldc);
+  });
+}
+
+}  // namespace untorch::kernels

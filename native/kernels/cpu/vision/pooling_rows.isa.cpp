@@ -1,0 +1,23 @@
+// The inner step of a channels-last maximum: a compare and two masked moves a value, vectorised by the compiler.
+#include "kernels/cpu/vision/pooling_rows.h"
+
+namespace untorch::kernels::UNTORCH_ISA {
+
+template <class T>
+void max_channels(std::int64_t n, const T* __restrict from, std::int64_t here, T* __restrict best,
+                  std::int64_t* __restrict at) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T value = from[i], old = best[i];
+    const bool better = !(value <= old);  // also for a NaN value
+    // A NaN that is there already stays unless another NaN comes.
+    const bool taken = better && (old == old || value != value);
+    best[i] = taken ? value : old;
+    at[i] = taken ? here : at[i];
+  }
+}
+
+template void max_channels(std::int64_t, const float*, std::int64_t, float*, std::int64_t*);
+template void max_channels(std::int64_t, const double*, std::int64_t, double*, std::int64_t*);
+
+}  // namespace untorch::kernels::UNTORCH_ISA

@@ -1,0 +1,74 @@
+// NVFP4 to float32, a row a thread.
+#include "kernels/cpu/w4a16/nvfp4.h"
+
+#include <array>
+#include <bit>
+
+namespace untorch::kernels {
+namespace {
+
+constexpr int kBlock = 16;
+constexpr std::array<float, 16> kCodes = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+constexpr std::int64_t kFewValues = 1 << 14;  // fewer are not worth other threads
+
+// float8_e4m3fn: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, and 0x7f is NaN.
+constexpr float e4m3(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  float value = 0.0f;
+  if (exponent == 15 && mantissa == 7) {
+    value = std::bit_cast<float>(0x7fc00000u);
+  } else if (exponent == 0) {
+    value = static_cast<float>(mantissa) * 0x1p-9f;
+  } else {
+    value = std::bit_cast<float>(static_cast<std::uint32_t>((exponent + 120) << 23 | mantissa << 20));
+  }
+  return (bits & 0x80) != 0 ? -value : value;
+}
+constexpr std::array<float, 256> kScales = [] {
+  std::array<float, 256> out{};
+  for (int i = 0; i < 256; ++i) out[static_cast<std::size_t>(i)] = e4m3(i);
+  return out;
+}();
+
+// The codes of 16 neighbours, from k on.
+void read_block(const Nvfp4Weight& w, std::int64_t row, std::int64_t k, std::uint8_t (&codes)[kBlock]) {
+  if (w.inner_k_tiles == 0) {
+    const std::uint8_t* const bytes = static_cast<const std::uint8_t*>(w.codes) + (row * w.k + k) / 2;
+    for (int i = 0; i < kBlock / 2; ++i) {
+      codes[2 * i] = bytes[i] & 15, codes[2 * i + 1] = static_cast<std::uint8_t>(bytes[i] >> 4);
+    }
+    return;
+  }
+  const std::int64_t words = w.inner_k_tiles / 2, width = 16 * w.inner_k_tiles, outer = k / width, j = k % width / 32;
+  const std::uint32_t* const tile =
+      static_cast<const std::uint32_t*>(w.codes) + ((row / 8 * (w.k / width) + outer) * 32 + row % 8 * 4) * words + j;
+  const int first = k % 32 == 0 ? 0 : 2;  // of a word's four pairs two are of this block
+  for (int t = 0; t < 4; ++t) {
+    const std::uint32_t word = tile[t * words];
+    for (int p = 0; p < 2; ++p) {
+      for (int h = 0; h < 2; ++h) {
+        codes[8 * p + 2 * t + h] = static_cast<std::uint8_t>(word >> 4 * (first + p + 4 * h) & 15);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void nvfp4_dequantize(const Nvfp4Weight& w, std::int64_t row, std::int64_t row_end, float* to) {
+#pragma omp parallel for if ((row_end - row) * w.k > kFewValues)
+  for (std::int64_t r = row; r < row_end; ++r) {
+    float* const out = to + (r - row) * w.k;
+    const float global = w.global_scales[w.row_scales ? r : 0];
+    std::uint8_t codes[kBlock];
+    for (std::int64_t k = 0; k < w.k; k += kBlock) {
+      read_block(w, r, k, codes);
+      const float scale = kScales[w.block_scales[(r * w.k + k) / kBlock]];
+      // A code has 2 bits of mantissa and a block's scale 4: their product is exact.
+      for (int i = 0; i < kBlock; ++i) out[k + i] = kCodes[codes[i]] * scale * global;
+    }
+  }
+}
+
+}  // namespace untorch::kernels

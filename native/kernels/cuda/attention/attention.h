@@ -1,0 +1,72 @@
+// Scaled dot-product attention, forward: softmax(scale * q @ k^T + bias, over the visible keys) @ v.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/launcher.h"
+
+namespace untorch::kernels::cuda {
+
+inline constexpr int kMaxAttentionWidth = 256;
+inline constexpr int kMaxAttentionLength = 1 << 29;  // queries (times the heads that share a tile), keys, limits
+
+// Rows of heads: element (batch, head, row, i) lies at data + batch * … + head * … + row * … + i.
+struct Heads {
+  void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;  // strides in elements
+};
+
+struct Attention {
+  DType dtype{};  // of query, key, value, bias and out: float16, bfloat16 or float32
+  int batch = 0, heads = 0, kv_heads = 0;
+  int queries = 0, keys = 0;       // with cumulative lengths: the longest sequence
+  int width = 0, value_width = 0;  // at most kMaxAttentionWidth
+  Heads query, key, value;         // 16-byte aligned, strides a multiple of 16 bytes
+  Heads out;                       // any alignment
+  const void* bias = nullptr;      // added before the softmax; null: none
+  std::int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_key = 0;
+  float* lse = nullptr;                      // log of the softmax's denominator, natural; null: not wanted
+  std::int64_t lse_batch = 0, lse_head = 0;  // a batch stride of 0: the sequences are packed there too
+  int lse_rows = 0;     // those beyond the queries are set to +infinity (padding of the memory-efficient one)
+  float empty_lse = 0;  // for a row that sees no key; its result is 0
+  std::uint64_t* random_state = nullptr;  // three words to set to 0: without dropout there is no state
+  float scale = 1;
+  // Query i sees the keys from i + shift - left to i + shift + right; -1: no limit. The shift is 0, or keys - queries
+  // when the diagonal ends in the bottom right corner.
+  int left = -1, right = -1;
+  bool bottom_right = false;
+  // Sequences of different lengths, packed along the rows: [batch + 1] first rows. The batch strides are 0 then.
+  const std::int32_t* first_query = nullptr;
+  const std::int32_t* first_key = nullptr;
+  const std::int32_t* used_keys = nullptr;  // [batch]: only the first so many keys count
+};
+
+// How the work is cut, and what the kernels need besides the problem.
+struct AttentionPlan {
+  bool valid = false;
+  bool narrow = false;        // tiles of 64 query rows instead of 128
+  bool scaled_first = false;  // the kernel that scales before it takes the maximum: with a bias, or a scale <= 0
+  int pack = 1;               // query heads of one key head that share a row block
+  int row_blocks = 0, splits = 1;
+  int section = 1;  // heads in flight together: causal blocks run from the longest to the shortest among them
+  bool vector_out = false, bias_pairs = false;
+  float* partial_out = nullptr;  // [splits, batch, heads, queries, value_width]
+  float* partial_lse = nullptr;  // [splits, batch, heads, queries]
+  std::size_t scratch_bytes = 0;
+};
+
+// Invalid when a dtype, a width or a size is beyond what the kernels take. Depends on the shapes and the device alone,
+// so that the same call gives the same bits.
+AttentionPlan plan_attention(const Attention& problem, int num_sms, int l2_bytes);
+// scratch: plan.scratch_bytes of device memory (null when 0).
+int attention(const Attention& problem, AttentionPlan plan, void* scratch, Stream stream);
+
+// The parts of attention(): one per file, so that they compile beside each other.
+int attention_float16(const Attention& problem, const AttentionPlan& plan, Stream stream);
+int attention_float16_bias(const Attention& problem, const AttentionPlan& plan, Stream stream);
+int attention_bfloat16(const Attention& problem, const AttentionPlan& plan, Stream stream);
+int attention_bfloat16_bias(const Attention& problem, const AttentionPlan& plan, Stream stream);
+int attention_float32(const Attention& problem, const AttentionPlan& plan, Stream stream);
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,28 @@
+// Two numbers of a half type in a register.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cuda/common/device_types.cuh"
+
+namespace untorch::kernels::cuda {
+
+template <class T>
+using HalfPair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+
+template <class T>
+__device__ __forceinline__ HalfPair<T> pair_of_bits(std::uint32_t bits) {
+  HalfPair<T> out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+template <class Pair>
+__device__ __forceinline__ std::uint32_t bits_of_pair(Pair pair) {
+  static_assert(sizeof(Pair) == 4);
+  std::uint32_t out;
+  memcpy(&out, &pair, 4);
+  return out;
+}
+
+}  // namespace untorch::kernels::cuda

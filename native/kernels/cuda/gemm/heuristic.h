@@ -1,0 +1,46 @@
+// Which matrix products go to our own kernels and which to cuBLAS: the one place that says so.
+//
+// The numbers are for H200 and come from benchmarks/gpu_matmul.py (column "ours" against "torch"); run it again before
+// changing one. cuBLAS is opened only when a product goes to it, so what small models need should stay here.
+#pragma once
+
+#include "kernels/cuda/gemm/small_m.h"
+
+namespace untorch::kernels::cuda {
+
+enum class GemmChoice : std::int8_t { kSmall, kBlas };
+
+struct GemmLimits {
+  // Rows up to which the weights' bytes are what a product costs.
+  std::int64_t rows = kRowsOfATile;
+  // Multiply-adds of a product with more rows that a launch still costs more than; in float32 our kernel is the faster
+  // one for longer.
+  std::int64_t work = std::int64_t{1} << 24, work_float = std::int64_t{1} << 26;
+  // The same in half types for weights with dense rows, of any number of rows: above, cuBLAS is a tenth faster.
+  std::int64_t work_columns = std::int64_t{1} << 22;
+  // The same for strides that are read element by element, and the longest sum of theirs.
+  std::int64_t work_any = std::int64_t{1} << 21;
+  std::int64_t k_any = 1024;
+  // A sum this long over so few columns that they do not fill the GPU: cuBLAS splits it over more blocks.
+  std::int64_t k_long = 16384, n_long = 1024;
+
+  static constexpr std::int64_t kRowsOfATile = 16;
+};
+
+inline GemmChoice choose(const SmallGemm& p, const GemmLimits& limits = {}) {
+  const SmallPath path = small_path(p);
+  if (path == SmallPath::kNone) return GemmChoice::kBlas;
+  // In double, so that no size overflows.
+  const double work =
+      static_cast<double>(p.batch) * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const auto small_if = [&](std::int64_t most, bool also = true) {
+    return work <= static_cast<double>(most) && also ? GemmChoice::kSmall : GemmChoice::kBlas;
+  };
+  const bool is_float = p.dtype == DType::kFloat32;
+  if (path == SmallPath::kAny) return small_if(limits.work_any, p.k <= limits.k_any);
+  if (path == SmallPath::kColumns && !is_float) return small_if(limits.work_columns, p.k <= limits.k_any);
+  if (p.m > limits.rows) return small_if(is_float ? limits.work_float : limits.work, p.k <= limits.k_any);
+  return p.k >= limits.k_long && p.n * p.batch <= limits.n_long ? GemmChoice::kBlas : GemmChoice::kSmall;
+}
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,102 @@
+// Products of int8 whose sizes or strides cuBLAS does not take, and the scaling of float8 products by rows and columns.
+//
+// int8: a block makes a 64 x 64 tile from 32 steps of k in shared memory, four of them an instruction (dp4a). Bytes:
+// a n/64 times, b m/64 times; it is for the odd sizes, so it loads byte by byte. Scaling: bytes 4 m n read, the result
+// written, one pass.
+#include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/gemm/int8_dp4a.h"
+
+namespace untorch::kernels::cuda {
+namespace {
+
+constexpr int kTile = 64, kDepth = 32, kThreads = 256;
+
+// Tiles in shared memory: a line for every row of a and column of b, `kDepth` bytes along k and 4 against bank
+// conflicts.
+struct Int8Tile {
+  int words[kTile][kDepth / 4 + 1];
+};
+
+__device__ __forceinline__ void fill_tile(Int8Tile& tile, const std::int8_t* from, std::int64_t first,
+                                          std::int64_t count, std::int64_t stride, std::int64_t k0, std::int64_t k,
+                                          std::int64_t k_stride) {
+  // Neighbouring threads go along whichever direction is dense in memory.
+  const bool along_k = k_stride == 1;
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kThreads) {
+    const int line = along_k ? i / kDepth : i % kTile, at = along_k ? i % kDepth : i / kTile;
+    const bool inside = first + line < count && k0 + at < k;
+    reinterpret_cast<std::int8_t*>(tile.words[line])[at] =
+        inside ? from[(first + line) * stride + (k0 + at) * k_stride] : std::int8_t{0};
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) int8_tiles(Int8Gemm p) {
+  __shared__ Int8Tile left, right;
+  const std::int64_t tiles_n = (p.n + kTile - 1) / kTile;
+  const std::int64_t top = blockIdx.x / tiles_n * kTile, first = blockIdx.x % tiles_n * kTile;
+  const int row = static_cast<int>(threadIdx.x) / 16, col = static_cast<int>(threadIdx.x) % 16;
+  int acc[4][4] = {};
+  for (std::int64_t k0 = 0; k0 < p.k; k0 += kDepth) {
+    fill_tile(left, static_cast<const std::int8_t*>(p.a), top, p.m, p.a_row, k0, p.k, p.a_col);
+    fill_tile(right, static_cast<const std::int8_t*>(p.b), first, p.n, p.b_col, k0, p.k, p.b_row);
+    __syncthreads();
+#pragma unroll
+    for (int word = 0; word < kDepth / 4; ++word) {
+      int x[4], y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = left.words[row + 16 * i][word], y[i] = right.words[col + 16 * i][word];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] = __dp4a(x[i], y[j], acc[i][j]);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const std::int64_t m = top + row + 16 * i, n = first + col + 16 * j;
+      if (m < p.m && n < p.n) static_cast<int*>(p.out)[m * p.out_row + n * p.out_col] = acc[i][j];
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) scale_both(ScaledSums p) {
+  const auto* const bias = static_cast<const T*>(p.bias);
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.m * p.n; i += step) {
+    const std::int64_t r = i / p.n, c = i - r * p.n;
+    float value = p.sums[r * p.sums_row + c] * (p.row[r] * p.column[p.one_column ? 0 : c]);
+    if (bias != nullptr) value += widen(bias[c]);
+    static_cast<T*>(p.out)[r * p.out_row + c] = narrow<T>(value);
+  }
+}
+
+}  // namespace
+
+int gemm_int8(const Int8Gemm& p, Stream stream) {
+  if (p.m == 0 || p.n == 0) return 0;
+  const std::int64_t tiles = (p.m + kTile - 1) / kTile * ((p.n + kTile - 1) / kTile);
+  if (tiles > 0x7fffffff) return kNoKernel;
+  int8_tiles<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+int scale_rows_and_columns(const ScaledSums& p, Stream stream) {
+  if (p.m == 0 || p.n == 0) return 0;
+  if (p.dtype == DType::kFloat64) return kNoKernel;
+  return dispatch_floating(p.dtype, [&](auto type) -> int {
+    using T = typename decltype(type)::type;
+    if constexpr (std::is_same_v<T, double>) {
+      return kNoKernel;
+    } else {
+      scale_both<T><<<blocks_for(p.m * p.n, kThreads), kThreads, 0, stream>>>(p);
+      return cudaGetLastError();
+    }
+  });
+}
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,174 @@
+// What the kernels for products with few rows share: the tiles of a block, and the end of a product.
+//
+// A block has 8 warps. A tile of the result (up to 16 rows, `Cols` columns) belongs to `split` of them, which take
+// turns along k; so a block has 8 / split tiles. Where that leaves num_sms idle, the `cluster` blocks of a
+// cluster (sm_90 and newer) share the same tiles and take turns along k as well. Sums meet in shared memory, within a
+// block and then across the cluster, and are added in a fixed order.
+#pragma once
+
+#include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/gemm/small_m.h"
+#include "kernels/cuda/common/launch.cuh"
+
+namespace untorch::kernels::cuda {
+
+inline constexpr int kGemmWarps = 8;
+inline constexpr int kGemmThreads = kGemmWarps * 32;
+inline constexpr int kGemmRows = 16;   // of the result, a block
+inline constexpr int kMaxCluster = 8;  // what every GPU with clusters takes
+
+__device__ __forceinline__ float activated(float x, Activation activation) {
+  if (activation == Activation::kRelu) return x < 0.0f ? 0.0f : x;  // keeps a NaN
+  if (activation == Activation::kGelu) {
+    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+  }
+  return x;
+}
+__device__ __forceinline__ double activated(double x, Activation activation) {
+  if (activation == Activation::kRelu) return x < 0.0 ? 0.0 : x;
+  if (activation == Activation::kGelu) {
+    return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+  }
+  return x;
+}
+
+// How a product's k is divided: over warps of a block, then over blocks of a cluster. Powers of two, kept as exponents.
+struct Shares {
+  int split_bits = 0, cluster_bits = 0;
+
+  __host__ __device__ int split() const { return 1 << split_bits; }
+  __host__ __device__ int cluster() const { return 1 << cluster_bits; }
+  __host__ __device__ int tiles() const { return kGemmWarps >> split_bits; }  // of a block
+  __device__ __forceinline__ int group() const { return static_cast<int>(blockIdx.x) >> cluster_bits; }
+  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (cluster() - 1); }
+};
+
+// Where a warp stands: its first column, and its turn among those that share the tile.
+struct Place {
+  std::int64_t first, top;
+  int turn, turns;
+};
+template <int Cols>
+__device__ __forceinline__ Place place_of(Shares shares) {
+  const int warp = static_cast<int>(threadIdx.x) / 32,
+            tile = shares.group() * shares.tiles() + (warp >> shares.split_bits);
+  const int turn = (shares.rank() << shares.split_bits) + (warp & (shares.split() - 1));
+  return {std::int64_t{tile} * Cols, std::int64_t{blockIdx.y} * kGemmRows, turn, shares.split() << shares.cluster_bits};
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The value that another block of the cluster has at the same place of its shared memory.
+__device__ __forceinline__ float at_rank(const float* own, int rank) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(own));
+  float value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+#endif
+
+// An element of the result, of the sum over k.
+template <class T>
+__device__ __forceinline__ void write(const SmallGemm& p, std::int64_t m, std::int64_t n, std::int64_t z,
+                                      Compute<T> sum) {
+  using C = Compute<T>;
+  sum *= static_cast<C>(p.alpha);
+  if (p.c != nullptr) {
+    sum += static_cast<C>(p.beta) * widen(static_cast<const T*>(p.c)[z * p.c_batch + m * p.c_row + n * p.c_col]);
+  }
+  static_cast<T*>(p.out)[z * p.out_batch + m * p.out_row + n * p.out_col] = narrow<T>(activated(sum, p.activation));
+}
+
+// sums: [warp][Rows][Cols], complete for the whole block. Every thread of the block calls it.
+template <class T, int Rows, int Cols>
+__device__ __forceinline__ void finish(const SmallGemm& p, Compute<T>* sums, Shares shares) {
+  using C = Compute<T>;
+  constexpr int kArea = Rows * Cols;
+  // The warps that made a tile finish it.
+  const int threads = 32 << shares.split_bits, tile = static_cast<int>(threadIdx.x) >> (5 + shares.split_bits);
+  const int thread = static_cast<int>(threadIdx.x) & (threads - 1), split = shares.split();
+  const std::int64_t first = std::int64_t{shares.group() * shares.tiles() + tile} * Cols;
+  const std::int64_t top = std::int64_t{blockIdx.y} * kGemmRows, z = blockIdx.z;
+  const int count = (p.m - top < Rows ? static_cast<int>(p.m - top) : Rows) * Cols;
+  C* const own = sums + tile * split * kArea;
+  const auto of_block = [&](int i) {
+    C sum = own[i];
+    for (int s = 1; s < split; ++s) sum += own[s * kArea + i];
+    return sum;
+  };
+  const auto put = [&](int i, C sum) {
+    if (first + i % Cols < p.n) write<T>(p, top + i / Cols, first + i % Cols, z, sum);
+  };
+#if __CUDA_ARCH__ >= 900
+  if constexpr (std::is_same_v<C, float>) {
+    if (shares.cluster_bits > 0) {
+      // Each thread writes where only it has read.
+      for (int i = thread; i < count; i += threads) own[i] = of_block(i);
+      wait_for_cluster();
+      for (int i = shares.rank() * threads + thread; i < count; i += threads << shares.cluster_bits) {
+        float sum = at_rank(own + i, 0);
+        for (int r = 1; r < shares.cluster(); ++r) sum += at_rank(own + i, r);
+        put(i, sum);
+      }
+      wait_for_cluster();  // what others still read must not go away
+      return;
+    }
+  }
+#endif
+  for (int i = thread; i < count; i += threads) put(i, of_block(i));
+}
+
+// Weights are read once: they must not push the rows of a, which every tile reads, out of the first-level cache.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 load_once_8(const void* address) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(address));
+  return value;
+}
+
+// Divides k until the GPU's num_sms have two blocks each, all at once, as long as every warp finds `chunk`
+// along k to take; over a cluster, whose barriers cost two thirds of a microsecond, while it finds `cluster_chunk`.
+inline constexpr int kNoCluster = 0;
+inline Shares shares_of(const SmallGemm& p, int cols, int chunk, int cluster_chunk) {
+  const std::int64_t tiles = (p.n + cols - 1) / cols * ((p.m + kGemmRows - 1) / kGemmRows) * p.batch;
+  const std::int64_t warps = std::int64_t{p.num_sms} * 2 * kGemmWarps;
+  Shares shares;
+  const auto can_double = [&](int least) {
+    const std::int64_t turns = std::int64_t{shares.split()} << shares.cluster_bits;
+    return tiles * turns * 2 <= warps && p.k > turns * least;
+  };
+  while (shares.split() < kGemmWarps && can_double(chunk)) ++shares.split_bits;
+  if (!p.has_clusters || cluster_chunk == kNoCluster) return shares;
+  while (shares.cluster() < kMaxCluster && can_double(cluster_chunk)) ++shares.cluster_bits;
+  return shares;
+}
+
+template <class Kernel>
+int launch_small(Kernel* kernel, const SmallGemm& p, int cols, Shares shares, Stream stream) {
+  const std::int64_t per_block = std::int64_t{shares.tiles()} * cols;
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits),
+                    static_cast<unsigned>((p.m + kGemmRows - 1) / kGemmRows), static_cast<unsigned>(p.batch));
+  how.threads = kGemmThreads;
+  how.cluster = shares.cluster();
+  return launch_kernel(kernel, how, stream, p, shares);
+}
+
+// One a file, so that they compile side by side. b's columns (rows) are dense, see small_path.
+int gemm_rows_half(const SmallGemm& product, Stream stream);
+int gemm_columns_half(const SmallGemm& product, Stream stream);
+int gemm_rows_float(const SmallGemm& product, Stream stream);
+int gemm_columns_float(const SmallGemm& product, Stream stream);
+
+}  // namespace untorch::kernels::cuda

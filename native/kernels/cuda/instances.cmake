@@ -1,0 +1,21 @@
+# Template instances that compile in a file of their own, so that they build in parallel. Each is made from a *.cu.in
+# beside the template that it instantiates; the values replace the @names@ in it.
+
+untorch_cuda_instance(attention/flash_mma_float16 attention/flash_mma.cu.in
+  dtype=float16 type=__half suffix= "bias_text=without a bias")
+untorch_cuda_instance(attention/flash_mma_float16_bias attention/flash_mma.cu.in
+  dtype=float16 type=__half suffix=_bias "bias_text=with an additive bias, or a scale that is not positive")
+untorch_cuda_instance(attention/flash_mma_bfloat16 attention/flash_mma.cu.in
+  dtype=bfloat16 type=__nv_bfloat16 suffix= "bias_text=without a bias")
+untorch_cuda_instance(attention/flash_mma_bfloat16_bias attention/flash_mma.cu.in
+  dtype=bfloat16 type=__nv_bfloat16 suffix=_bias "bias_text=with an additive bias, or a scale that is not positive")
+
+untorch_cuda_instance(moe/nvfp4_gate_up moe/nvfp4_gemm.cu.in
+  name=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")
+untorch_cuda_instance(moe/nvfp4_down moe/nvfp4_gemm.cu.in
+  name=down gated=false "what=each pair's share of its token, in float32")
+
+foreach(bits 32 64)
+  untorch_cuda_instance(sort/block_sort${bits} sort/block_sort.cu.in bits=${bits})
+  untorch_cuda_instance(sort/device_sort${bits} sort/device_sort.cu.in bits=${bits})
+endforeach()

@@ -1,0 +1,51 @@
+// The sum of each token's experts, in the order of top_k, rounded once.
+//
+// Layout: a thread has four neighbouring columns of a token. Bytes: 4·top_k a value of the result, 2 or 4 written;
+// memory is the bound, or the second-level cache for few tokens.
+#include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/moe/nvfp4_moe.h"
+
+namespace untorch::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) add_pairs(Nvfp4Moe p, std::int64_t quads) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= quads) return;
+  const std::int64_t token = index / (p.k / 4), column = (index - token * (p.k / 4)) * 4;
+  const std::int32_t* const ids = p.topk_ids + token * p.top_k;
+  const float* const from = p.results + token * p.top_k * p.k + column;
+  const int top_k = static_cast<int>(p.top_k);
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (int j = 0; j < top_k; ++j) {
+    const int id = ids[j];
+    if (id < 0 || id >= p.experts) continue;  // nobody has written there
+    const float4 part = *reinterpret_cast<const float4*>(from + j * p.k);
+    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  }
+  struct alignas(4 * sizeof(T)) Four {
+    T x, y, z, w;
+  };
+  static_cast<Four*>(p.out)[index] = {narrow<T>(sum.x), narrow<T>(sum.y), narrow<T>(sum.z), narrow<T>(sum.w)};
+}
+
+template <class T>
+int sum_of(const Nvfp4Moe& p, Stream stream) {
+  const std::int64_t quads = p.tokens * p.k / 4;
+  if (quads == 0) return 0;
+  add_pairs<T><<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(p, quads);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int nvfp4_moe_sum(const Nvfp4Moe& p, Stream stream) {
+  if (p.dtype == DType::kFloat16) return sum_of<__half>(p, stream);
+  if (p.dtype == DType::kFloat32) return sum_of<float>(p, stream);
+  return p.dtype == DType::kBFloat16 ? sum_of<__nv_bfloat16>(p, stream) : kNoKernel;
+}
+
+}  // namespace untorch::kernels::cuda

@@ -1,0 +1,63 @@
+// float8_e4m3fn, for products with scales of rows: rounding to it, and rows of a matrix in it.
+//
+// The rounding is in plain integers: the same bits on every GPU, and on the host that tests it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/launcher.h"
+
+#ifdef __CUDACC__
+#define UNTORCH_ANYWHERE __host__ __device__ __forceinline__
+#else
+#define UNTORCH_ANYWHERE inline
+#endif
+
+namespace untorch::kernels::cuda {
+
+inline constexpr float kE4m3Max = 448.0f;
+
+// To nearest, ties to even. What would be more than 448, infinities and NaN are NaN.
+UNTORCH_ANYWHERE std::uint32_t e4m3_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const std::uint32_t sign = bits >> 24 & 0x80u, size = bits & 0x7fffffffu;
+  if (size > 0x43e80000u) return 0x7fu;  // 464, halfway to what 480 would be
+  if (size < 0x3c800000u) {              // 2^-6: subnormal ones are multiples of 2^-9, as floats are beside 2^14
+    float positive;
+    std::memcpy(&positive, &size, 4);
+    positive += 16384.0f;
+    std::memcpy(&bits, &positive, 4);
+    return sign | (bits - 0x46800000u);
+  }
+  return sign | (((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3));  // exponents begin 120 later
+}
+
+// The same of two numbers, 464 at most, as bytes 1 and 3. Given are the float16 that are smaller by 2^8: these have the
+// exponent of E4M3, and subnormal numbers where E4M3 has them.
+UNTORCH_ANYWHERE std::uint32_t e4m3_pair_of(std::uint32_t halves) {
+  const std::uint32_t rounded = halves + 0x003f003fu + (halves >> 7 & 0x00010001u);
+  return (rounded << 1 & 0x7f007f00u) | (halves & 0x80008000u);
+}
+
+// Rows as E4M3 numbers times a scale each, row's largest size / 448: [m, to_width], dense, zeros behind `width`. A row
+// that has values that are not finite has the scale NaN. And float32 factors of columns, because they cost no launch
+// here: columns[i] = factors[i] · by for n of them, or factors[0] · by.
+struct Float8Rows {
+  DType dtype = DType::kBFloat16;  // bfloat16, float16 or float32
+  std::int64_t m = 0, width = 0;   // a multiple of 8
+  const void* x = nullptr;         // 16-byte aligned
+  std::int64_t row = 0;            // elements between rows, a multiple of 8
+  void* to = nullptr;              // 16-byte aligned
+  std::int64_t to_width = 0;       // a multiple of 16
+  float* scales = nullptr;         // [m]
+  const float* factors = nullptr;
+  bool one_factor = false;
+  float by = 1.0f;
+  float* columns = nullptr;
+  std::int64_t n = 0;
+};
+int float8_rows(const Float8Rows& rows, Stream stream);
+
+}  // namespace untorch::kernels::cuda
