@@ -1,7 +1,7 @@
-"""How long from starting a process to the first output, and how much memory is resident then?
+"""How long from process start to the first result, and what is the resident memory then?
 
-Fresh processes with files in the page cache, contestants in turns. The clock starts before the process is made and
-stops when the first output is a numpy array; Python itself and numpy are part of it, and shown by themselves.
+Fresh processes with files in the page cache, contestants alternate. The clock starts before the process is
+created and stops when the first result is a numpy array. Python and numpy are part of it, and have a row of their own.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def main() -> None:
             memory = [f"{median[name] / 2**20:.0f}" for name in ("VmRSS", "RssAnon", "RssFile")]
             rows.append([contestant.label, f"{median['total']:.3f} ({best:.3f})", *memory, str(runs)])
         report.values[model] = values
-        note = f"{title}. Process start to first output in seconds, median (best); then resident memory, MiB, medians."
-        columns = ["Runtime", "First output", "Resident", "of it private", "of it mapped files", "Runs"]
+        note = f"{title}. Seconds from process start to first result, median (best); then MiB of memory, medians."
+        columns = ["Runtime", "First result", "Resident", "Private", "File-backed", "Runs"]
         report.tables[f"cold_start_{model}"] = Table(columns, rows, note)
     report.write(options.output)
 

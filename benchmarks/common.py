@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine, statistics, tables, result files, and contestants behind pipes."""
+"""Shared by all benchmarks: machine, statistics, tables, result files, and contestants behind pipes."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class Worker:
 
 
 class Workers:
-    """All contestants for one number of threads, measured in turns; closed as a context manager."""
+    """All contestants at one thread count, measured alternately; closed as a context manager."""
 
     def __init__(self, contestants: Sequence[Contestant], threads: int) -> None:
         self.workers: list[Worker] = []
@@ -278,7 +278,7 @@ class Workers:
         """Times by contestant, case and round. Each round visits all cases and contestants, in a rotating order.
 
         ``idle_share`` becomes the CPU time that idle contestants used while another one was measured, as a share of
-        the measured time: it should be next to nothing.
+        the measured time: it should be almost 0.
         """
         times: dict[str, dict[str, list[list[float]]]] = {
             w.contestant.key: {case: [] for case in cases} for w in self.workers

@@ -1,10 +1,10 @@
-"""How fast are the library's matrix products? Packed linear layers and attention against torch, in GFLOP/s.
+"""How fast are GEMM and attention on the CPU? Prepacked linear layers and attention against torch, in GFLOP/s.
 
     UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/cpu_gemm.py [--threads 1 2] [--quick]
 
-Calls the C shims through ctypes, so that nothing but the kernel and its allocation is timed. Both sides alternate and
-the best of many repetitions counts. "warm" repeats one weight, which stays in L2; "cold" passes over 96 MiB of weights,
-as a model does. CPU time is written beside the wall clock: on a shared machine it is what can still be compared.
+Calls the C shims through ctypes, so that only the kernel and its allocation are timed. Both sides alternate, and the
+best of many repetitions counts. "warm" repeats one weight, which stays in L2; "cold" cycles through 96 MiB of weights,
+as a model does. CPU time stands beside wall-clock time: it stays comparable on a shared machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ATTENTION = "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
 
 @dataclass(frozen=True)
 class Case:
-    """x [rows, inputs] times a weight [outputs, inputs]."""
+    """x [m, k] times a weight [n, k]."""
 
-    rows: int
-    outputs: int
-    inputs: int
+    m: int
+    n: int
+    k: int
     activation: str = "none"
     residual: bool = False
     cold: bool = False
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass
 class Result:
-    """Seconds of the best repetition, and operations a nanosecond of wall clock."""
+    """Seconds of the best repetition, and GFLOP/s of wall-clock time."""
 
     case: str
     threads: int
@@ -69,7 +69,7 @@ ATTENTION_CASES = [(1, 12, 32, 32), (1, 12, 128, 32), (16, 12, 128, 32)]
 
 
 def alternate(first: Callable[[], None], second: Callable[[], None], seconds: float) -> list[tuple[float, float]]:
-    """Best (wall, CPU of the process) of each, in turns."""
+    """Best (wall, CPU of the process) of each, alternating."""
     best = [(float("inf"), float("inf"))] * 2
     for function in (first, second):
         function()
@@ -106,10 +106,10 @@ def measure(threads: int, seconds: float) -> list[Result]:
         results.append(Result(name, threads, wall, cpu, torch_wall, torch_cpu, *rates))
 
     for case in CASES:
-        count = max(COLD_BYTES // (4 * case.outputs * case.inputs), 1) if case.cold else 1
-        x, bias = torch.randn(case.rows, case.inputs), torch.randn(case.outputs)
-        rest = torch.randn(case.rows, case.outputs)
-        plain = [torch.randn(case.outputs, case.inputs) for _ in range(count)]
+        count = max(COLD_BYTES // (4 * case.n * case.k), 1) if case.cold else 1
+        x, bias = torch.randn(case.m, case.k), torch.randn(case.n)
+        rest = torch.randn(case.m, case.n)
+        plain = [torch.randn(case.n, case.k) for _ in range(count)]
         packed = [pack(weight) for weight in plain]
         handles = [shim.handle(tensor) for tensor in (x, bias, rest)]
         weights = [shim.handle(tensor) for tensor in packed]
@@ -122,7 +122,7 @@ def measure(threads: int, seconds: float) -> list[Result]:
             for weight in weights:
                 code = getattr(shim.lib, LINEAR)(
                     handles[0], weight, ctypes.byref(handles[1]), residual, case.activation.encode(),
-                    ctypes.c_int64(case.outputs), ctypes.byref(out),
+                    ctypes.c_int64(case.n), ctypes.byref(out),
                 )  # fmt: skip
                 shim.raise_on(code)
                 shim.delete(out)
@@ -138,11 +138,11 @@ def measure(threads: int, seconds: float) -> list[Result]:
                 if case.residual:
                     y += rest
 
-        name = f"{case.rows}×{case.inputs} → {case.outputs}"
+        name = f"{case.m}×{case.k} → {case.n}"
         name += f" {case.activation}" if case.activation != "none" else ""
         name += " + residual" if case.residual else ""
         name += " (cold)" if case.cold else ""
-        add(name, 2.0 * case.rows * case.outputs * case.inputs * count, ours, theirs)
+        add(name, 2.0 * case.m * case.n * case.k * count, ours, theirs)
         for handle in (*handles, *weights):
             shim.delete(handle)
 
@@ -182,7 +182,7 @@ def main() -> None:
     load = list(os.getloadavg())
     results: list[Result] = []
     for threads in sorted(set(options.threads)):
-        # A process each: OpenMP takes its number of threads at its start.
+        # A process per thread count: OpenMP reads it at start.
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -216,7 +216,7 @@ def main() -> None:
     document = {
         "benchmark": NAME, "script": f"benchmarks/{NAME}.py", "quick": options.quick, "machine": machine,
         "values": {"results": [asdict(r) for r in results]},
-        "tables": {"products": {"columns": columns, "rows": rows, "note": ""}},
+        "tables": {"cpu_gemm": {"columns": columns, "rows": rows, "note": ""}},
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{NAME}.json"

@@ -1,7 +1,7 @@
-"""How fast is a real sentence model on this CPU, beside torch's loader, ONNX Runtime and OpenVINO?
+"""What is the latency of a sentence-embedding model on this CPU? Against torch's loader, ONNX Runtime and OpenVINO.
 
-all-MiniLM-L6-v2 in float32, pooling included, numpy arrays to numpy array. Every contestant has a process of its own,
-only one computes at a time, and they take turns in short bursts, so that a slow minute of the machine hits all.
+all-MiniLM-L6-v2 in float32, pooling included, numpy arrays to numpy array. Every contestant has its own process.
+Only one computes at a time, and they alternate in short bursts, so that a slow minute of the machine hits all.
 """
 
 from __future__ import annotations

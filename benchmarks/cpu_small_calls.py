@@ -1,6 +1,6 @@
-"""What does a call cost when the model is tiny? numpy array to numpy array, one thread, microseconds.
+"""What is the overhead of a call? Tiny models, numpy array to numpy array, one thread, microseconds.
 
-An MLP of 64 → 256 → 64 with ReLU on a batch of 8, and x + 1 on 8 floats: nearly nothing but the call itself.
+An MLP of 64 → 256 → 64 with ReLU on a batch of 8, and x + 1 on 8 floats: almost nothing but overhead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ THREADS = 1
 
 
 def contestants(model: str) -> list[Contestant]:
-    """Each runtime as its documentation tells, and the leaner ways that two of them have."""
+    """Each runtime as documented, and the faster entry points that two of them have."""
     return [
         Contestant("untorch", "untorch", "untorch", f"{model}.pt2"),
         Contestant("torch", "torch's loader, frozen weights", "torch", f"{model}_frozen.pt2"),

@@ -1,13 +1,12 @@
 """How fast is attention on the GPU? Our flash operator and Triton kernels against torch's flash and cuDNN, in one run.
 
     UNTORCH_LIBRARY=build/py/native/libuntorch.so python benchmarks/gpu_attention.py [--quick]
-    python benchmarks/gpu_attention_tune.py: which blocks, warps and stages the Triton kernels should have
+    python benchmarks/gpu_attention_tune.py: block sizes, warps and stages for the Triton kernels
 
-Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decoding: one query over long keys,
-eight key heads for 32 query heads, in GB/s of the keys and values, which come from memory: calls take turns with more
-of them than the L2 cache holds. "reading" is one kernel that reads them and computes nothing but sums. Each
-contestant's calls are captured into a CUDA graph, so that the GPU's time is measured and no launch; the graphs take
-turns, and the median of the rounds counts.
+Prefill: as many keys as queries, in TFLOP/s (half of the operations when causal). Decode: one query over a long KV
+cache, 8 KV heads for 32 query heads, in GB/s of keys and values, which come from HBM: calls cycle through more of them
+than L2 holds. "read" is one kernel that only reads and adds them. Each contestant's calls are captured into a CUDA
+graph, which measures the GPU's time without launches; the graphs alternate, and the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ sys.path.insert(0, str(common.ROOT))
 FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 KEYS = ((1, 4096), (1, 16384), (1, 65536), (1, 131072), (4, 4096), (16, 4096), (4, 16384))  # batch, keys of each
-CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN", "reading")
+CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN", "read")
 TOKENS = 16384  # of a prefill: batch * length
-COLD_BYTES = 200 << 20  # several times the L2 cache
-READ_BLOCKS = (4096, 8192, 16384)  # elements that a program of the reading kernel takes
+COLD_BYTES = 200 << 20  # several times L2
+READ_BLOCKS = (4096, 8192, 16384)  # elements per program of the read kernel
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Case:
     def label(self) -> str:
         """A row's name."""
         if self.queries == 1:
-            return f"decoding, {self.batch} × {self.keys} keys, D {self.width}"
+            return f"decode {self.batch} × {self.keys} keys, D {self.width}"
         return f"prefill {self.batch}×{self.queries}, D {self.width}{', causal' if self.causal else ''}"
 
     @property
@@ -75,7 +74,7 @@ class Result:
     untorch_triton_seconds: float
     torch_flash_seconds: float | None
     torch_cudnn_seconds: float | None
-    reading_seconds: float | None
+    read_seconds: float | None
     largest_difference: float
 
 
@@ -91,7 +90,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def measure(case: Case, rounds: int) -> Result:
-    """All contestants on one case, in turns."""
+    """All contestants on one case, alternating."""
     import torch
     from read_kernel import reader
     from torch.nn import attention, functional
@@ -106,8 +105,8 @@ def measure(case: Case, rounds: int) -> Result:
         shape = (case.batch, length, heads, case.width)
         return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
 
-    decoding = case.queries == 1
-    copies = math.ceil(COLD_BYTES / case.bytes) if decoding else 1
+    decode = case.queries == 1
+    copies = math.ceil(COLD_BYTES / case.bytes) if decode else 1
     q = tensor(case.heads, case.queries)
     pairs = [(tensor(case.kv_heads, case.keys), tensor(case.kv_heads, case.keys)) for _ in range(copies)]
     handles = [[shim.handle(t) for t in (q, *pair)] for pair in pairs]
@@ -167,9 +166,9 @@ def measure(case: Case, rounds: int) -> Result:
             contestants[name] = graph(call)
         except RuntimeError as error:
             print(f"{case.label}: torch {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-    if decoding:
+    if decode:
         for block in READ_BLOCKS:
-            contestants[f"reading {block}"] = graph(reader(pairs, block))
+            contestants[f"read {block}"] = graph(reader(pairs, block))
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, captured in contestants.items():
@@ -182,10 +181,10 @@ def measure(case: Case, rounds: int) -> Result:
     for h in itertools.chain(*handles):
         shim.delete(h)
     seconds = {name: statistics.median(values[1:]) for name, values in times.items()}
-    reading = min((seconds[name] for name in seconds if name.startswith("reading")), default=None)
+    read = min((seconds[name] for name in seconds if name.startswith("read ")), default=None)
     return Result(
         case.label, case.operations, case.bytes, seconds["untorch"], seconds["triton"], seconds.get("flash"),
-        seconds.get("cudnn"), reading, largest,
+        seconds.get("cudnn"), read, largest,
     )  # fmt: skip
 
 
@@ -204,18 +203,18 @@ def main() -> None:
     report.values["results"] = [asdict(result) for result in results]
     for name, unit, chosen in (
         ("prefill", "TFLOP/s", [r for r in results if r.case.startswith("prefill")]),
-        ("decoding", "GB/s", [r for r in results if r.case.startswith("decoding")]),
+        ("decode", "GB/s", [r for r in results if r.case.startswith("decode")]),
     ):
         rows = []
         for r in chosen:
             work = r.operations / 1e12 if name == "prefill" else r.bytes / 1e9
             seconds = [r.untorch_seconds, r.untorch_triton_seconds, r.torch_flash_seconds, r.torch_cudnn_seconds]
-            seconds += [r.reading_seconds] if name == "decoding" else []
+            seconds += [r.read_seconds] if name == "decode" else []
             rates = ["–" if s is None else f"{work / s:.0f}" for s in seconds]
             rows.append([r.case, *rates, *("–" if s is None else f"{s * 1e6:.1f}" for s in seconds)])
-        who = CONTESTANTS if name == "decoding" else CONTESTANTS[:4]
+        who = CONTESTANTS if name == "decode" else CONTESTANTS[:4]
         columns = ["case", *(f"{one} {unit}" for one in who), *(f"{one} µs" for one in who)]
-        note = f"{report.machine['gpu']}, bfloat16; the largest difference of a result is "
+        note = f"{report.machine['gpu']}, bfloat16; largest difference between results "
         note += f"{max((r.largest_difference for r in chosen), default=0.0):.4f}."
         report.tables[f"gpu_attention_{name}"] = common.Table(columns, rows, note)
     report.write(options.output)

@@ -1,11 +1,11 @@
-"""Which blocks, warps and stages are best for the Triton attention kernels on this GPU?
+"""Which block sizes, warps and stages are fastest for the Triton attention kernels on this GPU?
 
     python benchmarks/gpu_attention_tune.py [--dtype bfloat16] [--width 128] [--length 4096] [--causal] [--mask bool]
     python benchmarks/gpu_attention_tune.py --decode [--keys 65536] [--batch 1] [--mask bool]
 
 Prints the best configurations of a case, for src/untorch/ops/attention/configs.py. Kernels are compiled by several
-processes first, into Triton's cache; then each is measured in CUDA graph replays, in turns. Decoding takes keys and
-values from memory: its calls take turns with more of them than the L2 cache holds. Needs no libuntorch.so.
+processes first, into Triton's cache; then CUDA graph replays of all alternate. Decode takes keys and values from HBM:
+its calls cycle through more of them than L2 holds. Needs no libuntorch.so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 
 TOKENS = 16384
-COLD_BYTES = 200 << 20  # of keys and values: several times the L2 cache
+COLD_BYTES = 200 << 20  # of keys and values: several times L2
 SHARED_BYTES = 232448  # of a program, on compute capability 9.0
 
 
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--causal", action="store_true")
     found.add_argument("--decode", action="store_true", help="one query over --keys keys, 32 heads over 8")
     found.add_argument("--keys", type=int, default=65536)
-    found.add_argument("--batch", type=int, help="default: 16384 tokens of a prefill, one sequence of decoding")
+    found.add_argument("--batch", type=int, help="default: 16384 tokens of a prefill, one sequence in decode")
     found.add_argument("--mask", choices=("none", "bool", "additive"), default="none")
     found.add_argument("--rounds", type=int, default=7)
     found.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
@@ -45,14 +45,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def configs(options: argparse.Namespace) -> list[Any]:
-    """What may fit into shared memory and registers."""
+    """Configurations that may fit into shared memory and registers."""
     from untorch.ops.attention.configs import DecodeConfig, PrefillConfig, block_width
 
     size, width = (4 if options.dtype == "float32" else 2), block_width(options.width)
     found: list[Any] = []
     if options.decode:
         for n, warps, stages, programs in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5), (1, 2, 3, 4)):
-            # What programs share of a multiprocessor must fit; more in flight than that is of no use.
+            # The shared memory of the programs on an SM must fit; more in flight is of no use.
             if 2 * n * width * size * stages * programs <= SHARED_BYTES and n * width * size >= 4096 * warps // 4:
                 found.append(DecodeConfig(n, warps, stages, programs))
         return found

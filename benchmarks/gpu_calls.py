@@ -1,7 +1,7 @@
-"""What does a call cost on the GPU when the model is tiny? Enqueuing and the whole, from C, from Python, and torch's.
+"""What does a call of a tiny model cost on the GPU? Enqueue time and latency, beside torch's loader.
 
-An MLP of 64 → 256 → 64 with ReLU on a batch of 8 that lies on the GPU. The output stays there. A launch costs the CPU
-microseconds by itself: as many launches of an empty kernel, through the driver, are what a call cannot go below.
+An MLP of 64 → 256 → 64 with ReLU on a batch of 8 in device memory. The output stays there. A launch alone costs the CPU
+microseconds: the launches of an empty kernel, as many as a call has, are the lower bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common import ROOT, WORK, Report, Table, arguments
 from gpu_common import BATCH, answer, child, describe_gpu, ensure, note_of
 
 LABELS = {
-    "c_floor": "launches of an empty kernel, as many as a call has, C",
+    "c_floor": "empty kernels, as many launches, C",
     "c_call": "untorch, C",
     "c_graph": "untorch, C, CUDA graph",
     "python_call": "untorch, Python",
@@ -32,7 +32,7 @@ LABELS = {
 
 
 def measure(call: Callable[[], object], wait: Callable[[], object], calls: int) -> dict[str, float]:
-    """Medians and best of ``calls`` calls: until the call returns, and until the GPU is done."""
+    """Median and best enqueue time (until the call returns) and latency (until the GPU is done) of ``calls`` calls."""
     enqueue, total = [], []
     for number in range(calls + calls // 10 + 1):
         start = time.perf_counter()
@@ -131,12 +131,10 @@ def main() -> None:
         if key in values
     ]
     text = (
-        f"Microseconds, median (best) of {calls} calls; lower is better. MLP 64-256-64, batch {BATCH}, on the GPU; "
-        f"{values['launches']} launches a call."
+        f"Microseconds until the call returns and until the GPU is done, median (best) of {calls} calls; lower is "
+        f"better. MLP 64-256-64, batch {BATCH}, on the GPU; {values['launches']} launches a call."
     )
-    report.tables["gpu_calls"] = Table(
-        ["Call", "Until it returns", "Until the GPU is done"], rows, note_of(report, text)
-    )
+    report.tables["gpu_calls"] = Table(["Call", "Enqueue", "Latency"], rows, note_of(report, text))
     report.write(options.output)
 
 

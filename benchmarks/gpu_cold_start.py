@@ -1,8 +1,8 @@
-"""From the start of a process to the first result from the GPU: the MLP, numpy to numpy, the file in the page cache.
+"""Process start to first result on the GPU: the MLP, numpy to numpy, the file in the page cache.
 
 untorch imports numpy while the GPU starts, unless the program has imported it before: both are measured. torch takes so
 long that it is started once, and again before that to fill the page cache with its libraries, unless --warm says that
-they are there.
+they are in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common import Report, Table, arguments
 from gpu_common import BATCH, answer, child, describe_gpu, ensure, note_of
 
 RUNS = {"untorch": 10, "numpy_first": 10, "torch": 1}
-LABELS = {"untorch": "untorch", "numpy_first": "untorch, numpy imported before it", "torch": "torch's loader"}
+LABELS = {"untorch": "untorch", "numpy_first": "untorch, numpy imported first", "torch": "torch's loader"}
 STAGES = ("import", "load", "first call")
 
 
@@ -87,8 +87,8 @@ def main() -> None:
         middle = [statistics.median(stage) for stage in zip(*times, strict=True)]
         total = f"{statistics.median(totals):.3f} ({min(totals):.3f})"
         rows.append([LABELS[runtime], total, *(f"{value:.3f}" for value in middle), str(len(totals))])
-    text = "Seconds from the process's start to the first output, median (best); then medians of the stages."
-    columns = ["Runtime", "First output", *STAGES, "Runs"]
+    text = "Seconds from process start to first result, median (best); then medians of the stages."
+    columns = ["Runtime", "First result", *STAGES, "Runs"]
     report.tables["gpu_cold_start"] = Table([c[0].upper() + c[1:] for c in columns], rows, note_of(report, text))
     report.write(options.output)
 

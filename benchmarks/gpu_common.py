@@ -17,12 +17,12 @@ from common import WORK, Report
 
 __all__ = [
     "COLD_BYTES", "PACKAGES", "answer", "captured", "child", "describe_gpu", "ensure", "memory_bandwidth",
-    "note_of", "seconds_a_replay", "seconds_in_turns",
+    "note_of", "seconds_a_replay", "seconds_alternating",
 ]  # fmt: skip
 
 PACKAGES = WORK / "gpu"
 BATCH = 8
-COLD_BYTES = 192 << 20  # of weights: more than twice the second-level cache of the largest GPUs
+COLD_BYTES = 192 << 20  # of weights: more than twice the L2 of the largest GPUs
 
 
 def describe_gpu(report: Report) -> str:
@@ -38,7 +38,7 @@ def describe_gpu(report: Report) -> str:
 
 
 def seconds_a_replay(graph: Any, torch: Any) -> float:
-    """Of the GPU, for one replay of a captured torch graph. ``torch`` is the caller's: this file does without."""
+    """Seconds of the GPU for one replay of a captured torch graph. This file does not import torch: the caller does."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
@@ -48,7 +48,7 @@ def seconds_a_replay(graph: Any, torch: Any) -> float:
 
 
 def captured(run: Callable[[], None], torch: Any) -> Any:
-    """A graph of what ``run`` enqueues, C functions of libuntorch.so too, which go to the stream that is captured."""
+    """A CUDA graph of what ``run`` enqueues. C functions of libuntorch.so enqueue on the captured stream too."""
     from tests.native import shim
 
     graph = torch.cuda.CUDAGraph()
@@ -62,7 +62,7 @@ def captured(run: Callable[[], None], torch: Any) -> Any:
 def memory_bandwidth(name: str) -> float:
     """Bytes a second by the data sheet of the GPU with that name ("NVIDIA H200"); NaN if it is not known.
 
-    It is not measured with a copy: in a graph that is no kernel, and runs at 2.7 TB/s on an H200; kernels read 4.5.
+    A copy does not measure it: in a graph a copy is no kernel and runs at 2.7 TB/s on an H200, where kernels read 4.5.
     """
     from untorch.export.gpus import find_gpu
     from untorch.runtime.errors import InvalidArgumentError
@@ -73,10 +73,10 @@ def memory_bandwidth(name: str) -> float:
         return math.nan
 
 
-def seconds_in_turns(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:
-    """Of the GPU, for one of the products of each run: a function that enqueues so many of them.
+def seconds_alternating(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:
+    """Seconds of the GPU for one call of each run: a function, and the number of calls that it enqueues.
 
-    Medians of ``rounds`` replays of CUDA graphs, which take turns.
+    Medians of ``rounds`` replays of CUDA graphs, which alternate.
     """
     for run, _ in runs.values():
         run()

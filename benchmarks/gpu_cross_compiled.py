@@ -1,12 +1,12 @@
-"""Are files that were compiled without looking at a GPU as fast as those compiled on it? µs of the GPU for a call.
+"""Are cross-compiled files as fast as files compiled on the GPU? µs of the GPU for a call.
 
     python benchmarks/gpu_cross_compiled.py [--quick] [--models mlp cnn] [--build] [--matmul auto]
 
-"native" is ``export(..., device="cuda")``, which times configurations of kernels on the GPU of this machine;
-"cross-compiled" is ``export(..., device="cuda", arch=...)`` with its architecture, as a machine without a GPU does it;
-"tuned" is that with a tuning file, which "native" recorded. All are CUDA graphs of the same call, replayed in turns.
-Above 1 in the last columns, the file that was compiled without a GPU is faster. With --matmul auto, Triton templates
-compete with the runtime's matrix products in all three; "library" is a native build where they do not.
+"native" is ``export(..., device="cuda")``, which times kernel configurations on this machine's GPU. "cross-compiled" is
+``export(..., device="cuda", arch=...)`` for its architecture, as a machine without a GPU does it. "tuned" adds the
+tuning file that "native" recorded. All are CUDA graphs of the same call, whose replays alternate. Above 1 in the last
+columns, the cross-compiled file is faster. With --matmul auto, Triton GEMM templates compete with the runtime's GEMMs
+in all three; "library" is a native build without templates.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpu_common import describe_gpu
 
 PLACE = WORK / "cross"
 SIDES = ("native", "cross", "tuned")  # with matmul="auto" native-auto and so on
-REPLAYS = 10  # of a graph between two looks at the clock; two where each fills a third of a cache
+REPLAYS = 10  # of a graph per measurement; two where each fills a third of a cache
 
 
 def block(width: int, length: int, causal: bool) -> tuple[Any, tuple[Any, ...]]:
-    """A transformer's block: attention with rotary positions left out, and a gated MLP, with RMS norms."""
+    """A transformer block: attention without rotary embeddings, and a gated MLP, with RMS norms."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -124,15 +124,15 @@ MODELS: dict[str, Callable[[str], tuple[Any, tuple[Any, ...]]]] = {
     "mlp": lambda _: mlp(),
     "cnn": lambda _: cnn(),
     "minilm": lambda _: minilm(),
-    "block, 512 wide, 128 positions": lambda _: block(512, 128, False),
-    "block, 1024 wide, 512 positions": lambda _: block(1024, 512, False),
-    "block, 2048 wide, 2048 positions": lambda _: block(2048, 2048, True),
-    "block, 4096 wide, 1 position": lambda _: block(4096, 1, False),
+    "block, 512 wide, 128 tokens": lambda _: block(512, 128, False),
+    "block, 1024 wide, 512 tokens": lambda _: block(1024, 512, False),
+    "block, 2048 wide, 2048 tokens": lambda _: block(2048, 2048, True),
+    "block, 4096 wide, 1 token": lambda _: block(4096, 1, False),
     "Voxtral's encoder, 4 layers": lambda device: voxtral(device, "audio_encoder"),
-    "Voxtral's decoder, 4 layers, 388 positions": lambda device: voxtral(device, "text_decoder", 388),
-    "Voxtral's decoder, 4 layers, 1 position": lambda device: voxtral(device, "text_decoder", 1),
+    "Voxtral's decoder, 4 layers, 388 tokens": lambda device: voxtral(device, "text_decoder", 388),
+    "Voxtral's decoder, 4 layers, 1 token": lambda device: voxtral(device, "text_decoder", 1),
 }
-# One file, for any number of positions, serves both.
+# One file with a dynamic number of tokens serves both.
 DECODER, DECODER_AGAIN = list(MODELS)[-2:]
 
 
@@ -176,7 +176,7 @@ def build(name: str, side: str) -> None:
 
 
 def build_all(names: list[str], sides: list[str]) -> None:
-    """What is not there, several at a time; a tuned file after its native one."""
+    """Builds missing files, several at a time; a tuned file after its native one."""
     natives, tuned = ([side for side in sides if side.startswith(how)] for how in ("native", "tuned"))
 
     def one(name: str, side: str) -> str | None:
@@ -201,7 +201,7 @@ def build_all(names: list[str], sides: list[str]) -> None:
 
 
 def measure(name: str, sides: list[str], rounds: int) -> dict[str, float]:
-    """Seconds a call of each side, and how much their results differ, as a share of the largest."""
+    """Seconds a call of each side, and the largest difference of results, relative to the largest value."""
     import torch
 
     import untorch
@@ -246,7 +246,7 @@ def main() -> None:
         "--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL", help="which"
     )
     parser.add_argument("--matmul", choices=["library", "auto"], default="library", help="the option of export")
-    parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
+    parser.add_argument("--build", action="store_true", help="build missing files, and stop")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
     auto = options.matmul == "auto"
@@ -271,8 +271,8 @@ def main() -> None:
     report.values["geometric_mean"] = means
     cross, tuned = (f"{means[side]:.2f}, least: {min(ratios[side]):.2f}" for side in ratios)
     note = (
-        f"Medians of graph replays on {gpu}. Geometric mean of native / cross-compiled: {cross}; of native / tuned: "
-        f"{tuned}."
+        f"Medians of CUDA graph replays on {gpu}. Geometric mean of native / cross-compiled: {cross}; of native / "
+        f"tuned: {tuned}."
     )
     header = [
         "model",

@@ -1,12 +1,12 @@
-"""How fast are the matrix products on the GPU? mm against torch.mm, microseconds a product on the device.
+"""How fast is GEMM on the GPU? mm against torch.mm, microseconds a GEMM on the device.
 
     UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_matmul.py [--quick] [--dtypes bfloat16]
 
-Both sides replay CUDA graphs of the same products, in turns, so that neither pays for its host code; what a call costs
-on the host is written beside it. Every product of a graph has a weight of its own, and together they are more than the
-second-level cache holds: weights come from memory, as they do in a model. The weight is a linear layer's ([n, k],
-passed transposed) unless the row says otherwise. What native/kernels/cuda/gemm/heuristic.h decides is read off this table:
-our own kernels serve up to 16 rows, everything larger goes to cuBLAS on both sides.
+Both sides alternate, each replaying a CUDA graph of the same GEMMs, so that neither pays for its host code; the cost
+of a call on the host is a column of its own. Each GEMM of a graph has its own weight, and all weights together exceed
+L2: weights come from HBM, as in a model. B is a linear layer's weight ([N, K], passed transposed) unless the label says
+that it is row-major. The thresholds in native/kernels/cuda/gemm/heuristic.h are read off this table: our kernels serve
+M up to 16, larger M goes to cuBLAS on both sides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_common import captured, seconds_a_replay
 
 sys.path.insert(0, str(ROOT))
 
-COLD_BYTES = 192 << 20  # more than twice the second-level cache of the largest GPUs
+COLD_BYTES = 192 << 20  # more than twice the L2 of the largest GPUs
 DTYPES = ["bfloat16", "float16", "float32"]
 
 
@@ -35,11 +35,11 @@ class Case:
     m: int
     n: int
     k: int
-    columns: bool = True  # b's columns are dense: a transposed weight
+    columns: bool = True  # b is column-major: a transposed weight
 
     def label(self) -> str:
         """How the table names it."""
-        return f"{self.m}×{self.k} · {self.k}×{self.n}" + ("" if self.columns else ", b in rows")
+        return f"{self.m}×{self.k} · {self.k}×{self.n}" + ("" if self.columns else ", B row-major")
 
 
 CASES = [
@@ -80,11 +80,11 @@ def measure(case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
     outs = [torch.empty(case.m, case.n, dtype=dtype, device="cuda") for _ in range(count)]
     expected = [torch.empty_like(out) for out in outs]
     handles = [(shim.handle(out), shim.handle(a), shim.handle(b)) for out, b in zip(outs, right, strict=True)]
-    product = shim.lib.aoti_torch_cuda_mm_out
+    gemm = shim.lib.aoti_torch_cuda_mm_out
 
     def ours() -> None:
         for out, left, b in handles:
-            if product(out, left, b) != 0:
+            if gemm(out, left, b) != 0:
                 shim.raise_on(1)
 
     def theirs() -> None:
@@ -120,7 +120,7 @@ def measure(case: Case, dtype_name: str, rounds: int) -> dict[str, float]:
         "torch_host_seconds": host_seconds(theirs),
         "bytes": float(size * (case.m * case.k + case.k * case.n + case.m * case.n)),
         "operations": 2.0 * case.m * case.n * case.k,
-        "products_a_graph": float(count),
+        "gemms_a_graph": float(count),
     }
     for triple in handles:
         for handle in triple:
@@ -150,9 +150,19 @@ def main() -> None:
                 f"{values['bytes'] / ours / 1e12:.2f}", f"{values['operations'] / ours / 1e12:.1f}",
                 f"{values['untorch_host_seconds'] * 1e6:.1f}", f"{values['torch_host_seconds'] * 1e6:.1f}",
             ])  # fmt: skip
-        columns = ["product", "untorch µs", "torch µs", "torch / untorch", "TB/s", "TFLOP/s", "host µs", "torch host"]
+        columns = [
+            "M×K · K×N",
+            "untorch µs",
+            "torch µs",
+            "torch / untorch",
+            "TB/s",
+            "TFLOP/s",
+            "host µs",
+            "torch host µs",
+        ]
         note = (
-            f"{dtype}; medians of graph replays on {report.machine['gpu']}, weights from memory. Host: Python included."
+            f"{dtype}; medians of CUDA graph replays on {report.machine['gpu']}, weights from HBM. Host: time until a "
+            "call from Python returns."
         )
         report.tables[f"gpu_matmul_{dtype}"] = Table(columns, rows, note)
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))

@@ -1,19 +1,19 @@
-"""How fast are products with NVFP4 weights? Against bfloat16 by cuBLAS, µs on the device.
+"""How fast is the W4A16 GEMM with NVFP4 weights? Against cuBLAS in bfloat16, µs on the device.
 
     UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_nvfp4.py [--quick] [--m 1 8]
 
-Both sides replay CUDA graphs of the same products, in turns. Every product of a graph has a weight of its own, and
-together they are more than the second-level cache holds: weights come from memory, as they do in a model. bfloat16 is
-``torch.mm`` with a linear layer's weight. The floor is what the bytes take at the bandwidth of the GPU's data
-sheet, or the operations at bfloat16's best product in the same run.
+Both sides alternate, each replaying a CUDA graph of the same GEMMs. Each GEMM of a graph has its own weight, and all
+weights together exceed L2: weights come from HBM, as in a model. bfloat16 is ``torch.mm`` with a linear layer's weight.
+The roofline is the bytes at the bandwidth of the GPU's data sheet, or the operations at the rate of bfloat16's fastest
+GEMM in the same run, whichever takes longer.
 
-What native/kernels/cuda/w4a16/nvfp4_heuristic.h decides is to be read off this table: --narrow-rows, --stream-rows and
---mma-rows say up to how many rows the kernels serve, asked in this order, so that runs with "0 0 0", "0 100000 0" and
-"0 0 100000" compare unpacking for cuBLAS, nvfp4_gemm_sm90 and nvfp4_gemm_sm80. --tile-rows says which tiles nvfp4_gemm_sm90 has,
-for the times in tile_heuristic.h.
+The thresholds in native/kernels/cuda/w4a16/nvfp4_heuristic.h are read off this table. --gemv-m, --sm90-m and --sm80-m
+set the largest M of the GEMV, the sm_90 GEMM and the sm_80 GEMM, tried in this order: runs with "0 0 0", "0 100000 0"
+and "0 0 100000" compare dequantising for cuBLAS with the two GEMMs. --tile-m sets the sm_90 GEMM's M tile, for the
+coefficients in tile_heuristic.h.
 
---prefill fp8 or fp4 measures that too, beside both, and how far its results are from bfloat16's with the same weight:
-the norm of the difference by the norm. Up to --fp8-rows and --fp4-rows rows it is the same as without.
+--prefill fp8 or fp4 measures that mode too, and its error: the norm of the difference from bfloat16's result with the
+same weight, over the norm of that result. Up to M of --fp8-m and --fp4-m the mode runs the exact GEMM.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import sys
 from collections.abc import Callable
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import COLD_BYTES, memory_bandwidth, seconds_in_turns
+from gpu_common import COLD_BYTES, memory_bandwidth, seconds_alternating
 
 sys.path.insert(0, str(ROOT))
 
-MOST_PRODUCTS = 128
+MOST_WEIGHTS = 128
 MOST_APART = 0.2  # relative error of a result: more is a mistake
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (8192, 28672), (2048, 768)]  # k, n
-ROWS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]
+M = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096]
 INNER_K_TILES = 8
 
 
 class Weights:
-    """Random weights of one shape: in NVFP4 as many times as it takes to be cold, and in bfloat16 likewise."""
+    """Random weights of one shape: enough copies in NVFP4 to exceed L2, and enough in bfloat16."""
 
     def __init__(self, k: int, n: int) -> None:
         import torch
@@ -49,7 +49,7 @@ class Weights:
         def integers(low: int, high: int, *shape: int) -> torch.Tensor:
             return torch.randint(low, high, shape, generator=generator, device="cuda", dtype=torch.int64)
 
-        self.count = max(2, min(MOST_PRODUCTS, -(-COLD_BYTES // (n * k // 2))))
+        self.count = max(2, min(MOST_WEIGHTS, -(-COLD_BYTES // (n * k // 2))))
         tiles = (n // 8, k // (16 * INNER_K_TILES), 32, INNER_K_TILES // 2)
         self.packed = [integers(-(2**31), 2**31, *tiles).int() for _ in range(self.count)]
         # From 2^-2 to 2^2.
@@ -57,7 +57,7 @@ class Weights:
             integers(0x28, 0x49, n, k // 16).to(torch.uint8).view(torch.float8_e4m3fn) for _ in range(self.count)
         ]
         self.global_scale = torch.full((n,), 0.01, device="cuda")
-        # A quarter as many bytes of NVFP4 would stay in the cache; of bfloat16 they do not.
+        # A third as many copies: a bfloat16 weight has almost four times the bytes, so these exceed L2 too.
         wide = max(2, -(-self.count // 3))
         self.wide = [
             torch.randn((n, k), generator=generator, device="cuda").to(torch.bfloat16).t() for _ in range(wide)
@@ -66,7 +66,7 @@ class Weights:
 
 
 def measure(weights: Weights, m: int, rounds: int, prefills: list[str]) -> dict[str, float]:
-    """Seconds of all sides, after a comparison of one product with bfloat16's of the same weight."""
+    """Seconds of all sides, after a comparison of one result with bfloat16's for the same weight."""
     import torch
 
     from tests.native import shim
@@ -84,17 +84,17 @@ def measure(weights: Weights, m: int, rounds: int, prefills: list[str]) -> dict[
         apart = shim.call(name, x, *operands, shim.Opt(None), prefill, returns=1).float() - want.float()
         values[f"{prefill}_error"] = float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(want.float()))
         if not values[f"{prefill}_error"] < MOST_APART:
-            raise SystemExit(f"prefill {prefill}, {m} rows: relative error {values[f'{prefill}_error']}")
+            raise SystemExit(f"prefill {prefill}, M = {m}: relative error {values[f'{prefill}_error']}")
 
     hx, world = shim.handle(x), shim.handle(weights.global_scale)
     pairs = [(shim.handle(w), shim.handle(s)) for w, s in zip(weights.packed, weights.block_scales, strict=True)]
     outs = [torch.empty(m, weights.n, dtype=torch.bfloat16, device="cuda") for _ in weights.wide]
-    product = getattr(shim.lib, name)
+    gemm = getattr(shim.lib, name)
 
     def ours(prefill: bytes) -> None:
         for w, s in pairs:
             result = ctypes.c_void_p()
-            shim.raise_on(product(hx, w, s, world, None, prefill, ctypes.byref(result)))
+            shim.raise_on(gemm(hx, w, s, world, None, prefill, ctypes.byref(result)))
             shim.delete(result)
 
     def bf16() -> None:
@@ -104,7 +104,7 @@ def measure(weights: Weights, m: int, rounds: int, prefills: list[str]) -> dict[
     runs: dict[str, tuple[Callable[[], None], int]] = {"bf16": (bf16, len(outs))}
     for side, prefill in {"untorch": "exact", **{prefill: prefill for prefill in prefills}}.items():
         runs[side] = functools.partial(ours, prefill.encode()), len(pairs)
-    seconds = seconds_in_turns(runs, rounds, torch)
+    seconds = seconds_alternating(runs, rounds, torch)
     for handle in (hx, world, *(handle for pair in pairs for handle in pair)):
         shim.delete(handle)
     values |= {f"{side}_seconds": value for side, value in seconds.items()}
@@ -130,25 +130,25 @@ def linear(report: Report, options: argparse.Namespace, bandwidth: float) -> Non
     report.values["best_operations_a_second"] = best
     rows = []
     for shape, m, values in results:
-        values["floor_seconds"] = max(values["bytes"] / bandwidth, values["operations"] / best)
+        values["roofline_seconds"] = max(values["bytes"] / bandwidth, values["operations"] / best)
         report.values.setdefault("linear", {})[f"{shape} m={m}"] = values
         ours, bf16 = values["untorch_seconds"], values["bf16_seconds"]
         rows.append([
             shape, str(m), f"{ours * 1e6:.1f}", f"{bf16 * 1e6:.1f}", f"{bf16 / ours:.2f}",
-            f"{values['floor_seconds'] / ours:.2f}",
+            f"{values['roofline_seconds'] / ours:.2f}",
         ])  # fmt: skip
         for prefill in options.prefill:
             asked = values[f"{prefill}_seconds"]
             rows[-1] += [f"{asked * 1e6:.1f}", f"{bf16 / asked:.2f}", f"{values[f'{prefill}_error']:.4f}"]
     note = (
-        f"bfloat16, a global scale for each row; medians of graph replays on {report.machine['gpu']}, weights from "
-        "memory. Floor: the share of the time that bytes or operations take at best."
+        f"bfloat16 activations, a global scale per output; medians of CUDA graph replays on {report.machine['gpu']}, "
+        "weights from HBM. Of roofline: the time that bytes or operations need at least, as a share of untorch's."
     )
-    columns = ["k×n", "rows", "untorch µs", "bf16 µs", "bf16 / untorch", "floor"]
+    columns = ["K×N", "M", "untorch µs", "bf16 µs", "bf16 / untorch", "of roofline"]
     for prefill in options.prefill:
         columns += [f"{prefill} µs", f"bf16 / {prefill}", f"{prefill} error"]
     if options.prefill:
-        note += " Error: relative, from bfloat16's results with the same weight; values of rows are normal."
+        note += " Error: relative to bfloat16's result with the same weight, for normally distributed activations."
     report.tables["gpu_nvfp4_linear"] = Table(columns, rows, note)
 
 
@@ -161,31 +161,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="what to measure")
-    parser.add_argument("--m", nargs="+", type=int, default=ROWS, help="numbers of rows")
+    parser.add_argument("--m", nargs="+", type=int, default=M, help="values of M")
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES], help="k x n, like 4096x14336")
-    parser.add_argument("--narrow-rows", type=int, help="rows up to which nvfp4_gemv serves: at most 16")
-    parser.add_argument("--stream-rows", type=int, help="the same of nvfp4_gemm_sm90, after it")
-    parser.add_argument("--tile-rows", type=int, help="rows of its tiles: 8, 16, 32, 64, 128, 192, 224 or 256")
-    parser.add_argument("--mma-rows", type=int, help="the same of nvfp4_gemm_sm80, after both; above, weights are unpacked")
+    parser.add_argument("--gemv-m", type=int, help="largest M of the GEMV: at most 16")
+    parser.add_argument("--sm90-m", type=int, help="largest M of the sm_90 GEMM (WGMMA, TMA), tried after the GEMV")
+    parser.add_argument("--tile-m", type=int, help="its M tile: 8, 16, 32, 64, 128, 192, 224 or 256")
+    parser.add_argument(
+        "--sm80-m", type=int, help="largest M of the sm_80 GEMM, tried last; above, weights are dequantised"
+    )
     parser.add_argument("--prefill", nargs="+", choices=["fp8", "fp4"], default=[], help="measure that, too")
-    parser.add_argument("--fp8-rows", type=int, help="rows up to which prefill fp8 is the exact product")
-    parser.add_argument("--fp4-rows", type=int, help="the same of prefill fp4")
-    parser.add_argument("--fp8-fast-accumulation", type=int, choices=[0, 1], help="cuBLASLt's, with fewer digits")
+    parser.add_argument("--fp8-m", type=int, help="largest M for which prefill fp8 runs the exact GEMM")
+    parser.add_argument("--fp4-m", type=int, help="the same for prefill fp4")
+    parser.add_argument("--fp8-fast-accumulation", type=int, choices=[0, 1], help="cuBLASLt's mode, less precise")
     options = parser.parse_args()
     report = Report("gpu_nvfp4", options.quick)
     report.values["prefill"] = options.prefill
-    for name in (
-        "narrow_rows",
-        "sm90_launch_m",
-        "tile_rows",
-        "mma_rows",
-        "fp8_rows",
-        "fp4_rows",
-        "fp8_fast_accumulation",
-    ):
-        if (rows_of_kernel := getattr(options, name)) is not None:
-            os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(rows_of_kernel)  # read at the first product
-        report.values[name] = rows_of_kernel
+    for name in ("gemv_m", "sm90_m", "tile_m", "sm80_m", "fp8_m", "fp4_m", "fp8_fast_accumulation"):
+        if (value := getattr(options, name)) is not None:
+            os.environ[f"UNTORCH_NVFP4_{name.upper()}"] = str(value)  # read at the first GEMM
+        report.values[name] = value
     import torch
 
     report.machine["gpu"] = torch.cuda.get_device_name()

@@ -2,14 +2,14 @@
 
     UNTORCH_LIBRARY=build/dev/native/libuntorch.so python benchmarks/gpu_nvfp4_moe.py [--quick] [--m 1 16]
 
-All sides replay CUDA graphs of the same calls, in turns. The calls of a graph take turns with several layers, each with
-a random routing of its own, so that weights come from memory, as they do in a model. "grouped" is
-``torch._grouped_mm`` for both products, SiLU · gate and the weighted sum by PyTorch's operators; its tokens come sorted
-by expert, which costs it nothing. "loop" is two calls of ``linear`` an expert that has tokens. The floor is what the
-bytes of the experts that have tokens take at the bandwidth of the GPU's data sheet.
+All sides alternate, each replaying a CUDA graph of the same calls. The calls of a graph cycle through several layers,
+each with its own random routing, so that weights come from HBM, as in a model. "grouped" is ``torch._grouped_mm`` for
+both GEMMs, and PyTorch's operators for SiLU · gate and the weighted sum; its tokens are sorted by expert beforehand, at
+no cost. "loop" is two calls of ``linear`` per expert that has tokens. The roofline is the bytes of the experts that
+have tokens at the bandwidth of the GPU's data sheet.
 
---mma-mean says up to how many rows an expert, in the mean, the kernels without sm_90's tensor instructions serve: what
-native/kernels/cuda/moe/nvfp4_moe.h has as `before_wgmma` is to be read off runs with -1 and 100000.
+--mma-mean sets the largest mean M per expert that the sm_80 kernels serve; above, the WGMMA kernel does. The threshold
+in native/kernels/cuda/moe/nvfp4_moe.h is read off runs with -1 and 100000.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import RESULTS, ROOT, WORK, Report, Table
-from gpu_common import memory_bandwidth, seconds_in_turns
+from gpu_common import memory_bandwidth, seconds_alternating
 
 sys.path.insert(0, str(ROOT))
 
@@ -66,7 +66,7 @@ class Layer:
 
 
 class Call:
-    """A layer, rows, and a random routing: top_k different experts a token."""
+    """A layer, activations, and a random routing: top_k different experts a token."""
 
     def __init__(self, layer: Layer, m: int, experts: int, k: int, top_k: int, seed: int) -> None:
         import torch
@@ -83,7 +83,7 @@ class Call:
         self.groups = [(e, *torch.where(self.ids == e)) for e, count in enumerate(counts.tolist()) if count > 0]
 
     def grouped(self) -> Any:
-        """The result by grouped products, of tokens that are sorted already."""
+        """The result by grouped GEMMs, of tokens that are sorted already."""
         import torch
         import torch.nn.functional as F  # noqa: N812 - its usual name
 
@@ -136,7 +136,7 @@ def measure(calls: list[Call], rounds: int, sides: list[str]) -> dict[str, float
             call.loop()
 
     runs: dict[str, Callable[[], None]] = {"untorch": ours, "grouped": grouped, "loop": loop}
-    seconds = seconds_in_turns({side: (runs[side], len(calls)) for side in sides}, rounds, torch)
+    seconds = seconds_alternating({side: (runs[side], len(calls)) for side in sides}, rounds, torch)
     for given in handles:
         for handle in given:
             shim.delete(handle)
@@ -151,10 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
-    parser.add_argument("--m", nargs="+", type=int, default=TOKENS, help="numbers of tokens")
+    parser.add_argument("--m", nargs="+", type=int, default=TOKENS, help="tokens a call")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["Qwen3-30B-A3B"], help="whose shapes")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="that calls take turns with")
-    parser.add_argument("--mma-mean", type=int, help="rows of an expert up to which kernels without wgmma serve")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="layers that calls cycle through")
+    parser.add_argument("--mma-mean", type=int, help="largest mean M per expert of the sm_80 kernels")
     options = parser.parse_args()
     if options.mma_mean is not None:
         os.environ["UNTORCH_NVFP4_MOE_MMA_MEAN"] = str(options.mma_mean)  # read at the first call
@@ -173,23 +173,24 @@ def main() -> None:
         for m in options.m:
             calls = [Call(layers[i % len(layers)], m, experts, k, top_k, i) for i in range(CALLS)]
             values = measure(calls, 5 if options.quick else 51 if m < 512 else 11, sides)
-            values["floor_seconds"] = values["bytes"] / bandwidth
+            values["roofline_seconds"] = values["bytes"] / bandwidth
             report.values[f"{model} m={m}"] = values
             ours, grouped, loop = (values.get(f"{side}_seconds", math.nan) for side in SIDES)
             rows.append([
                 model, str(m), f"{ours * 1e6:.1f}", f"{grouped * 1e6:.1f}", f"{loop * 1e6:.1f}",
                 f"{grouped / ours:.2f}", f"{loop / ours:.2f}", f"{values['bytes'] / ours / 1e12:.2f}",
-                f"{values['operations'] / ours / 1e12:.0f}", f"{values['floor_seconds'] / ours:.2f}",
+                f"{values['operations'] / ours / 1e12:.0f}", f"{values['roofline_seconds'] / ours:.2f}",
             ])  # fmt: skip
         del layers
         torch.cuda.empty_cache()
     columns = [
         "model", "tokens", "untorch µs", "grouped µs", "loop µs", "grouped / untorch", "loop / untorch", "TB/s",
-        "TFLOP/s", "floor",
+        "TFLOP/s", "of roofline",
     ]  # fmt: skip
     note = (
-        f"One layer's experts, bfloat16 rows, random routing; medians of graph replays on {report.machine['gpu']}, "
-        "weights from memory. Floor: the share of the time that the bytes of weights take at best."
+        f"One MoE layer, bfloat16 activations, random routing; medians of CUDA graph replays on "
+        f"{report.machine['gpu']}, weights from HBM. Of roofline: the time that the weights' bytes need at least, as a "
+        "share of untorch's."
     )
     report.tables["gpu_nvfp4_moe"] = Table(columns, rows, note)
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))

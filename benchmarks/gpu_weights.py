@@ -47,14 +47,15 @@ def main() -> None:
     report.values = {"gib": gib, "runs": found}
     weights = found[0]["weights"]
     rows = []
-    for key, label in (("load", "load and open"), ("first", "to the first result")):
+    for key, label in (("load", "load and open"), ("first", "load to first result")):
         times = [run[key] for run in found]
         middle = statistics.median(times)
         rows.append([label, f"{middle:.3f} ({min(times):.3f})", f"{weights / middle / 1e9:.2f}"])
     text = (
-        f"{weights / 2**30:.1f} GiB of random float32 weights; seconds, median (best) of {len(found)}; weights over it."
+        f"{weights / 2**30:.1f} GiB of random float32 weights; seconds, median (best) of {len(found)}; bytes of "
+        "weights over them."
     )
-    report.tables["gpu_weights"] = Table(["Until", "Seconds", "GB/s"], rows, note_of(report, text))
+    report.tables["gpu_weights"] = Table(["Stage", "Seconds", "GB/s"], rows, note_of(report, text))
     report.write(options.output)
 
 

@@ -1,6 +1,6 @@
-"""What does int4 cost a small real model in quality, what does it save, and how long does it take to quantise?
+"""What does int4 cost a small real model in accuracy, what does it save, and how long does quantisation take?
 
-minilm_quality.py says what is compared. The time is that of one weight of 4096 × 4096, the best of three.
+minilm_quality.py says what is compared. The time is for one weight of 4096 × 4096, best of three.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a way of quantising changes in all-MiniLM-L6-v2's embeddings, computed by eager PyTorch on the CPU.
+"""How much quantisation changes all-MiniLM-L6-v2's embeddings, computed by eager PyTorch on the CPU.
 
-Cosine similarity to float32's, for the sentences of sentences.txt and, apart, for its inputs of a word or a few. Errors
-are relative Frobenius norms of the weights; bytes are those of all linear layers, what stays in float32 included. None
-of it depends on the machine.
+Cosine similarity to float32's, for the sentences of sentences.txt and, separately, for its inputs of a few words.
+Errors are relative Frobenius norms of the weights. Sizes are of all linear layers, those in float32 included. Nothing
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "examples" / "sentence_embeddings"))
 from build import load_model, model_directory, tokenize
 from untorch.quant import quantize
 
-COLUMNS = ["Least", "Mean", "Least, a few words", "Error of weights", "Bytes"]
+COLUMNS = ["Min. cosine", "Mean cosine", "Min., short inputs", "Weight error", "Size"]
 
 
 class Quality:
@@ -36,9 +36,9 @@ class Quality:
         with torch.no_grad():
             self._expected = self._model(self._ids, self._mask)
         self.note = (
-            f"Cosine similarity to float32's embeddings: {len(sentences)} sentences, {len(short)} inputs of a few "
-            f"words; mean relative error of the weights; the share of the linear layers' {self._nbytes / 2**20:.1f} "
-            f"MiB."
+            f"Cosine similarity to float32's embeddings, of {len(sentences)} sentences and of {len(short)} inputs of "
+            f"a few words; mean relative error of the weights; size as a share of the linear layers' "
+            f"{self._nbytes / 2**20:.1f} MiB."
         )
 
     def values(self, dtype: str, **options: Any) -> dict[str, float]:

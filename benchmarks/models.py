@@ -1,6 +1,6 @@
 """Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
 
-``python benchmarks/models.py minilm mlp add_one``; what is there and up to date is left alone.
+``python benchmarks/models.py minilm mlp add_one``; files that exist and are up to date are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What does NVFP4 cost in quality, what does searching the block scales gain, and how long does it take?
+"""What does NVFP4 cost in accuracy, what does the search for block scales gain, and how long does it take?
 
-The errors are relative Frobenius norms of random weights, whose distributions real ones lie between, by rounding to
-nearest and by the search. minilm_quality.py says what is compared for a small real model. The time is that of one
-weight of 4096 × 4096, the best of three.
+The errors are relative Frobenius norms for random weights, by rounding to nearest and by the search. The distributions
+of real weights lie between these. minilm_quality.py says what is compared for a small real model. The time is for one
+weight of 4096 × 4096, best of three.
 """
 
 from __future__ import annotations

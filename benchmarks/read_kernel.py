@@ -1,4 +1,4 @@
-"""A kernel that reads two tensors and does nothing else: what a memory-bound kernel with one launch can reach."""
+"""A kernel that only reads two tensors: the bandwidth that a memory-bound kernel of one launch can reach."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def _read(a_ptr, b_ptr, out_ptr, BLOCK: tl.constexpr):  # noqa: N803 - Triton's 
 
 
 def reader(pairs: list[tuple[torch.Tensor, torch.Tensor]], block: int) -> Callable[[int], None]:
-    """Call i reads pair i modulo their number, a program for each ``block`` elements; sizes are multiples of it."""
+    """Call i reads pair i modulo the number of pairs, one program per ``block`` elements; sizes are multiples of it."""
     programs = pairs[0][0].numel() // block
     sums = torch.empty(programs, device=pairs[0][0].device)
     return lambda i: _read[(programs,)](*pairs[i % len(pairs)], sums, BLOCK=block, num_warps=8)

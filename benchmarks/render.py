@@ -1,6 +1,6 @@
 """Fills the tables in README.md and docs/*.md from the benchmarks' result files.
 
-A document marks a place with ``<!-- table: NAME -->`` and ``<!-- end -->`` on lines of their own; what stands between
+A document marks a place with ``<!-- table: NAME -->`` and ``<!-- end -->`` on lines of their own; the text between
 them is replaced. ``--check`` writes nothing and fails if a document is not up to date.
 """
 

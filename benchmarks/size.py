@@ -102,8 +102,8 @@ def main() -> None:
         total = own + sum(needed.values())
         label += "" if from_record else " (source tree, not stripped)"
         rows.append([label, mib(own), mib(sum(needed.values())), mib(total), ", ".join(needed) or "none"])
-    note = "MiB installed, without numpy, which all of them need or use."
-    columns = ["Runtime", "Itself", "Packages it requires", "Together", "These packages"]
+    note = "MiB installed, without numpy, which all of them require or use."
+    columns = ["Runtime", "Package", "Dependencies", "Total", "Names of dependencies"]
     report.tables["size_runtimes"] = Table(columns, rows, note)
     rows = []
     files: dict[str, Any] = {}

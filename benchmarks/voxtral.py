@@ -1,13 +1,13 @@
-"""Voxtral-Mini-3B in three methods: file, load and run times, untorch beside torch's own loader.
+"""Voxtral-Mini-3B in three methods: file size, load time and latency, beside torch's loader.
 
     python benchmarks/voxtral.py [--quick] [--tiny] [--device cpu] [--quantize int4]
 
-Random weights in the published sizes, nothing is downloaded; bfloat16 on the GPU. The text decoder runs a prompt of 388
-positions, of which 375 are audio, and one more. Load times are those of fresh processes, with the files in the page
-cache; run times come from one process, in which all sides take turns, each as often the first of a turn, and end when
-the device is done. With --quantize linear layers are in int4 (RTN: random weights gain nothing from a better method):
-as they are in the file, and on a GPU also loaded with unpack_weights; beside them stand our own file in bfloat16 and
-torch's.
+Random weights in the published sizes, nothing is downloaded; bfloat16 on the GPU. The text decoder runs a prefill of
+388 tokens, of which 375 are audio, and one decode step. Load times are those of fresh processes, with the files in the
+page cache. Latencies come from one process, in which all sides alternate, each first equally often, and end when the
+device is done. With --quantize linear layers are in int4 (RTN: random weights gain nothing from a better method):
+as they are in the file, and on a GPU also loaded with dequantize_weights; beside them stand our own file in bfloat16
+and torch's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from common import RESULTS, WORK, Report, Table
 
 METHODS = ("audio_encoder", "token_embedding", "text_decoder")
 CACHE = 1024
-ROUNDS = 43  # the first is not counted; 42 turns are as many for each of 2, 3 or 7 sides
+ROUNDS = 43  # the first is not counted; 42 is a multiple of 2, 3 and 7 sides
 
 
 def folder(tiny: bool, device: str) -> pathlib.Path:
@@ -40,11 +40,11 @@ def ours(quantize: str | None) -> str:
 
 
 def sides(quantize: str | None, device: str) -> dict[str, tuple[str, bool]]:
-    """Our files, and whether to load them with unpack_weights, by what the report calls them."""
+    """Our files, and whether to load them with dequantize_weights, by what the report calls them."""
     if quantize is None:
         return {"untorch": (ours(None), False)}
-    unpacked = {} if device == "cpu" else {"unpacked": (ours(quantize), True)}
-    return {"untorch": (ours(quantize), False), **unpacked, "unquantised": (ours(None), False)}
+    dequantized = {} if device == "cpu" else {"dequantized": (ours(quantize), True)}
+    return {"untorch": (ours(quantize), False), **dequantized, "unquantised": (ours(None), False)}
 
 
 def missing(tiny: bool, device: str, quantize: str | None) -> list[str]:
@@ -104,20 +104,20 @@ def rewind(model: Any, device: str) -> None:
 
 
 def start_cuda() -> None:
-    """The driver and its context on the first GPU: both sides have them before the clock runs."""
+    """The driver and its context on the first GPU: both sides have them before the clock starts."""
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     if driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):
         raise SystemExit("CUDA cannot be started")
 
 
-def load_untorch(tiny: bool, device: str, file: str, unpack: bool) -> dict[str, float]:
+def load_untorch(tiny: bool, device: str, file: str, dequantize: bool) -> dict[str, float]:
     import untorch
 
     seconds = {}
     if device != "cpu":
         start_cuda()
     start = time.perf_counter()
-    program = untorch.load(folder(tiny, device) / file, unpack_weights=unpack)
+    program = untorch.load(folder(tiny, device) / file, dequantize_weights=dequantize)
     for name in METHODS:
         begin = time.perf_counter()
         program[name]
@@ -142,7 +142,7 @@ def load_torch(tiny: bool, device: str) -> dict[str, float]:
 
 
 def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str, Any]:
-    """Medians of all sides, in turns; and how far each of our sides' first result is from torch's at most."""
+    """Medians of all sides, alternating; and how far each of our sides' first result is from torch's at most."""
     import torch
     from voxtral_model import PROMPT, build_model, examples
 
@@ -172,13 +172,13 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
             memory[f"device_{who}"] = before - torch.cuda.mem_get_info()[0]
         return made
 
-    def opened(file: str, unpack: bool) -> Any:
-        program = untorch.load(place / file, unpack_weights=unpack)
+    def opened(file: str, dequantize: bool) -> Any:
+        program = untorch.load(place / file, dequantize_weights=dequantize)
         for name in METHODS:
             program[name]
         return program
 
-    # The packed weights of a file are shared: what unpacking costs is what its side takes on top.
+    # The packed weights of a file are shared: what dequantising costs is what its side takes on top.
     programs = {who: measured(who, functools.partial(opened, *how)) for who, how in sides(quantize, device).items()}
     theirs = measured("torch", lambda: {name: stock(place / f"{name}.pt2") for name in METHODS})
     results: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def run(tiny: bool, device: str, quantize: str | None, rounds: int) -> dict[str,
 
 
 def children(requests: list[dict[str, Any]]) -> list[Any]:
-    """What each gives, from processes that run beside each other."""
+    """The results of child processes that run concurrently."""
     commands = [
         [sys.executable, "-X", "faulthandler", __file__, "--child", json.dumps(request)] for request in requests
     ]
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quantize", choices=["int4"], help="our side's linear layers in this dtype")
     parser.add_argument("--loads", type=int, default=5, help="processes that load each side's files, after a first one")
-    parser.add_argument("--build", action="store_true", help="build the files that are not there, and stop")
+    parser.add_argument("--build", action="store_true", help="build missing files, and stop")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
     quick = options.quick or options.tiny
@@ -308,13 +308,13 @@ def main() -> None:
             if "untorch graph" in runs[label]
         ],
         *[
-            [text, *(f"{'+ ' if who == 'unpacked' else ''}{memory[f'device_{who}'] / 1e9:.2f} GB" for who in who_runs)]
+            [text, *("+ " * (who == "dequantized") + f"{memory[f'device_{who}'] / 1e9:.2f} GB" for who in who_runs)]
             for text in ("device memory",) if "device_torch" in memory
         ],
         ["weights and caches", f"{(memory['weights'] + memory['state']) / 1e9:.2f} GB", *("–" for _ in who_runs[1:])],
     ]  # fmt: skip
     names = {"untorch": "untorch" if options.quantize is None else f"untorch, {options.quantize}",
-             "unpacked": f"untorch, {options.quantize}, unpacked", "unquantised": "untorch, unquantised",
+             "dequantized": f"untorch, {options.quantize}, dequantised", "unquantised": "untorch, unquantised",
              "torch": "torch's loader"}  # fmt: skip
     worst = {
         who: max(run["difference"][side] / max(run["largest"], 1e-30)

@@ -47,7 +47,7 @@ def only_cuda(text: str) -> str:
 
 
 def headers(include: pathlib.Path) -> list[pathlib.Path]:
-    """The shim headers of a torch include directory; raises FileNotFoundError when they are not there."""
+    """The shim headers of a torch include directory; raises FileNotFoundError if there are none."""
     csrc = include / "torch" / "csrc"
     base = csrc / "inductor" / "aoti_torch"
     found = [path for path in sorted((base / "c").glob("*.h")) if path.stem not in ("shim_xpu", "shim_mps", "macros")]

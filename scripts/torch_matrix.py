@@ -2,7 +2,7 @@
 
     python scripts/torch_matrix.py 2.11.0 2.12.1 2.13.0 [--folder build/matrix] [--parts export conformance]
 
-Downloads what is not there, several gigabytes a version unless pip finds a CPU build (PIP_EXTRA_INDEX_URL). The native
+Downloads missing versions, several gigabytes each, unless pip finds a CPU build (PIP_EXTRA_INDEX_URL). The native
 library is that of this checkout: UNTORCH_LIBRARY, or the one in src/untorch, built for the same Python. Results go into
 benchmarks/results/torch_matrix.json, which benchmarks/render.py puts into docs/limits.md; a version or a part that was
 not run keeps what it had.
@@ -31,7 +31,7 @@ PARTS = {
     "operators and coverage": [f"{_UNIT}/test_coverage.py", f"{_UNIT}/test_fallbacks.py"],
     "sessions": [f"{_UNIT}/test_states.py", "tests/unit/test_session.py"],
     "int4": [f"{_UNIT}/test_quantize.py", "tests/unit/ops/test_int4_linear.py", "tests/unit/quant/test_apply.py"],
-    "GPUs that are absent": [f"{_UNIT}/test_absent_gpu.py"],
+    "cross-compilation for GPUs": [f"{_UNIT}/test_absent_gpu.py"],
     "attention": ["tests/unit/ops/test_attention_kernels.py"],
     "conformance": ["tests/conformance/test_conformance.py", "-k", " or ".join((
         "mlp_static", "mlp_dynamic_batch", "mlp_bfloat16", "conv2d_net", "attention_causal", "transformer_encoder",
