@@ -97,7 +97,7 @@ def note_of(report: Report, text: str) -> str:
 
 
 def ensure(name: str) -> pathlib.Path:
-    """The package, compiled in a process of its own if it is not there: this one stays without torch."""
+    """The package. If it is missing, a process of its own compiles it: this one does not import torch."""
     path = PACKAGES / f"{name}.pt2"
     if not path.exists():
         subprocess.run([sys.executable, __file__, name], check=True)
