@@ -69,7 +69,8 @@ lint: $(STAMPS)/installed
 	$(BUILD) -m ruff check .
 	$(BUILD) -m ruff format --check .
 	$(BUILD) -m mypy
-	find native -name '*.h' -o -name '*.cpp' | xargs $(dir $(BUILD))clang-format --dry-run --Werror
+	find native examples -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \
+	  | xargs $(dir $(BUILD))clang-format --dry-run --Werror
 
 PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 

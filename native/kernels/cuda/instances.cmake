@@ -11,9 +11,9 @@ untorch_cuda_instance(attention/flash_mma_bfloat16_bias attention/flash_mma.cu.i
   dtype=bfloat16 type=__nv_bfloat16 suffix=_bias "bias_text=with an additive bias, or a scale that is not positive")
 
 untorch_cuda_instance(moe/nvfp4_gate_up moe/nvfp4_gemm.cu.in
-  name=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")
+  op=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")
 untorch_cuda_instance(moe/nvfp4_down moe/nvfp4_gemm.cu.in
-  name=down gated=false "what=each pair's share of its token, in float32")
+  op=down gated=false "what=each pair's share of its token, in float32")
 
 foreach(bits 32 64)
   untorch_cuda_instance(sort/block_sort${bits} sort/block_sort.cu.in bits=${bits})

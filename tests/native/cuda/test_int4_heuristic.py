@@ -11,6 +11,7 @@ SOURCE = r"""
 #include <initializer_list>
 #include "kernels/cuda/w4a16/int4_heuristic.h"
 #include "kernels/cuda/w4a16/heuristic.h"
+using namespace untorch;
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "unpack", "stream", "whole"};

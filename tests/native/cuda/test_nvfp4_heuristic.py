@@ -10,6 +10,7 @@ SOURCE = r"""
 #include <cstdio>
 #include <initializer_list>
 #include "kernels/cuda/w4a16/nvfp4_heuristic.h"
+using namespace untorch;
 using namespace untorch::kernels::cuda;
 int main() {
   const char* const names[] = {"narrow", "mma", "stream", "unpack", "fp8", "fp4", "whole"};
@@ -93,6 +94,7 @@ OBSTACLES = r"""
 #include <cstdio>
 #include <initializer_list>
 #include "kernels/cuda/w4a16/nvfp4_heuristic.h"
+using namespace untorch;
 using namespace untorch::kernels::cuda;
 using untorch::kernels::Nvfp4Prefill;
 int main() {

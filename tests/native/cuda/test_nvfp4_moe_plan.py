@@ -14,6 +14,7 @@ SOURCE = r"""
 #include <cstdio>
 #include <initializer_list>
 #include "kernels/cuda/moe/nvfp4_moe.h"
+using namespace untorch;
 using namespace untorch::kernels::cuda;
 int main() {
   long tokens, experts, top_k;

@@ -61,8 +61,9 @@ bool flag_rule(DType dtype, FlagRule& rule) {
     case DType::kComplex128:
       rule = {16, 0x7fffffffffffffff};
       return true;
+    default:
+      return false;
   }
-  return false;
 }
 
 __device__ __forceinline__ bool is_set(const void* flags, std::int64_t i, const FlagRule& rule) {

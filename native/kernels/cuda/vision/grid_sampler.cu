@@ -2,7 +2,7 @@
 // neighbouring threads write neighbouring outputs of each channel. Bytes: the grid and the output once, the input as
 // often as the points lie apart; eight multiply-adds an output value.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/vision/grid_sampler.h"
+#include "kernels/grid_sampler.h"
 #include "kernels/cuda/common/index_split.cuh"
 
 namespace untorch::kernels::cuda {
