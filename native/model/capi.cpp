@@ -28,9 +28,9 @@ untorch_status untorch_program_open(const char* path, const untorch_load_options
       if (options->device != nullptr) load.device = options->device;
       load.num_runners = options->num_runners;
       load.num_threads = options->num_threads;
-      check(options->unpack_weights == 0 || options->unpack_weights == 1,
-            "untorch_load_options: unpack_weights must be 0 or 1, got ", options->unpack_weights);
-      load.unpack_weights = options->unpack_weights == 1;
+      check(options->dequantize_weights == 0 || options->dequantize_weights == 1,
+            "untorch_load_options: dequantize_weights must be 0 or 1, got ", options->dequantize_weights);
+      load.dequantize_weights = options->dequantize_weights == 1;
     }
     auto handle = std::make_unique<untorch_program>();
     handle->program = std::make_unique<untorch::Program>(path, load);

@@ -9,7 +9,7 @@
 #include "cuda/transfer.h"
 #include "model/capi.h"
 #include "model/cuda_graph.h"
-#include "model/unpacked_weights.h"
+#include "model/dequantized_weights.h"
 #include "tensor/device.h"
 
 using untorch::check;
@@ -160,8 +160,8 @@ untorch_status untorch_program_memory(untorch_program* program, const char** jso
       std::size_t free_bytes = 0, total = 0;
       const untorch::cuda::DeviceGuard guard(device);
       untorch::cuda::check_driver(untorch::cuda::driver().mem_info(&free_bytes, &total), "asking for the free memory");
-      const std::uint64_t unpacked = untorch::unpacked_bytes(program->program->archive(), device);
-      text += ", \"device\": \"cuda:" + std::to_string(device) + "\", \"unpacked\": " + std::to_string(unpacked) +
+      const std::uint64_t dequantized = untorch::dequantized_bytes(program->program->archive(), device);
+      text += ", \"device\": \"cuda:" + std::to_string(device) + "\", \"dequantized\": " + std::to_string(dequantized) +
               ", \"tensors\": " + std::to_string(use.in_use) + ", \"reserved\": " + std::to_string(use.reserved) +
               ", \"free\": " + std::to_string(free_bytes) + ", \"total\": " + std::to_string(total);
     }

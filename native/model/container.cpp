@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "cuda/device.h"
+#include "model/dequantized_weights.h"
 #include "model/device_weights.h"
-#include "model/unpacked_weights.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
@@ -50,7 +50,7 @@ std::vector<PackedWeight> packed_weights(const MethodSpec& spec, const Bound& bo
 
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
                      const MethodSpec& spec, std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states,
-                     Device device, std::size_t num_runners, bool unpack, cuda::UploadRing& ring)
+                     Device device, std::size_t num_runners, bool dequantize, cuda::UploadRing& ring)
     : method_(spec.name), library_(std::move(library)), states_(std::move(states)), device_(device) {
   const Archive& archive = *shared_archive;
   const std::string& name = library_->name();
@@ -77,7 +77,7 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
       throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs and gives ", num_outputs_,
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
-    bind_weights(archive, manifest, spec, unpack, ring);
+    bind_weights(archive, manifest, spec, dequantize, ring);
     if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
       check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
@@ -137,7 +137,7 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
   return tensor(std::move(copy));
 }
 
-void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, bool unpack,
+void Container::bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, bool dequantize,
                              cuda::UploadRing& ring) {
   const ModelApi& api = library_->api();
   const std::string& path = archive.file()->path();
@@ -216,9 +216,9 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
     map.emplace(name, handle);
     bound.emplace(constant.fqn, std::make_pair(&constant, constants_.back().get()));
   }
-  if (unpack && device_.type == DeviceType::kCUDA) {
+  if (dequantize && device_.type == DeviceType::kCUDA) {
     const std::string what = path + ": method '" + method_ + "'";
-    unpack_weights(archive, packed_weights(spec, bound), device_.index, what.c_str());
+    dequantize_weights(archive, packed_weights(spec, bound), device_.index, what.c_str());
   }
   if (pairs.empty()) return;
   const shims::HandleTracker tracker(extra_handles_);

@@ -30,11 +30,11 @@ class Container {
  public:
   // Gives the library its weights: in place from the mapped file or as shared copies on the device, and those that the
   // model changes from `states`. `num_runners` calls may run at the same time; on CUDA a call only enqueues, so there
-  // one model serves all threads. The copies go up through `ring`; `unpack` says whether weights in four bits are kept
-  // there as whole matrices, too.
+  // one model serves all threads. The copies go up through `ring`; `dequantize` says whether weights in four bits are
+  // kept there as whole matrices, too.
   Container(const std::shared_ptr<const Archive>& archive, const Manifest& manifest, const MethodSpec& spec,
             std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states, Device device,
-            std::size_t num_runners, bool unpack, cuda::UploadRing& ring);
+            std::size_t num_runners, bool dequantize, cuda::UploadRing& ring);
   ~Container();
   Container(const Container&) = delete;
   Container& operator=(const Container&) = delete;
@@ -56,7 +56,7 @@ class Container {
 
  private:
   void destroy() noexcept;
-  void bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, bool unpack,
+  void bind_weights(const Archive& archive, const Manifest& manifest, const MethodSpec& spec, bool dequantize,
                     cuda::UploadRing& ring);
   TensorPtr bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,
                         const std::vector<StorageRef>& shared) const;

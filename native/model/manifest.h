@@ -59,7 +59,7 @@ struct StateSpec {
   bool on_cpu = true;
 };
 
-// A linear layer with a weight in four bits, as the loader may unpack it.
+// A linear layer with a weight in four bits, as the loader may dequantize it.
 struct PackedLinear {
   enum Kind { kInt4, kNvfp4 } kind = kInt4;
   std::vector<std::string> tensors;     // constants by fqn, in the operator's order: the packed values, then the scales

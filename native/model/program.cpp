@@ -21,12 +21,12 @@ bool has_states(const MethodSpec& spec) {
   return std::any_of(spec.constants.begin(), spec.constants.end(), [](const ConstantSpec& c) { return c.mutated; });
 }
 
-void check_unpackable(const std::string& path, const Manifest& manifest, bool has_cuda) {
-  check(has_cuda, "unpack_weights: it is for methods on a GPU, of which ", path, " has none");
+void check_dequantizable(const std::string& path, const Manifest& manifest, bool has_cuda) {
+  check(has_cuda, "dequantize_weights: it is for methods on a GPU, of which ", path, " has none");
   const bool has_some = std::ranges::any_of(manifest.methods, [](const MethodSpec& spec) {
     return device_kind(spec.device) == "cuda" && !spec.packed_linears.empty();
   });
-  check(has_some, "unpack_weights: ", path,
+  check(has_some, "dequantize_weights: ", path,
         " tells of no linear layer on a GPU with a weight in four bits: export it with quantize='int4' or 'nvfp4', by "
         "this version of untorch or a newer one");
 }
@@ -78,7 +78,7 @@ std::shared_ptr<Container> Method::container() {
   if (shared_ != nullptr) return shared_->container();
   if (!container_) {
     container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), states_, device_,
-                                             options_.num_runners, options_.unpack_weights, *ring_);
+                                             options_.num_runners, options_.dequantize_weights, *ring_);
     ring_.reset();
   }
   return container_;
@@ -204,7 +204,7 @@ Program::Program(const std::string& path, const LoadOptions& options) {
     devices.push_back(fit_to_machine(path, spec, options.device, has_cuda));
     device_index_ = std::max(device_index_, devices.back().index);
   }
-  if (options.unpack_weights) check_unpackable(path, manifest, has_cuda);
+  if (options.dequantize_weights) check_dequantizable(path, manifest, has_cuda);
   manifest_ = std::make_shared<const Manifest>(std::move(manifest));
   states_ = std::make_shared<States>(archive_, manifest_, device_index_);
   const auto ring = std::make_shared<cuda::UploadRing>();

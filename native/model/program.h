@@ -13,10 +13,10 @@
 namespace untorch {
 
 struct LoadOptions {
-  std::string device;           // "" for what the file was compiled for
-  std::size_t num_runners = 1;  // calls of one method that may run at the same time
-  int num_threads = 0;          // OpenMP threads of a call; 0: OpenMP's own choice
-  bool unpack_weights = false;  // keep weights in four bits on GPUs as whole matrices, too
+  std::string device;               // "" for what the file was compiled for
+  std::size_t num_runners = 1;      // calls of one method that may run at the same time
+  int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
+  bool dequantize_weights = false;  // keep weights in four bits on GPUs as whole matrices, too
 };
 
 // The caller's memory as the model is to see it. Nothing is owned.

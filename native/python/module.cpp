@@ -54,9 +54,9 @@ class Session {
 class Program {
  public:
   // The path as bytes: file names need not be UTF-8.
-  Program(const nb::bytes& path, const nb::object& device, std::size_t num_runners, int num_threads, bool unpack) {
+  Program(const nb::bytes& path, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize) {
     std::string device_name;
-    untorch_load_options options{sizeof(untorch_load_options), nullptr, num_runners, num_threads, unpack ? 1 : 0};
+    untorch_load_options options{sizeof(untorch_load_options), nullptr, num_runners, num_threads, dequantize ? 1 : 0};
     if (!device.is_none()) {
       device_name = nb::cast<std::string>(device);
       options.device = device_name.c_str();
@@ -150,7 +150,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<const nb::bytes&, const nb::object&, std::size_t, int, bool>(), nb::arg("path"),
-           nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"), nb::arg("unpack_weights"))
+           nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"), nb::arg("dequantize_weights"))
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)

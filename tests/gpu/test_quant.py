@@ -97,7 +97,7 @@ def test_a_file_computes_what_the_quantised_module_does(
         ("nvfp4", 16, 304 * 1024 + 256 * 384),
     ],
 )
-def test_unpacked_weights(kind: str, group_size: int, values: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_dequantized_weights(kind: str, group_size: int, values: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """Many rows take them, few rows do not; the programs of a file have one copy, and the last one takes it along."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
@@ -110,7 +110,10 @@ def test_unpacked_weights(kind: str, group_size: int, values: int, dtype: torch.
     quantize(model, kind, group_size=group_size, method="rtn", device="cuda", progress=False)
     model = model.cuda()
     with untorch.load(file) as packed:
-        with untorch.load(file, unpack_weights=True) as program, untorch.load(file, unpack_weights=True) as second:
+        with (
+            untorch.load(file, dequantize_weights=True) as program,
+            untorch.load(file, dequantize_weights=True) as second,
+        ):
             for rows in (1, 8, 9, 100, 1000):
                 x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
                 with torch.no_grad():
@@ -120,15 +123,15 @@ def test_unpacked_weights(kind: str, group_size: int, values: int, dtype: torch.
                 torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
                 if rows <= 8 and dtype != torch.float32:
                     assert torch.equal(got, torch.from_dlpack(packed(x)))
-            assert program.memory()["unpacked"] == values * dtype.itemsize
+            assert program.memory()["dequantized"] == values * dtype.itemsize
             with program.forward.graph(x) as graph:
                 assert torch.equal(torch.from_dlpack(graph(x)), got)
             assert torch.equal(torch.from_dlpack(second(x)), got)
-            assert second.memory()["unpacked"] == values * dtype.itemsize
-        assert packed.memory()["unpacked"] == 0
+            assert second.memory()["dequantized"] == values * dtype.itemsize
+        assert packed.memory()["dequantized"] == 0
 
 
-def test_unpacked_weights_with_the_same_bytes_and_other_scales(tmp_path: Path) -> None:
+def test_dequantized_weights_with_the_same_bytes_and_other_scales(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)).bfloat16()
     with torch.no_grad():
@@ -139,13 +142,13 @@ def test_unpacked_weights_with_the_same_bytes_and_other_scales(tmp_path: Path) -
     assert torch.equal(model[0].packed_weight, model[1].packed_weight)
     with torch.no_grad():
         expected = model.cuda()(x.cuda())
-    with untorch.load(file, unpack_weights=True) as program:
+    with untorch.load(file, dequantize_weights=True) as program:
         torch.testing.assert_close(torch.from_dlpack(program(x.cuda())), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_unpacked_weights_of_a_file_without_any(mlp: tuple[Path, nn.Module]) -> None:
+def test_dequantized_weights_of_a_file_without_any(mlp: tuple[Path, nn.Module]) -> None:
     with pytest.raises(untorch.InvalidArgumentError, match="tells of no linear layer on a GPU with a weight in four"):
-        untorch.load(mlp[0], unpack_weights=True)
+        untorch.load(mlp[0], dequantize_weights=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

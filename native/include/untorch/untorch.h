@@ -53,7 +53,7 @@ typedef struct untorch_load_options {
   size_t num_runners;  /* calls of one method that may run at the same time, at least 1 */
   int32_t num_threads; /* OpenMP threads of a call; 0: OpenMP's own choice */
   /* 1: keep linear layers' weights in four bits on the GPU as whole matrices, too, for products with many rows */
-  int32_t unpack_weights;
+  int32_t dequantize_weights;
 } untorch_load_options;
 
 UNTORCH_API const char* untorch_version(void);

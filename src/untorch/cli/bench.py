@@ -56,8 +56,9 @@ def bench(
     cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
     graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
-    unpack_weights: Annotated[
-        bool, typer.Option("--unpack-weights", help="Keep int4 and NVFP4 weights on the GPU as whole matrices, too.")
+    dequantize_weights: Annotated[
+        bool,
+        typer.Option("--dequantize-weights", help="Also keep int4 and NVFP4 weights dequantized on the GPU."),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
     json: JsonOption = False,
@@ -77,7 +78,7 @@ def bench(
         _measure_one(
             file, method, texts, dim_texts, seed, plan, graph,
             {"device": device, "num_runners": runners or concurrency, "num_threads": count,
-             "unpack_weights": unpack_weights},
+             "dequantize_weights": dequantize_weights},
         )
         for count in counts
     ]  # fmt: skip
@@ -88,7 +89,7 @@ def bench(
         "method": first["method"],
         "device": first["device"],
         "graph": graph,
-        "unpack_weights": unpack_weights,
+        "dequantize_weights": dequantize_weights,
         "untorch": untorch.__version__,
         "cpu_level": untorch._core.cpu_level(),
         "inputs": first["inputs"],
@@ -108,7 +109,7 @@ def bench(
         request = {
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
             "dims": dim_texts, "seed": seed, "threads": counts[0],
-            "unpack_weights": unpack_weights,
+            "dequantize_weights": dequantize_weights,
         }  # fmt: skip
         document["cold"] = measure_cold(request, cold_runs)
     emit(document, json, lambda console: _render(console, document))

@@ -73,7 +73,9 @@ def child(text: str, started: float) -> None:
     specs = request["inputs"]
     arrays = make_inputs(specs, request["count"], request["texts"], request["dims"], request["seed"], bool(specs))
     mark()
-    program = untorch.load(request["file"], num_threads=request["threads"], unpack_weights=request["unpack_weights"])
+    program = untorch.load(
+        request["file"], num_threads=request["threads"], dequantize_weights=request["dequantize_weights"]
+    )
     method = program[request["method"]]
     mark()
     method.run_flat(arrays)

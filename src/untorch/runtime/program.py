@@ -29,7 +29,7 @@ def load(
     device: str | None = None,
     num_runners: int = 1,
     num_threads: int = 0,
-    unpack_weights: bool = False,
+    dequantize_weights: bool = False,
 ) -> Program:
     """Load a ``.pt2`` file made by ``untorch.export`` or by PyTorch's ``aoti_compile_and_package``.
 
@@ -42,9 +42,9 @@ def load(
             a file that has some for CUDA stay there.
         num_runners: Calls of one method that may run at the same time; further ones wait.
         num_threads: OpenMP threads of a call; 0 leaves it to OpenMP (``OMP_NUM_THREADS``, else all cores).
-        unpack_weights: Keep linear layers' weights in four bits on the GPU as whole matrices, too, in the dtype of the
-            activations: products with many rows are as fast as in an unquantised model, and each weight takes 2 bytes
-            more (in float32 4). For files of ``quantize="int4"`` or ``"nvfp4"``.
+        dequantize_weights: On a GPU, also keep the weights of int4 and NVFP4 linear layers dequantized to the dtype of
+            the activations. GEMMs with large M are then as fast as in an unquantised model, for 2 bytes more a weight
+            (in float32 4).
 
     Raises:
         InvalidFileError: The file is missing, damaged, or no compiled package.
@@ -54,15 +54,15 @@ def load(
     for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_PARALLEL:
             raise InvalidArgumentError(f"{name} must be an integer from {least} to {_MAX_PARALLEL}, got {value!r}")
-    if not isinstance(unpack_weights, bool):
-        raise InvalidArgumentError(f"unpack_weights must be True or False, got {unpack_weights!r}")
+    if not isinstance(dequantize_weights, bool):
+        raise InvalidArgumentError(f"dequantize_weights must be True or False, got {dequantize_weights!r}")
     if device is not None and not isinstance(device, str):
         raise InvalidArgumentError(f"device must be a string such as 'cpu', got {device!r}")
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise InvalidArgumentError(f"the path must not contain zero bytes, got {path!r}")
     _import_numpy()
-    return Program(_core.Program(encoded, device, num_runners, num_threads, unpack_weights), os.fsdecode(path))
+    return Program(_core.Program(encoded, device, num_runners, num_threads, dequantize_weights), os.fsdecode(path))
 
 
 def _import_numpy() -> None:
@@ -179,8 +179,8 @@ class Program(_Methods):
     def memory(self) -> dict[str, Any]:
         """Bytes: ``mapped`` (the file), ``weights`` (distinct ones, in the file), ``state`` (buffers of its own calls).
 
-        On a GPU also ``device``, and of that device: ``unpacked`` (weights that ``unpack_weights`` keeps beside the
-        packed ones), ``tensors`` (what tensors of this process hold), ``reserved`` (with what is kept for reuse),
+        On a GPU also ``device``, and of that device: ``dequantized`` (weights that ``dequantize_weights`` keeps),
+        ``tensors`` (what tensors of this process hold), ``reserved`` (with what is kept for reuse),
         ``free`` and ``total`` (what the driver says, all processes together).
         """
         memory: dict[str, Any] = json.loads(self._program.memory())

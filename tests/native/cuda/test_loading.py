@@ -77,41 +77,41 @@ with untorch.load(path) as program:
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_unpacked_weights(kind: str, driver: Path, package: Path) -> None:
+def test_dequantized_weights(kind: str, driver: Path, package: Path) -> None:
     """A matrix a layer, once for the programs of the file, as long as one is open that asked for it."""
     script = f"""
 packed = untorch.load(path)
 packed[{kind!r}]
-found["without"] = unpacking(), packed.memory()["unpacked"]
-first, second = untorch.load(path, unpack_weights=True), untorch.load(path, unpack_weights=True)
+found["without"] = unpacking(), packed.memory()["dequantized"]
+first, second = untorch.load(path, dequantize_weights=True), untorch.load(path, dequantize_weights=True)
 first[{kind!r}]
-found["first"] = unpacking(), first.memory()["unpacked"], fake.fake_live_bytes(0)
+found["first"] = unpacking(), first.memory()["dequantized"], fake.fake_live_bytes(0)
 second[{kind!r}]
 session = second.session()
 session[{kind!r}]
-found["second"] = unpacking(), second.memory()["unpacked"], fake.fake_live_bytes(0)
+found["second"] = unpacking(), second.memory()["dequantized"], fake.fake_live_bytes(0)
 first.close()
-found["left"] = packed.memory()["unpacked"]
+found["left"] = packed.memory()["dequantized"]
 session.close()
 second.close()
-found["gone"] = packed.memory()["unpacked"], fake.fake_live_bytes(0)
+found["gone"] = packed.memory()["dequantized"], fake.fake_live_bytes(0)
 """
     result = found(driver, package, script)
-    weights, unpacked = weights_of(package, kind), 2 * VALUES[kind]
+    weights, dequantized = weights_of(package, kind), 2 * VALUES[kind]
     assert result["without"] == [0, 0]
-    assert result["first"] == result["second"] == [2, unpacked, weights + unpacked]
-    assert result["left"] == unpacked
+    assert result["first"] == result["second"] == [2, dequantized, weights + dequantized]
+    assert result["left"] == dequantized
     assert result["gone"] == [0, weights]
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_what_multiplies(kind: str, driver: Path, package: Path) -> None:
     """The packed weight serves few rows, and where it lies alone more of them; with many a matrix goes to cuBLAS, which
-    finds no GPU here: unpacked before, or now.
+    finds no GPU here: dequantized before, or now.
     """
     script = f"""
 def called(program, rows):
-    method = program[{kind!r}]  # opened, which may unpack
+    method = program[{kind!r}]  # opened, which may dequantize
     before = len(fake.fake_launches())
     end = ""
     try:
@@ -120,9 +120,9 @@ def called(program, rows):
         end = "cuBLAS" if "cublas" in str(error).lower() else str(error)
     names = fake.fake_launches()[before:].decode().split()
     return *(sum(part in name for name in names) for part in ("narrow", "stream", "unpack")), end
-packed, unpacked = untorch.load(path), untorch.load(path, unpack_weights=True)
+packed, dequantized = untorch.load(path), untorch.load(path, dequantize_weights=True)
 for rows in (1, 8, 100, 300):
-    found[str(rows)] = called(packed, rows), called(unpacked, rows)
+    found[str(rows)] = called(packed, rows), called(dequantized, rows)
 """
     result = found(driver, package, script)
     few, whole = [2, 0, 0, ""], [0, 0, 0, "cuBLAS"]
@@ -138,7 +138,7 @@ def test_memory_that_does_not_suffice(driver: Path, package: Path) -> None:
     """Packed weights fit, matrices do not: an error that says what was asked for, and nothing is left behind."""
     weights = weights_of(package, "int4")
     script = """
-with untorch.load(path, unpack_weights=True) as program:
+with untorch.load(path, dequantize_weights=True) as program:
     try:
         program.int4
     except untorch.OutOfMemoryError as error:

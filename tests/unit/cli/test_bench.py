@@ -18,7 +18,7 @@ def test_json_document(cli: Callable[..., Any], package: Path) -> None:
     assert done.code == 0, done.err
     document = done.document()
     assert set(document) == {
-        "file", "file_bytes", "method", "device", "graph", "unpack_weights", "untorch", "cpu_level", "inputs", "warmup",
+        "file", "file_bytes", "method", "device", "graph", "dequantize_weights", "untorch", "cpu_level", "inputs", "warmup",
         "concurrency", "runners", "results", "note", "cold",
     }  # fmt: skip
     assert document["file_bytes"] == package.stat().st_size
@@ -106,7 +106,7 @@ def test_percentiles() -> None:
     ("arguments", "text"),
     [(("--graph",), "--graph: method forward runs on the CPU"),
      (("--graph", "--concurrency", 2), "--graph: a graph runs one call at a time: leave --concurrency out"),
-     (("--unpack-weights",), "unpack_weights: it is for methods on a GPU, of which"),
+     (("--dequantize-weights",), "dequantize_weights: it is for methods on a GPU, of which"),
      (("--device", "cuda"), "was compiled for cpu and cannot run on cuda")],
 )  # fmt: skip
 def test_what_needs_a_gpu(cli: Callable[..., Any], package: Path, arguments: tuple[Any, ...], text: str) -> None:

@@ -242,7 +242,7 @@ def test_nvfp4(tmp_path: Path) -> None:
     shapes = {tuple(c["shape"]) for c in method["constants"] if c["dtype"] == "int32"}
     assert shapes == {(16, 1, 32, 4), (8, 1, 32, 4)}
     assert {entry["dtype"] for entry in method["quantization"]} == {"nvfp4"}
-    # What loading with unpack_weights goes by.
+    # What loading with dequantize_weights goes by.
     names = {constant["fqn"] for constant in method["constants"]}
     assert all(names.issuperset(entry["tensors"]) for entry in method["quantization"])
 

@@ -22,8 +22,8 @@ struct PackedWeight {
 
 // Leaves the matrices beside the packed values (Storage::unpacked), where shims find them, and returns when they are
 // made. The tensors are a container's that nobody else sees yet. `what` names the method in messages.
-void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what);
+void dequantize_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what);
 // Bytes that matrices of this file take on the device.
-std::uint64_t unpacked_bytes(const Archive& archive, int device);
+std::uint64_t dequantized_bytes(const Archive& archive, int device);
 
 }  // namespace untorch

@@ -1,4 +1,4 @@
-#include "model/unpacked_weights.h"
+#include "model/dequantized_weights.h"
 
 #include <map>
 #include <memory>
@@ -24,20 +24,20 @@ Table& table() {
   return all;
 }
 
-TensorPtr unpack(const PackedWeight& weight, const char* what) {
+TensorPtr dequantize(const PackedWeight& weight, const char* what) {
   const PackedLinear& spec = *weight.spec;
-  const auto& unpackers = shims::cuda_dequantizers;
-  if (unpackers.int4 == nullptr || unpackers.nvfp4 == nullptr) {
-    throw_error(ErrorKind::kUnsupported, what, ": unpack_weights: this build has no kernels for GPUs");
+  const auto& kernels = shims::cuda_dequantizers;
+  if (kernels.int4 == nullptr || kernels.nvfp4 == nullptr) {
+    throw_error(ErrorKind::kUnsupported, what, ": dequantize_weights: this build has no kernels for GPUs");
   }
   const std::vector<const Tensor*>& t = weight.tensors;
-  return spec.kind == PackedLinear::kInt4 ? unpackers.int4(*t[0], *t[1], spec.group_size, spec.activations)
-                                          : unpackers.nvfp4(*t[0], *t[1], *t[2], spec.activations);
+  return spec.kind == PackedLinear::kInt4 ? kernels.int4(*t[0], *t[1], spec.group_size, spec.activations)
+                                          : kernels.nvfp4(*t[0], *t[1], *t[2], spec.activations);
 }
 
 }  // namespace
 
-void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what) {
+void dequantize_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what) {
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.made, [](const auto& item) { return item.second.expired(); });
@@ -52,14 +52,14 @@ void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed
     if (!one) {
       const std::vector<const Tensor*>& t = weight.tensors;
       one = std::make_shared<const DequantizedWeight>(
-          DequantizedWeight{*unpack(weight, what), {t[1]->raw(), t.size() > 2 ? t[2]->raw() : nullptr}});
+          DequantizedWeight{*dequantize(weight, what), {t[1]->raw(), t.size() > 2 ? t[2]->raw() : nullptr}});
       all.made[key] = one;
       fresh.emplace_back(std::move(key), one);
     }
     found.emplace_back(weight.tensors[0]->storage().get(), std::move(one));
   }
   try {
-    cuda::check_driver(cuda::driver().stream_synchronize(stream), "unpacking weights");
+    cuda::check_driver(cuda::driver().stream_synchronize(stream), "dequantizing weights");
   } catch (...) {
     for (const auto& [key, one] : fresh) all.made.erase(key);
     throw;
@@ -70,7 +70,7 @@ void unpack_weights(const Archive& archive, std::span<const PackedWeight> packed
   }
 }
 
-std::uint64_t unpacked_bytes(const Archive& archive, int device) {
+std::uint64_t dequantized_bytes(const Archive& archive, int device) {
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   std::uint64_t total = 0;
