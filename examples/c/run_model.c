@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <untorch/untorch.h>
 
-enum { kMaxInputs = 16, kMaxDims = 8, kFloat32 = 6, kCpu = 0 };
+enum { kMaxInputs = 16, kMaxDims = 8 };
 
 typedef struct array {
   untorch_view view;
   int64_t sizes[kMaxDims], strides[kMaxDims];
 } array;
 
-/* A new row-major array of ones; returns 0 when the text is no list of sizes or memory runs out. */
+/* Allocates a row-major array of ones. Returns 0 if the text is no list of sizes or memory runs out. */
 static int make_ones(array* a, const char* text) {
   int32_t ndim = 0;
   while (*text != '\0') {
@@ -31,11 +31,11 @@ static int make_ones(array* a, const char* text) {
   float* data = malloc((size_t)(count > 0 ? count : 1) * sizeof *data);
   if (data == NULL) return 0;
   for (int64_t i = 0; i < count; ++i) data[i] = 1.0f;
-  a->view = (untorch_view){data, kFloat32, kCpu, -1, ndim, a->sizes, a->strides, 0};
+  a->view = (untorch_view){data, UNTORCH_FLOAT32, UNTORCH_CPU, -1, ndim, a->sizes, a->strides, 0};
   return 1;
 }
 
-/* Prints the first elements of a float32 array; strides may be anything. */
+/* Prints shape and, for float32, the first elements of a view with any strides. */
 static void print_view(size_t number, const untorch_view* v) {
   int64_t count = 1, index[kMaxDims] = {0};
   printf("output %zu: dtype %d, shape [", number, (int)v->dtype);
@@ -44,7 +44,7 @@ static void print_view(size_t number, const untorch_view* v) {
     count *= v->sizes[d];
   }
   printf("]");
-  for (int64_t i = 0; v->dtype == kFloat32 && v->ndim <= kMaxDims && i < count && i < 8; ++i) {
+  for (int64_t i = 0; v->dtype == UNTORCH_FLOAT32 && v->ndim <= kMaxDims && i < count && i < 8; ++i) {
     int64_t at = 0;
     for (int32_t d = 0; d < v->ndim; ++d) at += index[d] * v->strides[d];
     printf(" %g", (double)((const float*)v->data)[at]);
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
         untorch_view view;
         untorch_tensor_view(outputs[i], &view);
         print_view(i, &view);
-        untorch_tensor_free(outputs[i]); /* before the inputs: it may look at their memory (aliases[i] >= 0) */
+        untorch_tensor_free(outputs[i]); /* before the inputs: it may alias their memory (aliases[i] >= 0) */
       }
     }
     free(outputs);

@@ -1,8 +1,7 @@
-// Loads a package and runs its first method twice on a CUDA stream of its own: inputs of ones, the first values
-// printed.
+// Runs the first method of a package twice on a CUDA stream: one float32 input of ones, the first values printed.
 //
-// Usage: run_on_stream MODEL.pt2 SIZE… : the sizes of the only input, float32. A package for the CPU runs as well; the
-// stream then means nothing.
+// Usage: run_on_stream MODEL.pt2 SIZE… : the sizes of the input. A package for the CPU runs, too, and ignores the
+// stream.
 #include <untorch/caller_stream.h>
 #include <untorch/untorch.h>
 
@@ -19,8 +18,6 @@
 
 namespace {
 
-constexpr int kFloat32 = 6;
-
 void check(untorch_status status) {
   if (status != UNTORCH_OK) throw std::runtime_error(untorch_last_error());
 }
@@ -32,7 +29,7 @@ struct Free {
 using Program = std::unique_ptr<untorch_program, Free>;
 using Tensor = std::unique_ptr<untorch_tensor, Free>;
 
-// A stream for the rest of the program; the legacy stream where the toolkit is not there.
+// A stream for the rest of the program; without the toolkit the legacy default stream.
 CUstream_st* make_stream() {
 #ifdef EXAMPLE_HAS_CUDA
   cudaStream_t stream = nullptr;
@@ -46,12 +43,12 @@ void print(const untorch_tensor* output) {
   untorch_tensor_view(output, &view);
   std::printf("dtype %d, shape [", view.dtype);
   for (int d = 0; d < view.ndim; ++d) std::printf(d == 0 ? "%lld" : ", %lld", static_cast<long long>(view.sizes[d]));
-  std::printf("] on %s\n", view.device_type == 0 ? "the CPU" : "the GPU");
+  std::printf("] on %s\n", view.device_type == UNTORCH_CPU ? "the CPU" : "the GPU");
   untorch_tensor* copy = nullptr;
   check(untorch_tensor_to_host(output, &copy));  // waits for the stream
   const Tensor host(copy);
   untorch_tensor_view(host.get(), &view);
-  const bool values = view.dtype == kFloat32 && view.ndim > 0 && view.data != nullptr;
+  const bool values = view.dtype == UNTORCH_FLOAT32 && view.ndim > 0 && view.data != nullptr;
   const long long stride = values ? static_cast<long long>(view.strides[view.ndim - 1]) : 0;
   for (long long i = 0; values && i < view.sizes[view.ndim - 1] && i < 8; ++i) {
     std::printf(" %g", static_cast<double>(static_cast<const float*>(view.data)[i * stride]));
@@ -67,14 +64,8 @@ void run(const char* path, const std::vector<std::int64_t>& sizes) {
     count *= sizes[d];
   }
   const std::vector<float> ones(static_cast<std::size_t>(count), 1.0f);
-  const untorch_view input{const_cast<float*>(ones.data()),
-                           kFloat32,
-                           0,
-                           -1,
-                           static_cast<std::int32_t>(sizes.size()),
-                           sizes.data(),
-                           strides.data(),
-                           1};
+  const untorch_view input{const_cast<float*>(ones.data()),         UNTORCH_FLOAT32, UNTORCH_CPU,    -1,
+                           static_cast<std::int32_t>(sizes.size()), sizes.data(),    strides.data(), 1};
   untorch_program* opened = nullptr;
   check(untorch_program_open(path, nullptr, &opened));
   const Program program(opened);
@@ -82,7 +73,7 @@ void run(const char* path, const std::vector<std::int64_t>& sizes) {
   std::size_t num_inputs = 0, num_outputs = 0;
   check(untorch_method_arity(method, &num_inputs, &num_outputs));
 
-  // Everything that the calls do is enqueued on this stream, in order; nothing waits until the values are read.
+  // All work of the calls is enqueued on this stream, in order. Nothing waits until the values are read.
   const untorch::CallerStreamGuard guard(make_stream());
   for (int call = 0; call < 2; ++call) {
     std::vector<untorch_tensor*> outputs(num_outputs, nullptr);

@@ -1,4 +1,4 @@
-"""Two CuPy streams, two independent chains of calls, nothing waits until the end.
+"""Calls on two CuPy streams, synchronised only at the end, and a CUDA graph.
 
 Usage: python run.py MODEL.pt2, a package for CUDA whose method takes one float32 array [batch, features].
 """
@@ -21,7 +21,7 @@ def main() -> None:
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
         results = []
         for number, stream in enumerate(streams):
-            # CuPy's work and the call share the stream: neither waits for the other, the order is enough.
+            # CuPy's work and the call are enqueued on the same stream, so no synchronisation is needed.
             with stream, untorch.stream(stream):
                 x = cupy.full(shape, number + 1, numpy.float32)
                 y = cupy.from_dlpack(method(x))
@@ -30,7 +30,7 @@ def main() -> None:
             stream.synchronize()
             print(f"largest magnitude: {float(result):.6g}")
 
-        # A graph: the whole call is one launch.
+        # A CUDA graph: the whole call is one launch.
         with streams[0], untorch.stream(streams[0]):
             graph = method.graph(cupy.zeros(shape, numpy.float32))
             for number in range(3):

@@ -1,6 +1,9 @@
 // untorch.h over Program and Method: no exception crosses.
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <cstring>
+
 #include "kernels/cpu/common/isa.h"
 #include "model/capi.h"
 #include "model/cpu_features.h"
@@ -13,6 +16,52 @@ using untorch::check;
 using untorch::ErrorKind;
 using namespace untorch::capi;
 
+namespace {
+
+// The header's codes are those that tensors have.
+template <class Code, class Own>
+constexpr bool same(Code code, Own own) {
+  return static_cast<std::int32_t>(code) == static_cast<std::int32_t>(own);
+}
+using untorch::DeviceType;
+using untorch::DType;
+static_assert(same(UNTORCH_UINT8, DType::kUInt8) && same(UNTORCH_INT8, DType::kInt8) &&
+              same(UNTORCH_INT16, DType::kInt16) && same(UNTORCH_INT32, DType::kInt32) &&
+              same(UNTORCH_INT64, DType::kInt64) && same(UNTORCH_FLOAT16, DType::kFloat16) &&
+              same(UNTORCH_FLOAT32, DType::kFloat32) && same(UNTORCH_FLOAT64, DType::kFloat64) &&
+              same(UNTORCH_COMPLEX32, DType::kComplex32) && same(UNTORCH_COMPLEX64, DType::kComplex64) &&
+              same(UNTORCH_COMPLEX128, DType::kComplex128) && same(UNTORCH_BOOL, DType::kBool) &&
+              same(UNTORCH_BFLOAT16, DType::kBFloat16) && same(UNTORCH_FLOAT8_E5M2, DType::kFloat8E5M2) &&
+              same(UNTORCH_FLOAT8_E4M3FN, DType::kFloat8E4M3FN) &&
+              same(UNTORCH_FLOAT8_E5M2FNUZ, DType::kFloat8E5M2FNUZ) &&
+              same(UNTORCH_FLOAT8_E4M3FNUZ, DType::kFloat8E4M3FNUZ) && same(UNTORCH_UINT16, DType::kUInt16) &&
+              same(UNTORCH_UINT32, DType::kUInt32) && same(UNTORCH_UINT64, DType::kUInt64) &&
+              same(UNTORCH_FLOAT8_E8M0FNU, DType::kFloat8E8M0FNU) &&
+              same(UNTORCH_FLOAT4_E2M1FN_X2, DType::kFloat4E2M1FNx2));
+static_assert(same(UNTORCH_CPU, DeviceType::kCPU) && same(UNTORCH_CUDA, DeviceType::kCUDA));
+
+// The caller's options in this library's struct. Fields that struct_size does not cover whole are 0; bytes that this
+// library does not know have to be.
+untorch_load_options read_options(const untorch_load_options& given) {
+  constexpr std::size_t kFirst = offsetof(untorch_load_options, dequantize_weights);  // the first version
+  constexpr std::size_t kKnown = sizeof(untorch_load_options), kMost = 4096;
+  const std::size_t size = given.struct_size;
+  check(size >= kFirst && size <= kMost, "untorch_load_options: struct_size is ", size, ", expected from ", kFirst,
+        " to ", kMost, ": set it to sizeof(untorch_load_options)");
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&given);
+  for (std::size_t i = kKnown; i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    untorch::throw_error(ErrorKind::kUnsupported, "untorch_load_options: byte ", i, " of ", size,
+                         " is set, and this library (" UNTORCH_VERSION ") knows the first ", kKnown,
+                         ": leave newer options at 0, or link with the library of the header's version");
+  }
+  untorch_load_options options{};
+  std::memcpy(&options, &given, size < kKnown ? kFirst : kKnown);  // a version that ends between adds its end here
+  return options;
+}
+
+}  // namespace
+
 extern "C" {
 
 const char* untorch_version(void) { return UNTORCH_VERSION; }
@@ -23,14 +72,13 @@ untorch_status untorch_program_open(const char* path, const untorch_load_options
     check(path != nullptr && out != nullptr, "untorch_program_open: path and out must not be null");
     untorch::LoadOptions load;
     if (options != nullptr) {
-      check(options->struct_size == sizeof(untorch_load_options), "untorch_load_options: struct_size is ",
-            options->struct_size, ", expected ", sizeof(untorch_load_options));
-      if (options->device != nullptr) load.device = options->device;
-      load.num_runners = options->num_runners;
-      load.num_threads = options->num_threads;
-      check(options->dequantize_weights == 0 || options->dequantize_weights == 1,
-            "untorch_load_options: dequantize_weights must be 0 or 1, got ", options->dequantize_weights);
-      load.dequantize_weights = options->dequantize_weights == 1;
+      const untorch_load_options known = read_options(*options);
+      if (known.device != nullptr) load.device = known.device;
+      load.num_runners = known.num_runners;
+      load.num_threads = known.num_threads;
+      check(known.dequantize_weights == 0 || known.dequantize_weights == 1,
+            "untorch_load_options: dequantize_weights must be 0 or 1, got ", known.dequantize_weights);
+      load.dequantize_weights = known.dequantize_weights == 1;
     }
     auto handle = std::make_unique<untorch_program>();
     handle->program = std::make_unique<untorch::Program>(path, load);

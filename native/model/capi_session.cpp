@@ -1,4 +1,4 @@
-// untorch.h, the part for sessions.
+// untorch.h: sessions.
 #include "model/capi.h"
 
 using untorch::check;
@@ -17,7 +17,7 @@ struct untorch_session {
 namespace {
 
 untorch::States& states_of(untorch_program* program, untorch_session* session) {
-  check(program != nullptr || session != nullptr, "a session or a program is needed, both are null");
+  check(program != nullptr || session != nullptr, "expected a session or a program, both are null");
   return session != nullptr ? session->session->states() : program->program->states();
 }
 

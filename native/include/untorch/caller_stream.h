@@ -1,44 +1,51 @@
-// The stream that the caller wants a program's GPU work on: set by the caller, for its thread; read by the library.
-//
-//   untorch::CallerStreamGuard guard(stream);   // stream: cudaStream_t or CUstream
-//   untorch_method_run(method, …);              // everything it does is enqueued on that stream; nothing waits
-//
-// No CUDA header is needed. The setting is thread-local and there is one of it in the process: it lives in
-// libuntorch.so, which every user of this header shares.
+/* The CUDA stream that a thread's calls are enqueued on: set by the caller, read by the library. C99 and later; C++17
+ * also has a guard:
+ *
+ *   untorch::CallerStreamGuard guard(stream);   // stream: cudaStream_t or CUstream
+ *   untorch_method_run(method, ...);            // all its work is enqueued on that stream; nothing waits
+ *
+ * No CUDA header is needed. The setting is thread-local and lives in libuntorch.so, so all users of this header in a
+ * process share it. */
 #ifndef UNTORCH_CALLER_STREAM_H_
 #define UNTORCH_CALLER_STREAM_H_
 
-#include <optional>
-
 #include "untorch/untorch.h"
 
-struct CUstream_st;
-
+#ifdef __cplusplus
 extern "C" {
+#endif
 
-/* The calling thread's setting. `is_set` 0: no caller stream; the null stream (stream NULL, is_set 1) is one. */
+struct CUstream_st; /* CUDA's own: cudaStream_t and CUstream are pointers to it */
+
+/* The calling thread's setting. is_set 0: the library uses a stream of its own for the thread. The legacy default
+ * stream (stream NULL, is_set 1) is a setting, too. */
 typedef struct untorch_caller_stream {
   struct CUstream_st* stream;
   int32_t is_set;
 } untorch_caller_stream;
 
+/* The current setting. Creates no stream. */
 UNTORCH_API untorch_caller_stream untorch_caller_stream_peek(void);
-/* Returns the setting that was there before. */
+/* Returns the previous setting, to be restored after the calls. The stream must outlive the work enqueued on it. */
 UNTORCH_API untorch_caller_stream untorch_caller_stream_exchange(untorch_caller_stream setting);
 UNTORCH_API void untorch_caller_stream_clear(void);
+
+#ifdef __cplusplus
 }
+
+#include <optional>
 
 namespace untorch {
 
-// Trivially copyable; empty: the caller has set none, and the library uses a stream of its own. Creates no stream.
+// Empty: the caller has set no stream, and the library uses one of its own.
 inline std::optional<CUstream_st*> getCallerStream() noexcept {
   const untorch_caller_stream setting = untorch_caller_stream_peek();
   if (setting.is_set == 0) return std::nullopt;
   return setting.stream;
 }
 
-// Sets the thread's caller stream for a scope; guards nest. nullptr is the legacy default stream, which is a setting
-// of its own and not the same as no guard. The stream must outlive the guard and the work given to it.
+// Sets the thread's stream for a scope. Guards nest. nullptr is the legacy default stream, which is not the same as no
+// guard. The stream must outlive the guard and the work enqueued on it.
 class CallerStreamGuard {
  public:
   explicit CallerStreamGuard(CUstream_st* stream) noexcept : before_(untorch_caller_stream_exchange({stream, 1})) {}
@@ -52,4 +59,6 @@ class CallerStreamGuard {
 
 }  // namespace untorch
 
-#endif  // UNTORCH_CALLER_STREAM_H_
+#endif  // __cplusplus
+
+#endif /* UNTORCH_CALLER_STREAM_H_ */

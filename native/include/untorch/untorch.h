@@ -1,8 +1,11 @@
-/* untorch's C interface: load a .pt2 file, run its methods. No other header is needed.
+/* untorch's C interface: load a .pt2 file and run its methods. C99 and later, C++. No other header is needed.
  *
- * Every function that can fail returns a status; untorch_last_error() then holds the text, for the calling thread,
- * until its next failure. Handles are not shared between programs. Functions may be called from any thread; one method
- * may run on several at once (untorch_load_options.num_runners). */
+ * Errors: every function that can fail returns a status. untorch_last_error() then holds the text, for the calling
+ * thread, until its next failure.
+ * Threads: functions may be called from any thread. One method may run on several threads at once
+ * (untorch_load_options.num_runners).
+ * ABI: enum values never change. Structs hold codes as int32_t, because the size of an enum is the compiler's choice.
+ * A struct that starts with struct_size may grow at its end; all others are fixed. */
 #ifndef UNTORCH_UNTORCH_H_
 #define UNTORCH_UNTORCH_H_
 
@@ -23,7 +26,7 @@ typedef enum untorch_status {
   UNTORCH_OK = 0,
   UNTORCH_INTERNAL = 1,         /* a bug of the library */
   UNTORCH_INVALID_ARGUMENT = 2, /* the caller's input does not fit */
-  UNTORCH_INVALID_FILE = 3,     /* missing, damaged or lying file */
+  UNTORCH_INVALID_FILE = 3,     /* the file is missing, unreadable, damaged or malformed */
   UNTORCH_UNSUPPORTED = 4,      /* well-formed, but not for this build or machine */
   UNTORCH_CLOSED = 5,           /* the program was closed */
   UNTORCH_OUT_OF_MEMORY = 6,
@@ -34,40 +37,76 @@ typedef struct untorch_program untorch_program; /* a loaded file */
 typedef struct untorch_method untorch_method;   /* one method of it; belongs to the program */
 typedef struct untorch_tensor untorch_tensor;   /* an output, or an operand of the proxy callback */
 
-/* Memory as a strided array. dtype and device_type are PyTorch's ScalarType and DeviceType codes (float32 6, int64 4;
- * CPU 0). Sizes and strides have ndim entries; strides count elements. */
+/* Element types: PyTorch's ScalarType codes. */
+typedef enum untorch_dtype {
+  UNTORCH_UINT8 = 0,
+  UNTORCH_INT8 = 1,
+  UNTORCH_INT16 = 2,
+  UNTORCH_INT32 = 3,
+  UNTORCH_INT64 = 4,
+  UNTORCH_FLOAT16 = 5,
+  UNTORCH_FLOAT32 = 6,
+  UNTORCH_FLOAT64 = 7,
+  UNTORCH_COMPLEX32 = 8,
+  UNTORCH_COMPLEX64 = 9,
+  UNTORCH_COMPLEX128 = 10,
+  UNTORCH_BOOL = 11,
+  UNTORCH_BFLOAT16 = 15,
+  UNTORCH_FLOAT8_E5M2 = 23,
+  UNTORCH_FLOAT8_E4M3FN = 24,
+  UNTORCH_FLOAT8_E5M2FNUZ = 25,
+  UNTORCH_FLOAT8_E4M3FNUZ = 26,
+  UNTORCH_UINT16 = 27,
+  UNTORCH_UINT32 = 28,
+  UNTORCH_UINT64 = 29,
+  UNTORCH_FLOAT8_E8M0FNU = 44,
+  UNTORCH_FLOAT4_E2M1FN_X2 = 45 /* two values in a byte */
+} untorch_dtype;
+
+/* Devices: PyTorch's DeviceType codes. */
+typedef enum untorch_device_type {
+  UNTORCH_CPU = 0, /* its device_index is -1 */
+  UNTORCH_CUDA = 1
+} untorch_device_type;
+
+/* Memory as a strided array. sizes and strides have ndim entries; strides count elements. */
 typedef struct untorch_view {
   void* data;
-  int32_t dtype;
-  int32_t device_type;
-  int32_t device_index;
+  int32_t dtype;        /* untorch_dtype */
+  int32_t device_type;  /* untorch_device_type */
+  int32_t device_index; /* -1 for the CPU */
   int32_t ndim;
   const int64_t* sizes;
   const int64_t* strides;
-  int32_t read_only; /* not 0: the memory must not be written, so no model may take it that changes its input */
+  int32_t read_only; /* not 0: the memory must not be written; models that write to this input refuse it */
 } untorch_view;
 
+/* Set struct_size to sizeof(untorch_load_options) and every other byte that is not set to 0:
+ *   untorch_load_options options = {.struct_size = sizeof options, .num_runners = 1};
+ * The library reads the fields that struct_size covers; fields that it does not cover have their defaults. So a program
+ * that was compiled with an older header runs with a newer library. The other way round works, too, as long as the
+ * fields that the older library does not know are 0; if not, opening fails with UNTORCH_UNSUPPORTED. struct_size must
+ * cover num_threads. */
 typedef struct untorch_load_options {
-  size_t struct_size;  /* sizeof(untorch_load_options) */
-  const char* device;  /* NULL: what the file was compiled for */
-  size_t num_runners;  /* calls of one method that may run at the same time, at least 1 */
-  int32_t num_threads; /* OpenMP threads of a call; 0: OpenMP's own choice */
-  /* 1: keep linear layers' weights in four bits on the GPU as whole matrices, too, for products with many rows */
-  int32_t dequantize_weights;
+  size_t struct_size;
+  const char* device;         /* "cpu", "cuda", "cuda:1"; NULL: the device that the file was compiled for */
+  size_t num_runners;         /* concurrent calls of one method, at least 1 */
+  int32_t num_threads;        /* OpenMP threads of a call; 0: OpenMP's default */
+  int32_t dequantize_weights; /* 1: also keep int4 and NVFP4 weights dequantized on the GPU, for GEMMs with large M */
 } untorch_load_options;
 
 UNTORCH_API const char* untorch_version(void);
 UNTORCH_API const char* untorch_last_error(void);
 
-/* options may be NULL. The path is UTF-8 text as the operating system takes it. */
+/* options may be NULL: one runner, defaults for the rest. The path goes to the operating system as it is. */
 UNTORCH_API untorch_status untorch_program_open(const char* path, const untorch_load_options* options,
                                                 untorch_program** out);
-/* Calls after it fail with UNTORCH_CLOSED; calls that run finish. The handle stays valid until untorch_program_free. */
+/* Running calls finish, later ones fail with UNTORCH_CLOSED. The handle stays valid until untorch_program_free. */
 UNTORCH_API void untorch_program_close(untorch_program* program);
 UNTORCH_API void untorch_program_free(untorch_program* program);
 UNTORCH_API size_t untorch_program_num_methods(const untorch_program* program);
 UNTORCH_API untorch_method* untorch_program_method(const untorch_program* program, size_t index);
-/* NULL when there is none of that name. */
+/* NULL if the program has no method of that name. */
 UNTORCH_API untorch_method* untorch_program_find(const untorch_program* program, const char* name);
 /* Bytes of an entry of the archive, its name without the top folder ("extra/untorch.json"); valid while the program is.
  */
@@ -83,8 +122,7 @@ UNTORCH_API untorch_status untorch_method_arity(untorch_method* method, size_t* 
 /* PyTorch's pytree specifications, as JSON text; valid while the program is. */
 UNTORCH_API untorch_status untorch_method_call_spec(untorch_method* method, const char** in_spec,
                                                     const char** out_spec);
-/* The description of the operators that go to the proxy callback, as JSON text of `length` bytes; NULL: there are none.
- */
+/* The operators that go to the proxy callback, as JSON text of `length` bytes; NULL if there are none. */
 UNTORCH_API untorch_status untorch_method_extern_nodes(untorch_method* method, const char** text, size_t* length);
 
 /* Runs node `node` of the extern nodes. Returns 0, or another value after untorch_set_error. */
@@ -94,19 +132,19 @@ typedef int32_t (*untorch_proxy_callback)(void* context, int32_t node, int32_t n
 UNTORCH_API void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback callback, void* context);
 UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 
-/* A session: buffers that the methods change (a KV cache) in copies of its own, shared by the methods that name the
- * same buffer; weights are shared by all sessions. The program's own methods have one to themselves. Free a session
- * before its program. Methods of one session run one at a time, those of several side by side. */
+/* A session: an independent copy of the mutable buffers (a KV cache). Methods that name the same buffer share it; all
+ * sessions share the weights. The program's own methods have a copy, too. Calls of one session are serialised; calls of
+ * different sessions run concurrently. Free a session before its program. */
 typedef struct untorch_session untorch_session;
 UNTORCH_API untorch_status untorch_program_session(untorch_program* program, untorch_session** out);
 /* The program's methods on the session's buffers, in the program's order. They live as long as the session. */
 UNTORCH_API untorch_method* untorch_session_method(const untorch_session* session, size_t index);
-/* Buffers as they are in the file again; for a NULL session, those of the program itself. */
+/* Resets the buffers to their initial values in the file; for a NULL session, those of the program itself. */
 UNTORCH_API untorch_status untorch_session_reset(untorch_program* program, untorch_session* session);
-/* A new session with the values of now. */
+/* A new session: an independent copy of the current state. */
 UNTORCH_API untorch_status untorch_session_fork(untorch_program* program, untorch_session* session,
                                                 untorch_session** out);
-/* Bytes of its buffers so far: each is made when a method that has it is first opened. */
+/* Bytes of its buffers so far: each is allocated when a method that uses it is first opened. */
 UNTORCH_API size_t untorch_session_nbytes(const untorch_session* session);
 UNTORCH_API void untorch_session_close(untorch_session* session);
 UNTORCH_API void untorch_session_free(untorch_session* session);
@@ -132,24 +170,24 @@ UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, 
 /* A copy on a device of memory that lies on the CPU, in the order of its call stream. A new handle. */
 UNTORCH_API untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t device_index,
                                                     untorch_tensor** out);
-/* The device that the method runs on: PyTorch's DeviceType code and the index (-1 for the CPU). */
+/* The device that the method runs on: an untorch_device_type and the index (-1 for the CPU). */
 UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
 
-/* The GPU architecture of the method's code, such as "sm_90"; "" for a method of the CPU, and where it is not known. */
+/* The GPU architecture of the method's code, such as "sm_90"; "" for a method of the CPU, or if it is unknown. */
 UNTORCH_API const char* untorch_method_gpu_architecture(const untorch_method* method);
 
-/* What the GPUs of this machine are, as JSON text (a list of objects: name, compute capability, memory, …), or why
- * there are none (an object with "error"); valid until the thread's next call of it. Never fails. */
+/* The GPUs of this machine as JSON text (a list of objects: name, compute capability, memory, …), or an object with
+ * "error" that says why there are none; valid until the thread's next call of it. Never fails. */
 UNTORCH_API const char* untorch_cuda_devices(void);
-/* What a program's memory is, as JSON text; valid until the thread's next call of it. */
+/* A program's memory in bytes, as JSON text; valid until the thread's next call of it. */
 UNTORCH_API untorch_status untorch_program_memory(untorch_program* program, const char** json);
-/* Gives memory that is kept for reuse back to the driver. */
+/* Returns the memory pool's unused memory to the driver. */
 UNTORCH_API untorch_status untorch_cuda_release_memory(int32_t device_index);
 
 /* A CUDA graph of one call: captured for the shapes of `inputs`, replayed by untorch_graph_run on the call stream.
- * An input of a later run may lie anywhere on the device (the graph is pointed at it, nothing is copied, if it is
- * 16-byte aligned; otherwise, and from the CPU, it is copied into the graph's own memory). Outputs are the graph's
- * memory: the next run writes into them. */
+ * Inputs of a replay on the device are read in place if they are 16-byte aligned: the graph's node parameters are
+ * updated. Others, and those in host memory, are copied into the graph's own memory. Outputs are the graph's memory:
+ * the next replay overwrites them. */
 typedef struct untorch_graph untorch_graph;
 UNTORCH_API untorch_status untorch_graph_capture(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                                  untorch_graph** out);
@@ -157,17 +195,17 @@ UNTORCH_API untorch_status untorch_graph_run(untorch_graph* graph, const untorch
                                              untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 UNTORCH_API void untorch_graph_free(untorch_graph* graph);
 
-/* Makes the device current for this thread, for code that asks which one is; `before` is for untorch_device_leave. */
+/* Makes the device current for this thread; `before` is for untorch_device_leave. */
 UNTORCH_API untorch_status untorch_device_enter(int32_t device_index, void** before);
 UNTORCH_API void untorch_device_leave(void* before);
 
-/* A point in a stream's work: how a caller knows when memory that it lent may be used again. */
+/* An event on a stream: tells when memory that the caller lent may be reused. */
 typedef struct untorch_event untorch_event;
 UNTORCH_API untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out);
-/* 1 when everything before the point is done, also if it failed. Does not wait. */
+/* 1 when all work before the event is complete, also if it failed. Does not wait. */
 UNTORCH_API int32_t untorch_event_done(const untorch_event* event);
 UNTORCH_API void untorch_event_free(untorch_event* event);
-/* Whose memory an address is: a GPU's (1 and its index; managed memory too), or the CPU's (0 and -1). */
+/* Where an address lies: UNTORCH_CUDA and the GPU's index (managed memory too), or UNTORCH_CPU and -1. */
 UNTORCH_API untorch_status untorch_pointer_device(const void* address, int32_t* device_type, int32_t* device_index);
 /* Copies into the caller's memory, of the tensor's dtype and shape, with any strides and on any device. On the call
  * stream of the device; with the CPU on one side it waits. */
@@ -175,12 +213,12 @@ UNTORCH_API untorch_status untorch_tensor_copy(const untorch_view* destination, 
 
 /* The view's sizes and strides are valid while the handle is. */
 UNTORCH_API void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out);
-/* 1 when the memory may be written: an output of its own, or a buffer, not a weight mapped from the file. */
+/* 1 if the memory may be written: an allocated output or a mutable buffer, not a weight mapped from the file. */
 UNTORCH_API int32_t untorch_tensor_is_writable(const untorch_tensor* tensor);
 /* Makes the tensor a copy of `value`, its strides (not negative) included: for results of the proxy callback. */
 UNTORCH_API untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view* value);
 UNTORCH_API void untorch_tensor_free(untorch_tensor* tensor);
-/* Tensor handles alive in the process: for leak tests. */
+/* Live tensor handles in the process: for leak tests. */
 UNTORCH_API int64_t untorch_live_tensors(void);
 
 /* The seed of the process's generator for random operators, on the CPU and on every GPU. */
@@ -190,16 +228,16 @@ UNTORCH_API uint64_t untorch_initial_seed(void);
 /* The features of this CPU, by Linux's names, separated by spaces; valid forever. */
 UNTORCH_API const char* untorch_cpu_features(void);
 UNTORCH_API const char* untorch_cpu_architecture(void);
-/* The instruction set that the kernels were chosen for: "baseline", "v3" or "v4". */
+/* The instruction set level of the CPU kernels in use: "baseline", "v3" or "v4". */
 UNTORCH_API const char* untorch_cpu_level(void);
 /* 1 when the library exports a function of that name: a C shim or a vector function. */
 UNTORCH_API int32_t untorch_has_symbol(const char* name);
 
-/* Adds a folder (an absolute path) in which NVIDIA's libraries are looked for first. They are opened when a model first
+/* Adds a folder (an absolute path) that is searched first for NVIDIA's libraries. They are opened when a model first
  * needs them, so call it before the first run. */
 UNTORCH_API untorch_status untorch_add_library_path(const char* folder);
-/* Not 0: float32 matrix products on a GPU may be computed in TF32 (10 bits of mantissa), for the whole process from now
- * on. Without this call UNTORCH_ALLOW_TF32=1 in the environment says so; otherwise they are computed in float32. */
+/* Not 0: float32 GEMMs and convolutions on GPUs may use TF32 (10 bits of mantissa), for the whole process from now on.
+ * Without this call, UNTORCH_ALLOW_TF32=1 in the environment allows it; the default is float32. */
 UNTORCH_API void untorch_allow_tf32(int32_t allowed);
 /* NVIDIA's libraries that were opened so far, a line each: "title<TAB>soname<TAB>file<TAB>where it was found". Valid
  * until the thread's next call. */
