@@ -1,3 +1,4 @@
+// One dequantized copy of a packed weight a file and device, shared by all programs of the process.
 #include "model/dequantized_weights.h"
 
 #include <map>
@@ -7,6 +8,7 @@
 #include <tuple>
 
 #include "cuda/device.h"
+#include "cuda/kernel_registry.h"
 #include "cuda/stream.h"
 #include "shims/unpack.h"
 
@@ -28,7 +30,7 @@ TensorPtr dequantize(const PackedWeight& weight, const char* what) {
   const PackedLinear& spec = *weight.spec;
   const auto& kernels = shims::cuda_dequantizers;
   if (kernels.int4 == nullptr || kernels.nvfp4 == nullptr) {
-    throw_error(ErrorKind::kUnsupported, what, ": dequantize_weights: this build has no kernels for GPUs");
+    throw_error(ErrorKind::kUnsupported, what, ": dequantize_weights: ", cuda::kBuiltWithoutCuda);
   }
   const std::vector<const Tensor*>& t = weight.tensors;
   return spec.kind == PackedLinear::kInt4 ? kernels.int4(*t[0], *t[1], spec.group_size, spec.activations)
@@ -64,7 +66,7 @@ void dequantize_weights(const Archive& archive, std::span<const PackedWeight> pa
     for (const auto& [key, one] : fresh) all.made.erase(key);
     throw;
   }
-  // Of layers whose packed bytes are the same and whose scales are not, the first has its matrix.
+  // If layers share packed bytes and have different scales, only the first one's weight is dequantized.
   for (auto& [storage, one] : found) {
     if (storage->dequantized() == nullptr) storage->set_dequantized(std::move(one));
   }

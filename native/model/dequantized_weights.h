@@ -1,5 +1,5 @@
-// Weights in four bits that a program keeps on the GPU as whole matrices, too: one copy a file and device for all
-// programs of the process that ask for it.
+// load(dequantize_weights=True): int4 and NVFP4 weights that are also kept dequantized on the GPU. One copy for each
+// file and device, shared by all programs of the process that ask for it.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,11 @@ struct PackedWeight {
   std::vector<std::size_t> weights;
 };
 
-// Leaves the matrices beside the packed values (Storage::unpacked), where shims find them, and returns when they are
-// made. The tensors are a container's that nobody else sees yet. `what` names the method in messages.
+// Attaches the dequantized matrices to the packed weights' storages (Storage::unpacked), where shims find them, and
+// waits until they are computed. The tensors belong to a container that is not published yet. `what` names the method
+// in messages.
 void dequantize_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what);
-// Bytes that matrices of this file take on the device.
+// Bytes of this file's dequantized weights on the device.
 std::uint64_t dequantized_bytes(const Archive& archive, int device);
 
 }  // namespace untorch

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/kernel_registry.h"
 #include "model/elf.h"
 #include "model/elf_check.h"
 
@@ -51,16 +52,19 @@ std::string own_name(const std::string& symbol) {
 
 void check_symbols(const ElfLibrary& elf, const std::string& name) {
   std::string missing;
-  std::size_t count = 0;
+  std::size_t count = 0, of_cuda = 0;
   for (const ElfSymbol& symbol : elf.undefined()) {
     const std::string own = own_name(symbol.name);
     if (symbol.weak || (own.empty() && !is_ours_to_serve(symbol.name))) continue;
     if (exports_symbol(own.empty() ? symbol.name.c_str() : own.c_str())) continue;
     missing += (count++ == 0 ? "" : ", ") + symbol.name;
+    if (symbol.name.rfind("aoti_torch_cuda_", 0) == 0) ++of_cuda;
   }
   if (count != 0) {
+    const std::string todo = of_cuda != 0 && !cuda::has_kernels() ? std::string("; ") + cuda::kBuiltWithoutCuda
+                                                                  : "; change the model, or update untorch";
     throw_error(ErrorKind::kUnsupported, name, " needs ", count, count == 1 ? " function" : " functions",
-                " that this build of untorch does not have: ", missing);
+                " that this build of untorch does not have: ", missing, todo);
   }
 }
 

@@ -67,14 +67,14 @@ Device resolve_cuda(const std::string& path, MethodSpec& spec, const std::string
     // A file made on a build machine's second GPU is not bound to a second GPU here.
     if (device.empty()) index = -1;
   }
+  // First of all: without kernels a driver does not help.
+  if (!cuda::has_kernels()) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device, ", and ",
+                cuda::kBuiltWithoutCuda);
+  }
   if (std::string reason; cuda::try_driver(&reason) == nullptr) {
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device, ", and ",
                 reason);
-  }
-  if (!cuda::has_kernels()) {
-    throw_error(
-        ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.device,
-        "; this build of untorch has no CUDA kernels: build it where nvcc is, or install a wheel that has them");
   }
   if (index < 0) index = cuda::current_device();
   take_variant(path, spec, index);

@@ -13,6 +13,8 @@ from craft import Package, dynamic_value, elf_fields, patched
 from probe import Prober
 
 import untorch
+from untorch import _core
+from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA
 
 
 def error_of(path: pathlib.Path, package: Package) -> str:
@@ -156,6 +158,19 @@ def test_all_missing_functions_are_named(package: Package, tmp_path: pathlib.Pat
     assert "needs 2 functions that this build of untorch does not have: " in text
     assert "aoti_torch_cpu_future" in text
     assert "Sleef_future8" in text
+    assert text.endswith("; change the model, or update untorch")
+
+
+def test_a_build_without_cuda_says_so(package: Package, tmp_path: pathlib.Path) -> None:
+    """What a library needs for CUDA is no gap of untorch where nvcc was missing."""
+    source = tmp_path / "needs.c"
+    source.write_text("int aoti_torch_cuda_future(void);\nint run(void) { return aoti_torch_cuda_future(); }\n")
+    text = error_of(tmp_path / "model.pt2", Package(compile_library(source, tmp_path / "needs.so"), package.manifest))
+    assert "needs 1 function that this build of untorch does not have: aoti_torch_cuda_future; " in text
+    if _core.has_symbol("aoti_torch_cuda_mm_out"):
+        assert text.endswith("; change the model, or update untorch")
+    else:
+        assert text.endswith(f"; {BUILT_WITHOUT_CUDA}")
 
 
 def test_a_library_that_is_missing_elsewhere_is_named(package: Package, tmp_path: pathlib.Path) -> None:

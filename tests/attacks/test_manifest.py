@@ -12,12 +12,16 @@ from craft import Lie, Package, zip_bytes
 from probe import Prober
 
 import untorch
+from untorch import _core
+from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA
 
 M = ("methods", "forward")
 X = (*M, "inputs", 0)
 C = (*M, "constants", 0)
 HUGE = 1 << 62
 PACKED = {"operator": "int4_linear", "tensors": ["w", "s"], "group_size": 32, "activations": "bfloat16"}
+
+NO_CUDA = "no NVIDIA driver was found" if _core.has_symbol("aoti_torch_cuda_mm_out") else BUILT_WITHOUT_CUDA
 
 # path in the manifest, value (... removes it), the error's text
 LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
@@ -41,7 +45,7 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*M, "library"), ..., 'has no "library"'),
     ((*M, "extern_nodes"), "none.json", "names 'none.json', which is not in the archive"),
     ((*M, "device"), 1, "device is not a string"),
-    ((*M, "device"), "cuda:0", "was compiled for cuda:0, and no NVIDIA driver was found"),
+    ((*M, "device"), "cuda:0", "was compiled for cuda:0, and " + NO_CUDA),
     ((*M, "device"), "tpu", "was compiled for tpu; untorch serves cpu and cuda"),
     ((*M, "gpu_architecture"), 90, "gpu_architecture is not a string"),
     ((*M, "variants"), {}, "variants is not a list"),

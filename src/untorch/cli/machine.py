@@ -73,19 +73,20 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cuda_status() -> dict[str, Any]:
-    """Whether CUDA packages run here, and if not, why; the kernels of this build, the driver and the devices."""
+    """Whether packages for CUDA run here and if not, why; this build's kernels, the driver and the devices."""
     from untorch import _core
+    from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA
 
     kernels = any(name.startswith("aoti_torch_cuda_") for name in _exported())
     answer = json.loads(_core.cuda_devices())
     devices = answer.get("devices", [])
     version = answer.get("driver")
     if not kernels:
-        note = "this build has no CUDA kernels: it was made without nvcc"
+        note = BUILT_WITHOUT_CUDA
     elif "error" in answer:
         note = answer["error"]
     elif not devices:
-        note = "the driver knows no GPU: look at CUDA_VISIBLE_DEVICES"
+        note = "the driver reports no GPU: check CUDA_VISIBLE_DEVICES"
     else:
         note = None
     return {

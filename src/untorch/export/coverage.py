@@ -6,16 +6,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
+from untorch.export.library import find_runtime_library
 from untorch.ops.packed_linear import C_SHIM
 from untorch.ops.runners import TENSOR_OPERATORS
-from untorch.runtime.elf import ElfFile, name_for_models
+from untorch.runtime.elf import ElfFile, name_for_models, read_elf
 from untorch.runtime.errors import UnsupportedError
-from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
+from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
 
 __all__ = [
     "MissingOperator",
@@ -65,6 +67,8 @@ class MissingOperator:
             )
         if reason := UNSUPPORTED_SHIMS.get(self.name):
             return f"{reason}; change the model"
+        if self.name.startswith("aoti_torch_cuda_") and not _has_cuda_shims():
+            return BUILT_WITHOUT_CUDA
         return "libuntorch.so does not have it; change the model, or update untorch"
 
     def __str__(self) -> str:
@@ -186,6 +190,12 @@ def _parse_extern_nodes(text: str | None) -> list[dict[str, Any]]:
 def _tensor_operator(target: str) -> str | None:
     """What a model calls instead of an operator that calls a runner; None for other operators."""
     return TENSOR_OPERATORS.get(target.partition(".")[0])
+
+
+@lru_cache(maxsize=1)
+def _has_cuda_shims() -> bool:
+    """False for a library that was built without nvcc."""
+    return any(name.startswith("aoti_torch_cuda_") for name in read_elf(find_runtime_library()).exported())
 
 
 def _has_kernel(target: str) -> bool:

@@ -1,9 +1,12 @@
-"""C shims that PyTorch's headers declare and that untorch does not serve, with the reason for each.
+"""C shims that PyTorch's headers declare and untorch does not have, with the reason for each.
 
-A model that needs one is refused at export and, by name, at load.
+A model that needs one is refused at export and, with the shim's name, at load.
 """
 
 from __future__ import annotations
+
+# What a build without nvcc says about every CUDA shim; the native library says the same (cuda/kernel_registry.h).
+BUILT_WITHOUT_CUDA = "this untorch was built without CUDA: install the CUDA toolkit (nvcc) and reinstall untorch"
 
 _TRAINING = "a backward operator: untorch runs inference only"
 _TRAINING_QUANTIZATION = "observes ranges during quantisation-aware training: untorch runs inference only"

@@ -11,6 +11,9 @@ from untorch import _core
 from untorch.cli.coverage import exported_functions
 from untorch.cli.machine import cuda_status
 
+# The whole text, as a user reads it.
+NO_CUDA = "this untorch was built without CUDA: install the CUDA toolkit (nvcc) and reinstall untorch"
+
 
 def test_json_document(cli: Callable[..., Any]) -> None:
     done = cli("doctor", "--json")
@@ -91,9 +94,9 @@ def test_why_cuda_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels = frozenset(("aoti_torch_cuda_mm_out",))
     device = {"index": 0, "name": "GPU", "architecture": "sm_90", "multiprocessors": 132, "total_memory": 1 << 37}
     answers = [
-        (frozenset(), {"error": "no driver"}, False, "no CUDA kernels"),
+        (frozenset(), {"error": "no driver"}, False, NO_CUDA),
         (with_kernels, {"error": "no driver"}, False, "no driver"),
-        (with_kernels, {"driver": 13000, "devices": []}, False, "the driver knows no GPU"),
+        (with_kernels, {"driver": 13000, "devices": []}, False, "the driver reports no GPU"),
         (with_kernels, {"driver": 12040, "devices": [device]}, True, None),
     ]
     for exported, answer, served, note in answers:

@@ -19,6 +19,8 @@ from untorch.export.fallbacks import forecast_fallbacks, list_fallbacks
 from untorch.export.library import find_runtime_library
 from untorch.runtime.errors import InvalidArgumentError
 
+NO_CUDA = "this untorch was built without CUDA: install the CUDA toolkit (nvcc) and reinstall untorch"
+
 
 class Fn(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -82,7 +84,7 @@ def test_both_kinds_with_their_source() -> None:
     assert "torch.topk(x, 2)" in function.sources[0]
 
 
-def test_what_to_do() -> None:
+def test_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = [
         "aoti_torch_cpu_mm_out",
         "aoti_torch_cpu__pdist_backward",
@@ -106,6 +108,13 @@ def test_what_to_do() -> None:
             "or change the model",
         ),
     ]  # fmt: skip
+    for built, todo in (
+        (True, "libuntorch.so does not have it; change the model, or update untorch"),
+        (False, NO_CUDA),
+    ):
+        monkeypatch.setattr("untorch.export.coverage._has_cuda_shims", lambda built=built: built)
+        [item] = list_fallbacks(["aoti_torch_cuda_new_thing"], None, device="cuda")
+        assert item.todo == todo
     [item] = list_fallbacks([], nodes, device="cuda")
     assert "Python kernels work on the CPU's memory only" in item.todo
 
