@@ -142,8 +142,9 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   if (fd < 0) throw_error(ErrorKind::kInvalidFile, "cannot open ", path, ": ", std::strerror(errno));
   struct stat info {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
-    const bool regular = S_ISREG(info.st_mode);
+    const bool regular = S_ISREG(info.st_mode), directory = S_ISDIR(info.st_mode);
     ::close(fd);
+    if (directory) throw_error(ErrorKind::kInvalidFile, "cannot open ", path, ": ", std::strerror(EISDIR));
     throw_error(ErrorKind::kInvalidFile, path, regular ? " is empty" : " is no regular file");
   }
   const auto size = static_cast<std::size_t>(info.st_size);

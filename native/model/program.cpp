@@ -22,13 +22,12 @@ bool has_states(const MethodSpec& spec) {
 }
 
 void check_dequantizable(const std::string& path, const Manifest& manifest, bool has_cuda) {
-  check(has_cuda, "dequantize_weights: it is for methods on a GPU, of which ", path, " has none");
+  check(has_cuda, "dequantize_weights: expected a file with methods for a GPU, ", path, " has none");
   const bool has_some = std::ranges::any_of(manifest.methods, [](const MethodSpec& spec) {
     return device_kind(spec.device) == "cuda" && !spec.packed_linears.empty();
   });
-  check(has_some, "dequantize_weights: ", path,
-        " tells of no linear layer on a GPU with a weight in four bits: export it with quantize='int4' or 'nvfp4', by "
-        "this version of untorch or a newer one");
+  check(has_some, "dequantize_weights: expected a file with int4 or NVFP4 linear layers on a GPU, ", path,
+        " has none: export it with quantize='int4' or 'nvfp4', by this version of untorch or a newer one");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct LoadOptions {
   std::string device;               // "" for what the file was compiled for
   std::size_t num_runners = 1;      // calls of one method that may run at the same time
   int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
-  bool dequantize_weights = false;  // keep weights in four bits on GPUs as whole matrices, too
+  bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
 };
 
 // The caller's memory as the model is to see it. Nothing is owned.

@@ -118,8 +118,8 @@ bool Operand::set(PyObject* object, const Taker& taker, std::size_t index) {
   }
   if (has_attribute(object, "__dlpack__")) return set_dlpack(object, taker, index);
   if (has_attribute(object, "__cuda_array_interface__")) return set_cuda_array(object, taker, index);
-  raise_argument(taker.method, index,
-                 "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
+  raise_argument_type(taker.method, index,
+                      "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
   return false;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "convert.h"
+#include "types.h"
 
 namespace untorch::python {
 namespace {
@@ -21,12 +22,8 @@ constexpr struct {
     {UNTORCH_MODEL, "ModelError"},
 };
 
-// The exception class of a status; borrowed from a module that stays loaded.
-PyObject* exception_class(untorch_status status) {
-  const char* name = "UntorchError";
-  for (const auto& row : kExceptions) {
-    if (row.status == status) name = row.name;
-  }
+// An exception class by its name; borrowed from a module that stays loaded.
+PyObject* exception_class(const char* name) {
   PyObject* module = PyImport_ImportModule("untorch.runtime.errors");
   PyObject* type = module != nullptr ? PyObject_GetAttrString(module, name) : nullptr;
   Py_XDECREF(module);
@@ -38,15 +35,37 @@ PyObject* exception_class(untorch_status status) {
   return type;
 }
 
-}  // namespace
+PyObject* exception_class(untorch_status status) {
+  for (const auto& row : kExceptions) {
+    if (row.status == status) return exception_class(row.name);
+  }
+  return exception_class("UntorchError");
+}
 
-void raise_status(untorch_status status) {
-  const std::string text = untorch_last_error();  // importing may run code that fails and clears it
+// Raises an exception; the class is looked up last, as importing it may run code that clears the thread's last error.
+template <class Which>
+void raise_as(Which which, const std::string& text) {
   // A path need not be UTF-8.
   PyObject* message = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
   if (message == nullptr) return;
-  PyErr_SetObject(exception_class(status), message);
+  PyErr_SetObject(exception_class(which), message);
   Py_DECREF(message);
+}
+
+std::string argument_text(const char* method, std::size_t index, const std::string& text) {
+  return "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
+}
+
+}  // namespace
+
+void raise_status(untorch_status status) { raise_as(status, untorch_last_error()); }
+
+void raise_argument(const char* method, std::size_t index, const std::string& text) {
+  raise_as(UNTORCH_INVALID_ARGUMENT, argument_text(method, index, text));
+}
+
+void raise_argument_type(const char* method, std::size_t index, const std::string& text) {
+  raise_as("ArgumentTypeError", argument_text(method, index, text));
 }
 
 void store_python_error() {

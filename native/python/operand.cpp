@@ -10,12 +10,6 @@
 
 namespace untorch::python {
 
-void raise_argument(const char* method, std::size_t index, const std::string& text) {
-  const std::string message = "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
-  untorch_set_error(UNTORCH_INVALID_ARGUMENT, message.c_str());
-  raise_status(UNTORCH_INVALID_ARGUMENT);
-}
-
 namespace {
 
 std::string device_text(std::int32_t index) { return "cuda:" + std::to_string(index); }

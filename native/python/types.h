@@ -53,6 +53,8 @@ inline const TypeRow* row_of(std::int32_t code) {
 
 // Sets the Python exception for an argument that cannot be taken.
 void raise_argument(const char* method, std::size_t index, const std::string& text);
+// For an argument of another Python type: ArgumentTypeError, also a TypeError.
+void raise_argument_type(const char* method, std::size_t index, const std::string& text);
 
 inline std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 inline bool has_attribute(PyObject* object, const char* name) { return PyObject_HasAttrString(object, name) != 0; }

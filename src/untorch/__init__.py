@@ -1,15 +1,22 @@
-"""untorch runs PyTorch models that were compiled ahead of time, without PyTorch.
+"""Runs PyTorch models that were compiled ahead of time, without PyTorch.
 
-``untorch.load(path)`` opens a ``.pt2`` file; ``untorch.export`` (needs torch, never imported from here) makes one.
+``untorch.load(path)`` opens a ``.pt2`` file. ``untorch.export.export`` makes one; it needs torch, and nothing in here
+imports it.
 """
 
 from untorch._core import Tensor, initial_seed
 from untorch.runtime.errors import (
+    ArgumentTypeError,
     ClosedError,
+    FileIsDirectoryError,
+    FileMissingError,
+    FileOpenError,
+    FilePermissionError,
     InvalidArgumentError,
     InvalidFileError,
     ModelError,
     OutOfMemoryError,
+    UnknownMethodError,
     UnsupportedError,
     UntorchError,
 )
@@ -24,14 +31,19 @@ __version__ = "0.1.0"
 
 
 def cmake_dir() -> str:
-    """The folder of untorchConfig.cmake, for ``find_package(untorch)`` in C++ projects (``-Duntorch_DIR=…``)."""
+    """The directory of untorchConfig.cmake, for CMake: ``find_package(untorch)`` with ``-Duntorch_DIR=…``."""
     import pathlib
 
     return str(pathlib.Path(__file__).parent / "cmake")
 
 
 __all__ = [
+    "ArgumentTypeError",
     "ClosedError",
+    "FileIsDirectoryError",
+    "FileMissingError",
+    "FileOpenError",
+    "FilePermissionError",
     "Graph",
     "InvalidArgumentError",
     "InvalidFileError",
@@ -41,6 +53,7 @@ __all__ = [
     "Program",
     "Session",
     "Tensor",
+    "UnknownMethodError",
     "UnsupportedError",
     "UntorchError",
     "cmake_dir",

@@ -1,13 +1,14 @@
-"""The .pt2 file, written and read: a zip with stored entries whose data lie at multiples of 64 bytes. No torch.
+"""Reads and writes ``.pt2`` files: zip archives with stored (uncompressed), 64-byte aligned entries. No torch.
 
-Aligned, uncompressed data can be mapped into memory and used in place. The writer fills a temporary file beside the
-target and renames it at the end, so a file is written whole or not at all; equal inputs give equal bytes. The reader
-takes nothing on trust: names, sizes and offsets are checked against the file before anything is returned.
+Aligned, stored entries can be mapped into memory and used in place. The writer writes a temporary file beside the
+target and renames it at the end, so the target is complete or untouched; equal inputs give equal bytes. The reader
+checks names, sizes and offsets against the file before it returns anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import mmap
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from untorch.runtime.errors import InvalidFileError
+from untorch.runtime.errors import InvalidFileError, file_error
 
 __all__ = [
     "ALIGNMENT",
@@ -47,9 +48,10 @@ _MAX_MANIFEST = 256 << 20
 
 
 class ArchiveWriter:
-    """Writes one archive. Use it as a context manager: leaving it normally publishes the file, an error removes it.
+    """Writes one archive. As a context manager it renames the file into place at the end, or removes it on an error.
 
-    The top folder is the file's stem, as in the archives that PyTorch writes.
+    The top folder is the file's stem, as in PyTorch's archives. Raises FileMissingError (also a FileNotFoundError) if
+    the directory does not exist, FilePermissionError (also a PermissionError) if it is not writable.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -59,8 +61,14 @@ class ArchiveWriter:
         self._digest = hashlib.blake2b(digest_size=16)
         directory = self.path.parent
         if not directory.is_dir():
-            raise FileNotFoundError(f"cannot write {self.path}: the directory {directory} does not exist")
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.root}.", suffix=".pt2", dir=directory)
+            text = f"cannot write {self.path}: the directory {directory} does not exist"
+            raise file_error(text, errno.ENOENT, str(directory))
+        if self.path.is_dir():
+            raise file_error(f"cannot write {self.path}: it is a directory", errno.EISDIR, str(self.path))
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.root}.", suffix=".pt2", dir=directory)
+        except OSError as error:
+            raise file_error(f"cannot write {self.path}: {error.strerror}", error.errno, str(self.path)) from error
         self._temporary = Path(temporary)
         self._file = os.fdopen(descriptor, "w+b")
         self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True, strict_timestamps=True)
@@ -85,7 +93,7 @@ class ArchiveWriter:
             self.abort()
 
     def write(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Adds the entry ``name`` (relative to the top folder) with ``data``."""
+        """Add the entry ``name``, relative to the top folder."""
         if name in self._names:
             raise ValueError(f"the archive already has an entry {name!r}")
         if problem := _name_problem(name):
@@ -106,7 +114,7 @@ class ArchiveWriter:
         self._digest.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())
 
     def finish(self) -> Path:
-        """Writes the directory and makes the bytes durable. Gives the temporary path, complete but not yet in place."""
+        """Write the zip directory and fsync. Returns the temporary path: complete, not yet renamed."""
         if not self._file.closed:
             self.write(".data/serialization_id", str(int(self._digest.hexdigest(), 16)).zfill(40)[:40].encode())
             self._zip.close()
@@ -116,7 +124,7 @@ class ArchiveWriter:
         return self._temporary
 
     def close(self) -> None:
-        """Puts the finished file in its place."""
+        """Finish the file and rename it into place."""
         temporary = self.finish()
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, self.path)
@@ -128,7 +136,7 @@ class ArchiveWriter:
                 os.close(directory)
 
     def abort(self) -> None:
-        """Removes what was written; a file that stood at the path before stays as it was."""
+        """Remove the temporary file. An existing file at the target path is not touched."""
         with contextlib.suppress(Exception):
             self._zip.close()
         with contextlib.suppress(OSError):
@@ -153,7 +161,7 @@ def _name_problem(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: its name below the top folder, and where its bytes lie in the file."""
+    """One entry: its name below the top folder, and the offset and size of its bytes in the file."""
 
     name: str
     offset: int
@@ -162,14 +170,17 @@ class Entry:
 
 
 class ArchiveReader:
-    """Reads an archive. ``entries`` maps names below the top folder to ``Entry``. Raises InvalidFileError."""
+    """Reads an archive. ``entries`` maps names below the top folder to ``Entry``.
+
+    Raises InvalidFileError; if the file cannot be opened, FileMissingError and the like, which are Python's, too.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
             self._file = open(self.path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise InvalidFileError(f"{self.path}: cannot be opened: {error.strerror}") from error
+            raise file_error(f"cannot open {self.path}: {error.strerror}", error.errno, str(self.path)) from error
         self._map: mmap.mmap | None = None
         try:
             self.file_size = os.fstat(self._file.fileno()).st_size
@@ -191,7 +202,7 @@ class ArchiveReader:
         return iter(self.entries.values())
 
     def close(self) -> None:
-        """Closes the file. Views that are still held keep the mapping alive until they are dropped."""
+        """Close the file. Live views keep the mapping alive."""
         if self._map is not None:
             with contextlib.suppress(BufferError):
                 self._map.close()
@@ -211,11 +222,11 @@ class ArchiveReader:
         return bytes(self.view(name))
 
     def has_manifest(self) -> bool:
-        """Whether untorch wrote this archive; a stock package has no manifest."""
+        """True if untorch wrote this archive; a stock package has no manifest."""
         return MANIFEST in self.entries
 
     def manifest(self) -> dict[str, Any]:
-        """The parsed ``extra/untorch.json``, with format, version and the files it names checked."""
+        """The parsed ``extra/untorch.json``; format, version and the files that it names are checked."""
         if not self.has_manifest():
             raise self._fail(f"it has no {MANIFEST}, so untorch did not write it")
         if self.entries[MANIFEST].size > _MAX_MANIFEST:
@@ -239,7 +250,7 @@ class ArchiveReader:
         return manifest
 
     def verify(self) -> None:
-        """Reads every entry and compares its checksum. Raises InvalidFileError at the first that differs."""
+        """Compare the checksum of every entry. Raises InvalidFileError at the first mismatch."""
         for entry in self.entries.values():
             crc = 0
             view = self.view(entry.name)
@@ -259,7 +270,9 @@ class ArchiveReader:
         for name, method in manifest["methods"].items():
             library = method.get("library") if isinstance(method, dict) else None
             if not isinstance(library, str) or library not in self.entries:
-                raise self._fail(f"{MANIFEST}: method {name!r} names the library {library!r}, which is not there")
+                raise self._fail(
+                    f"{MANIFEST}: method {name!r} names the library {library!r}, which the archive does not have"
+                )
 
     def _fail(self, what: str) -> InvalidFileError:
         return InvalidFileError(f"{self.path}: not a usable .pt2 archive: {what}")
@@ -282,7 +295,7 @@ class ArchiveReader:
             if top != root or not name:
                 raise self._fail(f"the entry {full!r} is not in the top folder {root!r}")
             if name in entries:
-                raise self._fail(f"the entry {name!r} is there twice")
+                raise self._fail(f"the entry {name!r} occurs twice")
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
                 raise self._fail(f"the entry {name!r} is compressed or encrypted, expected stored bytes")
             entries[name] = Entry(name, self._data_offset(info, name), info.file_size, info.CRC)
@@ -304,5 +317,5 @@ class ArchiveReader:
             raise self._fail(f"the entry {name!r} has another name in its header")
         start: int = at + _LOCAL_HEADER + name_length + extra_length
         if start + info.file_size > self.file_size:
-            raise self._fail(f"the entry {name!r} ends behind the file (truncated?)")
+            raise self._fail(f"the entry {name!r} ends past the end of the file (truncated?)")
         return start

@@ -143,7 +143,7 @@ def test_a_library_with_another_checksum_is_refused(package: Package, tmp_path: 
 def test_missing_files_and_folders_are_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(untorch.InvalidFileError, match=r"cannot open .*none\.pt2: No such file or directory"):
         untorch.load(tmp_path / "none.pt2")
-    with pytest.raises(untorch.InvalidFileError, match="is no regular file"):
+    with pytest.raises(untorch.InvalidFileError, match=rf"cannot open {tmp_path}: Is a directory"):
         untorch.load(tmp_path)
     with pytest.raises(untorch.InvalidFileError, match="is no regular file"):
         untorch.load("/dev/null")
@@ -159,7 +159,7 @@ def test_a_path_that_is_no_utf8_works(package: Package, tmp_path: pathlib.Path) 
 
 
 def test_a_path_with_a_zero_byte_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(untorch.InvalidArgumentError, match="must not contain zero bytes"):
+    with pytest.raises(untorch.InvalidArgumentError, match=r"load: path: expected no zero bytes, got .*a\\x00b"):
         untorch.load(f"{tmp_path}/a\0b")
 
 

@@ -147,7 +147,7 @@ def test_dequantized_weights_with_the_same_bytes_and_other_scales(tmp_path: Path
 
 
 def test_dequantized_weights_of_a_file_without_any(mlp: tuple[Path, nn.Module]) -> None:
-    with pytest.raises(untorch.InvalidArgumentError, match="tells of no linear layer on a GPU with a weight in four"):
+    with pytest.raises(untorch.InvalidArgumentError, match="expected a file with int4 or NVFP4 linear layers on a GPU"):
         untorch.load(mlp[0], dequantize_weights=True)
 
 

@@ -98,7 +98,7 @@ def test_torch_reads_the_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["m/x", "m/x"], "is there twice"),
+        (["m/x", "m/x"], "occurs twice"),
         (["m/../x"], "is refused"),
         (["/m/x"], "is refused"),
         (["m/x", "n/y"], "is not in the top folder 'm'"),
@@ -132,7 +132,7 @@ def test_not_a_zip(tmp_path: Path) -> None:
     path.write_bytes(b"hello" * 100)
     with pytest.raises(InvalidFileError, match="zip directory cannot be read"):
         ArchiveReader(path)
-    with pytest.raises(InvalidFileError, match="cannot be opened"):
+    with pytest.raises(InvalidFileError, match=r"cannot open .*missing\.pt2: No such file or directory"):
         ArchiveReader(tmp_path / "missing.pt2")
 
 
@@ -216,5 +216,5 @@ def test_truncated_data(tmp_path: Path) -> None:
     at = raw.rindex(b"PK\x01\x02", 0, raw.rindex(b"m/x"))
     raw[at + 20 : at + 28] = struct.pack("<II", 1 << 30, 1 << 30)
     path.write_bytes(raw)
-    with pytest.raises(InvalidFileError, match="ends behind the file"):
+    with pytest.raises(InvalidFileError, match="ends past the end of the file"):
         ArchiveReader(path)

@@ -1,13 +1,26 @@
-"""The exceptions untorch raises; each is also the built-in exception that a caller would expect."""
+"""The exceptions that untorch raises. Each also derives from the built-in exception that Python code catches."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
 
 __all__ = [
+    "ArgumentTypeError",
     "ClosedError",
+    "FileIsDirectoryError",
+    "FileMissingError",
+    "FileOpenError",
+    "FilePermissionError",
     "InvalidArgumentError",
     "InvalidFileError",
     "ModelError",
     "OutOfMemoryError",
+    "UnknownMethodError",
     "UnsupportedError",
     "UntorchError",
+    "file_error",
 ]
 
 
@@ -19,16 +32,53 @@ class InvalidArgumentError(UntorchError, ValueError):
     """An argument has the wrong count, type, dtype, shape, device or value."""
 
 
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument has the wrong Python type: a string for an integer, a list for an array."""
+
+
+class UnknownMethodError(InvalidArgumentError, KeyError):
+    """``program[name]``: the file has no method of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError's own is the repr
+
+
 class InvalidFileError(UntorchError, ValueError):
-    """A file is damaged, truncated, or not what its name says."""
+    """A file cannot be opened, is damaged, truncated, or not of the expected format."""
+
+
+class FileOpenError(InvalidFileError, OSError):
+    """The operating system does not open the file. ``errno``, ``strerror`` and ``filename`` are set as Python's are."""
+
+    def __init__(self, text: str, number: int, filename: Any = None) -> None:
+        OSError.__init__(self, number, os.strerror(number), filename)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._text, self.errno, self.filename)
+
+
+class FileMissingError(FileOpenError, FileNotFoundError):
+    """There is no file of that name."""
+
+
+class FilePermissionError(FileOpenError, PermissionError):
+    """The file may not be read or written by this user."""
+
+
+class FileIsDirectoryError(FileOpenError, IsADirectoryError):
+    """The path is a directory."""
 
 
 class UnsupportedError(UntorchError, NotImplementedError):
-    """The request is valid, but this build has no implementation for it."""
+    """The request is valid, but this build or this machine does not support it."""
 
 
 class ClosedError(UntorchError, RuntimeError):
-    """A program, session or stream was used after it had been closed."""
+    """A program, session, graph or stream was used after it had been closed."""
 
 
 class OutOfMemoryError(UntorchError, MemoryError):
@@ -37,3 +87,17 @@ class OutOfMemoryError(UntorchError, MemoryError):
 
 class ModelError(UntorchError, RuntimeError):
     """The compiled model itself reported a failure while it ran."""
+
+
+_BY_ERRNO: dict[int, type[FileOpenError]] = {
+    errno.ENOENT: FileMissingError,
+    errno.EACCES: FilePermissionError,
+    errno.EPERM: FilePermissionError,
+    errno.EISDIR: FileIsDirectoryError,
+}
+
+
+def file_error(text: str, number: int | None, filename: Any) -> FileOpenError:
+    """The exception for the system's error ``number``; its message is ``text``."""
+    number = number or errno.EIO
+    return _BY_ERRNO.get(number, FileOpenError)(text, number, filename)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from untorch import _core
 from untorch.runtime import pytree
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from untorch.runtime.graph import Graph
@@ -202,7 +202,7 @@ class Method:
         placed = list(args)
         for name in names:
             if name not in rest:
-                raise InvalidArgumentError(f"method '{self.name}': missing argument '{name}'{self._hint()}")
+                raise ArgumentTypeError(f"method '{self.name}': missing argument '{name}'{self._hint()}")
             placed.append(rest.pop(name))
         return tuple(placed), rest
 
@@ -216,7 +216,7 @@ class Method:
         positional, keyword = self._in_spec.children
         prefix = f"method '{self.name}', "
         if len(args) != len(positional.children):
-            raise InvalidArgumentError(
+            raise ArgumentTypeError(
                 f"method '{self.name}': expected {len(positional.children)} positional arguments, "
                 f"got {len(args)}{self._hint()}"
             )
@@ -228,7 +228,7 @@ class Method:
                 parts.append(f"missing keyword arguments {', '.join(map(str, missing))}")
             if unknown:
                 parts.append(f"unknown keyword arguments {', '.join(unknown)}")
-            raise InvalidArgumentError(f"method '{self.name}': {'; '.join(parts)}{self._hint()}")
+            raise ArgumentTypeError(f"method '{self.name}': {'; '.join(parts)}{self._hint()}")
         leaves = list(pytree.flatten(tuple(args), positional, f"{prefix}args"))
         leaves += pytree.flatten(kwargs, keyword, f"{prefix}kwargs")
         tensors = []
@@ -256,7 +256,7 @@ class Method:
             on_gpu = self.device != "cpu" and _is_array(buffer)
             if buffer is not None and not isinstance(buffer, numpy.ndarray) and not on_gpu:
                 where = "" if self.device == "cpu" else f" or an array on {self.device}"
-                raise InvalidArgumentError(
+                raise ArgumentTypeError(
                     f"{path}[{i}]: expected a numpy array{where} to write to, got {type(buffer).__name__}"
                 )
             if isinstance(buffer, numpy.ndarray) and not buffer.flags.writeable:

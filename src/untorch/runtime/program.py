@@ -1,11 +1,13 @@
-"""Program: a loaded ``.pt2`` file, and sessions with buffers of their own."""
+"""``load``, Program and Session: a loaded ``.pt2`` file, and independent copies of its mutable buffers."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
+import stat
 import sys
 import threading
 import weakref
@@ -14,13 +16,20 @@ from types import TracebackType
 from typing import Any
 
 from untorch import _core
-from untorch.runtime.errors import ClosedError, InvalidArgumentError
+from untorch.runtime.errors import (
+    ArgumentTypeError,
+    ClosedError,
+    InvalidArgumentError,
+    InvalidFileError,
+    UnknownMethodError,
+    file_error,
+)
 from untorch.runtime.method import Method
 
 __all__ = ["Program", "Session", "load"]
 
 _MANIFEST = "extra/untorch.json"
-_MAX_PARALLEL = 1024  # beyond it OpenMP ends the process when it cannot start the threads
+_MAX_PARALLEL = 1024  # OpenMP ends the process when it cannot start more threads
 
 
 def load(
@@ -33,56 +42,85 @@ def load(
 ) -> Program:
     """Load a ``.pt2`` file made by ``untorch.export`` or by PyTorch's ``aoti_compile_and_package``.
 
-    The file is mapped, its weights are used in place; a method's library is opened at its first use.
+    The file is mapped and its weights are used in place. A method's library is opened at its first use.
 
     Args:
         path: The file.
-        device: Default: what the file was compiled for; ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` must be that. A file for
-            CUDA runs on any GPU of its architecture: without an index, on the current device. Methods for the CPU in
-            a file that has some for CUDA stay there.
-        num_runners: Calls of one method that may run at the same time; further ones wait.
-        num_threads: OpenMP threads of a call; 0 leaves it to OpenMP (``OMP_NUM_THREADS``, else all cores).
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; must be the kind of device that the file was compiled for, which
+            is the default. A file for CUDA runs on any GPU of its architecture; without an index, on the current
+            device. Its methods for the CPU, if it has any, stay there.
+        num_runners: Concurrent calls of one method; further ones wait. From 1 to 1024.
+        num_threads: OpenMP threads of a call, up to 1024; 0: OpenMP's default (``OMP_NUM_THREADS``, else all cores).
         dequantize_weights: On a GPU, also keep the weights of int4 and NVFP4 linear layers dequantized to the dtype of
             the activations. GEMMs with large M are then as fast as in an unquantised model, for 2 bytes more a weight
             (in float32 4).
 
     Raises:
-        InvalidFileError: The file is missing, damaged, or no compiled package.
-        UnsupportedError: It was compiled for another architecture, CPU or GPU than there is, or by a newer untorch.
-        InvalidArgumentError: An option has a wrong value.
+        InvalidFileError: The file is damaged or no compiled package. If it cannot be opened, the error is also Python's
+            (FileNotFoundError, PermissionError, IsADirectoryError, OSError), with ``errno`` and ``filename``.
+        UnsupportedError: It was compiled for another architecture, CPU or GPU, or by a newer untorch; or this untorch
+            was built without CUDA.
+        ArgumentTypeError: An argument has the wrong type. Also a TypeError.
+        InvalidArgumentError: An argument has a wrong value. Also a ValueError.
     """
     for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_PARALLEL:
-            raise InvalidArgumentError(f"{name} must be an integer from {least} to {_MAX_PARALLEL}, got {value!r}")
+        text = f"load: {name}: expected an integer from {least} to {_MAX_PARALLEL}, got {value!r}"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ArgumentTypeError(text)
+        if not least <= value <= _MAX_PARALLEL:
+            raise InvalidArgumentError(text)
     if not isinstance(dequantize_weights, bool):
-        raise InvalidArgumentError(f"dequantize_weights must be True or False, got {dequantize_weights!r}")
+        raise ArgumentTypeError(f"load: dequantize_weights: expected True or False, got {dequantize_weights!r}")
     if device is not None and not isinstance(device, str):
-        raise InvalidArgumentError(f"device must be a string such as 'cpu', got {device!r}")
+        raise ArgumentTypeError(f"load: device: expected a string such as 'cpu' or 'cuda:0', got {device!r}")
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ArgumentTypeError(f"load: path: expected str, bytes or os.PathLike, got {type(path).__name__}")
     encoded = os.fsencode(path)
     if b"\0" in encoded:
-        raise InvalidArgumentError(f"the path must not contain zero bytes, got {path!r}")
+        raise InvalidArgumentError(f"load: path: expected no zero bytes, got {path!r}")
     _import_numpy()
-    return Program(_core.Program(encoded, device, num_runners, num_threads, dequantize_weights), os.fsdecode(path))
+    try:
+        core = _core.Program(encoded, device, num_runners, num_threads, dequantize_weights)
+    except InvalidFileError as error:
+        # The C interface has one status for all errors of files: ask the system whether the file can be opened.
+        number = _open_error(encoded)
+        if number is None:
+            raise
+        raise file_error(str(error), number, os.fspath(path)) from None
+    return Program(core, os.fsdecode(path))
+
+
+def _open_error(path: bytes) -> int | None:
+    """Why the system does not open the file: an errno; None if it does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno
+    try:
+        return errno.EISDIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else None
+    finally:
+        os.close(descriptor)
 
 
 def _import_numpy() -> None:
-    """In the background: it takes a tenth of a second, as a GPU and weights do meanwhile, and calls are the first to
-    need it. Whoever does imports it, too, and waits.
+    """Import numpy in the background, since that takes as long as starting a GPU and loading weights. The first call
+    needs it and waits for the import.
     """
     if "numpy" in sys.modules:
         return
 
     def run() -> None:
-        with contextlib.suppress(ImportError):  # for whoever needs it to raise
+        with contextlib.suppress(ImportError):  # the first call raises it
             importlib.import_module("numpy")
 
     thread = threading.Thread(target=run, name="untorch-numpy")
     thread.start()
-    os.register_at_fork(before=thread.join)  # a child would wait for ever for a module that nobody goes on importing
+    # In a forked child this thread does not exist, and the module's import lock would stay taken.
+    os.register_at_fork(before=thread.join)
 
 
 class _Methods:
-    """Methods by attribute, by name, or as the only one; each opened at its first use."""
+    """What programs and sessions share: methods by attribute and by name, each opened at its first use."""
 
     def __init__(self, path: str, cores: list[_core.Method], spec: Callable[[str], Any], what: str) -> None:
         self._path = path
@@ -100,7 +138,7 @@ class _Methods:
 
     @property
     def device(self) -> str:
-        """Where its methods run: "cpu", or "cuda:0"."""
+        """The device of its methods: "cpu" or, if any of them is for CUDA, such as "cuda:0"."""
         devices = [core.device for core in self._cores.values()]
         return next((device for device in devices if device != "cpu"), "cpu")
 
@@ -110,13 +148,15 @@ class _Methods:
         return list(self._cores)
 
     def __getitem__(self, name: str) -> Method:
-        """A method by its name; opened at its first use. Raises InvalidArgumentError for an unknown one."""
+        """A method by its name; opened at its first use. Raises UnknownMethodError, also a KeyError."""
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"{self._path}: expected a method's name as a string, got {name!r}")
         method = self._methods.get(name)
         if method is not None:
             return method
         core = self._cores.get(name)
         if core is None:
-            raise InvalidArgumentError(f"{self._path} has no method '{name}', there are: {', '.join(self._cores)}")
+            raise UnknownMethodError(f"{self._path} has no method '{name}', there are: {', '.join(self._cores)}")
         with self._lock:
             if self._closed:
                 raise ClosedError(f"method '{name}': the {self._what} is closed")
@@ -134,12 +174,12 @@ class _Methods:
             else:
                 raise AttributeError(f"{self._path} has no method '{name}', there are: {', '.join(self._cores)}")
         method = self[name]
-        # Found once, the attribute is the object's own, without this detour.
+        # From now on found as an attribute of the instance, without this function.
         self.__dict__[name] = method
         return method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the only method of the file."""
+        """Call the method of a file that has only one."""
         if len(self._cores) != 1:
             raise InvalidArgumentError(f"{self._path} has several methods, call one by name: {', '.join(self._cores)}")
         return self[next(iter(self._cores))](*args, **kwargs)
@@ -161,8 +201,8 @@ class _Methods:
 class Program(_Methods):
     """A loaded file. Methods by attribute or by name: ``program.forward(x)``, ``program["text_decoder"](x)``.
 
-    Buffers that calls change belong to the program, or to a ``session()``. Use it as a context manager, or call
-    ``close()``, to free everything; outputs that look at weights stay valid.
+    Mutable buffers (a KV cache) belong to the program; ``session()`` makes an independent copy of them. Use it as a
+    context manager, or call ``close()``, to free everything. Outputs stay valid, also views of weights.
     """
 
     def __init__(self, core: _core.Program, path: str) -> None:
@@ -177,24 +217,24 @@ class Program(_Methods):
         return self._program.is_stock
 
     def memory(self) -> dict[str, Any]:
-        """Bytes: ``mapped`` (the file), ``weights`` (distinct ones, in the file), ``state`` (buffers of its own calls).
+        """Bytes: ``mapped`` (the file), ``weights`` (distinct weights in the file), ``state`` (the program's buffers).
 
-        On a GPU also ``device``, and of that device: ``dequantized`` (weights that ``dequantize_weights`` keeps),
-        ``tensors`` (what tensors of this process hold), ``reserved`` (with what is kept for reuse),
-        ``free`` and ``total`` (what the driver says, all processes together).
+        On a GPU also ``device`` and, for that device, ``dequantized`` (weights that ``dequantize_weights`` keeps),
+        ``tensors`` (live tensors of this process), ``reserved`` (the same with the memory pool's unused memory), and
+        the driver's ``free`` and ``total``, which count all processes.
         """
         memory: dict[str, Any] = json.loads(self._program.memory())
         return memory
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What untorch wrote about the file when it was exported; empty for a stock package."""
+        """The manifest that export wrote; empty for a stock package."""
         if self._manifest is None:
             self._manifest = {} if self.is_stock else json.loads(self._program.entry(_MANIFEST))
         return self._manifest
 
     def session(self) -> Session:
-        """Buffers that calls change, in a copy of its own, as they are in the file. Weights are shared."""
+        """A session: an independent copy of the mutable buffers, with their initial values. Weights are shared."""
         with self._lock:
             if self._closed:
                 raise ClosedError("session: the program is closed")
@@ -203,14 +243,14 @@ class Program(_Methods):
         return session
 
     def reset(self) -> None:
-        """Buffers that calls of the program's own methods changed, as they are in the file again."""
+        """Reset the program's own mutable buffers to their initial values in the file."""
         self._program.reset()
 
     def _spec(self, name: str) -> Any:
         return self.manifest.get("methods", {}).get(name)
 
     def close(self) -> None:
-        """Free libraries, buffers and mapped weights. Calls that still run finish; later ones raise ClosedError."""
+        """Free libraries, buffers and mapped weights. Running calls finish; later ones raise ClosedError."""
         for session in list(self._sessions):
             session.close()
         with self._lock:
@@ -231,11 +271,11 @@ class Program(_Methods):
 
 
 class Session(_Methods):
-    """Buffers that calls change (a KV cache, a counter), in a copy of its own; made by ``Program.session``.
+    """An independent copy of a program's mutable buffers (a KV cache, a counter); made by ``Program.session``.
 
-    Methods are called as a program's: ``session.decode(token)``. Those that name the same buffer share it. Calls of one
-    session run one at a time, those of several side by side, on weights that all of them share. A CUDA graph
-    (``session.decode.graph(…)``) belongs to its session.
+    Methods are called like a program's: ``session.decode(token)``. Methods that name the same buffer share it, and all
+    sessions share the weights. Calls of one session are serialised; calls of different sessions run concurrently. A
+    CUDA graph (``session.decode.graph(…)``) belongs to its session.
     """
 
     def __init__(self, program: Program, core: _core.Session) -> None:
@@ -245,22 +285,22 @@ class Session(_Methods):
 
     @property
     def program(self) -> Program:
-        """The program that it belongs to."""
+        """The program of the session."""
         return self._program
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its buffers so far: each is made when a method that has it is first used."""
+        """Bytes of its buffers so far: each is allocated when a method that uses it is first used."""
         return self._core.nbytes()
 
     def reset(self) -> None:
-        """Buffers as they are in the file again. On a GPU in the order of the call stream."""
+        """Reset the buffers to their initial values in the file. On a GPU enqueued on the call stream."""
         with self._lock:
             self._check_open("reset")
             self._core.reset()
 
     def fork(self) -> Session:
-        """A session with the values of now, which goes its own way from here."""
+        """A new session: an independent copy of the current state."""
         with self._lock:
             self._check_open("fork")
             session = Session(self._program, self._core.fork())
@@ -268,7 +308,7 @@ class Session(_Methods):
         return session
 
     def close(self) -> None:
-        """Free the buffers. Calls that still run finish; later ones raise ClosedError."""
+        """Free the buffers. Running calls finish; later ones raise ClosedError."""
         with self._lock:
             self._core.close()
             self._forget()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from keyword import iskeyword
 from typing import Any
 
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["Struct", "TreeSpec", "flatten", "parse_spec", "unflatten"]
 
@@ -136,17 +136,16 @@ def _children_of(value: Any, spec: TreeSpec, path: str) -> Sequence[Any]:
             return [value[key] for key in spec.keys]
         if spec.kind == "struct" and all(hasattr(value, str(key)) for key in spec.keys):
             return [getattr(value, str(key)) for key in spec.keys]
-        raise InvalidArgumentError(f"{path}: expected a dict with {_names(spec.keys)}, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{path}: expected a dict with {_names(spec.keys)}, got {type(value).__name__}")
     accepted: tuple[type[Sequence[Any]], ...] = (tuple,)
     if spec.kind not in ("tuple", "namedtuple"):
         accepted = (list, tuple, deque)
     if isinstance(value, accepted):
         if len(value) == count:
             return list(value)
-        got_text = f"{type(value).__name__} of {len(value)}"
-    else:
-        got_text = type(value).__name__
-    raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {got_text}")
+        given = f"{type(value).__name__} of {len(value)}"
+        raise InvalidArgumentError(f"{path}: expected a {spec.kind} of {count}, got {given}")
+    raise ArgumentTypeError(f"{path}: expected a {spec.kind} of {count}, got {type(value).__name__}")
 
 
 def _names(keys: Sequence[Any]) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy
@@ -81,7 +81,7 @@ def register_kernel(name: str, fn: _KernelT | None = None) -> Any:
     fake implementation promised, which the compiled model relies on: contiguous, mostly. An operator that writes into
     an argument writes into the array that it was given. Without ``fn`` this is a decorator.
 
-    Raises InvalidArgumentError for a malformed name and for an ``fn`` that cannot be called.
+    Raises InvalidArgumentError for a malformed name, ArgumentTypeError for an ``fn`` that is not callable.
     """
     key = _normalise(name)
     if fn is None:
@@ -91,7 +91,7 @@ def register_kernel(name: str, fn: _KernelT | None = None) -> Any:
 
         return decorate
     if not callable(fn):
-        raise InvalidArgumentError(
+        raise ArgumentTypeError(
             f"register_kernel: expected a callable for `{name}`, got `{type(fn).__name__}`; pass a function"
         )
     _registered[key] = fn
@@ -126,8 +126,11 @@ def manual_seed(seed: int) -> None:
     """Seed the generator behind the random Python kernels (multinomial, normal, …); ``seed`` is not negative."""
     import numpy
 
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidArgumentError(f"manual_seed: expected an integer that is not negative for `seed`, got {seed!r}")
+    text = f"manual_seed: expected an integer that is not negative for `seed`, got {seed!r}"
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentTypeError(text)
+    if seed < 0:
+        raise InvalidArgumentError(text)
     global _generator
     _generator = numpy.random.default_rng(seed)
 
@@ -148,8 +151,9 @@ def _base(key: str) -> str:
 
 
 def _normalise(name: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgumentError(
-            f"operator name: expected `namespace::operator` or `namespace::operator.overload`, got {name!r}"
-        )
+    text = f"operator name: expected `namespace::operator` or `namespace::operator.overload`, got {name!r}"
+    if not isinstance(name, str):
+        raise ArgumentTypeError(text)
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(text)
     return name.removesuffix(".default")

@@ -1,10 +1,10 @@
-"""The seed of random operators: one for those in the native library and those that are Python kernels."""
+"""``manual_seed``: one seed for the random operators of the native library and for those that are Python kernels."""
 
 from __future__ import annotations
 
 from untorch import _core
 from untorch.runtime import registry
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["manual_seed"]
 
@@ -19,9 +19,13 @@ def manual_seed(seed: int) -> None:
         seed: From 0 to 2**64 - 1.
 
     Raises:
-        InvalidArgumentError: The seed is no integer in that range.
+        ArgumentTypeError: The seed is no integer.
+        InvalidArgumentError: The seed is outside that range.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InvalidArgumentError(f"manual_seed: expected an integer from 0 to 2**64 - 1 for `seed`, got {seed!r}")
+    text = f"manual_seed: expected an integer from 0 to 2**64 - 1 for `seed`, got {seed!r}"
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentTypeError(text)
+    if not 0 <= seed < 2**64:
+        raise InvalidArgumentError(text)
     _core.manual_seed(seed)
     registry.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""``stream``: on which CUDA stream the calls of a thread run."""
+"""``untorch.stream``: the CUDA stream that a thread's calls are enqueued on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from untorch import _core
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["stream"]
 
@@ -16,18 +16,22 @@ _TAKEN = (
 
 
 class stream:  # noqa: N801 - a context manager, used like a function
-    """Run the calls of this thread on a CUDA stream of yours, inside ``with untorch.stream(s):``.
+    """Enqueue the calls of this thread on your CUDA stream, inside ``with untorch.stream(s):``.
 
-    Everything that a call does is enqueued on the stream, and the call returns when that is done. Without a stream the
-    library uses one of its own for each thread. Settings are the thread's, nest, and end with the block.
+    All work of a call is enqueued on the stream, and the call returns once it is enqueued. Without a stream the library
+    uses one of its own for each thread. The setting is thread-local, nests, and ends with the block.
 
     Args:
         stream: A ``cudaStream_t`` as an int, or an object of another library: one with ``__cuda_stream__`` (cuda.core),
-            ``cuda_stream`` (``torch.cuda.Stream``) or ``ptr`` (``cupy.cuda.Stream``). 0 is the legacy default stream.
-            None, which is not the same, takes the library's own stream inside of the block.
+            ``cuda_stream`` (``torch.cuda.Stream``) or ``ptr`` (``cupy.cuda.Stream``). 0 is the legacy default stream;
+            None is the library's own stream.
 
-    The object is kept while it is set, and by the tensors that calls on it return. A stream given as an int must exist
-    for as long.
+    Raises:
+        ArgumentTypeError: The object has none of these.
+        InvalidArgumentError: Its handle is not valid, or the context manager is entered twice.
+
+    The object is kept alive by the block and by the tensors that its calls return. A stream given as an int must
+    outlive both.
     """
 
     __slots__ = ("_before", "_handle", "_owner")
@@ -39,7 +43,7 @@ class stream:  # noqa: N801 - a context manager, used like a function
 
     def __enter__(self) -> stream:
         if self._before is not None:
-            raise InvalidArgumentError("this untorch.stream is entered already: make another one")
+            raise InvalidArgumentError("stream: this context manager is entered already: create another one")
         self._before = _core.exchange_stream(self._handle, self._owner)
         return self
 
@@ -71,8 +75,10 @@ def _handle(value: Any) -> int | None:
         elif hasattr(value, "ptr"):
             handle = value.ptr
         if not hasattr(type(handle), "__int__") or handle is value:
-            raise InvalidArgumentError(f"stream: expected {_TAKEN}, got {type(value).__name__}")
+            raise ArgumentTypeError(f"stream: expected {_TAKEN}, got {type(value).__name__}")
         handle = int(handle)
-    if isinstance(handle, bool) or not 0 <= handle < 1 << 64:
+    if isinstance(handle, bool):
+        raise ArgumentTypeError(f"stream: expected {_TAKEN}, got {value!r}")
+    if not 0 <= handle < 1 << 64:
         raise InvalidArgumentError(f"stream: expected {_TAKEN}, got {value!r}")
     return int(handle)

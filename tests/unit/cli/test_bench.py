@@ -106,7 +106,7 @@ def test_percentiles() -> None:
     ("arguments", "text"),
     [(("--graph",), "--graph: method forward runs on the CPU"),
      (("--graph", "--concurrency", 2), "--graph: a graph runs one call at a time: leave --concurrency out"),
-     (("--dequantize-weights",), "dequantize_weights: it is for methods on a GPU, of which"),
+     (("--dequantize-weights",), "dequantize_weights: expected a file with methods for a GPU"),
      (("--device", "cuda"), "was compiled for cpu and cannot run on cuda")],
 )  # fmt: skip
 def test_what_needs_a_gpu(cli: Callable[..., Any], package: Path, arguments: tuple[Any, ...], text: str) -> None:

@@ -30,15 +30,15 @@ def test_missing_file(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "no.pt2"
     done = cli("inspect", path)
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"untorch: {path}: cannot be opened: No such file or directory\n"
+    assert done.err == f"untorch: cannot open {path}: No such file or directory\n"
 
 
 def test_missing_file_as_json(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "no.pt2"
     done = cli("inspect", path, "--json")
     assert done.code == 1
-    message = f"{path}: cannot be opened: No such file or directory"
-    assert done.document() == {"error": {"type": "InvalidFileError", "message": message}}
+    message = f"cannot open {path}: No such file or directory"
+    assert done.document() == {"error": {"type": "FileMissingError", "message": message}}
 
 
 def test_usage_error(cli: Callable[..., Any]) -> None:

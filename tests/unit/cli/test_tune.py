@@ -89,7 +89,7 @@ def test_errors_of_files(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
     export(model, args, for_cpu, progress=False)
     export(model, args, without, device="cuda", arch="sm_90", progress=False)
     for file, more, expected in (
-        (tmp_path / "no.pt2", (), "cannot be opened"),
+        (tmp_path / "no.pt2", (), "cannot open "),
         (script.rename(tmp_path / "text.pt2"), (), "text.pt2"),
         (for_cpu, (), "has no kernels for a GPU"),
         (without, (), "has no sources of its kernels: export it with keep_sources=True, or give SCRIPT:FUNCTION"),
