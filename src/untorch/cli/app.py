@@ -26,7 +26,7 @@ __all__ = ["app", "one_line"]
 
 
 class _Group(TyperGroup):
-    """Reports errors by untorch's rules instead of typer's boxes."""
+    """Reports errors as one line each instead of typer's panels."""
 
     def main(
         self,
@@ -61,13 +61,13 @@ def _fail(error: Exception, arguments: list[str]) -> NoReturn:
     from untorch.runtime.errors import UntorchError
 
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        # The reader went away (untorch ops | head): nobody is left to tell, and Python must not try at its end.
+        # The reader closed the pipe (untorch ops | head): print nothing, and let Python's final flush succeed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     if isinstance(error, typer.Abort):
         print("untorch: interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
-    # typer brings a copy of click from 0.20 on, so its errors are known by what they have and not by their class.
+    # typer vendors click from 0.20 on, so its errors are recognised by their attributes, not by their class.
     message = getattr(error, "format_message", None)
     if message is not None:
         text, code = str(message()), int(getattr(error, "exit_code", 1))

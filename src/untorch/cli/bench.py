@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import (
+from untorch.cli.options import (
     DebugOption,
+    DequantizeWeightsOption,
+    DeviceOption,
+    DimOption,
+    FileArgument,
+    InputOption,
     JsonOption,
-    bytes_text,
-    emit,
-    make_table,
-    print_fields,
-    seconds_text,
-    shape_text,
+    MethodOption,
+    NumRunnersOption,
+    NumThreadsOption,
+    SeedOption,
 )
-from untorch.cli.run import DEVICE_HELP, INPUT_HELP, pick_method
+from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text, shape_text
+from untorch.cli.run import pick_method
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,38 +42,48 @@ _GPU_NOTE = (
 
 
 def bench(
-    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
-    method: Annotated[str | None, typer.Option(help="The method; default: the only one, or forward.")] = None,
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help=INPUT_HELP + ". Default: random ones.")
-    ] = None,
-    dims: Annotated[list[str] | None, typer.Option("--dim", help="Size of a symbol in shapes, as s0=16.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Calls before measuring.")] = 10,
+    file: FileArgument,
+    method: MethodOption = None,
+    inputs: InputOption = None,
+    dims: DimOption = None,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Calls before measuring.")] = 10,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Calls of every thread; default: as many as fit --seconds.")
+        int | None,
+        typer.Option(
+            "--iterations", metavar="N", min=1, help="Calls of each calling thread. Default: what fits --seconds."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to measure each number of threads.")] = 2.0,
-    threads: Annotated[str, typer.Option(help="OpenMP threads, one measurement each (1,2,4).")] = "0",
-    runners: Annotated[int | None, typer.Option(min=1, help="Calls that may run at once; default: all.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Threads that call at the same time.")] = 1,
-    cold: Annotated[bool, typer.Option("--cold", help="Also time fresh processes up to their first output.")] = False,
-    cold_runs: Annotated[int, typer.Option(min=1, help="Fresh processes for --cold.")] = 3,
-    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Duration of each measurement.")
+    ] = 2.0,
+    num_threads: NumThreadsOption = 0,
+    sweep_threads: Annotated[
+        str | None,
+        typer.Option("--sweep-threads", metavar="N,N…", help="Measure once for each number of OpenMP threads: 1,2,4."),
+    ] = None,
+    num_runners: NumRunnersOption = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="Threads that call the method concurrently.")
+    ] = 1,
+    cold: Annotated[bool, typer.Option("--cold", help="Also time new processes up to their first output.")] = False,
+    cold_runs: Annotated[int, typer.Option("--cold-runs", metavar="N", min=1, help="New processes for --cold.")] = 3,
+    device: DeviceOption = None,
     graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
-    dequantize_weights: Annotated[
-        bool,
-        typer.Option("--dequantize-weights", help="Also keep int4 and NVFP4 weights dequantized on the GPU."),
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
+    dequantize_weights: DequantizeWeightsOption = False,
+    seed: SeedOption = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Measure a method: load, latency, throughput, memory."""
+    """Measure a method: load, latency, throughput, memory.
+
+    Inputs that are not given are random. There are as many runners as calling threads, unless --num-runners says
+    otherwise. The device is the one that the file was compiled for, unless --device names another.
+    """
     import untorch
     from untorch.cli.measure import Plan
     from untorch.runtime.errors import InvalidArgumentError
 
-    counts = _parse_threads(threads)
+    counts = _thread_counts(num_threads, sweep_threads)
     if graph and concurrency > 1:
         raise InvalidArgumentError("--graph: a graph runs one call at a time: leave --concurrency out")
     plan = Plan(warmup, iterations, seconds, concurrency)
@@ -77,7 +91,7 @@ def bench(
     measured = [
         _measure_one(
             file, method, texts, dim_texts, seed, plan, graph,
-            {"device": device, "num_runners": runners or concurrency, "num_threads": count,
+            {"device": device, "num_runners": num_runners or concurrency, "num_threads": count,
              "dequantize_weights": dequantize_weights},
         )
         for count in counts
@@ -95,7 +109,7 @@ def bench(
         "inputs": first["inputs"],
         "warmup": warmup,
         "concurrency": concurrency,
-        "runners": runners or concurrency,
+        "runners": num_runners or concurrency,
         "results": [{k: v for k, v in item.items() if k not in ("method", "inputs", "device")} for item in measured],
         "note": _CALL_NOTE if first["device"] == "cpu" else _GPU_NOTE,
         "cold": None,
@@ -115,12 +129,16 @@ def bench(
     emit(document, json, lambda console: _render(console, document))
 
 
-def _parse_threads(text: str) -> list[int]:
+def _thread_counts(number: int, text: str | None) -> list[int]:
     from untorch.runtime.errors import InvalidArgumentError
 
+    if text is None:
+        return [number]
+    if number != 0:
+        raise InvalidArgumentError(f"--sweep-threads {text}: leave --num-threads {number} out")
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise InvalidArgumentError(f"--threads {text}: expected numbers with commas between them, such as 1,2,4")
+        raise InvalidArgumentError(f"--sweep-threads {text}: expected numbers separated by commas, such as 1,2,4")
     return [int(part) for part in parts]
 
 

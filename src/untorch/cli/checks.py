@@ -76,7 +76,7 @@ def _memfd() -> tuple[str, str]:
 
 
 def _kernels() -> tuple[str, str]:
-    """A matrix product through the C functions that models call, compared to numpy's."""
+    """A GEMM through the C functions that models call, compared with numpy."""
     import numpy
 
     from untorch import _core
@@ -110,8 +110,8 @@ def _kernels() -> tuple[str, str]:
     difference = float(numpy.abs(out - left @ right).max())
     level = _core.cpu_level()
     if difference > 1e-3:
-        return "failed", f"a matrix product with the {level} kernels differs by {difference:.3g} from numpy's"
-    return "ok", f"a matrix product with the {level} kernels agrees with numpy's to {difference:.1g}"
+        return "failed", f"a GEMM with the {level} kernels differs by {difference:.3g} from numpy's"
+    return "ok", f"a GEMM with the {level} kernels agrees with numpy's to {difference:.1g}"
 
 
 def _succeed(status: int, function: str) -> None:

@@ -1,4 +1,4 @@
-"""``untorch doctor``: does the runtime work here, and what does it run on. torch is looked for, never imported."""
+"""``untorch doctor``: checks that the runtime works and describes the machine. torch is looked up, never imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields
+from untorch.cli.options import DebugOption, JsonOption
+from untorch.cli.output import bytes_text, emit, make_table, print_fields
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 def _device(device: dict[str, Any]) -> str:
     memory = bytes_text(device["total_memory"])
-    return f"{device['name']}, {device['architecture']}, {device['multiprocessors']} multiprocessors, {memory}"
+    return f"{device['name']}, {device['architecture']}, {device['multiprocessors']} SMs, {memory}"
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:
@@ -49,7 +50,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("OpenMP", f"{openmp['threads'] or 'unknown'} threads{wanted}, {openmp['library'] or 'libgomp not found'}"),
             ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
             ("torch", f"{document['torch'] or 'not installed'} (needed for untorch export only)"),
-            ("CUDA", f"served, driver {cuda['driver']}" if cuda["served"] else f"not served: {cuda['note']}"),
+            ("CUDA", f"works, driver {cuda['driver']}" if cuda["served"] else f"does not work here: {cuda['note']}"),
             *((f"cuda:{device['index']}", _device(device)) for device in cuda["devices"]),
             ("CUDA kernels", "in this build" if cuda["kernels"] else "not in this build"),
             ("CUDA libraries", found or "none found"),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import (
+from untorch.cli.options import (
+    ArchOption,
+    CpuOption,
     DebugOption,
+    DeviceOption,
+    FieldOption,
     JsonOption,
-    bytes_text,
-    emit,
-    make_table,
-    print_fields,
-    seconds_text,
-    shape_text,
+    OutputOption,
+    QuantizeOption,
+    QuietOption,
+    VerifyOption,
 )
+from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text, shape_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,35 +37,22 @@ def export(
             show_default=False,
         ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The .pt2 file to write.")] = None,
+    output: OutputOption = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="List the operators, which of them are called and what lacks; write no file."),
+        typer.Option("--check", help="List the operators that are called and those that are missing; write no file."),
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, or cuda (cuda:1): the GPU to compile for and on.")] = None,
-    arch: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="With --device cuda: a GPU that need not be here, sm_90 or a name such as H200; also several."
-        ),
-    ] = None,
-    cpu: Annotated[
-        str | None, typer.Option(help="Oldest CPU to run on: native, x86-64-v2, x86-64-v3, x86-64-v4.")
-    ] = None,
-    quantize: Annotated[
-        str | None,
-        typer.Option(help="int4 or nvfp4: the weights of linear layers in four bits. More by --option quantize.…"),
-    ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Run the file without torch, compare with eager.")] = False,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--option", help="A field of ExportOptions, NAME=VALUE; inductor.NAME=VALUE for Inductor's own."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    device: DeviceOption = None,
+    arch: ArchOption = None,
+    cpu: CpuOption = None,
+    quantize: QuantizeOption = None,
+    verify: VerifyOption = False,
+    options: FieldOption = None,
+    quiet: QuietOption = False,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compile a model into one file that runs without PyTorch."""
+    """Compile a model into one .pt2 file that runs without PyTorch, for the CPU or the given device."""
     from untorch.runtime.errors import UnsupportedError
 
     fields = parse_options(options or ())

@@ -1,13 +1,13 @@
-"""``untorch inspect``: what a file holds and whether this machine can run it. The model is neither opened nor run."""
+"""``untorch inspect``: a file's contents, and whether this machine runs it. The model is neither opened nor run."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields, shape_text
+from untorch.cli.options import DebugOption, DeviceOption, FileArgument, JsonOption
+from untorch.cli.output import bytes_text, emit, make_table, print_fields, shape_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,17 +16,17 @@ __all__ = ["inspect"]
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
-    operators: Annotated[bool, typer.Option("--operators", help="List every needed function.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read the whole file and compare its checksums.")] = False,
-    device: Annotated[str | None, typer.Option(help="Whether it runs on this one: cpu, cuda, cuda:1.")] = None,
+    file: FileArgument,
+    operators: Annotated[bool, typer.Option("--operators", help="List all needed functions and operators.")] = False,
+    checksums: Annotated[bool, typer.Option("--checksums", help="Read the whole file and compare checksums.")] = False,
+    device: DeviceOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show what a file holds and whether it runs here."""
+    """Show what a file holds and whether it runs here, or on the given device."""
     from untorch.cli.package import describe_package
 
-    document = describe_package(file, verify=verify, device=device)
+    document = describe_package(file, checksums=checksums, device=device)
     emit(document, json, lambda console: _render(console, document, operators))
 
 

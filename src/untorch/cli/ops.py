@@ -1,4 +1,4 @@
-"""``untorch ops``: what this build serves, and what it refuses."""
+"""``untorch ops``: the operators that this build supports, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import DebugOption, JsonOption, emit, make_table
+from untorch.cli.options import DebugOption, DeviceOption, JsonOption
+from untorch.cli.output import emit, make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,28 +17,29 @@ __all__ = ["ops"]
 
 
 def ops(
-    device: Annotated[str, typer.Option(help="The device whose operators are listed.")] = "cpu",
-    match: Annotated[str, typer.Option(help="Only names that hold this text.")] = "",
+    device: DeviceOption = None,
+    match: Annotated[str, typer.Option("--match", metavar="TEXT", help="Only names that contain this text.")] = "",
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """List the operators that models may call."""
+    """List the operators that models may call, on the CPU or on the given kind of device."""
     from untorch.cli.coverage import classify, exported_functions, library_path, refused
     from untorch.runtime.errors import InvalidArgumentError
     from untorch.runtime.registry import registered_kernels
 
-    if device not in ("cpu", "cuda"):
+    kind = "cpu" if device is None else device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
         raise InvalidArgumentError(f"--device {device}: expected cpu or cuda")
     groups = {
-        kind: [name for name in names if match in name]
-        for kind, names in classify(exported_functions(), device).items()
+        group: [name for name in names if match in name]
+        for group, names in classify(exported_functions(), kind).items()
     }
     document: dict[str, Any] = {
-        "device": device,
+        "device": kind,
         "library": str(library_path()),
         **groups,
         # Python kernels work on the CPU's memory.
-        "python_kernels": [name for name in registered_kernels() if match in name] if device == "cpu" else [],
+        "python_kernels": [name for name in registered_kernels() if match in name] if kind == "cpu" else [],
         "refused": {name: reason for name, reason in sorted(refused().items()) if match in name},
     }
     emit(document, json, lambda console: _render(console, document))

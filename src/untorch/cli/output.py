@@ -1,4 +1,4 @@
-"""What every command prints with: the options that all share, JSON or tables, and units."""
+"""Prints a command's result: JSON or tables, and units."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "DebugOption", "JsonOption", "bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text",
-]  # fmt: skip
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-# Read from the arguments where errors are reported, so that it also works when the command line itself is wrong.
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+__all__ = ["bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text"]
 
 
 def emit(document: dict[str, Any], as_json: bool, render: Callable[[Console], None]) -> None:

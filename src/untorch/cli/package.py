@@ -1,4 +1,4 @@
-"""Reads a .pt2 file for ``untorch inspect``: the archive, the manifest and the ELF headers, and nothing is run."""
+"""Reads a .pt2 file for ``untorch inspect``: the archive, the manifest and the ELF headers. Runs nothing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STOCK_FEATURES = {
 }
 
 
-def describe_package(path: str | Path, *, verify: bool = False, device: str | None = None) -> dict[str, Any]:
+def describe_package(path: str | Path, *, checksums: bool = False, device: str | None = None) -> dict[str, Any]:
     """What ``untorch inspect --json`` prints. Raises InvalidFileError; InvalidArgumentError for an unknown device."""
     if device is not None and not _DEVICE.fullmatch(device):
         raise InvalidArgumentError(f"--device {device}: expected cpu, cuda or cuda:<index>")
     with ArchiveReader(path) as archive:
-        if verify:
+        if checksums:
             archive.verify()
         manifest = archive.manifest() if archive.has_manifest() else None
         try:
@@ -52,7 +52,7 @@ def describe_package(path: str | Path, *, verify: bool = False, device: str | No
             "format_version": manifest["format_version"] if manifest is not None else None,
             "untorch_version": manifest.get("untorch_version") if manifest is not None else None,
             "torch_version": manifest.get("torch_version") if manifest is not None else None,
-            "checksums": "all right" if verify else None,
+            "checksums": "all right" if checksums else None,
             "parts_bytes": _parts(archive),
             "weights": weights,
             "methods": methods,

@@ -1,4 +1,4 @@
-"""``untorch quantize-report``: what four bits cost each linear layer of a script's model, in error and in bytes."""
+"""``untorch quantize-report``: error and bytes of each linear layer of a script's model in 4 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import DebugOption, JsonOption, bytes_text, emit, make_table, print_fields, seconds_text
+from untorch.cli.options import DebugOption, DeviceOption, JsonOption, QuantizeOption, QuietOption
+from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,22 +27,39 @@ def quantize_report(
             show_default=False,
         ),
     ],
-    dtype: Annotated[str, typer.Option(help="int4 or nvfp4.")] = "int4",
+    quantize: QuantizeOption = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Inputs that share a scale: 32, 64, 128 (default), 256; nvfp4: always 16.")
+        int | None,
+        typer.Option(
+            "--group-size", metavar="N", help="Inputs that share a scale: 32, 64, 128 (default) or 256; nvfp4: 16."
+        ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="int4: hqq (default) or rtn; nvfp4: search (default) or rtn.")
+    quantize_method: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize-method", metavar="NAME", help="int4: hqq (default) or rtn; nvfp4: search (default) or rtn."
+        ),
     ] = None,
-    include: Annotated[list[str] | None, typer.Option(help="Only layers of this name; * stands for any text.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="No layers of this name.")] = None,
-    compute: Annotated[str | None, typer.Option(help="Where to compute, such as cuda; where the weights lie.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (.png, .svg, .pdf).")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only layers of this name, repeatable; * matches any text."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="No layers of this name, repeatable; * matches any text."),
+    ] = None,
+    device: DeviceOption = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="PATH", help="Plot the errors to a .png, .svg or .pdf file.")
+    ] = None,
+    quiet: QuietOption = False,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show the error and the bytes of each linear layer in four bits. Nothing is written but the plot."""
+    """Show the error and the bytes of each linear layer in 4 bits, by default int4. Writes nothing but the plot.
+
+    Weights are quantised where they are, or on the given device.
+    """
     from untorch.runtime.errors import UnsupportedError
 
     for package, extra in (("torch", "export"), *((("matplotlib", "plot"),) if plot is not None else ())):
@@ -54,13 +72,14 @@ def quantize_report(
     from untorch.export.progress import Progress
     from untorch.export.quantize import quantize_methods
 
-    given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": method}
+    dtype = quantize or "int4"
+    given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": quantize_method}
     given |= {"include": include or None, "exclude": exclude or None}
     options = QuantizeOptions(**given)  # a wrong option is an error before the script loads a model
     wanted = ExportOptions(quantize=given)
     methods = [MethodInput(name, model, ()) for name, model in _modules(load_models(source), source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
-    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), compute, by_name=False)
+    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), device, by_name=False)
     if plot is not None:
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {

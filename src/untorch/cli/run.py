@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from untorch.cli.output import DebugOption, JsonOption, emit, make_table, seconds_text
+from untorch.cli.options import (
+    DebugOption,
+    DeviceOption,
+    DimOption,
+    FileArgument,
+    InputOption,
+    JsonOption,
+    MethodOption,
+    NumThreadsOption,
+    OutputOption,
+    SeedOption,
+)
+from untorch.cli.output import emit, make_table, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,36 +26,31 @@ if TYPE_CHECKING:
     from untorch.runtime.method import Method
     from untorch.runtime.program import Program
 
-__all__ = ["DEVICE_HELP", "INPUT_HELP", "pick_method", "run"]
-
-INPUT_HELP = (
-    "NAME=FILE.npy, FILE.npz, or NAME=random, zeros or ones with dtype and shape behind (x=random:float32[2,3]; "
-    "integers may have bounds: ids=random:int64[1,8]:0..99). Without a name: the next input. Stock packages: 0, 1, …"
-)
-DEVICE_HELP = "The device: cpu, cuda or cuda:1; default: what the file was compiled for."
+__all__ = ["pick_method", "run"]
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="The .pt2 file.", show_default=False)],
-    method: Annotated[str | None, typer.Option(help="The method; default: the only one, or forward.")] = None,
-    inputs: Annotated[list[str] | None, typer.Option("--input", "-i", help=INPUT_HELP)] = None,
-    dims: Annotated[list[str] | None, typer.Option("--dim", help="Size of a symbol in shapes, as s0=16.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the outputs, one .npy file each.")
-    ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="OpenMP threads; 0: OpenMP's choice.")] = 0,
-    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random inputs.")] = 0,
+    file: FileArgument,
+    method: MethodOption = None,
+    inputs: InputOption = None,
+    dims: DimOption = None,
+    output: OutputOption = None,
+    num_threads: NumThreadsOption = 0,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a method once and save its outputs."""
+    """Run a method once, and save its outputs as .npy files in the folder --output.
+
+    The device is the one that the file was compiled for, unless --device names another.
+    """
     import time
 
     import untorch
     from untorch.cli.inputs import make_inputs
 
-    with untorch.load(file, device=device, num_threads=threads) as program:
+    with untorch.load(file, device=device, num_threads=num_threads) as program:
         chosen = pick_method(program, method)
         arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
         start = time.perf_counter()

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.output import DebugOption, JsonOption, emit, make_table, print_fields
+from untorch.cli.options import (
+    DebugOption,
+    DeviceOption,
+    FieldOption,
+    JsonOption,
+    QuietOption,
+    RequiredOutputOption,
+)
+from untorch.cli.output import emit, make_table, print_fields
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,24 +30,23 @@ def tune(
         str,
         typer.Argument(
             metavar="SCRIPT:FUNCTION|FILE",
-            help="What untorch export takes: a function that returns the model and its example inputs. Or a .pt2 file "
-            "that was made with keep_sources=True, for a GPU such as this one and by this version of torch: its "
-            "kernels are run, with the Python code that comes with them.",
+            help="A function that returns the model and its example inputs, as for untorch export. Or a .pt2 file that "
+            "was exported with keep_sources=True for this GPU's architecture and by this version of torch: its kernels "
+            "are run, with the Python code in the file.",
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The tuning file; what it has already stays.")],
-    device: Annotated[str, typer.Option(help="The GPU to time on, cuda or cuda:1.")] = "cuda",
-    options: Annotated[
-        list[str] | None, typer.Option("--option", help="A field of ExportOptions, NAME=VALUE, as for untorch export.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    output: RequiredOutputOption,
+    device: DeviceOption = None,
+    options: FieldOption = None,
+    quiet: QuietOption = False,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compile a model on a GPU and write down which configurations of its kernels are the fastest.
+    """Compile a model on a GPU and record the fastest configurations of its kernels in a JSON file.
 
-    A build for such a GPU on a machine without one takes them: untorch export --arch … --option tuning=FILE.
+    Entries that the file has already are kept. Exporting for such a GPU on a machine without one uses them: untorch
+    export --arch … --option tuning=FILE. The device is cuda unless --device names another GPU.
     """
     from untorch.cli.export import parse_options
     from untorch.runtime.errors import UnsupportedError
@@ -48,6 +55,7 @@ def tune(
         raise UnsupportedError("tune needs PyTorch: pip install 'untorch[export]'")
     from untorch.export.kernel_choice import read_tuning
 
+    device = device or "cuda"
     before = read_tuning(output) if output.exists() else {}
     if source.endswith(".pt2"):
         _tune_file(source, output, device, options)

@@ -14,7 +14,7 @@ from untorch.cli.measure import Plan, Times, measure, percentile, summarise
 
 
 def test_json_document(cli: Callable[..., Any], package: Path) -> None:
-    done = cli("bench", package, "--iterations", 20, "--warmup", 2, "--threads", "1,2", "--dim", "s0=3", "--json")
+    done = cli("bench", package, "--iterations", 20, "--warmup", 2, "--sweep-threads", "1,2", "--dim", "s0=3", "--json")
     assert done.code == 0, done.err
     document = done.document()
     assert set(document) == {
@@ -64,9 +64,9 @@ def test_text(cli: Callable[..., Any], package: Path) -> None:
 
 @pytest.mark.parametrize("threads", ["", "1,,2", "two", "-1"])
 def test_bad_threads(cli: Callable[..., Any], package: Path, threads: str) -> None:
-    done = cli("bench", package, f"--threads={threads}")
+    done = cli("bench", package, f"--sweep-threads={threads}")
     assert done.code == 1
-    assert done.err == f"untorch: --threads {threads}: expected numbers with commas between them, such as 1,2,4\n"
+    assert done.err == f"untorch: --sweep-threads {threads}: expected numbers separated by commas, such as 1,2,4\n"
 
 
 def test_seconds_end_the_measurement() -> None:

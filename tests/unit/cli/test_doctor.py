@@ -40,7 +40,8 @@ def test_json_document(cli: Callable[..., Any]) -> None:
 
 def test_text(cli: Callable[..., Any]) -> None:
     out = cli("doctor").out
-    assert ("not served: " in out) is not cuda_status()["served"]
+    assert ("does not work here: " in out) is not cuda_status()["served"]
+    assert (f"does not work here: {NO_CUDA}\n" in out) is not cuda_status()["kernels"]
     assert out.rstrip().endswith("The runtime works.")
 
 

@@ -55,7 +55,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
 
 
 def test_text(cli: Callable[..., Any], package: Path) -> None:
-    out = cli("inspect", package, "--verify", "--operators").out
+    out = cli("inspect", package, "--checksums", "--operators").out
     assert "runs here     yes" in out
     assert "[s0: 2..64, 4]" in out
     assert "checksums   all right" in out
@@ -142,7 +142,7 @@ def test_verify_finds_changed_bytes(cli: Callable[..., Any], package: Path, tmp_
     path = tmp_path / package.name
     path.write_bytes(data)
     assert cli("inspect", path).code == 0
-    done = cli("inspect", path, "--verify")
+    done = cli("inspect", path, "--checksums")
     assert done.code == 1
     assert "the entry 'data/weights/weight_0' is damaged: checksum" in done.err
 

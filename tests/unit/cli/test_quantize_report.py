@@ -41,7 +41,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("function", ["module", "pair"])
 def test_json(script: Path, cli: Callable[..., Any], function: str) -> None:
-    done = cli("quantize-report", f"{script}:{function}", "--group-size", 64, "--method", "rtn", "--json")
+    done = cli("quantize-report", f"{script}:{function}", "--group-size", 64, "--quantize-method", "rtn", "--json")
     assert done.code == 0, done.err
     document = done.document()
     assert (document["group_size"], document["method"], document["plot"]) == (64, "rtn", None)
@@ -58,16 +58,19 @@ def test_json(script: Path, cli: Callable[..., Any], function: str) -> None:
 
 
 def test_nvfp4_shows_the_error_of_rounding_to_nearest_too(script: Path, cli: Callable[..., Any]) -> None:
-    document = cli("quantize-report", f"{script}:module", "--dtype", "nvfp4", "--json").document()
+    document = cli("quantize-report", f"{script}:module", "--quantize", "nvfp4", "--json").document()
     assert (document["dtype"], document["group_size"], document["method"]) == ("nvfp4", 16, "search")
     [layer] = document["methods"][0]["layers"]
     assert 0.05 < layer["error"] < 0.95 * layer["rtn_error"] < 0.12
     assert layer["after_bytes"] == 40 * 256 // 2 + 40 * 256 // 16 + 40 * 4
-    out = cli("quantize-report", f"{script}:module", "--dtype", "nvfp4").out
+    out = cli("quantize-report", f"{script}:module", "--quantize", "nvfp4").out
     assert "rtn error" in out
     assert f"{layer['error']:.4f}" in out
     assert f"{layer['rtn_error']:.4f}" in out
-    assert "rtn error" not in cli("quantize-report", f"{script}:module", "--dtype", "nvfp4", "--method", "rtn").out
+    assert (
+        "rtn error"
+        not in cli("quantize-report", f"{script}:module", "--quantize", "nvfp4", "--quantize-method", "rtn").out
+    )
 
 
 def test_text_and_patterns(script: Path, cli: Callable[..., Any]) -> None:
@@ -86,10 +89,10 @@ def test_text_and_patterns(script: Path, cli: Callable[..., Any]) -> None:
 def test_wrong_options_before_the_script_runs(cli: Callable[..., Any]) -> None:
     done = cli("quantize-report", "no_such.py:build", "--group-size", 48)
     assert done.err == "untorch: option quantize: group_size: expected one of 32, 64, 128, 256, got 48\n"
-    done = cli("quantize-report", "no_such.py:build", "--dtype", "nvfp4", "--group-size", 32)
+    done = cli("quantize-report", "no_such.py:build", "--quantize", "nvfp4", "--group-size", 32)
     text = "nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32"
     assert done.err == f"untorch: option quantize: group_size: {text}\n"
-    done = cli("quantize-report", "no_such.py:build", "--dtype", "fp4")
+    done = cli("quantize-report", "no_such.py:build", "--quantize", "fp4")
     assert "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'fp4'" in done.err
 
 
