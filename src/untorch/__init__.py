@@ -4,7 +4,9 @@
 imports it.
 """
 
-from untorch._core import Tensor, initial_seed
+import typing as _typing
+
+from untorch._core import Tensor
 from untorch.runtime.errors import (
     ArgumentTypeError,
     ClosedError,
@@ -24,10 +26,17 @@ from untorch.runtime.graph import Graph
 from untorch.runtime.method import Method
 from untorch.runtime.program import Program, Session, load
 from untorch.runtime.registry import register_kernel
-from untorch.runtime.seed import manual_seed
+from untorch.runtime.seed import initial_seed, manual_seed
 from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
+
+if not _typing.TYPE_CHECKING:  # for type checkers every name would exist
+
+    def __getattr__(name: str) -> object:
+        if name in ("export", "quant", "ops"):
+            raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
+        raise AttributeError(f"module 'untorch' has no attribute '{name}'")
 
 
 def cmake_dir() -> str:

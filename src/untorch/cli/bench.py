@@ -146,7 +146,7 @@ def _measure_one(
     file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, graph: bool,
     how: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """One load, with the options ``how``, and its calls."""
+    """Load with the options ``how`` and measure calls."""
     import time
 
     import untorch

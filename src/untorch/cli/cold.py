@@ -1,4 +1,4 @@
-"""A cold start, measured: a fresh process loads a file, calls it once and prints the times of its stages.
+"""Measures a cold start: a new process loads a file, calls it once and prints the times of its stages.
 
 The parent notes the clock before it starts the process. CLOCK_MONOTONIC is one clock for the whole machine, so the
 child's readings continue the parent's.
@@ -24,7 +24,7 @@ _STAGES = ("interpreter", "import", "inputs", "load", "first_call")
 
 
 def measure_cold(request: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """Runs ``repeats`` fresh processes; seconds of each stage in the fastest one, and all totals.
+    """Run ``repeats`` new processes. Returns seconds of each stage in the fastest one, and all totals.
 
     A total goes from the process's start to its first output, less the making of the inputs. The file is in the page
     cache after the first process. Raises ModelError when a process fails.
@@ -58,7 +58,7 @@ def measure_cold(request: dict[str, Any], repeats: int) -> dict[str, Any]:
 
 
 def child(text: str, started: float) -> None:
-    """The fresh process: prints the clock at its start and after each stage as a JSON list."""
+    """The new process: prints the clock at its start and after each stage as a JSON list."""
     request = json.loads(text)
     clocks = [started]
 

@@ -1,4 +1,4 @@
-"""Inputs of a method from the command line: files, and arrays made for a dtype and a shape. No typer in here."""
+"""Inputs of a method from the command line: files, or arrays generated for a dtype and a shape. No typer in here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError, file_error
 
 __all__ = ["Recipe", "evaluate", "make_array", "make_inputs", "parse_dims", "parse_inputs", "symbols_of"]
 
@@ -20,13 +20,13 @@ Array = NDArray[Any]
 
 _FILLS = ("random", "zeros", "ones")
 _RECIPE = re.compile(r"(random|zeros|ones)(?::(\w+)\[([\d,\s]*)\])?(?::(-?\d+)\.\.(-?\d+))?")
-# What a size that may vary is, when nothing is said: small, and no special case such as 0 or 1.
+# The default of a dynamic dimension: small, and no special case such as 0 or 1.
 _DEFAULT_SIZE = 8
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An array to be made: how it is filled, its dtype and shape (None: the method's own), bounds of integers."""
+    """An array to be generated: its values, dtype and shape (None: the method's), and bounds of integers."""
 
     fill: str
     dtype: str | None = None
@@ -86,7 +86,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
 
 
 def symbols_of(specs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int | None]]:
-    """The symbols in the shapes of ``specs`` with their least and largest value (None: no limit)."""
+    """The symbols in the shapes of ``specs`` with their minimum and maximum (None: no limit)."""
     found: dict[str, tuple[int, int | None]] = {}
     for dimension in (d for spec in specs for d in spec["shape"] if isinstance(d, Mapping)):
         if "symbol" in dimension:
@@ -254,8 +254,8 @@ def _read(text: str) -> Array | dict[str, Array]:
             return loaded
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except FileNotFoundError:
-        raise InvalidArgumentError(f"--input {text}: there is no such file") from None
+    except FileNotFoundError as error:
+        raise file_error(f"--input {text}: there is no such file", error.errno, text) from None
     except Exception as error:  # numpy and zipfile raise many kinds for damaged files
         raise InvalidFileError(f"--input {text}: cannot be read: {error}") from error
 
@@ -296,7 +296,7 @@ def _adapt(name: str, array: Array, spec: Mapping[str, Any] | None) -> Array:
 
 
 def _with_strides(array: Array, spec: Mapping[str, Any] | None) -> Array:
-    """A copy in the memory layout that the method was compiled for, where that is not row-major."""
+    """A copy in the memory layout that the method was compiled for, if that is not row-major."""
     strides = spec.get("strides") if spec is not None else None
     if spec is None or spec.get("contiguous", True):
         return numpy.ascontiguousarray(array).reshape(array.shape)

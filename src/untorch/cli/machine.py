@@ -117,7 +117,7 @@ def installed_version(package: str) -> str | None:
 
 
 def openmp_library() -> str | None:
-    """The OpenMP runtime that libuntorch.so has brought into the process."""
+    """The path of the OpenMP runtime that libuntorch.so has loaded."""
     from untorch.cli.process import mapped_library
 
     return mapped_library("libgomp") or mapped_library("libomp") or mapped_library("libiomp5")
@@ -148,7 +148,7 @@ def _cpu_model() -> str | None:
 
 
 def _find_library(names: tuple[str, ...]) -> str | None:
-    """Where the dynamic linker or the usual places have a library. It is not opened: that would start the driver."""
+    """A library's path in LD_LIBRARY_PATH or the usual folders. It is not opened: that would start the driver."""
     folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for site in sys.path:
         folders += [os.path.join(site, folder) for folder in _WHEEL_FOLDERS]

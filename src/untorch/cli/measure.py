@@ -1,4 +1,4 @@
-"""The measuring behind ``untorch bench``: calls from one thread or several, and what the times come to. No typer."""
+"""Timing for ``untorch bench``: calls from one or several threads, and their statistics. No typer in here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Times:
 
 
 def measure(call: Callable[[], object], plan: Plan) -> Times:
-    """Calls ``call`` as planned, from ``plan.concurrency`` threads at once. The first error of a thread is raised."""
+    """Call ``call`` as planned, from ``plan.concurrency`` threads. Raises the first error of a thread."""
     if plan.concurrency == 1:
         for _ in range(plan.warmup):
             call()
@@ -93,7 +93,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarise(times: Times) -> dict[str, float | int]:
-    """Count, latencies in seconds and calls a second."""
+    """Number of calls, latency statistics in seconds, and throughput in calls a second."""
     ordered = sorted(times.latencies)
     return {
         "calls": len(ordered),

@@ -1,4 +1,4 @@
-"""The GPU half of ``untorch bench``: calls until their stream is done, enqueuing alone, and copies. No typer."""
+"""Timing for ``untorch bench`` on a GPU: latency, enqueue, and copies. No typer in here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_CALLS = 1000
 
 
 def measure_gpu(method: Method, arrays: list[Any], plan: Plan, graph: bool) -> tuple[Times, dict[str, Any]]:
-    """Times of calls on arrays that lie on the GPU; and, summarised, of their parts and of calls from the CPU."""
+    """Latency of calls with arrays on the GPU, and statistics of enqueue, of copies, and of calls with numpy arrays."""
     index = int(method.device.partition(":")[2])
     on_cpu = [spec.get("device") == "cpu" for spec in method.inputs] or [False] * len(arrays)
     placed = [array if stays else _core.to_device(array, index) for array, stays in zip(arrays, on_cpu, strict=True)]
@@ -55,7 +55,7 @@ def measure_gpu(method: Method, arrays: list[Any], plan: Plan, graph: bool) -> t
 
 
 def _timed(call: Callable[[], object], between: Callable[[], object], plan: Plan) -> Times:
-    """Like ``measure``, without the time that ``between`` takes after each call."""
+    """Like ``measure``; ``between`` runs after each call and is not timed."""
     latencies = []
     start = time.perf_counter()
     for number in range(plan.warmup + (plan.iterations or 1)):

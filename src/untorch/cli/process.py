@@ -1,4 +1,4 @@
-"""What the operating system knows about this process: memory and mapped libraries. Linux's /proc; no typer in here."""
+"""This process's memory and mapped libraries, from Linux's /proc. No typer in here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["mapped_library", "memory"]
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Resident bytes now and at their peak (VmRSS and VmHWM); None where /proc does not tell."""
+    """Resident bytes, now and peak (VmRSS and VmHWM); None without /proc."""
     values: dict[str, int] = {}
     try:
         text = Path("/proc/self/status").read_text()

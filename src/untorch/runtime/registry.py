@@ -1,4 +1,4 @@
-"""Which Python function computes an operator that has no C shim: the built-in table and what users register."""
+"""The registry of Python kernels, for operators without a C shim: built-in ones and those that users register."""
 
 from __future__ import annotations
 

@@ -6,7 +6,12 @@ from untorch import _core
 from untorch.runtime import registry
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
-__all__ = ["manual_seed"]
+__all__ = ["initial_seed", "manual_seed"]
+
+
+def initial_seed() -> int:
+    """The seed of the process's generator: the last one of ``manual_seed``, or the one that it started with."""
+    return _core.initial_seed()
 
 
 def manual_seed(seed: int) -> None:
