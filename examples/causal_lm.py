@@ -5,7 +5,7 @@
     python causal_lm.py run qwen.pt2 --tokens 5,17,3 --new 20
 
 `prefill` takes the prompt, `decode` one token; both give the logits of what comes next. Keys, values and the position
-are buffers that calls change, so a session has its own: generations run side by side on one copy of the weights.
+are mutable buffers, so each session has its own copy: generations run concurrently on shared weights.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def build(model: Any, path: pathlib.Path, length: int, **options: Any) -> None:
 
 
 def generate(session: untorch.Session, tokens: list[int], new: int) -> Iterator[int]:
-    """The likeliest next token, ``new`` times, from a session that is as in the file."""
+    """Greedy decoding of ``new`` tokens in a session with the initial buffers."""
     import numpy
 
     for position in range(new):

@@ -1,4 +1,4 @@
-"""The build half of the demo (needs torch): exports MiniLM, and notes what eager PyTorch says about the sentences.
+"""The build half of the demo (needs torch): exports MiniLM and records the embeddings of eager PyTorch.
 
 Writes into --output: minilm.pt2 (the whole model, pooling and normalisation included), tokenizer.json, reference.npz.
 """
