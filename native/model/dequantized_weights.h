@@ -20,7 +20,7 @@ struct PackedWeight {
   std::vector<std::size_t> weights;
 };
 
-// Attaches the dequantized matrices to the packed weights' storages (Storage::unpacked), where shims find them, and
+// Attaches the dequantized matrices to the packed weights' storages (Storage::dequantized), where shims find them, and
 // waits until they are computed. The tensors belong to a container that is not published yet. `what` names the method
 // in messages.
 void dequantize_weights(const Archive& archive, std::span<const PackedWeight> packed, int device, const char* what);

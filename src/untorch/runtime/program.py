@@ -33,7 +33,7 @@ _MAX_PARALLEL = 1024  # OpenMP ends the process when it cannot start more thread
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str],
     *,
     device: str | None = None,
     num_runners: int = 1,
