@@ -94,7 +94,7 @@ def torch_child(calls: int) -> dict[str, Any]:
 
 def from_c(calls: int) -> dict[str, Any]:
     import untorch
-    from untorch.cli.coverage import library_path
+    from untorch.cli.process import library_path
 
     library = library_path().resolve()
     own = Path(untorch.__path__[0]) / "include"

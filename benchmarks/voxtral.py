@@ -66,7 +66,7 @@ def build(tiny: bool, device: str, quantize: str | None, file: str) -> None:
     found = methods(build_model(tiny, "float32" if device == "cpu" else "bfloat16", device), 448 if tiny else CACHE)
     if file in (ours(quantize), ours(None)):
         options = None if file == ours(None) else {"dtype": quantize, "method": "rtn"}
-        export(found, path, device=device, quantize=options, progress=False)
+        export(methods=found, path=path, device=device, quantize=options, progress=False)
         return
     entry = found[path.stem]
     entry = entry if isinstance(entry, dict) else {"model": entry[0], "args": entry[1]}

@@ -81,7 +81,7 @@ def build(model: Any, path: pathlib.Path, length: int, **options: Any) -> None:
     module = with_cache(model, length)
     prompt, token = torch.ones(1, 7, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
     prefill = {"model": module, "args": (prompt,), "dynamic_shapes": ({1: Dim("n", min=2, max=length)},)}
-    export({"prefill": prefill, "decode": (module, (token,))}, path, **options)
+    export(methods={"prefill": prefill, "decode": (module, (token,))}, path=path, **options)
 
 
 def generate(session: untorch.Session, tokens: list[int], new: int) -> Iterator[int]:

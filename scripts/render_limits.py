@@ -95,7 +95,7 @@ def replaced(page: str, generated: str) -> str:
 
 def current() -> str:
     """The text for this installation."""
-    from untorch.cli.coverage import exported_functions
+    from untorch.cli.process import exported_functions
     from untorch.runtime.registry import registered_kernels
     from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 

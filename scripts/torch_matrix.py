@@ -29,9 +29,9 @@ PARTS = {
     "export": [f"{_UNIT}/test_{name}.py" for name in ("compile", "signature", "weights", "mutations", "methods")],
     "passes": [f"{_UNIT}/passes"],
     "operators and coverage": [f"{_UNIT}/test_coverage.py", f"{_UNIT}/test_fallbacks.py"],
-    "sessions": [f"{_UNIT}/test_states.py", "tests/unit/test_session.py"],
+    "sessions": [f"{_UNIT}/test_mutable_buffers.py", "tests/unit/test_session.py"],
     "int4": [f"{_UNIT}/test_quantize.py", "tests/unit/ops/test_int4_linear.py", "tests/unit/quant/test_apply.py"],
-    "cross-compilation for GPUs": [f"{_UNIT}/test_absent_gpu.py"],
+    "cross-compilation for GPUs": [f"{_UNIT}/test_cross_compile.py"],
     "attention": ["tests/unit/ops/test_attention_kernels.py"],
     "conformance": ["tests/conformance/test_conformance.py", "-k", " or ".join((
         "mlp_static", "mlp_dynamic_batch", "mlp_bfloat16", "conv2d_net", "attention_causal", "transformer_encoder",

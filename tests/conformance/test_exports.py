@@ -44,7 +44,7 @@ def test_two_methods_share_a_weight_and_run_on_an_older_cpu(tmp_path: pathlib.Pa
     batch = torch.export.Dim("batch", min=1, max=64)
     path = tmp_path / "model.pt2"
     report = export(
-        {
+        methods={
             "encode": {
                 "model": encoder,
                 "args": (torch.randint(0, 500, (2, 7)),),
@@ -52,7 +52,7 @@ def test_two_methods_share_a_weight_and_run_on_an_older_cpu(tmp_path: pathlib.Pa
             },
             "decode": {"model": decoder, "args": (torch.randn(2, 24),), "dynamic_shapes": ({0: batch},)},
         },
-        path,
+        path=path,
         cpu="x86-64-v3",  # headers parsed for this CPU alone would not pay
         verify=True,
         progress=False,

@@ -48,7 +48,7 @@ def test_generates_like_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     from untorch.export import export
 
     model = build_model(tiny=True, dtype="float32")
-    export(methods(model, 64), tmp_path / "voxtral.pt2", progress=False)
+    export(methods=methods(model, 64), path=tmp_path / "voxtral.pt2", progress=False)
     generator = numpy.random.default_rng(0)
     config = model.config
     inputs, expected = {}, []
@@ -73,7 +73,7 @@ def test_compiles_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytes
     from untorch.export import check, export
 
     found = methods(build_model(tiny=True), 64)
-    report = export(found, tmp_path / "voxtral.pt2", device="cuda", arch="sm_90", progress=False)
+    report = export(methods=found, path=tmp_path / "voxtral.pt2", device="cuda", arch="sm_90", progress=False)
     assert all(item.served for item in check(tmp_path / "voxtral.pt2"))
     for name, calls in (("audio_encoder", 2), ("token_embedding", 0), ("text_decoder", 2)):
         method = report.methods[name]

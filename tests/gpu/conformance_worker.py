@@ -26,7 +26,7 @@ def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
 
     from tests.conformance.runner import flatten
     from tests.conformance.test_conformance import ALL, copies, to_job
-    from untorch.export.cuda import Mover
+    from untorch.export.move import Mover
 
     place = Path(folder) / f"{name}-{exporter}"
     place.mkdir()

@@ -111,8 +111,9 @@ class View:
 
 
 def exported(folder: Path, name: str, module: Any, args: tuple[Any, ...] | None, **options: Any) -> Path:
-    """``folder/name.pt2``, exported for CUDA by whoever comes first; others wait. ``module`` may be several methods."""
-    return _once(folder, name, lambda path: export(module, args, path, device="cuda", progress=False, **options))
+    """``folder/name.pt2``, exported for CUDA by the first process; others wait. ``module`` may be several methods."""
+    given = {"methods": module} if isinstance(module, dict) else {"model": module, "args": args}
+    return _once(folder, name, lambda path: export(**given, path=path, device="cuda", progress=False, **options))
 
 
 def stock(folder: Path, name: str, module: nn.Module, args: tuple[Any, ...], **options: Any) -> Path:

@@ -113,7 +113,7 @@ def main(kind: str, path: str) -> None:
         from untorch.export import export
 
         export(
-            {
+            methods={
                 "linear": {
                     "model": Linear(),
                     "args": (x,),
@@ -123,7 +123,7 @@ def main(kind: str, path: str) -> None:
                 "types": (Types(), types_inputs()),
                 "counter": (Counter(), (torch.randn(4),)),
             },
-            path,
+            path=path,
         )
         return
     if kind == "cache":
@@ -131,7 +131,7 @@ def main(kind: str, path: str) -> None:
 
         x, scale = torch.randn(4), torch.ones(())
         methods = {"put": (Put(), (x,)), "get": (Get(), (scale,)), "plain": (Stateless(), (x,))}
-        export(methods, path)
+        export(methods=methods, path=path)
         return
     model, args, kwargs = Linear(), (x,), None
     if kind == "stock_tree":

@@ -143,6 +143,14 @@ def test_the_lists_of_operators_are_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_passes_is_up_to_date() -> None:
+    pytest.importorskip("torch")
+    done = run_python(ROOT / "scripts" / "render_passes.py", "--check")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ValueError, match="the page lacks the marker"):
+        load_script("render_passes").replaced("no markers", "")
+
+
 def test_what_the_lists_say() -> None:
     script = load_script("render_limits")
     text = script.render(
@@ -199,7 +207,7 @@ def test_the_manifest_page_has_every_field(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "file-format.md").read_text()
     source = (ROOT / "src" / "untorch" / "export" / "exporter.py").read_text()
     source = source.partition("def _method_entry")[2]
-    for module in ("signature", "weights"):
+    for module in ("signature", "weights", "target/cuda"):
         source += (ROOT / "src" / "untorch" / "export" / f"{module}.py").read_text()
     written = set(re.findall(r'"(\w+)": ', source)) | set(re.findall(r'entry\["(\w+)"\] = ', source))
     written -= set(re.findall(r'"(\w+)": "[-+*/%a-z]+"', source)) - {"format", "device"}  # the table of operators

@@ -14,7 +14,7 @@ import pytest
 
 import untorch
 from untorch import _core
-from untorch.cli.coverage import library_path
+from untorch.cli.process import library_path
 
 ROOT = Path(__file__).resolve().parents[2]
 

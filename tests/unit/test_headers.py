@@ -15,7 +15,7 @@ import pytest
 
 import untorch
 from tests.unit.test_embedding import include_directory, packages
-from untorch.cli.coverage import library_path
+from untorch.cli.process import library_path
 
 HEADERS = ("untorch/untorch.h", "untorch/caller_stream.h")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]

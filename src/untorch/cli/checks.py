@@ -46,7 +46,7 @@ def _versions() -> tuple[str, str]:
 
 
 def _library() -> tuple[str, str]:
-    from untorch.cli.coverage import exported_functions, library_path
+    from untorch.cli.process import exported_functions, library_path
 
     count = sum(name.startswith("aoti_torch_cpu_") for name in exported_functions())
     return ("ok" if count else "failed"), f"{library_path().name} exports {count} operators for the CPU"
@@ -80,7 +80,7 @@ def _kernels() -> tuple[str, str]:
     import numpy
 
     from untorch import _core
-    from untorch.cli.coverage import library_path
+    from untorch.cli.process import library_path
 
     library = ctypes.CDLL(str(library_path()))
     function = "aoti_torch_cpu_mm_out"

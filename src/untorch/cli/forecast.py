@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from untorch.export.compile import MethodInput
+    from untorch.export.method import Method
 
 __all__ = ["forecast", "render_forecast"]
 
@@ -36,17 +36,21 @@ def forecast(
     given = dict(keywords)
     own_device, own_arch = given.pop("device", None), given.pop("arch", None)
     device, arch = device or own_device or "cpu", arch or own_arch
-    requests = read_methods(model, *(given.pop(name, None) for name in ("args", "kwargs", "dynamic_shapes")))
+    names = ("args", "kwargs", "dynamic_shapes", "methods")
+    requests = read_methods(model, *(given.pop(name, None) for name in names))
     options = resolve_options(given.pop("options", None), {**given, **(fields or {})})
     quantized = options.quantize_methods([request.method.name for request in requests])
+    planned: dict[str, list[Method]] = {}
+    for method in plan_methods(requests, device, arch, options):
+        planned.setdefault(method.name, []).append(method)
     methods, missing = [], []
-    for plan in plan_methods(requests, device, arch, options):
-        name = plan.method.name
+    for name, variants in planned.items():
+        method = variants[0]
         if name in quantized:
-            plan.method.model = quantized_module(name, plan.method.model, quantized[name], options.quantizes_by_name)
-        program = _program(plan.method)
+            method.model = quantized_module(name, method.model, quantized[name], options.quantizes_by_name)
+        program = _program(method)
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
-        found = merge_fallbacks(forecast_fallbacks(program, plan.options, gpu) for gpu in plan.gpus)
+        found = merge_fallbacks(forecast_fallbacks(program, method.options, method.target) for method in variants)
         entries = [
             {
                 "operator": item.operator, "kind": item.kind, "name": item.name, "served": item.served,
@@ -63,7 +67,7 @@ def forecast(
     return {"methods": methods, "missing": missing}
 
 
-def _program(method: MethodInput) -> torch.export.ExportedProgram:
+def _program(method: Method) -> torch.export.ExportedProgram:
     import torch
 
     from untorch.export.errors import CompileError

@@ -33,7 +33,7 @@ def describe_machine() -> dict[str, Any]:
 
     import untorch
     from untorch import _core
-    from untorch.cli.coverage import library_path
+    from untorch.cli.process import library_path
     from untorch.runtime.errors import UntorchError
 
     try:
@@ -99,7 +99,7 @@ def cuda_status() -> dict[str, Any]:
 
 
 def _exported() -> frozenset[str]:
-    from untorch.cli.coverage import exported_functions
+    from untorch.cli.process import exported_functions
     from untorch.runtime.errors import UntorchError
 
     try:

@@ -23,9 +23,11 @@ def ops(
     debug: DebugOption = False,
 ) -> None:
     """List the operators that models may call, on the CPU or on the given kind of device."""
-    from untorch.cli.coverage import classify, exported_functions, library_path, refused
+    from untorch.cli.process import exported_functions, library_path
+    from untorch.runtime.coverage import classify
     from untorch.runtime.errors import InvalidArgumentError
     from untorch.runtime.registry import registered_kernels
+    from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
     kind = "cpu" if device is None else device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
@@ -40,7 +42,7 @@ def ops(
         **groups,
         # Python kernels work on the CPU's memory.
         "python_kernels": [name for name in registered_kernels() if match in name] if kind == "cpu" else [],
-        "refused": {name: reason for name, reason in sorted(refused().items()) if match in name},
+        "refused": {name: reason for name, reason in sorted(UNSUPPORTED_SHIMS.items()) if match in name},
     }
     emit(document, json, lambda console: _render(console, document))
 

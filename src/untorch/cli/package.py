@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from untorch.archive import MANIFEST, ArchiveReader
-from untorch.cli.coverage import has_kernel, needed_functions, served
+from untorch.cli.process import exported_functions
+from untorch.runtime.coverage import describe_function, describe_kernel, needed_functions
 from untorch.runtime.elf import parse_elf
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError
 
@@ -192,7 +193,8 @@ def _method(
     elf = parse_elf(archive.view(library), f"{archive.path}: {library}")
     here = set(_core.cpu_features().split())
     missing = [feature for feature in features if feature not in here]
-    operators = [served(function) for function in needed_functions(elf)]
+    served = exported_functions()
+    operators = [describe_function(function, served) for function in needed_functions(elf)]
     operators += _python_operators(archive, extern_nodes)
     problems = []
     if device.startswith("cuda"):
@@ -267,4 +269,4 @@ def _python_operators(archive: ArchiveReader, extern_nodes: str | None) -> list[
         if not isinstance(inner, dict) or not isinstance(inner.get("target"), str):
             raise InvalidFileError(f"{archive.path}: {extern_nodes}: a node has no target")
         targets[inner["target"]] = None
-    return [{"name": target, "kind": "operator", "served": has_kernel(target)} for target in targets]
+    return [describe_kernel(target) for target in targets]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-__all__ = ["mapped_library", "memory"]
+__all__ = ["exported_functions", "library_path", "mapped_library", "memory"]
 
 
 def memory() -> tuple[int | None, int | None]:
@@ -33,3 +34,23 @@ def mapped_library(name: str) -> str | None:
         if len(fields) == 6 and fields[5].rpartition("/")[2].startswith(name):
             return fields[5]
     return None
+
+
+def library_path() -> Path:
+    """The libuntorch.so that this process uses. Raises UnsupportedError when it cannot be found."""
+    if (mapped := mapped_library("libuntorch.so")) is not None and os.path.isfile(mapped):
+        return Path(mapped)
+    import untorch
+    from untorch.runtime.errors import UnsupportedError
+
+    for folder in untorch.__path__:
+        if (path := Path(folder) / "libuntorch.so").is_file():
+            return path
+    raise UnsupportedError("libuntorch.so was not found beside the untorch package: install untorch again")
+
+
+def exported_functions() -> frozenset[str]:
+    """Every function of ``library_path`` that a model library can call, under the name by which it calls it."""
+    from untorch.runtime.coverage import interface_functions
+
+    return interface_functions(library_path())

@@ -67,19 +67,21 @@ def quantize_report(
             what = "quantize-report needs PyTorch" if package == "torch" else "--plot needs matplotlib"
             raise UnsupportedError(f"{what}: pip install 'untorch[{extra}]'")
     from untorch.cli.script import load_models
-    from untorch.export.compile import MethodInput
-    from untorch.export.options import ExportOptions, QuantizeOptions
-    from untorch.export.progress import Progress
+    from untorch.export.method import Method
+    from untorch.export.options import ExportOptions
     from untorch.export.quantize import quantize_methods
+    from untorch.progress import Progress
+    from untorch.quant.options import QuantizeOptions
 
     dtype = quantize or "int4"
     given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": quantize_method}
     given |= {"include": include or None, "exclude": exclude or None}
     options = QuantizeOptions(**given)  # a wrong option is an error before the script loads a model
-    wanted = ExportOptions(quantize=given)
-    methods = [MethodInput(name, model, ()) for name, model in _modules(load_models(source), source).items()]
+    wanted = ExportOptions(quantize=options)
+    methods = [Method(name, model, ()) for name, model in _modules(load_models(source), source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
-    _, reports = quantize_methods(methods, by_name, Progress(not (quiet or json)), device, by_name=False)
+    quantised = quantize_methods(methods, by_name, Progress(not (quiet or json)), device, by_name=False)
+    reports = {item.name: item.quantization for item in quantised if item.quantization is not None}
     if plot is not None:
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {
@@ -99,12 +101,12 @@ def _modules(value: Any, spec: str) -> dict[str, Any]:
 
     if isinstance(value, torch.nn.Module):
         return {"forward": value}
-    model, _ = export_arguments(value, spec)
-    if not isinstance(model, Mapping):
+    model, keywords = export_arguments(value, spec)
+    if "methods" not in keywords:
         return {"forward": model}
     return {
         str(name): entry[0] if isinstance(entry, tuple) else entry.get("model") if isinstance(entry, Mapping) else entry
-        for name, entry in model.items()
+        for name, entry in keywords["methods"].items()
     }
 
 

@@ -41,7 +41,7 @@ def load_models(spec: str) -> Any:
 
 
 def export_arguments(value: Any, spec: str) -> tuple[Any, dict[str, Any]]:
-    """The model (or dictionary of methods) and the keyword arguments of export() in what a function returned."""
+    """The model and the keyword arguments of export() in what a function returned; methods are one of these."""
     if isinstance(value, tuple) and len(value) in (2, 3):
         keywords = dict(zip(("args", "kwargs"), value[1:], strict=False))
         return value[0], {key: item for key, item in keywords.items() if item is not None}
@@ -50,7 +50,7 @@ def export_arguments(value: Any, spec: str) -> tuple[Any, dict[str, Any]]:
         return value["model"], {str(key): item for key, item in value.items() if key != "model" and item is not None}
     if isinstance(value, Mapping) and value:
         # Methods as (model, args, kwargs) too, which export() itself does not take.
-        return {name: _method(entry) for name, entry in value.items()}, {}
+        return None, {"methods": {name: _method(entry) for name, entry in value.items()}}
     if type(value).__name__ == "ExportedProgram":
         return value, {}
     raise InvalidArgumentError(f"{spec} returned {_describe(value)}, expected {_FORMS}")

@@ -2,9 +2,11 @@
 
 from untorch.export.coverage import MissingOperator
 from untorch.export.errors import CompileError, OptionError, UnsupportedOperatorsError, VerificationError
-from untorch.export.exporter import ExportReport, MethodReport, export
+from untorch.export.exporter import ExportReport, export
 from untorch.export.fallbacks import Fallback, check
+from untorch.export.method import MethodReport
 from untorch.export.options import ExportOptions
+from untorch.quant.options import QuantizeOptions
 
 __all__ = [
     "CompileError",
@@ -14,6 +16,7 @@ __all__ = [
     "MethodReport",
     "MissingOperator",
     "OptionError",
+    "QuantizeOptions",
     "UnsupportedOperatorsError",
     "VerificationError",
     "check",

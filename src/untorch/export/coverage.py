@@ -14,15 +14,13 @@ from torch import fx
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import find_runtime_library
 from untorch.ops.packed_linear import C_SHIM
-from untorch.ops.runners import TENSOR_OPERATORS
-from untorch.runtime.elf import ElfFile, name_for_models, read_elf
-from untorch.runtime.errors import UnsupportedError
+from untorch.runtime.coverage import has_kernel, names_for_models
+from untorch.runtime.elf import read_elf
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
 
 __all__ = [
     "MissingOperator",
     "find_missing",
-    "needed_symbols",
     "origins_in_wrapper",
     "source_line",
 ]
@@ -31,8 +29,12 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
-_DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
 _LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "/untorch/ops/", "/untorch/quant/", "<")
+# Operators that call an object of this process (untorch.torch_compile), and those whose weights are tensors.
+_TENSOR_OPERATORS = {
+    "untorch::run_linear": "untorch::nvfp4_linear",
+    "untorch::run_moe": "untorch::nvfp4_moe",
+}
 # A declaration may give a function another symbol; calls use the function's name.
 _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
 
@@ -75,22 +77,6 @@ class MissingOperator:
         where = f" ({'; '.join(self.sources)})" if self.sources else ""
         what = "C function" if self.kind == "shim" else "operator"
         return f"{what} {self.name}{where}: {self.todo}"
-
-
-def needed_symbols(library: ElfFile) -> list[str]:
-    """The functions that a model library takes from the runtime: undefined, not weak, and of no system library.
-
-    System libraries version their symbols, and libuntorch.so and libtorch do not. NVIDIA's driver does not either: its
-    functions are known by their prefix. Those of the CUDA runtime are the runtime's to give.
-    """
-    driver = "libcuda.so.1" in library.needed
-    return sorted(
-        symbol.name
-        for symbol in library.undefined()
-        if not symbol.weak
-        and symbol.version_file in (None, "libuntorch.so")
-        and not (driver and _DRIVER_FUNCTION.fullmatch(symbol.name))
-    )
 
 
 def origins_in_wrapper(source: str) -> tuple[dict[str, set[str]], dict[int, set[str]]]:
@@ -136,13 +122,13 @@ def find_missing(
 ) -> list[MissingOperator]:
     """What of ``symbols`` and of the operators in the extern nodes JSON the runtime does not have on ``device``."""
     lines = dict(sources_of(symbols := list(symbols), kernel_targets(extern_nodes), wrapper, nodes))
-    callable_names = {name_for_models(name) for name in available}
+    callable_names = names_for_models(available)
     missing = [MissingOperator("shim", name, lines[name]) for name in symbols if name not in callable_names]
     kind = "kernel" if device == "cpu" else "cuda kernel"
     return missing + [
         MissingOperator(kind, target, lines[target])
         for target in dict.fromkeys(kernel_targets(extern_nodes))
-        if device != "cpu" or not _has_kernel(target)
+        if device != "cpu" or _tensor_operator(target) or not has_kernel(target)
     ]
 
 
@@ -188,25 +174,14 @@ def _parse_extern_nodes(text: str | None) -> list[dict[str, Any]]:
 
 
 def _tensor_operator(target: str) -> str | None:
-    """What a model calls instead of an operator that calls a runner; None for other operators."""
-    return TENSOR_OPERATORS.get(target.partition(".")[0])
+    """What a model calls instead of an operator that calls a runner; None for other operators.
+
+    A kernel that is registered for one does not serve it: its runner's id means nothing in another process.
+    """
+    return _TENSOR_OPERATORS.get(target.partition(".")[0])
 
 
 @lru_cache(maxsize=1)
 def _has_cuda_shims() -> bool:
     """False for a library that was built without nvcc."""
     return any(name.startswith("aoti_torch_cuda_") for name in read_elf(find_runtime_library()).exported())
-
-
-def _has_kernel(target: str) -> bool:
-    if _tensor_operator(target):  # the id that it has means nothing elsewhere, whatever was registered for it
-        return False
-    try:
-        from untorch.runtime.registry import find_kernel
-    except ModuleNotFoundError:
-        return False
-    try:
-        find_kernel(target)
-    except UnsupportedError:
-        return False
-    return True

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
+from untorch.runtime.errors import UnsupportedError, UntorchError
+from untorch.validation import OptionError
 
 __all__ = ["CompileError", "OptionError", "UnsupportedOperatorsError", "VerificationError"]
-
-
-class OptionError(InvalidArgumentError):
-    """An option has an unknown name, a wrong type or a wrong value."""
 
 
 class CompileError(UntorchError, RuntimeError):

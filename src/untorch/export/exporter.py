@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
-from untorch.export.compile import CompiledMethod, compile_method, temporary_folder, trace_method
-from untorch.export.cuda import ptxas_version
-from untorch.export.kernel_choice import read_tuning, write_tuning
+from untorch.export.compile import compile_method, temporary_folder
+from untorch.export.kernel_choice import write_tuning
 from untorch.export.library import find_runtime_library
-from untorch.export.methods import MethodPlan, Movers, plan_methods, read_methods, read_path
+from untorch.export.method import Method, MethodReport
+from untorch.export.methods import plan_methods, read_methods, read_path
+from untorch.export.move import Movers
+from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.passes import PassReport
-from untorch.export.progress import Progress
 from untorch.export.quantize import describe_quantized, quantize_methods
-from untorch.export.states import StateTable, share_states
-from untorch.export.targets import CpuTarget
+from untorch.export.tracing import trace_method
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
-from untorch.quant.report import QuantizationReport
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.progress import Progress
 
-__all__ = ["ExportReport", "MethodReport", "export"]
-
-
-@dataclass(frozen=True)
-class MethodReport:
-    """What was made of one method. ``differences`` is filled by verify=True, one entry an output.
-
-    ``quantization`` is what the option quantize did to it, None if it did not.
-    """
-
-    name: str
-    inputs: list[dict[str, Any]]
-    outputs: list[dict[str, Any] | None]
-    operators: list[str]
-    passes: list[PassReport]
-    differences: list[OutputDifference] = field(default_factory=list)
-    quantization: QuantizationReport | None = None
+__all__ = ["ExportReport", "export"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +41,11 @@ class ExportReport:
 
 
 def export(
-    model: torch.nn.Module | torch.export.ExportedProgram | Mapping[str, Any],
-    args: tuple[Any, ...] | str | os.PathLike[str] | None = None,
+    model: torch.nn.Module | torch.export.ExportedProgram | None = None,
+    args: tuple[Any, ...] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
+    methods: Mapping[str, Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     dynamic_shapes: Any = None,
     device: str = "cpu",
@@ -72,22 +55,23 @@ def export(
 ) -> ExportReport:
     """Compile ``model`` and write it to ``path``, a .pt2 file that ``untorch.load`` runs without PyTorch.
 
-    ``export(module, (x,), "model.pt2")`` makes one method, "forward". For several methods give a dictionary:
-    ``export({"encode": (encoder, (a,)), "decode": {"model": decoder, "args": (b,), "dynamic_shapes": …}}, path)``;
-    equal weights are stored once. An entry may also have a "device", an "arch" and "options" (fields of ExportOptions)
-    of its own. An ExportedProgram brings its own inputs, so args stays None for it.
+    ``export(module, (x,), "model.pt2")`` makes one method, "forward". Several methods are given by name:
+    ``export(methods={"encode": (encoder, (a,)), "decode": {"model": decoder, "args": (b,), "dynamic_shapes": …}},
+    path="model.pt2")``; equal weights are stored once. An entry may also have a "device", an "arch" and "options"
+    (fields of ExportOptions) of its own. An ExportedProgram brings its own inputs, so args stays None for it.
 
     Args:
-        model: A module, an exported program, or a dictionary of methods.
+        model: A module or an exported program.
         args: Example inputs, a tuple.
-        path: The file to write. A file that is there is replaced at the end, and only if everything worked.
+        path: The file to write. An existing file is replaced at the end, and only if everything worked.
+        methods: Instead of model and args: a dictionary of (model, args), exported programs or dictionaries by name.
         kwargs: Example keyword inputs.
         dynamic_shapes: As for ``torch.export.export``.
         device: "cpu", or "cuda" ("cuda:1"): compiled on that GPU, for its architecture. The model and its example
             inputs are copied there; a model that has parameters on a GPU already is taken as it is, with its inputs.
-        arch: For device="cuda": the GPU to compile for, as an architecture ("sm_90") or a name ("H200"), or a list of
-            them: the file has code for each, and ``load`` takes what is for its GPU. This machine needs no GPU then,
-            and none is used: the model is traced on the CPU, and no kernel is timed.
+        arch: For device="cuda": the cross-compilation target, as an architecture ("sm_90") or a GPU's name ("H200"), or
+            a list of them: the file has code for each, and ``load`` takes the one for its GPU. This machine needs no
+            GPU: the model is traced on the CPU, and no kernel is timed.
         options: See ExportOptions; its fields can also be given by name.
         option_fields: Fields of ExportOptions that replace those in ``options``.
 
@@ -100,140 +84,109 @@ def export(
         VerificationError: verify=True, and the file does not give eager's results.
     """
     resolved = resolve_options(options, option_fields)
-    if isinstance(model, Mapping) and path is None and isinstance(args, str | os.PathLike):
-        args, path = None, args
-    requests, target_path = read_methods(model, args, kwargs, dynamic_shapes), read_path(path)
+    requests, target_path = read_methods(model, args, kwargs, dynamic_shapes, methods), read_path(path)
     wanted = resolved.quantize_methods([request.method.name for request in requests])
-    plans = plan_methods(requests, device, arch, resolved)
-    _check_tuning(plans)
+    planned = plan_methods(requests, device, arch, resolved)
     find_runtime_library()
     progress = Progress(resolved.progress)
-    store = WeightStore()
+    store, buffers = WeightStore(), MutableBuffers()
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
     with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
-        compiled: list[tuple[str, CompiledMethod]] = []
-        entries: dict[str, Any] = {}
-        states = StateTable()
-        homes = {None if gpu is None or gpu.home == "cpu" else gpu.home for plan in plans for gpu in plan.gpus}
-        methods, quantized = quantize_methods(
-            [plan.method for plan in plans], wanted, progress, homes.pop() if len(homes) == 1 else None,
-            by_name=resolved.quantizes_by_name,
-        )  # fmt: skip
+        quantised = quantize_methods(
+            planned, wanted, progress, _common_gpu(planned), by_name=resolved.quantizes_by_name
+        )
         movers = Movers()
-        traced = []
-        for method, plan in zip(methods, plans, strict=True):
-            for gpu in plan.gpus:
-                moved = method
-                if gpu is not None and gpu.absent is None:
-                    with progress.step(f"{method.name}: move"):
-                        moved = movers.move(method, gpu)
-                traced.append((plan, gpu, trace_method(moved, plan.target, plan.options, progress, gpu)))
-        share_states([graph for _, _, graph in traced])
-        for plan, gpu, graph in traced:
-            name = graph.method.name
-            is_variant = name in entries
-            quantized_weights = describe_quantized(graph)
-            place = folder / (f"{name}.{gpu.architecture}" if gpu is not None and is_variant else name)
-            place.mkdir()
-            result = compile_method(graph, plan.target, plan.options, place, progress, gpu)
-            compiled.append((place.name, result))
+        traced = [trace_method(movers.move(method, progress), progress) for method in quantised]
+        share_buffers(traced)
+        entries: dict[str, Any] = {}
+        places: list[str] = []  # the methods' folders in the archive
+        for method in traced:
+            is_variant = method.name in entries
+            quantized_weights = describe_quantized(method)  # the passes change the graph
+            places.append(f"{method.name}.{method.target.architecture}" if is_variant else method.name)
+            (folder / places[-1]).mkdir()
+            compile_method(method, folder / places[-1], progress)
+            compiled = method.compiled
             constants, storages = store.add_method(
-                result.constants, result.tensors, result.mutations.attributes, result.device, result.on_gpu
-            )
-            states.add_method(name, result.device, constants, storages, result.gpu_architecture)
+                compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
+                compiled.produced.on_gpu,
+            )  # fmt: skip
+            buffers.add_method(method.name, method.target.device, constants, storages, method.target.architecture)
+            code = _code_entry(places[-1], method, constants)
             if is_variant:
-                entries[name].setdefault("variants", []).append(_code_entry(place.name, result, constants))
+                entries[method.name].setdefault("variants", []).append(code)
                 continue
-            entries[name] = _method_entry(result, constants, plan.target, plan.options)
+            entries[method.name] = _method_entry(method, code)
             if quantized_weights:
-                entries[name]["quantization"] = quantized_weights
+                entries[method.name]["quantization"] = quantized_weights
         with progress.step("write"):
-            _write(writer, compiled, store, states, entries)
+            _write(writer, zip(places, traced, strict=True), store, buffers, entries)
             finished = writer.finish()
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
             with progress.step("verify"), torch.no_grad():
-                for (plan, _, _), (_, result) in zip(traced, compiled, strict=True):
-                    differences[result.name] = verify_file(
-                        finished, result.name, result.program, result.outputs, plan.options.verify_tolerance
+                for method in traced:
+                    differences[method.name] = verify_file(
+                        finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance
                     )
-    for (plan, _, _), (_, result) in zip(traced, compiled, strict=True):
-        if plan.options.record_tuning is not None:
-            write_tuning(plan.options.record_tuning, result.choices)
+    for method in traced:
+        if method.options.record_tuning is not None:
+            write_tuning(method.options.record_tuning, method.compiled.produced.choices)
     reports: dict[str, MethodReport] = {}
-    for _, r in compiled:
-        operators = sorted({*r.operators, *(reports[r.name].operators if r.name in reports else ())})
-        reports[r.name] = MethodReport(
-            r.name, r.inputs, r.outputs, operators, r.passes, differences.get(r.name, []), quantized.get(r.name)
-        )
+    for method in traced:
+        name, report = method.name, method.report
+        before = reports[name].operators if name in reports else []
+        operators = sorted({*report.operators, *before})
+        reports[name] = replace(report, operators=operators, differences=differences.get(name, []))
     return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
 
 
-def _check_tuning(plans: Sequence[MethodPlan]) -> None:
-    """Raises InvalidArgumentError before minutes of compiling."""
-    for plan in plans:
-        name, options = plan.method.name, plan.options
-        if options.tuning is not None:
-            read_tuning(options.tuning)
-            if all(gpu is None or gpu.absent is None for gpu in plan.gpus):
-                raise InvalidArgumentError(
-                    f"method {name!r}: option tuning: a tuning file is for a GPU that is not here, arch='sm_90': on a "
-                    f"GPU kernels are timed, and a CPU has none of them"
-                )
-        if options.record_tuning is not None:
-            if plan.gpus == (None,):
-                raise InvalidArgumentError(
-                    f"method {name!r}: option record_tuning: there is nothing to record of kernels for the CPU: "
-                    f"device='cuda' has configurations to choose from"
-                )
-            if Path(options.record_tuning).exists():
-                read_tuning(options.record_tuning)
+def _common_gpu(methods: Sequence[Method]) -> str | None:
+    """The GPU that all methods are compiled on, which then quantises as well; None if there are several, or none."""
+    homes = {method.target.tensor_home for method in methods}
+    return homes.pop() if len(homes) == 1 and homes != {"cpu"} else None
 
 
-def _method_entry(
-    method: CompiledMethod, constants: list[dict[str, Any]], target: CpuTarget, options: ExportOptions
-) -> dict[str, Any]:
-    code = _code_entry(method.name, method, constants)
+def _method_entry(method: Method, code: dict[str, Any]) -> dict[str, Any]:
+    host = method.target.host
+    code = dict(code)
     return {
         "library": code.pop("library"),
         "extern_nodes": code.pop("extern_nodes"),
-        "device": method.device,
-        **{key: code.pop(key) for key in ("gpu_architecture", "ptxas") if key in code},
-        "cpu": {"target": target.name, "architecture": target.architecture, "features": method.features},
-        "inputs": method.inputs,
-        "outputs": method.outputs,
+        "device": method.target.device,
+        **{key: code.pop(key) for key in method.target.manifest_fields()},
+        "cpu": {"target": host.name, "architecture": host.architecture, "features": method.compiled.features},
+        "inputs": method.report.inputs,
+        "outputs": method.report.outputs,
         "constants": code.pop("constants"),
-        "options": options.to_json(),
+        "options": method.options.to_json(),
         **code,
     }
 
 
-def _code_entry(folder: str, method: CompiledMethod, constants: list[dict[str, Any]]) -> dict[str, Any]:
+def _code_entry(folder: str, method: Method, constants: list[dict[str, Any]]) -> dict[str, Any]:
     """What differs between architectures."""
-    place = f"data/aotinductor/{folder}"
-    gpu: dict[str, Any] = {}
-    if method.gpu_architecture is not None:
-        gpu = {"gpu_architecture": method.gpu_architecture, "ptxas": ptxas_version(method.gpu_architecture)}
+    place, compiled = f"data/aotinductor/{folder}", method.compiled
     return {
-        **gpu,
-        "library": f"{place}/{method.library}",
-        "extern_nodes": f"{place}/{method.extern_nodes}" if method.extern_nodes else None,
+        **method.target.manifest_fields(),
+        "library": f"{place}/{compiled.library}",
+        "extern_nodes": f"{place}/{compiled.extern_nodes}" if compiled.extern_nodes else None,
         "constants": constants,
-        "operators": method.operators,
+        "operators": method.report.operators,
     }
 
 
 def _write(
     writer: ArchiveWriter,
-    compiled: list[tuple[str, CompiledMethod]],
+    methods: Iterable[tuple[str, Method]],
     store: WeightStore,
-    states: StateTable,
+    buffers: MutableBuffers,
     entries: dict[str, Any],
 ) -> None:
     from untorch import __version__
 
-    for folder, method in compiled:
-        for name, data in sorted(method.files.items()):
+    for folder, method in methods:
+        for name, data in sorted(method.compiled.files.items()):
             writer.write(f"data/aotinductor/{folder}/{name}", data)
     for name, view in store.files:
         writer.write(name, view)
@@ -243,7 +196,7 @@ def _write(
         "untorch_version": __version__,
         "torch_version": torch.__version__,
         "weights": store.entries,
-        "states": states.entries,
+        "states": buffers.entries,
         "methods": entries,
     }
     writer.write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

@@ -11,19 +11,21 @@ import torch
 from torch import fx
 
 from untorch.archive import ArchiveReader
+from untorch.export.compile import generate_code
 from untorch.export.coverage import (
     MissingOperator,
     find_missing,
     function_calls,
     kernel_targets,
-    needed_symbols,
     raise_if_missing,
     sources_of,
 )
-from untorch.export.cuda import CudaTarget, Mover, resolve_devices
 from untorch.export.library import find_runtime_library
+from untorch.export.method import Method
+from untorch.export.move import Movers
 from untorch.export.options import ExportOptions
-from untorch.export.targets import resolve_cpu
+from untorch.export.target import CpuTarget, Target, resolve_targets
+from untorch.runtime.coverage import needed_functions, operator_of
 from untorch.runtime.elf import ElfFile, parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -69,12 +71,12 @@ def list_fallbacks(
     the graph's ``nodes`` by name bring the source lines.
     """
     available = read_elf(find_runtime_library()).exported()
-    functions = [name for name in sorted(set(functions)) if _operator(name) is not None]
+    functions = [name for name in sorted(set(functions)) if operator_of(name) is not None]
     found = find_missing(functions, extern_nodes, available, wrapper=wrapper, nodes=nodes, device=device)
     missing = {(item.kind == "shim", item.name): item for item in found}
     result = []
     for name, lines in sources_of(functions, kernel_targets(extern_nodes), wrapper, nodes):
-        operator = _operator(name)
+        operator = operator_of(name)
         item = missing.get((operator is not None, name))
         kind = "kernel" if operator is None else "function"
         todo = item.todo if item is not None else ""
@@ -83,26 +85,20 @@ def list_fallbacks(
 
 
 def forecast_fallbacks(
-    program: torch.export.ExportedProgram,
-    options: ExportOptions | None = None,
-    gpu: CudaTarget | None = None,
+    program: torch.export.ExportedProgram, options: ExportOptions | None = None, target: Target | None = None
 ) -> list[Fallback]:
-    """What ``export`` of this program for ``gpu`` would call, or for the CPU: its code is generated, and not compiled.
+    """What ``export`` of this program for ``target`` (default: this CPU) would call: its code is generated only.
 
     Kernels for a GPU are compiled, as the choice between them and a C function may depend on their speed. Raises what
     ``export`` raises before compiling.
     """
-    from untorch.export.compile import MethodInput, generate_code
-
-    options = options or ExportOptions()
-    if gpu is not None and gpu.absent is None:
-        program = Mover(gpu.device).program("forward", program)
+    method = Method("forward", program, options=options or ExportOptions(), target=target or CpuTarget())
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
-        code = generate_code(
-            MethodInput("forward", program, None), resolve_cpu(options.cpu), options, Path(folder), gpu
-        )
-    functions, kind = function_calls(code.wrapper), "cpu" if gpu is None else "cuda"
-    return list_fallbacks(functions, code.extern_nodes, wrapper=code.wrapper, nodes=code.nodes, device=kind)
+        code = generate_code(Movers().move(method), Path(folder))
+    return list_fallbacks(
+        function_calls(code.wrapper), code.extern_nodes, wrapper=code.wrapper, nodes=code.nodes,
+        device=method.target.device,
+    )  # fmt: skip
 
 
 def check(
@@ -115,7 +111,7 @@ def check(
     Raises UnsupportedOperatorsError with everything that is missing, and for a program what ``export`` raises.
     """
     if isinstance(subject, torch.export.ExportedProgram):
-        found = merge_fallbacks(forecast_fallbacks(subject, gpu=gpu) for gpu in resolve_devices(device, arch))
+        found = merge_fallbacks(forecast_fallbacks(subject, target=target) for target in resolve_targets(device, arch))
         raise_if_missing([item.missing(device) for item in found if not item.served], "the exported program")
         return found
     if not isinstance(subject, str | Path):
@@ -129,7 +125,7 @@ def check(
     result: list[Fallback] = []
     for library, extern_nodes in libraries:
         device = "cuda" if "libcuda.so.1" in library.needed else "cpu"
-        functions = needed_symbols(library)
+        functions = needed_functions(library)
         missing += find_missing(functions, extern_nodes, available, device=device)
         result += list_fallbacks(functions, extern_nodes, device=device)
     raise_if_missing(list(dict.fromkeys(missing)), str(path))
@@ -151,11 +147,3 @@ def _libraries(path: Path) -> list[tuple[ElfFile, str | None]]:
                 nodes = archive.read(beside).decode() if beside in archive.entries else None
                 found.append((parse_elf(archive.read(entry.name), f"{path}:{entry.name}"), nodes))
     return found
-
-
-def _operator(function: str) -> str | None:
-    """The operator behind a C function, or None: "aoti_torch_cpu_addmm_out" → "addmm_out"."""
-    for device in ("cpu", "cuda"):
-        if function.startswith(prefix := f"aoti_torch_{device}_"):
-            return function.removeprefix(prefix)
-    return None

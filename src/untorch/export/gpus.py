@@ -71,7 +71,7 @@ GPUS = tuple(
 )
 
 
-def find_gpu(name: str) -> GpuModel:
+def find_gpu(name: object) -> GpuModel:
     """The GPU of that name ("H200"), or the one that stands for an architecture ("sm_90").
 
     Raises InvalidArgumentError with the known ones.

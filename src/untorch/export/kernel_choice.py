@@ -1,16 +1,15 @@
-"""Which configuration of a Triton kernel is taken where none can be timed; and files of what was found by timing.
+"""Chooses a Triton kernel's configuration for a cross-compilation target; reads and writes tuning files.
 
-Inductor gives each kernel a few configurations: how many elements a block has along x, y and the reduction, and its
-warps. On a GPU they are timed. Without one a tuning file says which was the fastest for this very kernel on such a GPU;
-else a model of the GPU's memory estimates them, since generated kernels are bound by it:
+Inductor gives each kernel a few configurations: elements of a CTA along x, y and the reduction, and its warps. On a GPU
+they are timed. Without one, a tuning file has the fastest for the same kernel on such a GPU; else a roofline model
+estimates them, as generated kernels are bound by memory bandwidth:
 
-- As many blocks run at a time as threads, registers and shared memory leave room for; then come the next.
-- Each turn of a block waits for memory once; then bytes come at the GPU's bandwidth, or at what so few multiprocessors
-  reach of it.
-- Rows of a tile that are shorter than a sector of memory cost a whole one.
-- A register that is spilled costs time.
+- Occupancy: threads, registers and shared memory limit the CTAs of a wave.
+- Each iteration of a CTA's loop has one memory latency; then bytes move at the bandwidth that this many SMs reach.
+- Rows of a tile that are shorter than a memory sector cost a whole one.
+- Register spills cost time.
 
-Kernels that somebody wrote bring their own order, and the first that spills nothing is taken.
+Hand-written kernels have configurations in their authors' order: the first with the fewest spills is taken.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from untorch.export.gpus import LATENCY, GpuModel
+from untorch.export.patches import kept_kernels
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
@@ -129,27 +129,18 @@ def choose(gpu: GpuModel, kernel: Any, tuning: Mapping[str, Mapping[str, Any]]) 
 
 
 @contextlib.contextmanager
-def recording(architecture: str | None, saves: bool = True) -> Iterator[Choices]:
-    """Fills what it gives with the configuration of each kernel that Inductor keeps meanwhile; None: for the CPU.
+def recording(architecture: str, saves: bool = True) -> Iterator[Choices]:
+    """Fills what it gives with the configuration of each kernel that Inductor keeps meanwhile.
 
     saves: Inductor is to have the compiled kernel, too.
     """
-    if architecture is None:
-        yield {}
-        return
-    from unittest import mock
-
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
     found: Choices = {architecture: {}}
-    save: Any = CachingAutotuner.save_gpu_kernel
 
-    def save_gpu_kernel(self: Any, stream: Any, launcher: Any) -> Any:
-        name = str(self.inductor_meta.get("kernel_name") or self.fn.__name__)
-        found[architecture][_key_of(self)] = {"kernel": name, "config": _config_of(launcher)}
-        return save(self, stream, launcher) if saves else None
+    def keep(kernel: Any, launcher: Any) -> None:
+        name = str(kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__)
+        found[architecture][_key_of(kernel)] = {"kernel": name, "config": _config_of(launcher)}
 
-    with mock.patch.object(CachingAutotuner, "save_gpu_kernel", save_gpu_kernel):
+    with kept_kernels(keep, saves):
         yield found
 
 

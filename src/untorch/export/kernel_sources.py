@@ -1,4 +1,4 @@
-"""The Python of a method's Triton kernels, with calls of them on made-up tensors: what is timed on a GPU.
+"""The Python of a method's Triton kernels, with calls of them on random tensors, which is timed on a GPU.
 
 Inductor writes it for every method and runs it where there is a GPU. A file that was made with ``keep_sources`` has it,
 so that ``untorch tune FILE`` can run it later, on another machine, with the same version of torch.
@@ -11,41 +11,34 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from untorch.archive import ArchiveReader
 from untorch.export.errors import CompileError
 from untorch.export.kernel_choice import Choices, read_tuning, recording, write_tuning
+from untorch.export.patches import kernel_sources
 from untorch.runtime.errors import UnsupportedError
 
 __all__ = ["SUFFIX", "keeping_sources", "tune_file"]
 
 SUFFIX = ".kernels.py"
-# Where kernels lie on the machine that compiles is nobody's business.
+# Paths of the build machine do not belong into the file.
 _PATHS = re.compile(r"^# kernel path:.*\n", re.MULTILINE)
 
 
 @contextlib.contextmanager
 def keeping_sources() -> Iterator[list[str]]:
     """Fills what it gives with the source of each graph that Inductor compiles meanwhile."""
-    from unittest import mock
-
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-
     found: list[str] = []
-    run: Any = PythonWrapperCodegen.generate_and_run_autotune_block
 
-    def keep_and_run(self: Any) -> None:
-        definitions, calls = self.kernel_autotune_defs.getvalue(), self.kernel_autotune_calls.getvalue()
+    def keep(definitions: str, calls: str) -> None:
         found.append(_PATHS.sub("", f"{definitions}\nasync_compile.wait(globals())\ndel async_compile\n{calls}\n"))
-        run(self)
 
-    with mock.patch.object(PythonWrapperCodegen, "generate_and_run_autotune_block", keep_and_run):
+    with kernel_sources(keep):
         yield found
 
 
 def tune_file(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> None:
-    """Times the kernels of a .pt2 file on the GPU that is there, and writes the fastest configurations to ``output``.
+    """Times the kernels of a .pt2 file on this machine's GPU, and writes the fastest configurations to ``output``.
 
     Runs Python code that is in the file: for files that you trust.
 
@@ -82,7 +75,7 @@ def tune_file(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> N
             f"{torch.__version__}: install that version, or give SCRIPT:FUNCTION"
         )
     if not torch.cuda.is_available():
-        raise UnsupportedError("tune: there is no GPU to time kernels on")
+        raise UnsupportedError("tune: torch finds no GPU to time kernels on")
     here = "sm_{}{}".format(*torch.cuda.get_device_capability())
     fitting = [text for file, text in sources.items() if architectures.get(str(Path(file).parent)) == here]
     if not fitting:

@@ -1,7 +1,8 @@
-"""What ``export`` is asked to compile: its arguments as methods, each with its options, its CPU and its device."""
+"""What ``export`` is asked to compile: its arguments, read and planned as methods."""
 
 from __future__ import annotations
 
+import keyword
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,44 +11,38 @@ from typing import Any
 
 import torch
 
-from untorch.export.compile import MethodInput
-from untorch.export.cuda import CudaTarget, Mover, resolve_devices
 from untorch.export.errors import OptionError
-from untorch.export.gpus import GpuModel
+from untorch.export.host_cpu import resolve_host_cpu
+from untorch.export.method import Method
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.targets import CpuTarget, resolve_cpu
+from untorch.export.target import resolve_targets
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.names import reserved_method_names
 
-__all__ = ["MethodPlan", "Movers", "plan_methods", "read_methods", "read_path"]
+__all__ = ["MethodRequest", "plan_methods", "read_methods", "read_path"]
 
 # Of the file as a whole: its check, what is printed, and what is decided for all methods together.
 _OF_THE_FILE = ("verify", "progress", "quantize")
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "device", "arch", "options")
+_CALLS = "the call is export(model, args, path), or export(methods={…}, path=path) for several methods"
 
 
 @dataclass(frozen=True)
 class MethodRequest:
     """A method as the caller gave it, and what it says for itself alone."""
 
-    method: MethodInput
+    method: Method
     device: Any = None
     arch: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MethodPlan:
-    """How one method is compiled: for each of ``gpus``, None for the CPU. Several are of different architectures."""
+def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, options: ExportOptions) -> list[Method]:
+    """The methods with their options, one for each of their targets: their own choices, else those of the call.
 
-    method: MethodInput
-    options: ExportOptions
-    target: CpuTarget
-    gpus: tuple[CudaTarget | None, ...]
-
-
-def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, options: ExportOptions) -> list[MethodPlan]:
-    """The methods' own choices, and for the rest those of the call. Raises what export raises for them."""
-    plans = []
+    Raises what export raises for them.
+    """
+    methods = []
     for request in requests:
         name = request.method.name
         for key in request.options:
@@ -58,62 +53,93 @@ def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, opti
             own = resolve_options(options, request.options)
         except OptionError as error:
             raise OptionError(f"export: method {name!r}: {error}") from error
-        # A device of its own brings no GPU that the call names for the others.
+        # A method with a device of its own ignores the call's arch.
         own_arch = request.arch if request.arch is not None or request.device is not None else arch
         own_device = device if request.device is None else request.device
-        gpus = resolve_devices(own_device, own_arch)
-        plans.append(MethodPlan(request.method, own, resolve_cpu(own.cpu), gpus))
-        for gpu in gpus:
-            if gpu is not None and gpu.absent is not None:
-                _check_absent(request.method, own, gpu.absent)
-    return plans
+        for target in resolve_targets(own_device, own_arch, resolve_host_cpu(own.cpu)):
+            method = replace(request.method, options=own, target=target)
+            target.check_request(method)
+            methods.append(method)
+    return methods
 
 
-class Movers:
-    """Moves methods to their GPUs; what methods share is copied to each GPU once."""
-
-    def __init__(self) -> None:
-        self._movers: dict[str, Mover] = {}
-
-    def move(self, method: MethodInput, gpu: CudaTarget) -> MethodInput:
-        """The method on the GPU."""
-        mover = self._movers.setdefault(gpu.device, Mover(gpu.device))
-        if isinstance(method.model, torch.export.ExportedProgram):
-            return replace(method, model=mover.program(method.name, method.model))
-        model = mover.module(method.name, method.model)
-        if model is method.model:
-            return method
-        return replace(method, model=model, args=mover.tree(method.args), kwargs=mover.tree(method.kwargs))
-
-
-def read_methods(model: Any, args: Any, kwargs: dict[str, Any] | None, dynamic_shapes: Any) -> list[MethodRequest]:
+def read_methods(
+    model: Any = None, args: Any = None, kwargs: Any = None, dynamic_shapes: Any = None, methods: Any = None
+) -> list[MethodRequest]:
     """export's arguments as methods. Raises InvalidArgumentError."""
-    if not isinstance(model, Mapping):
-        return [MethodRequest(_checked(MethodInput("forward", model, args, kwargs, dynamic_shapes)))]
-    if args is not None or kwargs is not None or dynamic_shapes is not None:
+    if methods is None:
+        _check_order(model, args)
+        return [MethodRequest(_checked(Method("forward", model, args, kwargs, dynamic_shapes)))]
+    given = {"model": model, "args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise InvalidArgumentError(f"export: with methods=, leave out {', '.join(extra)}: each entry has its own")
+    if not isinstance(methods, Mapping):
         raise InvalidArgumentError(
-            "export: with a dictionary of methods, args, kwargs and dynamic_shapes belong into its entries"
+            f"export: methods: expected a dictionary of methods by name, got {type(methods).__name__}"
         )
-    if not model:
-        raise InvalidArgumentError("export: the dictionary of methods is empty")
-    return [_method(name, entry) for name, entry in model.items()]
+    if not methods:
+        raise InvalidArgumentError("export: methods: expected at least one method, got an empty dictionary")
+    return [_method(name, entry) for name, entry in methods.items()]
 
 
 def read_path(path: Any) -> Path:
     """The path to write. Raises InvalidArgumentError."""
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {type(path).__name__}")
+        raise InvalidArgumentError(
+            f"export: path: expected a path that ends in .pt2, got {type(path).__name__}: {_CALLS}"
+        )
     target = Path(path)
     if target.suffix != ".pt2" or not target.stem:
         raise InvalidArgumentError(f"export: path: expected a path that ends in .pt2, got {str(path)!r}")
     return target
 
 
-def _method(name: Any, entry: Any) -> MethodRequest:
+def _check_order(model: Any, args: Any) -> None:
+    """Arguments that are swapped, or one place too early."""
+    if isinstance(model, Mapping):
+        raise InvalidArgumentError(
+            f"export: model: expected a torch.nn.Module or an ExportedProgram, got {type(model).__name__}: give "
+            f"several methods by name, export(methods={{…}}, path=path)"
+        )
+    if model is None or isinstance(model, str | os.PathLike | tuple):
+        got = f"the path {os.fspath(model)!r}" if isinstance(model, str | os.PathLike) else type(model).__name__
+        raise InvalidArgumentError(
+            f"export: model: expected a torch.nn.Module or an ExportedProgram, got {got}: {_CALLS}"
+        )
+    if isinstance(model, type):
+        raise InvalidArgumentError(
+            f"export: model: expected a torch.nn.Module or an ExportedProgram, got the class {model.__name__}: give an "
+            f"object of it"
+        )
+    if isinstance(args, str | os.PathLike) and isinstance(model, torch.export.ExportedProgram):
+        raise InvalidArgumentError(
+            f"export: args: an ExportedProgram has its own inputs, got the path {os.fspath(args)!r}: write "
+            f"export(program, path={os.fspath(args)!r})"
+        )
+    if isinstance(args, str | os.PathLike | torch.nn.Module | Mapping):
+        got = f"the path {os.fspath(args)!r}" if isinstance(args, str | os.PathLike) else type(args).__name__
+        raise InvalidArgumentError(f"export: args: expected a tuple of example inputs, got {got}: {_CALLS}")
+
+
+def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidArgumentError(f"export: a method's name must be a Python identifier, got {name!r}")
+    if keyword.iskeyword(name):
+        raise InvalidArgumentError(
+            f"export: method {name!r}: it is a Python keyword, and program.{name} would be a syntax error: use another "
+            f"name"
+        )
+    if name in reserved_method_names():
+        raise InvalidArgumentError(
+            f"export: method {name!r}: untorch.Program or untorch.Session has an attribute {name!r}, which would hide "
+            f"the method: use another name"
+        )
+
+
+def _method(name: Any, entry: Any) -> MethodRequest:
+    _check_name(name)
     if isinstance(entry, torch.export.ExportedProgram):
-        return MethodRequest(MethodInput(name, entry, None))
+        return MethodRequest(Method(name, entry))
     if isinstance(entry, Mapping):
         if unknown := entry.keys() - set(_KEYS):
             raise InvalidArgumentError(
@@ -122,7 +148,7 @@ def _method(name: Any, entry: Any) -> MethodRequest:
             )
         if "model" not in entry:
             raise InvalidArgumentError(f"export: method {name!r}: the key 'model' is missing")
-        method = MethodInput(name, entry["model"], entry.get("args"), entry.get("kwargs"), entry.get("dynamic_shapes"))
+        method = Method(name, entry["model"], entry.get("args"), entry.get("kwargs"), entry.get("dynamic_shapes"))
         options = entry.get("options") or {}
         if not isinstance(options, Mapping):
             raise InvalidArgumentError(
@@ -131,14 +157,14 @@ def _method(name: Any, entry: Any) -> MethodRequest:
             )
         return MethodRequest(_checked(method), entry.get("device"), entry.get("arch"), options)
     if isinstance(entry, tuple) and len(entry) == 2:
-        return MethodRequest(_checked(MethodInput(name, entry[0], entry[1])))
+        return MethodRequest(_checked(Method(name, entry[0], entry[1])))
     raise InvalidArgumentError(
         f"export: method {name!r}: expected (model, args), a dictionary or an ExportedProgram, got "
         f"{type(entry).__name__}"
     )
 
 
-def _checked(method: MethodInput) -> MethodInput:
+def _checked(method: Method) -> Method:
     where = f"export: method {method.name!r}"
     if isinstance(method.model, torch.export.ExportedProgram):
         if method.args is not None or method.kwargs is not None or method.dynamic_shapes is not None:
@@ -157,19 +183,3 @@ def _checked(method: MethodInput) -> MethodInput:
             f"{where}: args: expected a tuple of example inputs, got {type(method.args).__name__}: write (x,) for one"
         )
     return method
-
-
-def _check_absent(method: MethodInput, options: ExportOptions, gpu: GpuModel) -> None:
-    if options.verify:
-        raise InvalidArgumentError(
-            f"export: verify=True runs the file, and with arch it is compiled for a GPU ({gpu.name}) that is taken to "
-            f"be elsewhere: leave verify out, and run it there"
-        )
-    model = method.model
-    tensors = model.state_dict() if isinstance(model, torch.nn.Module) else model.state_dict
-    there = {t.device.type for t in tensors.values() if isinstance(t, torch.Tensor)} - {"cpu"}
-    if there:
-        raise InvalidArgumentError(
-            f"export: method {method.name!r}: with arch the model is traced on the CPU, and it has tensors on "
-            f"{', '.join(sorted(there))}: move it with model.cpu()"
-        )

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from untorch.export.compile import MethodInput, TracedMethod
 from untorch.export.errors import CompileError
-from untorch.export.options import QuantizeOptions
+from untorch.export.method import Method
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
-from untorch.export.progress import Progress
 from untorch.export.signature import dtype_name
 from untorch.ops import int4, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
+from untorch.progress import Progress
 from untorch.quant.apply import Quantizer
 from untorch.quant.linear import Int4Linear
 from untorch.quant.modules import module_nbytes
 from untorch.quant.nvfp4_linear import NVFP4Linear
+from untorch.quant.options import QuantizeOptions
 from untorch.quant.report import QuantizationReport
 from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
@@ -40,14 +40,14 @@ _WEIGHT_ARGUMENTS = {
 
 
 def quantize_methods(
-    methods: Sequence[MethodInput],
+    methods: Sequence[Method],
     wanted: Mapping[str, QuantizeOptions],
     progress: Progress,
     device: str | None = None,
     *,
     by_name: bool = True,
-) -> tuple[list[MethodInput], dict[str, QuantizationReport]]:
-    """The methods, those in ``wanted`` with a quantised copy of their module, and a report for each of these.
+) -> list[Method]:
+    """The methods; those in ``wanted`` have a quantised copy of their module, and ``quantization`` says what was done.
 
     A weight that several methods use is quantised once for all that do it alike. ``device`` computes, if given; the
     copies lie where the modules do. Unless the caller named the methods, those without a linear layer stay as they are,
@@ -57,40 +57,51 @@ def quantize_methods(
     if wanted and not by_name and not any(_has_linears(method) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
     quantizers: dict[tuple[object, ...], Quantizer] = {}
-    result, reports = [], {}
+    done: dict[str, tuple[nn.Module, QuantizationReport]] = {}  # by name: a method's targets have one model
+    result = []
     for method in methods:
         options = wanted.get(method.name)
-        if options is None:
-            result.append(method)
-            continue
-        if not isinstance(method.model, nn.Module):
-            raise InvalidArgumentError(
-                f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
-                f"module with untorch.quant.quantize before torch.export.export"
-            )
-        if not by_name and not _has_linears(method):
-            size = module_nbytes(method.model)
-            reports[method.name] = QuantizationReport((), {}, size, size)
-            result.append(method)
-            continue
-        kind = options.dtype, options.group_size, options.method, options.prefill
-        if kind not in quantizers:
-            quantizers[kind] = Quantizer(
-                options.dtype,
-                group_size=options.group_size,
-                method=options.method,
-                prefill=options.prefill,
-                device=device,
-            )
-        model = _shallow_copy(method.name, method.model)
-        with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
-            try:
-                report = quantizers[kind].apply(model, options.include, options.exclude, on_layer=show)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
-        reports[method.name] = report
-        result.append(dataclasses.replace(method, model=quantizers[kind].replacement(model) or model))
-    return result, reports
+        if options is not None:
+            if method.name not in done:
+                done[method.name] = _quantize(method, options, quantizers, progress, device, by_name)
+            model, report = done[method.name]
+            method = dataclasses.replace(method, model=model, quantization=report)
+        result.append(method)
+    return result
+
+
+def _quantize(
+    method: Method,
+    options: QuantizeOptions,
+    quantizers: dict[tuple[object, ...], Quantizer],
+    progress: Progress,
+    device: str | None,
+    by_name: bool,
+) -> tuple[nn.Module, QuantizationReport]:
+    if not isinstance(method.model, nn.Module):
+        raise InvalidArgumentError(
+            f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
+            f"module with untorch.quant.quantize before torch.export.export"
+        )
+    if not by_name and not _has_linears(method):
+        size = module_nbytes(method.model)
+        return method.model, QuantizationReport((), {}, size, size)
+    kind = options.dtype, options.group_size, options.method, options.prefill
+    if kind not in quantizers:
+        quantizers[kind] = Quantizer(
+            options.dtype,
+            group_size=options.group_size,
+            method=options.method,
+            prefill=options.prefill,
+            device=device,
+        )
+    model = _shallow_copy(method.name, method.model)
+    with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
+        try:
+            report = quantizers[kind].apply(model, options.include, options.exclude, on_layer=show)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
+    return quantizers[kind].replacement(model) or model, report
 
 
 def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: bool) -> Any:
@@ -98,18 +109,18 @@ def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: b
 
     What is no module is returned as it is, or refused as ``quantize_methods`` does.
     """
-    method = MethodInput(name, model, ())
+    method = Method(name, model, ())
     if not isinstance(model, nn.Module | torch.export.ExportedProgram) or not (by_name or _has_linears(method)):
         return model
     options = dataclasses.replace(options, method="rtn")
-    [method], _ = quantize_methods([method], {name: options}, Progress(False))
+    [method] = quantize_methods([method], {name: options}, Progress(False))
     return method.model
 
 
-def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
-    """The quantised weights that a method multiplies with, for the manifest: one entry each, in the graph's order."""
+def describe_quantized(method: Method) -> list[dict[str, Any]]:
+    """The quantised weights that a traced method's GEMMs read, for the manifest, in the graph's order."""
     found: dict[str, dict[str, Any]] = {}
-    for node in traced.module.graph.nodes:
+    for node in method.module.graph.nodes:
         if node.op != "call_function" or node.target not in _WEIGHT_ARGUMENTS:
             continue
         dtype, weights = _WEIGHT_ARGUMENTS[node.target]
@@ -118,10 +129,10 @@ def describe_quantized(traced: TracedMethod) -> list[dict[str, Any]]:
             parts = [arguments[name] for name in names]
             if not all(isinstance(part, fx.Node) and part.op == "get_attr" for part in parts):
                 continue  # computed by the model
-            tensors = [attribute(traced.module, str(part.target)) for part in parts]
+            tensors = [attribute(method.module, str(part.target)) for part in parts]
             packed = parts[0]
             name = str(packed.target).removesuffix(".packed_weight")
-            layer = _submodule(traced.method.model, name)
+            layer = _submodule(method.model, name)
             found[str(packed.target)] = {
                 "name": name,
                 "dtype": dtype,
@@ -154,7 +165,7 @@ def _packed_shape(packed: torch.Tensor) -> list[int]:
     return [tiles * N_TILE, outer * words * 2 * K_TILE]
 
 
-def _has_linears(method: MethodInput) -> bool:
+def _has_linears(method: Method) -> bool:
     """An exported program may have some, for all that is known here."""
     return not isinstance(method.model, nn.Module) or bool(linears(method.model))
 

@@ -1,15 +1,12 @@
-"""torch.export of one method, and of one whose attention PyTorch's fused operators on a GPU would tie to a size.
+"""Tracing: torch.export of one method, again with math attention where fused attention constrains a dynamic size.
 
 While it traces on a GPU, torch.export asks the fused operator that PyTorch would take for the result's strides. With a
-mask that is the memory-efficient one, which pads masks to multiples of 8, and what its padding asks becomes a bound of
-a size that was to vary: "length = 8·_length - 4". Plain math asks nothing. The operator stands in the graph as a whole
-either way, so where untorch's kernels or math take its place, that graph is as good.
+mask that is the memory-efficient one, which pads masks to multiples of 8, and its padding becomes a constraint on a
+dynamic size: "length = 8·_length - 4". Math attention adds no constraint. The graph has the operator as a whole either
+way, so both graphs are equal where untorch's kernels or math replace it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -17,22 +14,29 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
-from untorch.export.options import ExportOptions
-from untorch.export.passes import PassReport
+from untorch.export.method import Method, Traced
+from untorch.export.passes.report import PassReport
+from untorch.progress import Progress
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
-if TYPE_CHECKING:
-    from untorch.export.compile import MethodInput
-
-__all__ = ["export_program", "refuse_fused_attention"]
+__all__ = ["export_program", "refuse_fused_attention", "trace_method"]
 
 
-def export_program(
-    method: MethodInput, options: ExportOptions, on_gpu: bool
-) -> tuple[torch.export.ExportedProgram, str | None]:
+def trace_method(method: Method, progress: Progress | None = None) -> Method:
+    """torch.export of the method, for its target: sets ``traced``. Raises CompileError or InvalidArgumentError."""
+    with method.target.compile_context():
+        with (progress or Progress(False)).step(f"{method.name}: torch.export"):
+            program, refusal = export_program(method, method.target.retries_with_math_attention(method.options))
+        module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    method.traced = Traced(program, module, refusal)
+    return method
+
+
+def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedProgram, str | None]:
     """The method's program, and why torch.export refused it with PyTorch's fused attention, if it did.
 
-    on_gpu: the method's tensors lie on one. Raises CompileError with what torch.export said at first.
+    retry: what is refused is traced again with math attention. Raises CompileError with what torch.export said first.
     """
     if isinstance(method.model, torch.export.ExportedProgram):
         if method.model.example_inputs is None:
@@ -42,37 +46,38 @@ def export_program(
             )
         return method.model, None
     try:
-        return _exported(method, options), None
+        return _exported(method), None
     except UntorchError:
         raise
     except Exception as error:
         refusal = error
-    if on_gpu and options.attention != "native":
+    if retry:
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                return _exported(method, options), str(refusal)
+                return _exported(method), str(refusal)
         except Exception:  # then it was not attention, and the first error says more
             pass
     raise CompileError(f"method {method.name!r}: torch.export failed: {refusal}") from refusal
 
 
-def _exported(method: MethodInput, options: ExportOptions) -> torch.export.ExportedProgram:
+def _exported(method: Method) -> torch.export.ExportedProgram:
     assert isinstance(method.model, torch.nn.Module)
     assert method.args is not None
     return torch.export.export(
-        method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=options.strict
+        method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=method.options.strict
     )
 
 
-def refuse_fused_attention(method: str, module: fx.GraphModule, passes: Sequence[PassReport], refusal: str) -> None:
-    """Raises CompileError for attention that is left to PyTorch's fused operators, for which the program is not."""
-    for node in module.graph.nodes:
+def refuse_fused_attention(method: Method, passes: list[PassReport]) -> None:
+    """Raises CompileError for attention that the passes left to PyTorch's fused operators, where those were refused."""
+    for node in method.module.graph.nodes:
         if node.target != torch.ops.aten.scaled_dot_product_attention.default:
             continue
         where = source_line(node)
         reasons = [report.skipped[node.name] for report in passes if node.name in report.skipped]
         raise CompileError(
-            f"method {method!r}: torch.export failed: {refusal}\nIt does not where attention is not PyTorch's, but "
-            f"{node.name}{f' ({where})' if where else ''} would be ({'; '.join(reasons) or 'no pass changed it'}): use "
-            f"attention='math' for plain matrix products, or a size that does not vary"
+            f"method {method.name!r}: torch.export failed: {method.traced.refusal}\nIt succeeds with math attention, "
+            f"but {node.name}{f' ({where})' if where else ''} would be PyTorch's fused operator "
+            f"({'; '.join(reasons) or 'no pass changed it'}): use attention='math' for plain matrix products, or a "
+            f"static size"
         )

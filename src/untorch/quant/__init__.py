@@ -14,11 +14,12 @@ from untorch.quant.linear import Int4Linear
 from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4Weight, concatenate_nvfp4, quantize_nvfp4, reconcile_nvfp4
 from untorch.quant.nvfp4_linear import NVFP4Linear
+from untorch.quant.options import QuantizeOptions
 from untorch.quant.report import LayerReport, QuantizationReport
 
 __all__ = [
     "ExpertsReport", "Int4Linear", "LayerReport", "NVFP4Experts", "NVFP4Linear", "NVFP4MoE", "NVFP4Weight",
-    "QuantizationReport", "concatenate_nvfp4", "dequantize_nvfp4", "pack_int4", "pack_nvfp4", "pack_nvfp4_tiles",
-    "quantize", "quantize_experts", "quantize_nvfp4", "reconcile_nvfp4", "unpack_int4", "unpack_nvfp4",
-    "unpack_nvfp4_tiles",
+    "QuantizationReport", "QuantizeOptions", "concatenate_nvfp4", "dequantize_nvfp4", "pack_int4", "pack_nvfp4",
+    "pack_nvfp4_tiles", "quantize", "quantize_experts", "quantize_nvfp4", "reconcile_nvfp4", "unpack_int4",
+    "unpack_nvfp4", "unpack_nvfp4_tiles",
 ]  # fmt: skip

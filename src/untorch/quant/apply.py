@@ -241,7 +241,7 @@ def _usable(device: str | torch.device) -> torch.device:
 @contextlib.contextmanager
 def _steps(progress: bool, on_layer: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
     """Shows the running layer as export shows its steps, or tells it to ``on_layer``."""
-    from untorch.export.progress import Progress
+    from untorch.progress import Progress
 
     with Progress(progress).step("quantise") as show:
         yield on_layer or show

@@ -66,6 +66,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     quantize = {"int4": {"dtype": "int4", "method": "rtn"}, "nvfp4": {"dtype": "nvfp4", "method": "rtn"}}
     export(
-        {"int4": entry, "nvfp4": entry}, path, device="cuda", arch="sm_90", quantize=quantize, progress=False
+        methods={"int4": entry, "nvfp4": entry}, path=path, device="cuda", arch="sm_90", quantize=quantize, progress=False
     )  # fmt: skip
     return path

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from untorch import _core
 from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
 from untorch.cli.app import app
-from untorch.cli.coverage import library_path
+from untorch.cli.process import library_path
 
 SHAPE = [{"symbol": "s0", "min": 2, "max": 64}, 4]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from untorch import _core
-from untorch.cli.coverage import exported_functions
 from untorch.cli.machine import cuda_status
+from untorch.cli.process import exported_functions
 
 # The whole text, as a user reads it.
 NO_CUDA = "this untorch was built without CUDA: install the CUDA toolkit (nvcc) and reinstall untorch"
@@ -101,7 +101,7 @@ def test_why_cuda_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
         (with_kernels, {"driver": 12040, "devices": [device]}, True, None),
     ]
     for exported, answer, served, note in answers:
-        monkeypatch.setattr("untorch.cli.coverage.exported_functions", lambda exported=exported: exported)
+        monkeypatch.setattr("untorch.cli.process.exported_functions", lambda exported=exported: exported)
         monkeypatch.setattr(_core, "cuda_devices", lambda answer=answer: json.dumps(answer))
         status = cuda_status()
         assert status["served"] is served

@@ -85,7 +85,7 @@ def test_a_bug_is_one_line_too(cli: Callable[..., Any], monkeypatch: pytest.Monk
     def fail() -> None:
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr("untorch.cli.coverage.exported_functions", fail)
+    monkeypatch.setattr("untorch.cli.process.exported_functions", fail)
     done = cli("ops")
     assert done.code == 1
     assert done.err == "untorch: RuntimeError: first; second (--debug shows where)\n"

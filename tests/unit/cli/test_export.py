@@ -102,10 +102,10 @@ def test_forms_of_what_a_function_returns() -> None:
     assert export_arguments(keywords, "s:f") == (model, {"args": (1,), "dynamic_shapes": {"x": None}})
     methods = {"a": (model, (1,)), "b": (model, (1,), {"k": 2})}
     assert export_arguments(methods, "s:f") == (
-        {"a": (model, (1,)), "b": {"model": model, "args": (1,), "kwargs": {"k": 2}}},
-        {},
+        None,
+        {"methods": {"a": (model, (1,)), "b": {"model": model, "args": (1,), "kwargs": {"k": 2}}}},
     )
-    assert export_arguments({"model": (model, (1,))}, "s:f") == ({"model": (model, (1,))}, {})
+    assert export_arguments({"model": (model, (1,))}, "s:f") == (None, {"methods": {"model": (model, (1,))}})
 
 
 @pytest.mark.parametrize(("value", "what"), [(1, "a value of type int"), ((1,), "a tuple of 1"), ({}, "a dict of 0")])

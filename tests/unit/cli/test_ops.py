@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from untorch import _core, register_kernel
-from untorch.cli.coverage import classify, exported_functions
+from untorch.cli.process import exported_functions
+from untorch.runtime.coverage import classify
 
 
 def test_json_document(cli: Callable[..., Any]) -> None:

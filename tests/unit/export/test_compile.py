@@ -1,4 +1,4 @@
-"""Tests of export() from end to end with small models, and of the patches of torch that it makes."""
+"""Tests of export() from end to end with small models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import untorch
 from untorch.archive import ALIGNMENT, ArchiveReader
 from untorch.export import CompileError, ExportReport, OptionError, UnsupportedOperatorsError, VerificationError, export
 from untorch.export.compile import temporary_folder
+from untorch.export.host_cpu import compiler_features, resolve_host_cpu
 from untorch.export.library import find_runtime_library
-from untorch.export.targets import compiler_features, resolve_cpu
-from untorch.export.torch_patches import has_cpp_march, torch_version
 from untorch.export.verify import compare, from_numpy, to_numpy
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
@@ -60,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     methods = {"encode": encode, "decode": (Decoder(encoder), (torch.randn(3, 32),))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = export(methods, path, verify=True, progress=False)
+        report = export(methods=methods, path=path, verify=True, progress=False)
     return path, report, encoder
 
 
@@ -137,6 +136,8 @@ def test_a_missing_operator_stops_the_export_and_keeps_the_old_file(tmp_path: Pa
 
 
 Linear = nn.Linear(16, 16)
+PROGRAM = torch.export.export(nn.Linear(16, 16), (torch.ones(16),))
+CALLS = "the call is export(model, args, path), or export(methods={…}, path=path) for several methods"
 
 
 @pytest.mark.filterwarnings(
@@ -154,17 +155,70 @@ Linear = nn.Linear(16, 16)
         ),
         ((Linear, torch.ones(16), "m.pt2"), {}, InvalidArgumentError, "got Tensor: write (x,) for one"),
         ((3, (), "m.pt2"), {}, InvalidArgumentError, "expected a torch.nn.Module or an ExportedProgram, got int"),
-        (({}, "m.pt2"), {}, InvalidArgumentError, "the dictionary of methods is empty"),
-        (({"a b": (Linear, ())}, "m.pt2"), {}, InvalidArgumentError, "must be a Python identifier, got 'a b'"),
-        (({"a": 3}, "m.pt2"), {}, InvalidArgumentError, "method 'a': expected (model, args), a dictionary or an"),
         (
-            ({"a": {"modle": 1}}, "m.pt2"),
+            ("m.pt2", Linear),
             {},
             InvalidArgumentError,
-            "method 'a': unknown keys 'modle'; known are model, args",
+            f"model: expected a torch.nn.Module or an ExportedProgram, got the path 'm.pt2': {CALLS}",
         ),
-        (({"a": {"args": ()}}, "m.pt2"), {}, InvalidArgumentError, "method 'a': the key 'model' is missing"),
-        (({"a": (Linear, ())}, "m.pt2"), {"kwargs": {}}, InvalidArgumentError, "belong into its entries"),
+        (((), "m.pt2"), {}, InvalidArgumentError, f"ExportedProgram, got tuple: {CALLS}"),
+        ((), {"path": "m.pt2"}, InvalidArgumentError, f"ExportedProgram, got NoneType: {CALLS}"),
+        (
+            (nn.Linear, (), "m.pt2"),
+            {},
+            InvalidArgumentError,
+            "ExportedProgram, got the class Linear: give an object of",
+        ),
+        (
+            (Linear, "m.pt2"),
+            {},
+            InvalidArgumentError,
+            f"args: expected a tuple of example inputs, got the path 'm.pt2': {CALLS}",
+        ),
+        ((Linear, "m.pt2", (torch.ones(16),)), {}, InvalidArgumentError, f"inputs, got the path 'm.pt2': {CALLS}"),
+        (
+            (Linear, Linear, "m.pt2"),
+            {},
+            InvalidArgumentError,
+            f"args: expected a tuple of example inputs, got Linear: {CALLS}",
+        ),
+        ((Linear, {"x": torch.ones(16)}, "m.pt2"), {}, InvalidArgumentError, f"example inputs, got dict: {CALLS}"),
+        ((Linear, (torch.ones(16),), Linear), {}, InvalidArgumentError, f"ends in .pt2, got Linear: {CALLS}"),
+        (
+            (PROGRAM, "m.pt2"),
+            {},
+            InvalidArgumentError,
+            "args: an ExportedProgram has its own inputs, got the path 'm.pt2': write export(program, path='m.pt2')",
+        ),
+        (
+            ({"a": (Linear, ())}, "m.pt2"),
+            {},
+            InvalidArgumentError,
+            "got dict: give several methods by name, export(methods={…}, path=path)",
+        ),
+        *(
+            ((), {"methods": methods, "path": "m.pt2", **more}, InvalidArgumentError, text)
+            for methods, more, text in (
+                ({}, {}, "methods: expected at least one method, got an empty dictionary"),
+                ([Linear], {}, "methods: expected a dictionary of methods by name, got list"),
+                ({"a b": (Linear, ())}, {}, "must be a Python identifier, got 'a b'"),
+                ({1: (Linear, ())}, {}, "must be a Python identifier, got 1"),
+                (
+                    {"class": (Linear, ())},
+                    {},
+                    "method 'class': it is a Python keyword, and program.class would be a syn",
+                ),
+                ({"a": 3}, {}, "method 'a': expected (model, args), a dictionary or an"),
+                ({"a": {"modle": 1}}, {}, "method 'a': unknown keys 'modle'; known are model, args"),
+                ({"a": {"args": ()}}, {}, "method 'a': the key 'model' is missing"),
+                ({"a": (Linear, ())}, {"kwargs": {}}, "with methods=, leave out kwargs: each entry has its own"),
+                (
+                    {"a": (Linear, ())},
+                    {"model": Linear, "args": ()},
+                    "with methods=, leave out model, args: each entry",
+                ),
+            )
+        ),
         ((Linear, (torch.ones(16),), "m.pt2"), {"device": "xpu"}, UnsupportedError, "device: expected 'cpu'"),
         ((Linear, (torch.ones(16),), "m.pt2"), {"verfy": True}, OptionError, "did you mean 'verify'?"),
         ((Linear, (torch.ones(15),), "m.pt2"), {}, CompileError, "method 'forward': torch.export failed: "),
@@ -193,12 +247,12 @@ def test_temporary_folders_are_named_after_the_key_and_removed() -> None:
 
 
 def test_features_of_the_targets() -> None:
-    v3, v4 = (compiler_features(resolve_cpu(name), "g++") for name in ("x86-64-v3", "x86-64-v4"))
+    v3, v4 = (compiler_features(resolve_host_cpu(name), "g++") for name in ("x86-64-v3", "x86-64-v4"))
     assert {"avx2", "fma", "f16c", "bmi2"} <= set(v3)
     assert not any(feature.startswith("avx512") for feature in v3)
     assert set(v4) - set(v3) == {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
     with pytest.raises(CompileError, match="no-such-compiler"):
-        compiler_features(resolve_cpu("x86-64-v3"), "no-such-compiler")
+        compiler_features(resolve_host_cpu("x86-64-v3"), "no-such-compiler")
 
 
 def test_compare() -> None:
@@ -221,43 +275,3 @@ def test_arrays_and_back(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to(dtype).t()
     array = to_numpy(tensor)
     assert torch.equal(from_numpy(array, str(dtype).removeprefix("torch.")), tensor)
-
-
-def test_the_isa_probe_still_fails_with_custom_op_libs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from torch._inductor import config, cpu_vec_isa
-
-    (tmp_path / "libuntorch.so").symlink_to(find_runtime_library())
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    code = (
-        'extern "C" int aoti_torch_device_type_cpu(); extern "C" int probe() { return aoti_torch_device_type_cpu(); }'
-    )
-    with config.patch({"aot_inductor.custom_op_libs": ["untorch"], "aot_inductor.link_libtorch": False}):
-        assert not cpu_vec_isa.VecAVX2().check_build(code)
-
-
-def test_torch_has_cpp_march() -> None:
-    assert has_cpp_march() == (torch_version() >= (2, 13))
-
-
-@pytest.mark.skipif(torch_version() >= (2, 14), reason="it no longer does")
-def test_copying_a_program_still_warns() -> None:
-    program = torch.export.export(Linear, (torch.ones(16),))
-    with pytest.warns(FutureWarning, match=r"isinstance\(treespec, LeafSpec\)"):
-        copy.deepcopy(program.call_spec)
-
-
-def test_torch_gives_an_lstms_hidden_state_its_shape() -> None:
-    """From 2.13 on; the patch for older ones changes nothing there, and gives them the shape."""
-    from torch._decomp import decompositions
-
-    from untorch.export.torch_patches import _lstm_hidden_state
-
-    parameters = [torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16)]
-    arguments = (torch.randn(5, 2, 3), (torch.zeros(2, 4), torch.zeros(2, 4)), parameters, True)
-    out, states = decompositions.one_layer_lstm(*arguments)
-    assert (states[0].dim() == 2) == (torch_version() >= (2, 13))
-    with _lstm_hidden_state():
-        patched, fixed = decompositions.one_layer_lstm(*arguments)
-    assert torch.equal(out, patched) and torch.equal(states[0].reshape(2, 4), fixed[0])
-    assert [tuple(state.shape) for state in fixed] == [(2, 4), (2, 4)]

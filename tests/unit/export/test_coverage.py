@@ -12,13 +12,13 @@ from torch import nn
 from untorch.export.coverage import (
     MissingOperator,
     find_missing,
-    needed_symbols,
     origins_in_wrapper,
     raise_if_missing,
     source_line,
 )
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import find_runtime_library
+from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import ElfFile, Symbol, read_elf
 from untorch.runtime.errors import UnsupportedError
 
@@ -51,7 +51,7 @@ def test_needed_symbols_leave_system_libraries_out() -> None:
         Symbol("maybe", False, True),
         Symbol("own", True, False),
     )
-    assert needed_symbols(ElfFile("x86_64", None, (), symbols)) == ["Sleef_expf16_u10", "aoti_torch_clone"]
+    assert needed_functions(ElfFile("x86_64", None, (), symbols)) == ["Sleef_expf16_u10", "aoti_torch_clone"]
 
 
 def test_everything_is_listed_at_once_with_the_source() -> None:

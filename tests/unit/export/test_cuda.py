@@ -9,19 +9,26 @@ import torch
 from torch import nn
 from torch.utils import cpp_extension
 
-from untorch.export import CompileError, export
-from untorch.export import cuda as cuda_module
-from untorch.export.compile import MethodInput, _check_device
-from untorch.export.coverage import find_missing, needed_symbols
-from untorch.export.cuda import CudaTarget, Mover, cuda_home, resolve_device
-from untorch.export.methods import Movers
+from untorch.export import CompileError, export, toolkit
+from untorch.export.compile import _check_device
+from untorch.export.coverage import find_missing
+from untorch.export.method import Method
+from untorch.export.move import Mover, Movers
 from untorch.export.mutations import Mutations
 from untorch.export.options import ExportOptions
 from untorch.export.passes import run_passes
 from untorch.export.signature import describe_inputs, describe_outputs
+from untorch.export.target import CpuTarget, CudaTarget, Target, resolve_targets
+from untorch.export.toolkit import cuda_home
 from untorch.export.weights import Constant, WeightStore
+from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import ElfFile, Symbol
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+
+def resolve_device(device: str) -> Target:
+    [target] = resolve_targets(device)
+    return target
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "", None, 0, torch.device("cuda")])
@@ -53,16 +60,17 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
-    monkeypatch.setattr(cuda_module, "driver_library", lambda: driver)
-    monkeypatch.setattr(cuda_module, "cuda_home", lambda: tmp_path)
+    monkeypatch.setattr(toolkit, "driver_library", lambda: driver)
+    monkeypatch.setattr(toolkit, "cuda_home", lambda: tmp_path)
 
 
 def test_the_gpu_that_compiles(two_gpus: None) -> None:
-    assert resolve_device("cpu") is None
+    assert isinstance(resolve_device("cpu"), CpuTarget)
     target = resolve_device("cuda")
-    assert target is not None and (target.device, target.architecture) == ("cuda:1", "sm_91")
+    assert isinstance(target, CudaTarget) and (target.tensor_home, target.architecture) == ("cuda:1", "sm_91")
     target = resolve_device("cuda:0")
-    assert target is not None and (target.device, target.architecture) == ("cuda:0", "sm_90")
+    assert isinstance(target, CudaTarget) and (target.tensor_home, target.architecture) == ("cuda:0", "sm_90")
+    assert (target.device, target.tensor_device) == ("cuda", "cuda")
     with pytest.raises(InvalidArgumentError, match="device='cuda:2': this machine has 2 GPUs, the last is cuda:1"):
         resolve_device("cuda:2")
 
@@ -75,24 +83,11 @@ def _toolkit(folder: Path) -> Path:
     return folder
 
 
-def test_torch_still_takes_the_folder_above_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toolkit = _toolkit(tmp_path / "cuda-13")
-    links = tmp_path / "usr" / "bin"
-    links.mkdir(parents=True)
-    (links / "nvcc").symlink_to(toolkit / "bin" / "nvcc")
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(links))
-    assert cpp_extension._find_cuda_home() == str(links.parent)
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(links.parent))
-    assert cuda_home() == toolkit
-
-
 def test_no_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(cuda_module, "_HEADER", Path("include") / "no_such_header.h")
+    monkeypatch.setattr(toolkit, "_HEADER", Path("include") / "no_such_header.h")
     with pytest.raises(
         UnsupportedError, match="needs the toolkit's headers, and no include/no_such_header.h was found"
     ):
@@ -145,10 +140,11 @@ def test_inputs_keep_their_strides() -> None:
 
 
 def test_a_method_that_lies_there_is_taken_as_it_is() -> None:
-    method = MethodInput("forward", nn.Linear(2, 2, device="meta"), (torch.ones(1, 2),))
-    assert Movers().move(method, CudaTarget("meta", "sm_90")) is method
-    method = MethodInput("forward", nn.ReLU(), (torch.ones(1, 2),), {"y": torch.ones(1)})
-    moved = Movers().move(method, CudaTarget("meta", "sm_90"))
+    gpu = CudaTarget("sm_90", "meta")
+    method = Method("forward", nn.Linear(2, 2, device="meta"), (torch.ones(1, 2),), target=gpu)
+    assert Movers().move(method) is method
+    method = Method("forward", nn.ReLU(), (torch.ones(1, 2),), {"y": torch.ones(1)}, target=gpu)
+    moved = Movers().move(method)
     assert moved.args is not None and moved.args[0].device.type == "meta"
     assert moved.kwargs is not None and moved.kwargs["y"].device.type == "meta"
 
@@ -203,8 +199,8 @@ def test_functions_of_the_driver_are_not_the_runtimes() -> None:
     names = ["cuLaunchKernel", "cudaMalloc", "aoti_torch_cuda_mm_out", "customer"]
     symbols = tuple(Symbol(name, False, False) for name in names)
     library = ElfFile("x86_64", None, ("libcuda.so.1", "libuntorch.so"), symbols)
-    assert needed_symbols(library) == ["aoti_torch_cuda_mm_out", "cudaMalloc", "customer"]
-    assert "cuLaunchKernel" in needed_symbols(ElfFile("x86_64", None, ("libuntorch.so",), symbols))
+    assert needed_functions(library) == ["aoti_torch_cuda_mm_out", "cudaMalloc", "customer"]
+    assert "cuLaunchKernel" in needed_functions(ElfFile("x86_64", None, ("libuntorch.so",), symbols))
 
 
 def test_a_model_that_touches_no_gpu(tmp_path: Path) -> None:
@@ -219,13 +215,13 @@ def test_a_model_that_touches_no_gpu(tmp_path: Path) -> None:
 def test_the_driver_is_found_beside_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "/libcuda.so" in Path("/proc/self/maps").read_text():
         pytest.skip("this process has the driver open")
-    toolkit = _toolkit(tmp_path / "cuda")
-    monkeypatch.setattr(cuda_module, "cuda_home", lambda: toolkit)
+    folder = _toolkit(tmp_path / "cuda")
+    monkeypatch.setattr(toolkit, "cuda_home", lambda: folder)
     with pytest.raises(UnsupportedError, match="neither the driver nor a stub was found"):
-        cuda_module.driver_library()
-    (toolkit / "lib64" / "stubs").mkdir(parents=True)
-    (toolkit / "lib64" / "stubs" / "libcuda.so").touch()
-    assert cuda_module.driver_library() == toolkit / "lib64" / "stubs" / "libcuda.so"
+        toolkit.driver_library()
+    (folder / "lib64" / "stubs").mkdir(parents=True)
+    (folder / "lib64" / "stubs" / "libcuda.so").touch()
+    assert toolkit.driver_library() == folder / "lib64" / "stubs" / "libcuda.so"
 
 
 def test_python_kernels_do_not_serve_models_for_cuda() -> None:

@@ -150,18 +150,10 @@ def test_nothing_is_written_and_nothing_stays_patched(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_torch_still_compiles_what_it_generates() -> None:
-    """When torch has an option that stops behind the generated code, generated_only is no longer needed."""
-    from torch._inductor import config
-
-    options = [name for name in config.get_config_copy() if name.startswith("aot_inductor")]
-    assert not [name for name in options if "codegen_only" in name or "generate_only" in name or "skip_compile" in name]
-
-
 def test_check_of_a_library_and_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = find_runtime_library()
     check(library)
-    monkeypatch.setattr(fallbacks, "needed_symbols", lambda elf: ["aoti_torch_nothing"])
+    monkeypatch.setattr(fallbacks, "needed_functions", lambda elf: ["aoti_torch_nothing"])
     with pytest.raises(UnsupportedOperatorsError, match="the runtime lacks 1 operator:\n  C function aoti_torch_noth"):
         check(str(library))
     path = tmp_path / "m.pt2"

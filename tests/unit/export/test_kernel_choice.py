@@ -181,11 +181,13 @@ def test_tuning_where_there_is_nothing_to_choose(tmp_path: Path) -> None:
     write_tuning(path, CHOICES)
     module, args = nn.Linear(2, 2), (torch.zeros(1, 2),)
     with pytest.raises(
-        InvalidArgumentError, match="method 'forward': option tuning: a tuning file is for a GPU that is not"
+        InvalidArgumentError,
+        match="method 'forward': option tuning: a tuning file is for a cross-compilation target, arch='sm_90': a CPU has no kernels to choose",
     ):
         export(module, args, tmp_path / "m.pt2", tuning=path, progress=False)
     with pytest.raises(
-        InvalidArgumentError, match="method 'forward': option record_tuning: there is nothing to record"
+        InvalidArgumentError,
+        match="method 'forward': option record_tuning: a CPU has no kernels to choose, so there is nothing to record",
     ):
         export(module, args, tmp_path / "m.pt2", record_tuning=path, progress=False)
     with pytest.raises(InvalidArgumentError, match="cannot be read"):

@@ -72,7 +72,7 @@ def test_files_that_cannot_be_timed(file: Path, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UnsupportedError, match=r"are for torch 2\.1\.0, which made them, and this is .*install that"):
         tune_file(other, output)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedError, match="there is no GPU to time kernels on"):
+    with pytest.raises(UnsupportedError, match="torch finds no GPU to time kernels on"):
         tune_file(file, output)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))

@@ -14,21 +14,30 @@ from torch import nn
 import untorch
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.export import ExportOptions, OptionError, export
-from untorch.export.cuda import CudaTarget
-from untorch.export.methods import Movers, plan_methods, read_methods
+from untorch.export.method import Method
+from untorch.export.methods import plan_methods, read_methods
+from untorch.export.move import Movers
+from untorch.export.target import CpuTarget, CudaTarget
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.names import reserved_method_names
 
 X = torch.randn(2, 16)
 
 
 def read(entry: Any) -> Any:
-    [request] = read_methods({"a": entry}, None, None, None)
+    [request] = read_methods(methods={"a": entry})
     return request
 
 
-def plans(*entries: Any, device: str = "cpu", arch: str | None = None, **options: Any) -> Any:
-    requests = read_methods({f"m{i}": entry for i, entry in enumerate(entries)}, None, None, None)
-    return plan_methods(requests, device, arch, ExportOptions(**options))
+def plans(*entries: Any, device: str = "cpu", arch: str | None = None, **options: Any) -> list[list[Method]]:
+    """The planned methods of each entry, one a target."""
+    requests = read_methods(methods={f"m{i}": entry for i, entry in enumerate(entries)})
+    planned = plan_methods(requests, device, arch, ExportOptions(**options))
+    return [[method for method in planned if method.name == f"m{i}"] for i in range(len(entries))]
+
+
+def targets(methods: list[Method]) -> list[tuple[str | None, str]]:
+    return [(method.target.architecture, method.target.gpu.name) for method in methods]  # type: ignore[attr-defined]
 
 
 def entry(**others: Any) -> dict[str, Any]:
@@ -43,7 +52,7 @@ def test_the_forms_of_an_entry() -> None:
     assert read({"model": program}).method.model is program
     request = read(entry(device="cuda", arch="sm_90", options={"strict": True}))
     assert (request.device, request.arch, request.options) == ("cuda", "sm_90", {"strict": True})
-    requests = read_methods(model, (X,), None, None)
+    requests = read_methods(model, (X,))
     assert [r.method.name for r in requests] == ["forward"]
 
 
@@ -61,18 +70,50 @@ def test_wrong_entries(value: Any, message: str) -> None:
         read(value)
 
 
+RESERVED = (
+    "reset",
+    "close",
+    "memory",
+    "path",
+    "device",
+    "methods",
+    "session",
+    "fork",
+    "manifest",
+    "is_stock",
+    "nbytes",
+)
+
+
+@pytest.mark.parametrize("name", [*RESERVED, "program"])
+def test_names_that_program_or_session_has(name: str) -> None:
+    assert name in reserved_method_names()
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_methods(methods={name: (nn.Linear(16, 16), (X,))})
+    assert str(caught.value) == (
+        f"export: method {name!r}: untorch.Program or untorch.Session has an attribute {name!r}, which would hide the "
+        f"method: use another name"
+    )
+
+
+def test_reserved_names_are_the_classes_own() -> None:
+    found = {name for owner in (untorch.Program, untorch.Session) for name in dir(owner) if not name.startswith("_")}
+    assert reserved_method_names() == found
+    assert not {"forward", "encode", "decode"} & found
+
+
 def test_a_methods_own_choices() -> None:
-    own, common = plans(
+    [[own], [common]] = plans(
         entry(options={"attention": "math", "cpu": "x86-64-v3"}), entry(), attention="native", fold_limit=7
     )
-    assert (own.options.attention, own.options.fold_limit, own.target.name) == ("math", 7, "x86-64-v3")
-    assert (common.options.attention, common.options.fold_limit, common.target.name) == ("native", 7, "native")
-    gpu, cpu, other = plans(entry(), entry(device="cpu"), entry(arch="A100"), device="cuda", arch="H200")
-    assert cpu.gpus == (None,)
-    assert [(target.architecture, target.absent.name) for target in gpu.gpus] == [("sm_90", "H200")]
-    assert [target.architecture for target in other.gpus] == ["sm_80"]
-    only, cpu = plans(entry(device="cuda", arch=["sm_90", "L4"]), entry())
-    assert cpu.gpus == (None,) and [target.absent.name for target in only.gpus] == ["H100", "L4"]
+    assert (own.options.attention, own.options.fold_limit, own.target.host.name) == ("math", 7, "x86-64-v3")
+    assert (common.options.attention, common.options.fold_limit, common.target.host.name) == ("native", 7, "native")
+    gpu, [cpu], other = plans(entry(), entry(device="cpu"), entry(arch="A100"), device="cuda", arch="H200")
+    assert isinstance(cpu.target, CpuTarget) and cpu.target.architecture is None
+    assert targets(gpu) == [("sm_90", "H200")]
+    assert [method.target.architecture for method in other] == ["sm_80"]
+    only, [cpu] = plans(entry(device="cuda", arch=["sm_90", "L4"]), entry())
+    assert isinstance(cpu.target, CpuTarget) and targets(only) == [("sm_90", "H100"), ("sm_89", "L4")]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +146,12 @@ def test_a_wrong_device() -> None:
 def test_methods_of_a_file_differ(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()
     report = export(
-        {
+        methods={
             "packed": (model, (X,)),
             "plain": {"model": model, "args": (X,), "options": {"pack_linears": False}},
             "gpu": {"model": model, "args": (X,), "device": "cuda", "arch": "sm_90"},
         },
-        tmp_path / "a.pt2",
+        path=tmp_path / "a.pt2",
         progress=False,
     )
     assert "aoti_torch_cpu_untorch_packed_linear" in report.methods["packed"].operators
@@ -133,7 +174,7 @@ def test_methods_of_a_file_differ(tmp_path: Path) -> None:
 def test_two_of_the_cpu_run(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU()).eval()
     methods = {"a": (model, (X,)), "b": {"model": model, "args": (X,), "options": {"cpu": "x86-64-v3"}}}
-    export(methods, tmp_path / "a.pt2", progress=False)
+    export(methods=methods, path=tmp_path / "a.pt2", progress=False)
     with untorch.load(tmp_path / "a.pt2") as program, torch.no_grad():
         for name in methods:
             numpy.testing.assert_allclose(program[name](X.numpy()), model(X).numpy(), rtol=1e-5, atol=1e-5)
@@ -142,20 +183,29 @@ def test_two_of_the_cpu_run(tmp_path: Path) -> None:
 def test_what_methods_share_is_moved_once() -> None:
     model = nn.Linear(16, 16)
     movers = Movers()
-    gpu = CudaTarget("meta", "sm_90")
-    requests = read_methods({"a": (model, (X,)), "b": (model, (X,))}, None, None, None)
-    moved = [movers.move(request.method, gpu) for request in requests]
+    gpu = CudaTarget("sm_90", "meta")
+    moved = [movers.move(Method(name, model, (X,), target=gpu)) for name in ("a", "b")]
+    assert isinstance(moved[0].model, nn.Linear) and isinstance(moved[1].model, nn.Linear)
     assert moved[0].model.weight is moved[1].model.weight and moved[0].model.weight.is_meta
-    assert moved[0].args[0].is_meta and not model.weight.is_meta
+    assert moved[0].args is not None and moved[0].args[0].is_meta and not model.weight.is_meta
+
+
+def test_a_stage_is_set_once_and_not_read_before() -> None:
+    method = Method("a", nn.Linear(16, 16), (X,))
+    with pytest.raises(AssertionError, match="method 'a': traced is not set yet"):
+        _ = method.module
+    method.traced = "once"  # type: ignore[assignment]
+    with pytest.raises(AssertionError, match="method 'a': traced is set already"):
+        method.traced = "twice"  # type: ignore[assignment]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_forecast_follows_each_method() -> None:
     from untorch.cli.forecast import forecast
 
-    found = forecast({"a": entry(), "b": entry(device="cuda", arch="sm_90")}, {})
+    found = forecast(None, {"methods": {"a": entry(), "b": entry(device="cuda", arch="sm_90")}})
     names = [[item["name"] for item in method["fallbacks"]] for method in found["methods"]]
     assert all(name.startswith("aoti_torch_cpu_") for name in names[0])
     assert names[1] and all(name.startswith("aoti_torch_cuda_") for name in names[1])
     with pytest.raises(InvalidArgumentError, match="method 'a': unknown keys 'devise'"):
-        forecast({"a": entry(devise="cuda")}, {})
+        forecast(None, {"methods": {"a": entry(devise="cuda")}})

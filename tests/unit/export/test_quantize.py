@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ import torch
 from torch import nn
 
 import untorch
-from untorch.export import CompileError, ExportReport, OptionError, export
-from untorch.export.compile import MethodInput, generate_code, trace_method
-from untorch.export.options import ExportOptions, QuantizeOptions
-from untorch.export.progress import Progress
+from untorch.export import CompileError, ExportReport, OptionError, QuantizeOptions, export
+from untorch.export.compile import generate_code
+from untorch.export.method import Method
+from untorch.export.options import ExportOptions
 from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
-from untorch.export.targets import resolve_cpu
+from untorch.export.tracing import trace_method
 from untorch.export.verify import from_numpy, to_numpy
+from untorch.progress import Progress
 from untorch.quant import Int4Linear, quantize, quantize_nvfp4
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -61,13 +63,18 @@ def methods(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     }
 
 
-def inputs(entries: dict[str, Any]) -> list[MethodInput]:
-    return [MethodInput(name, e["model"], e["args"], None, e["dynamic_shapes"]) for name, e in entries.items()]
+def inputs(entries: dict[str, Any]) -> list[Method]:
+    return [Method(name, e["model"], e["args"], None, e["dynamic_shapes"]) for name, e in entries.items()]
 
 
-def quantised(entries: dict[str, Any], value: Any) -> tuple[list[MethodInput], dict[str, Any]]:
+def reports_of(made: list[Method]) -> dict[str, Any]:
+    return {method.name: method.quantization for method in made if method.quantization is not None}
+
+
+def quantised(entries: dict[str, Any], value: Any) -> tuple[list[Method], dict[str, Any]]:
     options = ExportOptions(quantize=value)
-    return quantize_methods(inputs(entries), options.quantize_methods(list(entries)), Progress(False))
+    made = quantize_methods(inputs(entries), options.quantize_methods(list(entries)), Progress(False))
+    return made, reports_of(made)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,8 @@ def quantised(entries: dict[str, Any], value: Any) -> tuple[list[MethodInput], d
             {"b": QuantizeOptions("int4", 128, "rtn", None, "x")},
         ),
         ("nvfp4", dict.fromkeys("ab", QuantizeOptions("nvfp4", 16, "search"))),
+        (QuantizeOptions("int4", 64), dict.fromkeys("ab", QuantizeOptions("int4", 64))),
+        ({"a": QuantizeOptions("nvfp4"), "b": "int4"}, {"a": QuantizeOptions("nvfp4"), "b": QuantizeOptions("int4")}),
         ({"dtype": "nvfp4", "prefill": "fp8"}, dict.fromkeys("ab", QuantizeOptions("nvfp4", prefill="fp8"))),
         (
             {"a": "int4", "b": {"dtype": "nvfp4", "group_size": 16, "method": "rtn"}},
@@ -131,7 +140,7 @@ def test_wrong_options(value: Any, text: str) -> None:
 
 def test_a_method_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="option quantize: there is no method 'decoder': did you mean 'decode'?"):
-        export(methods(), tmp_path / "m.pt2", quantize={"decoder": "int4"}, progress=False)
+        export(methods=methods(), path=tmp_path / "m.pt2", quantize={"decoder": "int4"}, progress=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -177,7 +186,7 @@ def test_a_module_that_is_one_linear_layer() -> None:
     [method], reports = quantised(entries, "int4")
     assert isinstance(method.model, Int4Linear)
     assert reports["forward"].module_nbytes_after == method.model.weight_nbytes + 64 * 4
-    traced = trace_method(method, resolve_cpu("native"), ExportOptions(), Progress(False))
+    traced = trace_method(method)
     [entry] = describe_quantized(traced)
     assert entry["shape"] == [64, 128]
 
@@ -188,7 +197,8 @@ def test_methods_without_linear_layers() -> None:
     options = ExportOptions(quantize="int4")
     assert not options.quantizes_by_name
     wanted = options.quantize_methods(list(entries))
-    made, reports = quantize_methods(inputs(entries), wanted, Progress(False), by_name=False)
+    made = quantize_methods(inputs(entries), wanted, Progress(False), by_name=False)
+    reports = reports_of(made)
     assert made[2].model is entries["embed"]["model"]
     assert reports["embed"].layers == ()
     assert reports["embed"].module_nbytes_after == 160
@@ -198,10 +208,10 @@ def test_methods_without_linear_layers() -> None:
     only = {"embed": entries["embed"]}
     with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
         quantize_methods(inputs(only), options.quantize_methods(["embed"]), Progress(False), by_name=False)
-    # and without the option nothing is asked of anybody
-    made, reports = quantize_methods(inputs(only), {}, Progress(False), by_name=ExportOptions().quantizes_by_name)
+    # Without the option no method is looked at.
+    made = quantize_methods(inputs(only), {}, Progress(False), by_name=ExportOptions().quantizes_by_name)
     assert made[0].model is only["embed"]["model"]
-    assert reports == {}
+    assert reports_of(made) == {}
 
 
 def test_errors_name_the_method() -> None:
@@ -228,7 +238,7 @@ def test_the_weight_stays_packed(inductor: dict[str, Any], tmp_path: Path) -> No
     """What constant folding and freezing leave is one call of the C function for each layer, on the int32 tensor."""
     [encode, _], _ = quantised(methods(), "int4")
     options = ExportOptions(inductor=inductor, fold_limit=1 << 30)
-    code = generate_code(encode, resolve_cpu("native"), options, tmp_path)
+    code = generate_code(replace(encode, options=options), tmp_path)
     calls = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_int4_linear(" in line]
     assert len(calls) == 2
     assert "&temporary_reference(" in calls[0]  # the bias, by its address
@@ -245,7 +255,7 @@ def test_nvfp4_stays_packed(inductor: dict[str, Any], prefill: str, tmp_path: Pa
     [encode, _], reports = quantised(methods(), {"dtype": "nvfp4", "prefill": prefill})
     assert [layer.method for layer in reports["encode"].layers] == ["search", "search"]
     options = ExportOptions(inductor=inductor, fold_limit=1 << 30)
-    code = generate_code(encode, resolve_cpu("native"), options, tmp_path)
+    code = generate_code(replace(encode, options=options), tmp_path)
     calls = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_nvfp4_linear(" in line]
     assert len(calls) == 2
     assert "&temporary_reference(" in calls[0]  # the bias, by its address
@@ -265,7 +275,7 @@ def test_nvfp4_stays_packed(inductor: dict[str, Any], prefill: str, tmp_path: Pa
 def test_what_the_manifest_says_about_nvfp4() -> None:
     nvfp4 = {"dtype": "nvfp4", "method": "rtn"}
     [encode, decode], _ = quantised(methods(), {"encode": nvfp4, "decode": "int4"})
-    traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    traced = trace_method(encode)
     assert describe_quantized(traced) == [
         {
             "name": "up", "dtype": "nvfp4", "group_size": 16, "operator": "nvfp4_linear", "activations": "float32",
@@ -281,9 +291,9 @@ def test_what_the_manifest_says_about_nvfp4() -> None:
         },
     ]  # fmt: skip
     [encode, _], _ = quantised(methods(), {"encode": {**nvfp4, "prefill": "fp8"}})
-    traced = trace_method(encode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    traced = trace_method(encode)
     assert [entry["prefill"] for entry in describe_quantized(traced)] == ["fp8", "fp8"]
-    traced = trace_method(decode, resolve_cpu("native"), ExportOptions(), Progress(False))
+    traced = trace_method(decode)
     assert [entry["dtype"] for entry in describe_quantized(traced)] == ["int4", "int4"]
 
 
@@ -301,11 +311,11 @@ def test_bytes_of_files_in_a_model_of_its_own(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.ops.untorch.nvfp4_linear(x, self.packed, self.block_scale, self.global_scale)
 
-    method = MethodInput("forward", Own(), (torch.randn(2, 40),))
-    traced = trace_method(method, resolve_cpu("native"), ExportOptions(), Progress(False))
+    method = Method("forward", Own(), (torch.randn(2, 40),))
+    traced = trace_method(method)
     [entry] = describe_quantized(traced)
     assert (entry["dtype"], entry["packed_shape"], entry["nbytes"]) == ("nvfp4", [8, 48], 8 * 24 + 8 * 3 + 4)
-    code = generate_code(method, resolve_cpu("native"), ExportOptions(), tmp_path)
+    code = generate_code(replace(method), tmp_path)
     [call] = [line for line in code.wrapper.splitlines() if "CHECK(aoti_torch_cpu_nvfp4_linear(" in line]
     assert ', nullptr, "exact", &buf' in call
 
@@ -316,7 +326,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     path = tmp_path_factory.mktemp("quantize") / "model.pt2"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = export(entries, path, quantize={"dtype": "int4", "group_size": 32}, verify=True, progress=False)
+        report = export(
+            methods=entries, path=path, quantize={"dtype": "int4", "group_size": 32}, verify=True, progress=False
+        )
     return path, report, entries
 
 

@@ -13,9 +13,9 @@ from untorch.export import check, export
 from untorch.export.coverage import MissingOperator, find_missing
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.fallbacks import forecast_fallbacks
-from untorch.ops.runner_modules import RunnerLinear, RunnerMoE
 from untorch.quant.moe import NVFP4MoE
 from untorch.runtime import registry
+from untorch.torch_compile.modules import RunnerLinear, RunnerMoE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 

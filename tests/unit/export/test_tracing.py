@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from untorch.export.compile import MethodInput, TracedMethod, _run_passes
-from untorch.export.cuda import CudaTarget
+from untorch.export.compile import _run_passes
 from untorch.export.errors import CompileError
+from untorch.export.method import Method, Traced
 from untorch.export.options import ExportOptions
+from untorch.export.target import CpuTarget, CudaTarget
 from untorch.export.tracing import export_program, refuse_fused_attention
 
 REFUSAL = "Constraints violated (length)!\nSuggested fixes:\n  length = 8*_length - 4"
@@ -28,50 +31,60 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-def method(never: bool = False) -> MethodInput:
-    return MethodInput("decode", Attention(never), (torch.randn(1, 2, 5, 16),))
+def method(never: bool = False, **options: Any) -> Method:
+    """For a GPU, though it is traced on the CPU here."""
+    return Method(
+        "decode", Attention(never), (torch.randn(1, 2, 5, 16),), options=ExportOptions(**options),
+        target=CudaTarget("sm_90", "cuda:0"),
+    )  # fmt: skip
 
 
 def test_a_refused_method_is_traced_with_plain_attention() -> None:
-    program, refusal = export_program(method(), ExportOptions(), on_gpu=True)
+    program, refusal = export_program(method(), retry=True)
     assert refusal == REFUSAL
     assert torch.ops.aten.scaled_dot_product_attention.default in {node.target for node in program.graph.nodes}
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize(
-    ("never", "options", "on_gpu"),
-    [(True, ExportOptions(), True), (False, ExportOptions(attention="native"), True), (False, ExportOptions(), False)],
+    ("never", "attention", "on_gpu"), [(True, "auto", True), (False, "native", True), (False, "auto", False)]
 )
-def test_what_is_refused(never: bool, options: ExportOptions, on_gpu: bool) -> None:
+def test_what_is_refused(never: bool, attention: Any, on_gpu: bool) -> None:
+    target = CudaTarget("sm_90", "cuda:0") if on_gpu else CpuTarget()
+    retry = target.retries_with_math_attention(ExportOptions(attention=attention))
+    assert retry is (on_gpu and attention == "auto")
     with pytest.raises(CompileError) as error:
-        export_program(method(never), options, on_gpu)
+        export_program(method(never), retry)
     assert str(error.value) == f"method 'decode': torch.export failed: {REFUSAL}"
+
+
+def traced(**options: Any) -> Method:
+    made = method(**options)
+    program, refusal = export_program(made, retry=True)
+    module = program.module()
+    assert isinstance(module, torch.fx.GraphModule)
+    assert refusal is not None
+    made.traced = Traced(program, module, refusal)
+    return made
 
 
 def test_the_report_says_so() -> None:
     pytest.importorskip("triton")
-    options, gpu = ExportOptions(attention="math"), CudaTarget("cuda:0", "sm_90")
-    program, refusal = export_program(method(), options, on_gpu=True)
-    module = program.module()
-    assert isinstance(module, torch.fx.GraphModule)
-    first, *_ = _run_passes(TracedMethod(method(), program, module, refusal), options, gpu)
+    made = traced(attention="math")
+    first, *_ = _run_passes(made)
     assert first.changed == [
-        "traced with plain attention: with PyTorch's fused operators torch.export said: Constraints violated (length)!"
+        "traced with math attention: with PyTorch's fused operators torch.export said: Constraints violated (length)!"
     ]
-    assert torch.ops.aten.scaled_dot_product_attention.default not in {node.target for node in module.graph.nodes}
+    targets = {node.target for node in made.module.graph.nodes}
+    assert torch.ops.aten.scaled_dot_product_attention.default not in targets
 
 
 def test_attention_that_would_be_pytorchs_is_refused() -> None:
-    program, refusal = export_program(method(), ExportOptions(), on_gpu=True)
-    assert refusal is not None
-    module = program.module()
-    assert isinstance(module, torch.fx.GraphModule)
     with pytest.raises(CompileError) as error:
-        refuse_fused_attention("decode", module, [], refusal)
+        refuse_fused_attention(traced(), [])
     text = str(error.value)
     assert text.startswith(
-        f"method 'decode': torch.export failed: {REFUSAL}\nIt does not where attention is not PyTorch's"
+        f"method 'decode': torch.export failed: {REFUSAL}\nIt succeeds with math attention, but scaled_dot_product_att"
     )
-    assert "no pass changed it" in text
-    assert text.endswith("use attention='math' for plain matrix products, or a size that does not vary")
+    assert "would be PyTorch's fused operator (no pass changed it)" in text
+    assert text.endswith("use attention='math' for plain matrix products, or a static size")

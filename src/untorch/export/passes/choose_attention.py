@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import operator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -19,12 +19,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.mutations import Aliases, is_mutating
-from untorch.export.options import Attention
-from untorch.export.passes import PassReport
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import is_alias
+from untorch.export.passes.report import PassReport
 
-__all__ = ["choose_attention"]
+__all__ = ["Attention", "choose_attention"]
+
+Attention = Literal["auto", "triton", "native", "math"]
 
 _aten = torch.ops.aten
 _COPIES = (_aten.clone.default, _aten.contiguous.default)

@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import attribute, remove_attribute, set_attribute, unused_name
 from untorch.export.passes.constants import Constants
+from untorch.export.passes.report import PassReport
 
 __all__ = ["cond_predicates_to_host"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from untorch.export.passes import PassReport
 from untorch.export.passes.calls import add_call, arguments_of
+from untorch.export.passes.report import PassReport
 
 __all__ = ["conv1d_as_conv2d"]
 

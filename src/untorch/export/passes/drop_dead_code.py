@@ -6,9 +6,9 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import is_mutating
-from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import remove_attribute
 from untorch.export.passes.constants import is_pure
+from untorch.export.passes.report import PassReport
 
 __all__ = ["drop_dead_code"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from untorch.export.passes import PassReport
+from untorch.export.passes.report import PassReport
 
 __all__ = ["drop_inference_dropout"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.constants import Constants, is_alias
+from untorch.export.passes.report import PassReport
 
 __all__ = ["exact_floor_division"]
 

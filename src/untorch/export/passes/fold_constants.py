@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import add_constant, attribute
 from untorch.export.passes.constants import Constants, is_alias
+from untorch.export.passes.report import PassReport
 
 __all__ = ["fold_constants"]
 

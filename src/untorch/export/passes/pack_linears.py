@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.mutations import find_mutations, is_mutating
-from untorch.export.passes import PassReport
+from untorch.export.passes.report import PassReport
 from untorch.ops.packed_linear import BLOCK, OPERATOR, pack_weight
 
 __all__ = ["pack_linears"]

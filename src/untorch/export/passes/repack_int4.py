@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from untorch.export.errors import CompileError
-from untorch.export.passes import PassReport
 from untorch.export.passes.attributes import set_attribute, unused_name
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
+from untorch.export.passes.report import PassReport
 from untorch.ops.int4 import OPERATOR
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, pack_int4
 

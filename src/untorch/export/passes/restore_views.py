@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from untorch.export.mutations import Aliases, is_mutating
-from untorch.export.passes import PassReport
+from untorch.export.passes.report import PassReport
 
 __all__ = ["restore_views", "view_of"]
 

@@ -49,7 +49,7 @@ def load_checkpoint(
         InvalidFileError: The file is damaged, or its tensors do not fit each other.
         UnsupportedError: Another format, other bits, an order of activations; or safetensors is not installed.
     """
-    from untorch.export.progress import Progress
+    from untorch.progress import Progress
 
     start = time.perf_counter()
     check_prefill("load_checkpoint", prefill)

@@ -13,7 +13,7 @@ from pass_graphs import assert_same, close, exported, targets, unlift
 from torch import nn
 
 from untorch.export.passes.exact_floor_division import exact_floor_division
-from untorch.export.torch_patches import torch_version
+from untorch.export.patches import torch_version
 
 DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 

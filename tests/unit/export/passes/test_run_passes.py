@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,11 @@ from torch import fx, nn
 
 from untorch.export import CompileError
 from untorch.export.mutations import find_mutations
-from untorch.export.options import PASS_NAMES, ExportOptions
-from untorch.export.passes import PassReport, _passes, drop_dead_code, run_passes
+from untorch.export.options import ExportOptions
+from untorch.export.passes import PassReport, run_passes, table
+from untorch.export.passes.table import PASS_NAMES, PASSES, render_table
+
+ROOT = Path(table.__file__).parent
 
 
 def module() -> fx.GraphModule:
@@ -20,7 +26,7 @@ def module() -> fx.GraphModule:
 
 
 def test_every_pass_reports_in_its_order() -> None:
-    assert set(_passes(ExportOptions(), "cpu")) == set(PASS_NAMES)
+    assert len(set(PASS_NAMES)) == len(PASSES)
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
     assert {report.name for report in reports if report.not_run} == {"conv1d_as_conv2d"}
@@ -40,11 +46,20 @@ def test_the_option_pack_linears_still_works() -> None:
         assert "linear" in targets(graph)
 
 
+def replace_pass(monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[[fx.GraphModule], PassReport]) -> None:
+    """``run`` in place of the registered pass ``name``."""
+    changed = [
+        replace(entry, run=lambda module, options, device: run(module)) if entry.name == name else entry
+        for entry in PASSES
+    ]
+    monkeypatch.setattr(table, "PASSES", tuple(changed))
+
+
 def test_a_pass_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(module: fx.GraphModule) -> PassReport:
         raise KeyError("lost")
 
-    monkeypatch.setattr(drop_dead_code, "drop_dead_code", fails)
+    replace_pass(monkeypatch, "drop_dead_code", fails)
     with pytest.raises(CompileError) as caught:
         run_passes(module(), ExportOptions(), "cpu", "encode")
     assert str(caught.value) == (
@@ -60,7 +75,7 @@ def test_a_pass_that_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         node.prepend(module.graph.output_node())
         return PassReport("drop_dead_code")
 
-    monkeypatch.setattr(drop_dead_code, "drop_dead_code", breaks)
+    replace_pass(monkeypatch, "drop_dead_code", breaks)
     with pytest.raises(CompileError, match="method 'forward': pass 'drop_dead_code' failed: "):
         run_passes(module(), ExportOptions())
 
@@ -94,3 +109,33 @@ def test_statistics_that_a_normalisation_writes_are_written() -> None:
     assert find_mutations(norm.graph).attributes == {"running_mean", "running_var", "num_batches_tracked"}
     evaluated = unlift(nn.BatchNorm1d(4), torch.randn(3, 4))
     assert not find_mutations(evaluated.graph).attributes
+
+
+def test_the_table_is_the_only_list() -> None:
+    """The option's check, the docstring and the page come from it."""
+    assert ExportOptions.__doc__ is not None
+    assert f"The names: {', '.join(PASS_NAMES)}." in ExportOptions.__doc__
+    ExportOptions(passes=dict.fromkeys(PASS_NAMES, False))
+    page = (Path(__file__).parents[4] / "docs" / "export.md").read_text()
+    assert page.partition("<!-- passes: written by scripts/render_passes.py -->\n\n")[2].startswith(render_table())
+    rows = re.findall(r"^\| `(\w+)` \| (on|off) \|", render_table(), re.MULTILINE)
+    assert rows == [(entry.name, "on" if entry.default else "off") for entry in PASSES]
+
+
+def test_what_the_table_says_of_each_pass() -> None:
+    options = {field.name for field in fields(ExportOptions)}
+    for entry in PASSES:
+        assert entry.purpose and set(entry.devices) <= {"cpu", "cuda"} and entry.devices
+        assert entry.option is None or entry.option in options
+        assert (ROOT / f"{entry.name}.py").is_file()
+
+
+def test_a_pass_that_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = tuple(replace(entry, default=entry.name != "drop_dead_code") for entry in PASSES)
+    monkeypatch.setattr(table, "PASSES", changed)
+    why = {report.name: report.not_run for report in run_passes(module(), ExportOptions())}
+    assert why["drop_dead_code"] == "it is switched off by the option passes"
+    why = {
+        report.name: report.not_run for report in run_passes(module(), ExportOptions(passes={"drop_dead_code": True}))
+    }
+    assert why["drop_dead_code"] is None

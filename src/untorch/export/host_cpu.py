@@ -1,16 +1,18 @@
-"""CPU targets: the compiler flags of each, and the CPU features that the compiled library can then need."""
+"""The CPU that the host code is compiled for: its compiler flags, and the CPU features that the code can need."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 from dataclasses import dataclass
+from typing import Literal
 
 from untorch.export.errors import CompileError
-from untorch.export.options import Cpu
 from untorch.runtime.errors import UnsupportedError
 
-__all__ = ["CpuTarget", "compiler_features", "resolve_cpu"]
+__all__ = ["Cpu", "HostCpu", "compiler_features", "resolve_host_cpu"]
+
+Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
 
 # Predefined macros → feature names of /proc/cpuinfo, all of which the loader knows.
 # Listed are the extensions that a compiler uses on its own or through Inductor's vector headers. Cryptography, tiles
@@ -27,8 +29,8 @@ _FEATURES = {
 
 
 @dataclass(frozen=True)
-class CpuTarget:
-    """What a target means for the compiler: -march and the vector width in bits (0: scalar, None: torch decides)."""
+class HostCpu:
+    """The option ``cpu`` as the compiler has it: -march, and the vector width in bits (0: scalar, None: torch's)."""
 
     name: Cpu
     architecture: str
@@ -36,28 +38,28 @@ class CpuTarget:
     vector_bits: int | None
 
 
-def resolve_cpu(name: Cpu) -> CpuTarget:
-    """The target ``name`` on this build machine. Raises UnsupportedError for an x86-64 level elsewhere."""
+def resolve_host_cpu(name: Cpu) -> HostCpu:
+    """The CPU ``name`` on this build machine. Raises UnsupportedError for an x86-64 level elsewhere."""
     architecture = platform.machine()
     if architecture != "x86_64":
         if name != "native":
             raise UnsupportedError(
                 f"option cpu: {name!r} needs an x86-64 build machine, this one is {architecture}: use cpu='native'"
             )
-        return CpuTarget(name, architecture, None, None)
+        return HostCpu(name, architecture, None, None)
     if name == "native":
         import torch
 
         bits = 512 if torch.cpu._is_avx512_supported() else 256 if torch.cpu._is_avx2_supported() else 0
-        return CpuTarget(name, architecture, "native", bits)
-    return CpuTarget(name, architecture, name, {"x86-64-v2": 0, "x86-64-v3": 256, "x86-64-v4": 512}[name])
+        return HostCpu(name, architecture, "native", bits)
+    return HostCpu(name, architecture, name, {"x86-64-v2": 0, "x86-64-v3": 256, "x86-64-v4": 512}[name])
 
 
-def compiler_features(target: CpuTarget, compiler: str) -> list[str]:
-    """The CPU features that code compiled for ``target`` may use, under the names that the loader checks."""
-    if target.march is None or target.architecture != "x86_64":
+def compiler_features(host: HostCpu, compiler: str) -> list[str]:
+    """The CPU features that code compiled for ``host`` may use, under the names that the loader checks."""
+    if host.march is None or host.architecture != "x86_64":
         return []
-    command = [compiler, f"-march={target.march}", "-dM", "-E", "-x", "c++", "/dev/null"]
+    command = [compiler, f"-march={host.march}", "-dM", "-E", "-x", "c++", "/dev/null"]
     try:
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

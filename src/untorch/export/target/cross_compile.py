@@ -1,8 +1,9 @@
-"""Compiles for a GPU that this machine does not have: in a process of its own, where torch is made to see it.
+"""The target CUDA without its GPU: cross-compilation in a process of its own, with a fake CUDA driver.
 
-The model is traced and changed on the CPU. In the child process its tensors become fake ones on the GPU, which have a
-shape and no memory, and AOTInductor compiles the graph: Triton and ptxas need no GPU. Which of several configurations
-of a kernel is taken says kernel_choice, as none can be timed. The values go from the parent straight into the file.
+The model is traced and changed on the CPU. In a forked child its tensors become fake ones on the GPU, which have a
+shape and no memory, and AOTInductor compiles the graph: Triton and ptxas need no GPU. No kernel can be timed, so
+kernel_choice and matmul_choice estimate which configuration is the fastest. The parent writes the tensors' values into
+the file.
 """
 
 from __future__ import annotations
@@ -11,39 +12,95 @@ import multiprocessing
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from untorch.export.absent_driver import DEVICE, forget_the_machine, pretend
+from untorch.export import toolkit
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
-from untorch.export.gpus import GpuModel
-from untorch.export.kernel_choice import Choices, recording
+from untorch.export.gpus import GpuModel, find_gpu
+from untorch.export.host_cpu import HostCpu
+from untorch.export.kernel_choice import choose, read_tuning, recording
 from untorch.export.kernel_sources import keeping_sources
 from untorch.export.matmul_choice import choosing
-from untorch.export.passes import PassReport
-from untorch.runtime.errors import UnsupportedError, UntorchError
+from untorch.export.passes.report import PassReport
+from untorch.export.patches import FAKE_DEVICE, fake_cuda, forget_the_machine
+from untorch.export.target.base import AotCompile, Produced
+from untorch.export.target.cuda import GpuCode
+from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
-__all__ = ["Produced", "compile_elsewhere", "refuse_native_attention", "require_triton"]
+if TYPE_CHECKING:
+    from untorch.export.method import Method
+    from untorch.export.options import ExportOptions
+
+__all__ = ["CrossCompileTarget", "refuse_native_attention"]
 
 
-@dataclass
-class Produced:
-    """What AOTInductor made: its files, the constants' values by FQN, which of them lie on the GPU, the kernels'
-    configurations and sources.
-    """
+@dataclass(frozen=True)
+class CrossCompileTarget(GpuCode):
+    """A GPU that this machine need not have, nor a driver."""
 
-    paths: list[str]
-    tensors: dict[str, torch.Tensor]
-    on_gpu: frozenset[str]
-    choices: Choices = field(default_factory=dict)
-    sources: list[str] = field(default_factory=list)
+    gpu: GpuModel
+
+    @classmethod
+    def resolve(cls, device: object, arch: object, host: HostCpu) -> CrossCompileTarget | None:
+        """For an arch, with device="cuda"."""
+        if arch is None:
+            return None
+        if device != "cuda":
+            raise InvalidArgumentError(
+                f"export: arch={arch!r} names a GPU to cross-compile for: device must be 'cuda', got {device!r}"
+            )
+        gpu = find_gpu(arch)
+        toolkit.require_triton()
+        toolkit.cuda_home()
+        return cls(gpu.architecture, gpu, host=host)
+
+    def check_request(self, method: Method) -> None:
+        """Nothing can be run here, and the model's tensors must lie on the CPU."""
+        super().check_request(method)
+        if method.options.tuning is not None:
+            read_tuning(method.options.tuning)
+        if method.options.verify:
+            raise InvalidArgumentError(
+                f"export: verify=True runs the file, and arch cross-compiles it for a GPU ({self.gpu.name}) that this "
+                f"machine need not have: leave verify out, and run it there"
+            )
+        tensors = method.model.state_dict() if isinstance(method.model, torch.nn.Module) else method.model.state_dict
+        found = {t.device.type for t in tensors.values() if isinstance(t, torch.Tensor)} - {"cpu"}
+        if found:
+            raise InvalidArgumentError(
+                f"export: method {method.name!r}: with arch the model is traced on the CPU, and it has tensors on "
+                f"{', '.join(sorted(found))}: move it with model.cpu()"
+            )
+
+    def check_graph(self, method: Method, passes: list[PassReport]) -> None:
+        """PyTorch's choice among its fused attention operators needs the GPU."""
+        refuse_native_attention(method.module, passes, method.name, self.gpu)
+
+    def inductor_config(self, options: ExportOptions) -> dict[str, Any]:
+        """Padding is decided by measuring; small tensors have no values in the child."""
+        return super().inductor_config(options) | {"shape_padding": False, "always_keep_tensor_constants": True}
+
+    def link_libraries(self, folder: Path) -> None:
+        """A stub of the driver."""
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        toolkit.stub_driver(folder / "libcuda.so", get_cpp_compiler())
+
+    def run_inductor(
+        self, method: Method, aot_compile: AotCompile, example: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> Produced:
+        """In a child process."""
+        tuning = method.options.tuning
+        known = {} if tuning is None else read_tuning(tuning).get(self.architecture, {})
+        return _compile_in_child(method.name, method.module, example, self.gpu, aot_compile, known)
 
 
 @dataclass
@@ -56,20 +113,6 @@ class _Failure:
 
 class _ChildError(Exception):
     """Shows where in the child it was."""
-
-
-Compile = Callable[[fx.GraphModule, tuple[Any, ...], dict[str, Any]], list[Any]]
-
-
-def require_triton() -> None:
-    """Raises UnsupportedError where Triton, or torch's version of it, is missing."""
-    try:
-        import triton  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(
-            "export: arch: kernels for a GPU that is not there are compiled by Triton, which is not installed: "
-            "install the triton that belongs to this torch (3.6 for torch 2.11 to 2.13)"
-        ) from error
 
 
 def _tensors_by_name(module: fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -86,7 +129,7 @@ def _tensors_by_name(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 def refuse_native_attention(module: fx.GraphModule, passes: list[PassReport], method: str, gpu: GpuModel) -> None:
     """Raises CompileError for attention that is left to torch.
 
-    Its choice among the fused operators asks the GPU, and without one it would be plain math without a word.
+    Its choice among the fused operators asks the GPU; without one it would silently be plain math.
     """
     for node in module.graph.nodes:
         if node.target != torch.ops.aten.scaled_dot_product_attention.default:
@@ -96,20 +139,20 @@ def refuse_native_attention(module: fx.GraphModule, passes: list[PassReport], me
         reason = next((text for text in skipped if text), "native: the pass choose_attention was switched off")
         raise CompileError(
             f"method {method!r}: {node.name}{f' ({where})' if where else ''} would be left to PyTorch's fused "
-            f"operators, which are chosen on the GPU, and {gpu.name} is not here ({reason}): use attention='math' for "
-            f"plain matrix products, or compile on such a GPU"
+            f"operators, which are chosen on the GPU, and this compiles for {gpu.name} without one ({reason}): use "
+            f"attention='math' for plain matrix products, or compile on such a GPU"
         )
 
 
-def compile_elsewhere(
+def _compile_in_child(
     name: str,
     module: fx.GraphModule,
     example: tuple[Any, dict[str, Any]],
     gpu: GpuModel,
-    compile_graph: Compile,
+    aot_compile: AotCompile,
     tuning: Mapping[str, Mapping[str, Any]],
 ) -> Produced:
-    """``compile_graph(module, args, kwargs)`` in a child process that takes ``gpu`` for its own.
+    """``aot_compile(module, args, kwargs)`` in a child process that sees ``gpu``.
 
     tuning: the configurations that are known for kernels on it, see ``kernel_choice``.
 
@@ -119,7 +162,7 @@ def compile_elsewhere(
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="untorch-") as folder:
         path = Path(folder) / "produced"
-        child = context.Process(target=_child, args=(path, module, example, gpu, compile_graph, tuning))
+        child = context.Process(target=_child, args=(path, module, example, gpu, aot_compile, tuning))
         with warnings.catch_warnings():
             # The child uses one thread, and neither locks nor the GPU of its parent.
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -152,13 +195,13 @@ def _child(
     module: fx.GraphModule,
     example: tuple[Any, dict[str, Any]],
     gpu: GpuModel,
-    compile_graph: Compile,
+    aot_compile: AotCompile,
     tuning: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Writes (paths, the module's tensors by their names there, others, the kernels' configurations, their sources), an
     error, or what is left of a foreign one.
     """
-    torch.set_num_threads(1)  # the parent's threads are not here
+    torch.set_num_threads(1)  # the parent's threads were not forked
     forget_the_machine()
     result: Any
     try:
@@ -167,13 +210,14 @@ def _child(
         joint_graph.lazy_init(torch.device("cpu"))
         values: dict[int, torch.Tensor] = {}
         with (
-            torch.no_grad(), pretend(gpu, values, tuning), recording(gpu.architecture) as choices,
-            choosing(gpu, tuning, choices[gpu.architecture]), keeping_sources() as sources,
+            torch.no_grad(), fake_cuda(gpu, values, lambda kernel: choose(gpu, kernel, tuning)),
+            recording(gpu.architecture) as choices, choosing(gpu, tuning, choices[gpu.architecture]),
+            keeping_sources() as sources,
         ):  # fmt: skip
             args, kwargs = _place(module, example, values)
             names = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in _tensors_by_name(module).items()}
             on_gpu, made, paths = {}, {}, []
-            for item in compile_graph(module, args, kwargs):
+            for item in aot_compile(module, args, kwargs):
                 if not isinstance(item, dict):
                     paths.append(item)
                     continue
@@ -206,11 +250,11 @@ def _place(
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=FAKE_DEVICE)
         return torch.nn.Parameter(made, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else made
 
     def moved(value: Any) -> Any:
-        return DEVICE if isinstance(value, torch.device) else value
+        return FAKE_DEVICE if isinstance(value, torch.device) else value
 
     for owner in module.modules():
         tensors: Any

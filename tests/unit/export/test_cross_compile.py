@@ -1,4 +1,4 @@
-"""Compiling for GPUs that this machine does not have; tests/gpu runs such files."""
+"""Cross-compilation for GPUs; tests/gpu runs such files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from torch.export import Dim
 from tests.native.nvfp4_experts import random_experts, random_routing
 from untorch.archive import MANIFEST, ArchiveReader
 from untorch.export import CompileError, ExportReport, check, export
-from untorch.export.absent_driver import _Convolution, stub_driver
-from untorch.export.absent_gpu import refuse_native_attention, require_triton
-from untorch.export.coverage import find_missing, needed_symbols
+from untorch.export.coverage import find_missing
 from untorch.export.gpus import GpuModel
 from untorch.export.library import find_runtime_library
+from untorch.export.patches.fake_driver import Convolution
+from untorch.export.target.cross_compile import refuse_native_attention
+from untorch.export.toolkit import require_triton, stub_driver
 from untorch.quant import NVFP4MoE
+from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import parse_elf, read_elf
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
@@ -84,8 +86,8 @@ def methods() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["sm_80", "H200"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExportReport, str]:
-    path = tmp_path_factory.mktemp("absent") / "model.pt2"
-    report = export(methods(), path, device="cuda", arch=request.param, progress=False)
+    path = tmp_path_factory.mktemp("cross") / "model.pt2"
+    report = export(methods=methods(), path=path, device="cuda", arch=request.param, progress=False)
     return report, "sm_90" if request.param == "H200" else request.param
 
 
@@ -124,7 +126,7 @@ def test_every_function_is_there(exported: tuple[ExportReport, str]) -> None:
             ]
             library = parse_elf(archive.read(entry), entry)
             assert "libcuda.so.1" in library.needed
-            needed = needed_symbols(library)
+            needed = needed_functions(library)
             assert not find_missing(needed, None, available, device="cuda")
             assert any(n.startswith("aoti_torch_cuda_") for n in needed)
 
@@ -169,10 +171,10 @@ def test_the_layout_of_a_convolution(
     x, n = torch.zeros(sizes).to(**change), len(sizes) - 2
     weight = torch.zeros(4, 3, *[3] * n, dtype=x.dtype)
     given = {"transposed": False, "output_padding": [0] * n, **arguments}
-    chosen = _Convolution.select(x, weight, None, [1] * n, [0] * n, [1] * n, groups=1, **given)
+    chosen = Convolution.select(x, weight, None, [1] * n, [0] * n, [1] * n, groups=1, **given)
     expanded = (x.unsqueeze(2), weight.unsqueeze(2)) if n == 1 else (x, weight)  # as torch does
     wanted = torch.channels_last if n == 2 else torch.channels_last_3d
-    found = _Convolution.memory_format(*expanded, chosen)
+    found = Convolution.memory_format(*expanded, chosen)
     assert found == (wanted if channels_last else torch.contiguous_format)
 
 
@@ -191,7 +193,11 @@ def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
 
 def test_several_architectures(tmp_path: Path) -> None:
     report = export(
-        {"mlp": methods()["mlp"]}, tmp_path / "m.pt2", device="cuda", arch=["sm_90", "A100"], progress=False
+        methods={"mlp": methods()["mlp"]},
+        path=tmp_path / "m.pt2",
+        device="cuda",
+        arch=["sm_90", "A100"],
+        progress=False,
     )
     with ArchiveReader(report.path) as archive:
         manifest = json.loads(archive.read(MANIFEST))
@@ -221,7 +227,12 @@ def test_wrong_architectures(arch: Any, text: str, tmp_path: Path) -> None:
 
 def test_int4(tmp_path: Path) -> None:
     report = export(
-        {"mlp": methods()["mlp"]}, tmp_path / "a.pt2", device="cuda", arch="sm_90", quantize="int4", progress=False
+        methods={"mlp": methods()["mlp"]},
+        path=tmp_path / "a.pt2",
+        device="cuda",
+        arch="sm_90",
+        quantize="int4",
+        progress=False,
     )
     assert "aoti_torch_cuda_int4_linear" in report.methods["mlp"].operators
     with ArchiveReader(report.path) as archive:
@@ -233,7 +244,12 @@ def test_int4(tmp_path: Path) -> None:
 
 def test_nvfp4(tmp_path: Path) -> None:
     report = export(
-        {"mlp": methods()["mlp"]}, tmp_path / "a.pt2", device="cuda", arch="sm_90", quantize="nvfp4", progress=False
+        methods={"mlp": methods()["mlp"]},
+        path=tmp_path / "a.pt2",
+        device="cuda",
+        arch="sm_90",
+        quantize="nvfp4",
+        progress=False,
     )
     assert "aoti_torch_cuda_nvfp4_linear" in report.methods["mlp"].operators
     with ArchiveReader(report.path) as archive:
@@ -279,7 +295,10 @@ def test_another_device(device: str, tmp_path: Path) -> None:
 
 
 def test_verify_needs_the_gpu(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"verify=True runs the file, .* \(H200\) .* leave verify out"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"verify=True runs the file, .* a GPU \(H200\) that this machine need not have: leave verify out",
+    ):
         export(
             Mlp(), (torch.randn(8, 64),), tmp_path / "a.pt2", device="cuda", arch="H200", verify=True, progress=False
         )
@@ -304,11 +323,10 @@ class Doubles(nn.Module):
 
 def test_attention_that_torch_would_choose(tmp_path: Path) -> None:
     x = torch.randn(1, 2, 8, 16, dtype=torch.float64)
-    text = (
-        r"method 'forward': scaled_dot_product_attention \(.*test_absent_gpu.py.*\) would be left to PyTorch's fused "
-    )
+    text = r"method 'forward': scaled_dot_product_attention \(.*test_cross_compile.py.*\) would be left to PyTorch's fused "
     with pytest.raises(
-        CompileError, match=text + r".*H100 is not here \(native: the type is float64.*attention='math'"
+        CompileError,
+        match=text + r".*this compiles for H100 without one \(native: the type is float64.*attention='math'",
     ):
         export(Doubles(), (x,), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
     module = torch.export.export(Doubles(), (x,)).module()

@@ -1,7 +1,8 @@
-"""A buffer of one element that the model writes into is state, not a constant."""
+"""Patches of what torch does to graphs: buffers that the model writes, a decomposition, copies of programs."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy
@@ -10,6 +11,8 @@ import torch
 
 import untorch
 from untorch.export import export
+from untorch.export.patches.cpu import torch_version
+from untorch.export.patches.graphs import lstm_hidden_state
 
 
 class Steps(torch.nn.Module):
@@ -30,8 +33,7 @@ def test_a_step_counter_counts(tmp_path: Path) -> None:
         assert [program.forward(x).tolist() for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
 
 
-def test_torch_still_folds_them() -> None:
-    """Fails when the patch in torch_patches.py is no longer needed."""
+def test_torch_still_folds_changing_scalars() -> None:
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 
     class Root(torch.nn.Module):
@@ -75,7 +77,6 @@ def test_a_clone_has_the_value_of_before(tmp_path: Path, shape: tuple[int, ...])
 
 
 def test_torch_still_drops_clones() -> None:
-    """Fails when the patch in torch_patches.py is no longer needed."""
     from torch._inductor.fx_passes.post_grad import remove_noop_ops
 
     graph = torch.fx.Graph()
@@ -89,3 +90,32 @@ def test_torch_still_drops_clones() -> None:
     graph.output((before, written))
     remove_noop_ops(graph)
     assert before not in graph.nodes
+
+
+@pytest.mark.skipif(torch_version() >= (2, 14), reason="it no longer does")
+def test_copying_a_program_still_warns() -> None:
+    program = torch.export.export(torch.nn.Linear(16, 16), (torch.ones(16),))
+    with pytest.warns(FutureWarning, match=r"isinstance\(treespec, LeafSpec\)"):
+        copy.deepcopy(program.call_spec)
+
+
+def test_torch_gives_an_lstms_hidden_state_its_shape() -> None:
+    """From 2.13 on; the patch for older ones changes nothing there, and gives them the shape."""
+    from torch._decomp import decompositions
+
+    parameters = [torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16)]
+    arguments = (torch.randn(5, 2, 3), (torch.zeros(2, 4), torch.zeros(2, 4)), parameters, True)
+    out, states = decompositions.one_layer_lstm(*arguments)
+    assert (states[0].dim() == 2) == (torch_version() >= (2, 13))
+    with lstm_hidden_state():
+        patched, fixed = decompositions.one_layer_lstm(*arguments)
+    assert torch.equal(out, patched) and torch.equal(states[0].reshape(2, 4), fixed[0])
+    assert [tuple(state.shape) for state in fixed] == [(2, 4), (2, 4)]
+
+
+def test_torch_still_compiles_what_it_generates() -> None:
+    """When torch has an option that stops behind the generated code, generated_only is no longer needed."""
+    from torch._inductor import config
+
+    options = [name for name in config.get_config_copy() if name.startswith("aot_inductor")]
+    assert not [name for name in options if "codegen_only" in name or "generate_only" in name or "skip_compile" in name]

@@ -1,4 +1,4 @@
-"""Buffers that calls change, and which methods of a file share them: a session has one copy of each."""
+"""Mutable buffers: which methods of a file share them. A session has one copy of each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from untorch.export.compile import TracedMethod
 from untorch.export.errors import CompileError
+from untorch.export.method import Method
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes.attributes import attribute
 
-__all__ = ["StateTable", "share_states"]
+__all__ = ["MutableBuffers", "share_buffers"]
 
 
-def share_states(methods: Sequence[TracedMethod]) -> None:
-    """Tells every method which of its tensors others write: those of the same name, dtype and shape.
+def share_buffers(methods: Sequence[Method]) -> None:
+    """Tells every traced method which of its buffers others write: those of the same name, dtype and shape.
 
     A method that only reads such a buffer must not take it for a constant.
     """
@@ -38,7 +38,7 @@ def _kind(tensor: Any) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 @dataclass
-class _State:
+class _Buffer:
     weight: int
     shapes: dict[str, tuple[str, tuple[int, ...]]]
     device: str
@@ -49,24 +49,24 @@ class _State:
         return list(dict.fromkeys(method for method, _ in self.codes))
 
 
-class StateTable:
-    """The states of a file. Methods are added one after the other; what they name alike is one state."""
+class MutableBuffers:
+    """The mutable buffers of a file. Methods are added in turn; buffers of one name, dtype and shape are one."""
 
     def __init__(self) -> None:
-        self._states: list[_State] = []
+        self._buffers: list[_Buffer] = []
 
     @property
     def entries(self) -> list[dict[str, Any]]:
         """As the manifest has them: the name, the initial value, and the methods that share it."""
-        return [{"fqn": min(state.shapes), "weight": state.weight, "methods": state.methods} for state in self._states]
+        return [{"fqn": min(b.shapes), "weight": b.weight, "methods": b.methods} for b in self._buffers]
 
     def add_method(
         self, method: str, device: str, constants: list[dict[str, Any]], storages: Sequence[int],
         architecture: str | None = None,
     ) -> None:  # fmt: skip
-        """Gives every changed constant (a manifest entry) its state. ``storages``: the constants' memory, by identity.
+        """Gives every changed constant (a manifest entry) its buffer. ``storages``: the constants' memory, by identity.
 
-        ``architecture``: of the GPU that this code of the method is for; a method's codes have the same states.
+        ``architecture``: of the GPU that this code of the method is for; a method's codes have the same buffers.
         Raises CompileError when methods name a buffer alike and give it different initial values.
         """
         groups: dict[int, list[dict[str, Any]]] = {}
@@ -78,29 +78,29 @@ class StateTable:
             where = group[0].get("device", device)
             code = (method, architecture)
             index = self._find(code, shapes, group[0]["weight"], where)
-            state = self._states[index]
-            state.shapes |= shapes
-            state.codes.append(code)
+            buffer = self._buffers[index]
+            buffer.shapes |= shapes
+            buffer.codes.append(code)
             for constant in group:
                 constant["state"] = index
 
     def _find(
         self, code: tuple[str, str | None], shapes: dict[str, tuple[str, tuple[int, ...]]], weight: int, device: str
     ) -> int:
-        for index, state in enumerate(self._states):
-            common = [name for name, shape in shapes.items() if state.shapes.get(name) == shape]
-            if not common or code in state.codes:
+        for index, buffer in enumerate(self._buffers):
+            common = [name for name, shape in shapes.items() if buffer.shapes.get(name) == shape]
+            if not common or code in buffer.codes:
                 continue
-            if state.device != device:
+            if buffer.device != device:
                 raise CompileError(
-                    f"methods {state.methods[0]!r} and {code[0]!r} share the buffer {common[0]!r}, which the one has "
-                    f"on {state.device} and the other on {device}: keep it on one device"
+                    f"methods {buffer.methods[0]!r} and {code[0]!r} share the mutable buffer {common[0]!r}, "
+                    f"which the first has on {buffer.device} and the second on {device}: keep it on one device"
                 )
-            if state.weight != weight:
+            if buffer.weight != weight:
                 raise CompileError(
-                    f"methods {state.methods[0]!r} and {code[0]!r} both have a buffer {common[0]!r} that calls change, "
-                    f"with different values: a session has one; give both modules the same values, or other names"
+                    f"methods {buffer.methods[0]!r} and {code[0]!r} both have a mutable buffer {common[0]!r}, with "
+                    f"different values: a session has one; give both modules the same values, or other names"
                 )
             return index
-        self._states.append(_State(weight, shapes, device))
-        return len(self._states) - 1
+        self._buffers.append(_Buffer(weight, shapes, device))
+        return len(self._buffers) - 1

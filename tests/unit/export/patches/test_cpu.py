@@ -1,7 +1,8 @@
-"""A loop that is known to be small runs on one thread; one whose size is open may run on several."""
+"""Patches of C++ code generation: the vector ISA, -march, and which loops run in parallel."""
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch.export import Dim
 
-from untorch.export import export, torch_patches
+from untorch.export import export, patches
+from untorch.export.library import find_runtime_library
+from untorch.export.patches.cpu import has_cpp_march, torch_version
 
 
 class Double(torch.nn.Module):
@@ -33,8 +36,22 @@ def test_small_loops_are_serial_and_open_ones_parallel(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_torch_still_parallelises_small_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when the patch in torch_patches.py is no longer needed."""
-    import contextlib
-
-    monkeypatch.setattr(torch_patches, "_small_loops", contextlib.nullcontext)
+    monkeypatch.setattr(patches, "small_loops", contextlib.nullcontext)
     assert "#pragma omp parallel" in source(tmp_path / "small.pt2", 64)
+
+
+def test_the_isa_probe_still_fails_with_custom_op_libs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config, cpu_vec_isa
+
+    (tmp_path / "libuntorch.so").symlink_to(find_runtime_library())
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    code = (
+        'extern "C" int aoti_torch_device_type_cpu(); extern "C" int probe() { return aoti_torch_device_type_cpu(); }'
+    )
+    with config.patch({"aot_inductor.custom_op_libs": ["untorch"], "aot_inductor.link_libtorch": False}):
+        assert not cpu_vec_isa.VecAVX2().check_build(code)
+
+
+def test_torch_has_cpp_march() -> None:
+    assert has_cpp_march() == (torch_version() >= (2, 13))

@@ -1,4 +1,4 @@
-"""Which buffers are state, and which methods share them."""
+"""Which buffers are mutable, and which methods share them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from untorch.export import CompileError, export
-from untorch.export.compile import MethodInput, TracedMethod
+from untorch.export.method import Method, Traced
+from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
-from untorch.export.states import StateTable, share_states
 
 
 class Counter(nn.Module):
@@ -32,14 +32,16 @@ class Reads(Counter):
         return x + self.count
 
 
-def traced(name: str, module: nn.Module, size: int = 3) -> TracedMethod:
+def traced(name: str, module: nn.Module, size: int = 3) -> Method:
     program = torch.export.export(module, (torch.ones(size),))
-    return TracedMethod(MethodInput(name, module, (torch.ones(size),)), program, program.module())  # type: ignore[arg-type]
+    method = Method(name, module, (torch.ones(size),))
+    method.traced = Traced(program, program.module())  # type: ignore[arg-type]
+    return method
 
 
 def test_a_reader_learns_of_its_writer() -> None:
     adds, reads, other = traced("adds", Adds()), traced("reads", Reads()), traced("other", Reads(size=4), 4)
-    share_states([adds, reads, other])
+    share_buffers([adds, reads, other])
     assert [m.module.meta[WRITTEN_ELSEWHERE] for m in (adds, reads, other)] == [set(), {"count"}, set()]
     assert find_mutations(reads.module.graph).attributes == {"count"}
     assert find_mutations(other.module.graph).attributes == frozenset()  # another size is another buffer
@@ -49,8 +51,8 @@ def constant(fqn: str, weight: int = 0, **more: Any) -> dict[str, Any]:
     return {"fqn": fqn, "dtype": "float32", "shape": [3], "weight": weight, "mutated": True, **more}
 
 
-def test_what_has_one_name_or_one_memory_is_one_state() -> None:
-    table = StateTable()
+def test_what_has_one_name_or_one_memory_is_one_buffer() -> None:
+    table = MutableBuffers()
     first = [constant("a"), constant("b"), constant("c"), constant("d", mutated=False)]
     table.add_method("one", "cpu", first, [10, 10, 20, 30])  # a and b lie in one place
     second = [constant("b"), constant("c", shape=[1, 3])]
@@ -65,11 +67,11 @@ def test_what_has_one_name_or_one_memory_is_one_state() -> None:
 
 
 def test_what_does_not_fit_together() -> None:
-    table = StateTable()
+    table = MutableBuffers()
     table.add_method("one", "cpu", [constant("a")], [1])
-    with pytest.raises(CompileError, match="'one' and 'two' both have a buffer 'a' that calls change, with different"):
+    with pytest.raises(CompileError, match="'one' and 'two' both have a mutable buffer 'a', with different values"):
         table.add_method("two", "cpu", [constant("a", weight=1)], [1])
-    with pytest.raises(CompileError, match="the one has on cpu and the other on cuda"):
+    with pytest.raises(CompileError, match="which the first has on cpu and the second on cuda"):
         table.add_method("three", "cuda", [constant("a")], [1])
 
 
@@ -78,5 +80,5 @@ def test_what_does_not_fit_together() -> None:
 def test_different_initial_values_are_refused(tmp_path: Path) -> None:
     x = torch.ones(3)
     with pytest.raises(CompileError, match="a session has one"):
-        export({"one": (Adds(), (x,)), "two": (Adds(5.0), (x,))}, tmp_path / "m.pt2", progress=False)
+        export(methods={"one": (Adds(), (x,)), "two": (Adds(5.0), (x,))}, path=tmp_path / "m.pt2", progress=False)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,145 @@
+"""Every graph pass, registered once, in the order in which they run.
+
+From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
+docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
+results; drop_dead_code runs before pack_linears, which fuses a node into its only user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from untorch.export.passes.choose_attention import choose_attention
+from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
+from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
+from untorch.export.passes.drop_dead_code import drop_dead_code
+from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
+from untorch.export.passes.exact_floor_division import exact_floor_division
+from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.pack_linears import pack_linears
+from untorch.export.passes.repack_int4 import repack_int4
+from untorch.export.passes.report import PassReport
+from untorch.export.passes.restore_views import restore_views
+
+if TYPE_CHECKING:
+    from untorch.export.options import ExportOptions
+
+__all__ = ["PASSES", "PASS_NAMES", "Pass", "render_table"]
+
+_DEVICE_NAMES = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    run: changes the module in place, for a method on a device ("cpu", "cuda").
+    purpose: what it is for, as Markdown for docs/export.md.
+    default: whether it runs unless the option ``passes`` says otherwise.
+    devices: the target devices it is for.
+    option: the field of ExportOptions, a bool, that switches it off as well.
+    """
+
+    name: str
+    run: Callable[[fx.GraphModule, ExportOptions, str], PassReport]
+    purpose: str
+    default: bool = True
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    option: str | None = None
+
+    def reason_not_to_run(self, options: ExportOptions, device: str) -> str | None:
+        """Why the pass does not run for this method; None if it does."""
+        if not options.passes.get(self.name, self.default):
+            return "it is switched off by the option passes"
+        if self.option is not None and not getattr(options, self.option):
+            return f"it is switched off by the option {self.option}"
+        if device not in self.devices:
+            return f"it is for {' and '.join(self.devices)}, and the method is for {device}"
+        return None
+
+
+PASSES = (
+    Pass(
+        "drop_inference_dropout",
+        lambda module, options, device: drop_inference_dropout(module),
+        "removes dropout that is switched off: it computes nothing, and keeps a linear layer from being fused with "
+        "what follows",
+    ),
+    Pass(
+        "cond_predicates_to_host",
+        lambda module, options, device: cond_predicates_to_host(module),
+        "decides `torch.cond` where the predicate is a constant of the model, or computed from constants: the branch "
+        "that is taken replaces it. Otherwise a predicate on a GPU makes each call wait. A predicate that depends on "
+        "inputs, or that the model writes, stays",
+    ),
+    Pass(
+        "restore_views",
+        lambda module, options, device: restore_views(module),
+        "turns copies of views (`permute_copy`, `slice_copy` …), which functionalised programs have, back into views, "
+        "where nothing writes into the memory and no output would share memory or get other strides",
+    ),
+    Pass(
+        "fold_constants",
+        lambda module, options, device: fold_constants(module, options.fold_limit),
+        "computes what depends on the model's own tensors only, and stores the result. Not for random operators, "
+        "tensors that the model writes, views, and what is made from numbers only (`arange`). A result has at most "
+        "`fold_limit` bytes; all together may add that much to what they replace",
+    ),
+    Pass(
+        "exact_floor_division",
+        lambda module, options, device: exact_floor_division(module),
+        "keeps `//`, `torch.div` with a rounding mode and `torch.fmod` of integers exact where an operand is a 0-D "
+        "constant: [Inductor](https://github.com/pytorch/pytorch/issues/186164) takes it for a float, and `-7 // 3` "
+        "becomes -2",
+    ),
+    Pass(
+        "conv1d_as_conv2d",
+        lambda module, options, device: conv1d_as_conv2d(module),
+        "gives 1-D convolutions a height of one, as Inductor's Triton convolutions are for images. Transposed, dilated "
+        "and depthwise ones stay",
+        devices=("cuda",),
+    ),
+    Pass(
+        "choose_attention",
+        lambda module, options, device: choose_attention(module, options.attention, device),
+        "decides what computes [attention](#attention), as the option `attention` says",
+    ),
+    Pass(
+        "repack_int4",
+        lambda module, options, device: repack_int4(module),
+        "PyTorch's `_weight_int4pack_mm_for_cpu`, whose weights are packed for the vectors of the CPU that packed "
+        "them, becomes `untorch::int4_linear` with the same values in a layout that any CPU reads. Weights that are no "
+        "constants stay, and are refused",
+        devices=("cpu",),
+    ),
+    Pass(
+        "drop_dead_code",
+        lambda module, options, device: drop_dead_code(module),
+        "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
+    ),
+    Pass(
+        "pack_linears",
+        lambda module, options, device: pack_linears(module),
+        "makes one operator of our own from a linear layer with a constant float32 weight, the activation behind it "
+        "(ReLU, SiLU, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. The weight is stored "
+        "in the kernel's layout, so it is not packed at run time ([decision](decisions/0002-prepack-linear-weights-at-export.md)). "
+        "Layers with fewer than 16 outputs or 4 inputs are left alone",
+        devices=("cpu",),
+        option="pack_linears",
+    ),
+)
+
+PASS_NAMES = tuple(entry.name for entry in PASSES)
+
+
+def render_table() -> str:
+    """The table of passes as Markdown."""
+    rows = ["| pass | default | targets | what it does |", "|---|---|---|---|"]
+    for entry in PASSES:
+        targets = ", ".join(_DEVICE_NAMES[device] for device in entry.devices)
+        rows.append(f"| `{entry.name}` | {'on' if entry.default else 'off'} | {targets} | {entry.purpose} |")
+    return "\n".join(rows) + "\n"

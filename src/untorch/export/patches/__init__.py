@@ -1,0 +1,48 @@
+"""Every patch of torch and Triton that untorch makes, in force only while a model is compiled.
+
+``registry.PATCHES`` is the table: what each replaces, for which versions of torch, why, and the test that fails when it
+is no longer needed. Nothing outside this folder sets an attribute of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from untorch.export.host_cpu import HostCpu
+from untorch.export.patches.cpu import has_cpp_march, march, small_loops, torch_version, vector_isa
+from untorch.export.patches.cuda import kept_kernels, kernel_sources, toolkit_folder
+from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
+from untorch.export.patches.fake_driver import FAKE_DEVICE
+from untorch.export.patches.graphs import (
+    changing_scalars,
+    clones_of_buffers,
+    generated_only,
+    lstm_hidden_state,
+    treespec_warning,
+)
+from untorch.export.patches.registry import PATCHES, Patch
+
+__all__ = [
+    "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
+    "has_cpp_march", "kept_kernels", "kernel_sources", "toolkit_folder", "torch_version", "treespec_warning",
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterator[None]:
+    """What every target needs while a method is traced and compiled.
+
+    reads_shared_buffers: the method reads buffers that other methods of the file write.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(treespec_warning())
+        stack.enter_context(changing_scalars(reads_shared_buffers))
+        stack.enter_context(clones_of_buffers())
+        stack.enter_context(small_loops())
+        stack.enter_context(lstm_hidden_state())
+        if host.vector_bits is not None:
+            stack.enter_context(vector_isa(host.vector_bits))
+        if host.march is not None and not has_cpp_march():
+            stack.enter_context(march(host.march))
+        yield

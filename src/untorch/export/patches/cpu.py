@@ -1,0 +1,106 @@
+"""Patches of Inductor's C++ code generation: the vector ISA, -march, and which loops run in parallel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from untorch.export.patches.registry import patch, replaced
+
+__all__ = ["has_cpp_march", "march", "small_loops", "torch_version", "vector_isa"]
+
+
+def torch_version() -> tuple[int, int]:
+    """(major, minor) of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def has_cpp_march() -> bool:
+    """Whether this torch has the option ``cpp.march``."""
+    from torch._inductor import config
+
+    return hasattr(config.cpp, "march")
+
+
+@patch(
+    "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
+    versions="2.11–2.15",
+    why="Inductor probes a vector ISA by loading a library that it links like the model. With libuntorch.so among "
+    "custom_op_libs the probe cannot be loaded, and Inductor silently generates scalar code. A CPU other than the "
+    "build machine's cannot be probed at all.",
+    test="test_cpu.py::test_the_isa_probe_still_fails_with_custom_op_libs",
+)
+@contextlib.contextmanager
+def vector_isa(bits: int) -> Iterator[None]:
+    """Inductor generates code for vectors of so many bits, without a probe; 0: scalar code."""
+    from torch._inductor import cpu_vec_isa
+
+    isas: list[Any] = []
+    if bits:
+        base: Any = cpu_vec_isa.VecAVX512 if bits == 512 else cpu_vec_isa.VecAVX2
+
+        class Chosen(base):  # type: ignore[misc]
+            """The ISA of the target, taken as given instead of being probed."""
+
+            def __bool__(self) -> bool:
+                return True
+
+            def __hash__(self) -> int:
+                return hash(str(self))
+
+        isas.append(Chosen())
+    with replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: isas):
+        yield
+
+
+@patch(
+    "torch._inductor.cpp_builder._get_optimization_cflags",
+    versions="< 2.13",
+    why="There is no cpp.march: the flag -march=native is fixed.",
+    test="test_cpu.py::test_torch_has_cpp_march",
+)
+@contextlib.contextmanager
+def march(name: str) -> Iterator[None]:
+    """The host code is compiled with -march=name."""
+    from torch._inductor import cpp_builder
+
+    original = cpp_builder._get_optimization_cflags
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        def fixed(flags: list[str]) -> list[str]:
+            return [f"march={name}" if flag == "march=native" else flag for flag in flags]
+
+        result = original(*args, **kwargs)
+        return (fixed(result[0]), *result[1:]) if isinstance(result, tuple) else fixed(result)
+
+    with replaced(cpp_builder, "_get_optimization_cflags", patched):
+        yield
+
+
+@patch(
+    "torch._inductor.codegen.cpp.CppKernel.decide_parallel_depth",
+    versions="2.11–2.15",
+    why="With cpp.dynamic_threads Inductor opens a parallel region for every loop, however small; starting threads "
+    "costs more than a few thousand elements do. Loops whose size is known and small stay on one thread.",
+    test="test_cpu.py::test_torch_still_parallelises_small_loops",
+)
+@contextlib.contextmanager
+def small_loops() -> Iterator[None]:
+    """Small loops of known size run on one thread."""
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppKernel
+
+    original: Any = CppKernel.decide_parallel_depth
+
+    def patched(self: Any, max_parallel_depth: Any, threads: int) -> Any:
+        if any(not getattr(size, "is_number", True) for size in self.call_ranges):
+            return original(self, max_parallel_depth, threads)  # may be large when it runs
+        with config.patch({"cpp.dynamic_threads": False}):
+            return original(self, max_parallel_depth, threads)
+
+    with replaced(CppKernel, "decide_parallel_depth", patched):
+        yield

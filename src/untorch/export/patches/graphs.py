@@ -1,0 +1,146 @@
+"""Patches of what torch does to graphs: buffers that the model writes, a wrong decomposition, copies of programs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from untorch.export.patches.registry import patch, replaced
+
+__all__ = ["changing_scalars", "clones_of_buffers", "generated_only", "lstm_hidden_state", "treespec_warning"]
+
+
+@patch(
+    "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._deduce_value",
+    versions="2.11–2.15",
+    why="Inductor takes a buffer of one element for a constant, also when the model writes into it: a step counter "
+    "would keep its first value. Where another method of the file writes, it also writes small ones into the code.",
+    test="test_graphs.py::test_torch_still_folds_changing_scalars",
+)
+@contextlib.contextmanager
+def changing_scalars(reads_shared_buffers: bool) -> Iterator[None]:
+    """Buffers that the model writes are no constants; nor is any, if the method reads what other methods write."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+
+    original = UniformValueConstantFolder._deduce_value
+
+    def patched(self: Any, node: torch.fx.Node) -> Any:
+        # After functionalisation a write is a copy_ back into the buffer. Another method's is not seen here, and names
+        # are not what they were.
+        if node.op == "get_attr" and (
+            reads_shared_buffers
+            or any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users)
+        ):
+            return self.unknown_value
+        return original(self, node)
+
+    # Small tensors become numbers in the code, but for those that the method itself writes.
+    keep: Any = contextlib.nullcontext()
+    if reads_shared_buffers:
+        keep = config.patch(always_keep_tensor_constants=True)
+    with keep, replaced(UniformValueConstantFolder, "_deduce_value", patched):
+        yield
+
+
+def _kept_clone(*_: Any) -> None:
+    """Stands in for a clone while no-ops are dropped."""
+
+
+@patch(
+    "torch._inductor.fx_passes.post_grad.remove_noop_ops",
+    versions="2.11–2.15",
+    why="A clone of a buffer that is written afterwards is dropped as a no-op, and an output that should have the old "
+    "value has the new one.",
+    test="test_graphs.py::test_torch_still_drops_clones",
+)
+@contextlib.contextmanager
+def clones_of_buffers() -> Iterator[None]:
+    """Clones of buffers that the graph writes stay."""
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.remove_noop_ops
+
+    def written(node: Any) -> bool:
+        if not isinstance(node, torch.fx.Node) or node.op != "get_attr":
+            return False
+        return any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users)
+
+    def patched(graph: torch.fx.Graph) -> None:
+        kept = [n for n in graph.nodes if n.target is torch.ops.aten.clone.default and written(n.args[0])]
+        for node in kept:
+            node.target = _kept_clone
+        try:
+            original(graph)
+        finally:
+            for node in kept:
+                node.target = torch.ops.aten.clone.default
+
+    with replaced(post_grad, "remove_noop_ops", patched):
+        yield
+
+
+@patch(
+    "torch._decomp.decompositions.one_layer_lstm",
+    versions="< 2.13",
+    why="The decomposition of an LSTM gives its last hidden states one dimension too many.",
+    test="test_graphs.py::test_torch_gives_an_lstms_hidden_state_its_shape",
+)
+@contextlib.contextmanager
+def lstm_hidden_state() -> Iterator[None]:
+    """An LSTM's last hidden states have two dimensions."""
+    from torch._decomp import decompositions
+
+    original: Any = decompositions.one_layer_lstm
+
+    def one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        out, states = original(*args, **kwargs)
+        hidden, cell = (state.squeeze(0) if state.dim() == 3 else state for state in states)
+        return out, (hidden, cell)
+
+    with replaced(decompositions, "one_layer_lstm", one_layer_lstm):
+        yield
+
+
+@patch(
+    "warnings.filters",
+    versions="< 2.14",
+    why="Copying a program's tree specs warns about a class that torch itself uses.",
+    test="test_graphs.py::test_copying_a_program_still_warns",
+)
+@contextlib.contextmanager
+def treespec_warning() -> Iterator[None]:
+    """For copying a program."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)
+        yield
+
+
+class _Generated(Exception):  # noqa: N818
+    """Ends a compile when its code is there."""
+
+
+@patch(
+    "torch._inductor.codecache.AotCodeCompiler.compile",
+    versions="2.11–2.15",
+    why="There is no option to generate the code without compiling it, which a forecast needs. In force for check() "
+    "only.",
+    test="test_graphs.py::test_torch_still_compiles_what_it_generates",
+)
+@contextlib.contextmanager
+def generated_only() -> Iterator[list[tuple[str, str | None]]]:
+    """Compiles stop when their code is generated: the wrapper and the extern nodes' JSON are added to the list."""
+    from torch._inductor.codecache import AotCodeCompiler
+
+    generated: list[tuple[str, str | None]] = []
+
+    def patched(graph: Any, wrapper: str, kernels: str, extern_nodes: str | None, *_: Any, **__: Any) -> Any:
+        generated.append((wrapper, extern_nodes))
+        raise _Generated
+
+    with replaced(AotCodeCompiler, "compile", patched):
+        yield generated

@@ -1,0 +1,45 @@
+"""Checks of option values, with messages that name the option, what was expected, and the nearest known name."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from untorch.runtime.errors import InvalidArgumentError
+
+__all__ = ["OptionError", "check_option", "hint"]
+
+
+class OptionError(InvalidArgumentError):
+    """An option has an unknown name, a wrong type or a wrong value."""
+
+
+def hint(name: str, known: Sequence[str]) -> str:
+    """ "did you mean 'x'?", or the list of what is known."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def check_option(name: str, value: Any, kind: Any) -> None:
+    """Raises OptionError if ``value`` is not of the type hint ``kind``: a type, a Literal, a union, a Mapping."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        if value not in get_args(kind):
+            expected = ", ".join(repr(v) for v in get_args(kind))
+            near = difflib.get_close_matches(str(value), [str(v) for v in get_args(kind)], n=1)
+            nearest = f" (did you mean {near[0]!r}?)" if near else ""
+            raise OptionError(f"option {name}: expected one of {expected}, got {value!r}{nearest}")
+        return
+    if isinstance(kind, types.UnionType):
+        accepted: tuple[type, ...] = tuple(get_origin(part) or part for part in get_args(kind))
+    elif origin is not None:
+        accepted = (origin,)
+    else:
+        accepted = (int, float) if kind is float else (kind,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        expected = " or ".join(t.__name__ for t in accepted)
+        raise OptionError(f"option {name}: expected {expected}, got {type(value).__name__} ({value!r})")
+    if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
+        raise OptionError(f"option {name}: expected names as keys, got {list(value)!r}")
