@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from untorch.ops import runners
-from untorch.ops.runners import RUN_LINEAR, RUN_MOE, register_runner, registered, unregister_runner
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.torch_compile import runners
+from untorch.torch_compile.runners import RUN_LINEAR, RUN_MOE, register_runner, registered, unregister_runner
 
 from .runner_kinds import Experts, Gives, Scale
 

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from untorch.ops import runners
 from untorch.ops.nvfp4_moe import OPERATOR
-from untorch.ops.runner_modules import RunnerLinear, RunnerMoE
-from untorch.ops.runners import find_runner, unregister_runner
 from untorch.quant.moe import NVFP4MoE
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.torch_compile import runners
+from untorch.torch_compile.modules import RunnerLinear, RunnerMoE
+from untorch.torch_compile.runners import find_runner, unregister_runner
 
 # torch's own, while it imports its compiler
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

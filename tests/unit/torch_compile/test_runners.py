@@ -12,8 +12,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from untorch.ops import runners
-from untorch.ops.runners import (
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.torch_compile import runners
+from untorch.torch_compile.runners import (
     RUN_LINEAR,
     RUN_MOE,
     RunnerError,
@@ -22,7 +23,6 @@ from untorch.ops.runners import (
     registered,
     unregister_runner,
 )
-from untorch.runtime.errors import InvalidArgumentError
 
 from .runner_kinds import Experts, Gives, Scale
 

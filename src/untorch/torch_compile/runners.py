@@ -23,15 +23,9 @@ import torch
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 
 __all__ = [
-    "RUN_LINEAR", "RUN_MOE", "TENSOR_OPERATORS", "LinearRunner", "MoERunner", "RunnerError", "find_runner",
+    "RUN_LINEAR", "RUN_MOE", "LinearRunner", "MoERunner", "RunnerError", "find_runner",
     "register_runner", "registered", "run_linear", "run_moe", "unregister_runner",
 ]  # fmt: skip
-
-# What stands for a runner in a model that is exported to a file.
-TENSOR_OPERATORS = {
-    "untorch::run_linear": "untorch::nvfp4_linear",
-    "untorch::run_moe": "untorch::nvfp4_moe",
-}
 
 _METHODS = ("run_linear", "run_moe")
 _ALIGNMENT = 16  # Inductor's kernels rely on it for what an operator returns

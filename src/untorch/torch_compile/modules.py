@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from untorch.ops.runners import RUN_LINEAR, RUN_MOE, LinearRunner, MoERunner, discard, find_runner, register_runner
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.torch_compile.runners import (
+    RUN_LINEAR,
+    RUN_MOE,
+    LinearRunner,
+    MoERunner,
+    discard,
+    find_runner,
+    register_runner,
+)
 
 __all__ = ["RunnerLinear", "RunnerMoE"]
 
@@ -56,7 +64,7 @@ class _RunnerModule(nn.Module):
 class RunnerLinear(_RunnerModule):
     """y = runner.run_linear(x). Inference only: gradients do not flow through it.
 
-    runner: an object with run_linear (``untorch.ops.runners.LinearRunner``). It is registered here, and unregistered
+    runner: an object with run_linear (``untorch.torch_compile.LinearRunner``). It is registered here, and unregistered
         when this module and its copies are gone. Its tensors are not parameters of the module.
     out_features: the last dimension of the result.
     """
@@ -78,7 +86,7 @@ class RunnerLinear(_RunnerModule):
 class RunnerMoE(_RunnerModule):
     """y = runner.run_moe(hidden_states, topk_weights, topk_ids). Inference only: gradients do not flow through it.
 
-    runner: an object with run_moe (``untorch.ops.runners.MoERunner``). It is registered here, and unregistered when
+    runner: an object with run_moe (``untorch.torch_compile.MoERunner``). It is registered here, and unregistered when
         this module and its copies are gone. Its tensors are not parameters of the module.
     hidden_size: the last dimension of the result.
     """
