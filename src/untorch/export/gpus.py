@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by their numbers: what a compiler has to know of a GPU that the build machine does not have."""
+"""NVIDIA GPUs by their data sheets: what cross-compilation has to know of its target."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from untorch.runtime.errors import InvalidArgumentError
 __all__ = ["GPUS", "LATENCY", "GpuModel", "find_gpu"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-_MOST_BLOCKS = 32  # of a multiprocessor
-_SHARE_OF_ONE = 1.5  # of the memory's bandwidth, times multiprocessors, that one can use
-LATENCY = 7e-7  # seconds from a load to its value, from memory that is in use
+_MAX_CTAS = 32  # of an SM
+_SHARE_OF_ONE = 1.5  # of the memory bandwidth, times SMs, that one can use
+LATENCY = 7e-7  # seconds of a load from device memory, under load
 
 
 @dataclass(frozen=True)
 class GpuModel:
     """One model, from NVIDIA's data sheets and the table of compute capabilities in the CUDA programming guide.
 
-    shared_memory: the most bytes that a block may ask for. l2, memory: bytes. bandwidth: of the memory, GB/s.
-    matrix_rate: dense bfloat16 products with float32 sums, TFLOP/s. threads: a multiprocessor's.
+    sms: its SMs. shared_memory: the most bytes of a CTA. l2, memory: bytes. bandwidth: of the memory, GB/s.
+    matrix_rate: dense bfloat16 GEMMs that accumulate in float32, TFLOP/s. threads, registers: of an SM.
     """
 
     name: str
     architecture: str
-    multiprocessors: int
+    sms: int
     shared_memory: int
     l2: int
     memory: int
@@ -40,18 +40,18 @@ class GpuModel:
         number = int(self.architecture.removeprefix("sm_"))
         return number // 10, number % 10
 
-    def resident_blocks(self, warps: int, registers: int, shared_memory: int) -> int:
-        """Blocks that a multiprocessor runs at a time. registers: of a thread; shared_memory: bytes of a block."""
+    def resident_ctas(self, warps: int, registers: int, shared_memory: int) -> int:
+        """Occupancy: CTAs that an SM runs at once. registers: of a thread; shared_memory: bytes of a CTA."""
         return min(
             self.threads // (32 * warps),
             self.registers // (32 * warps * -(-max(registers, 16) // 8) * 8),
             (self.shared_memory + 1024) // (shared_memory + 1024),
-            _MOST_BLOCKS,
+            _MAX_CTAS,
         )
 
-    def bandwidth_for(self, blocks: int) -> float:
-        """Bytes a second that so many blocks, each on a multiprocessor of its own, reach of the memory's bandwidth."""
-        return self.bandwidth * 1e9 * min(blocks / self.multiprocessors * _SHARE_OF_ONE, 1.0)
+    def bandwidth_for(self, ctas: int) -> float:
+        """Bytes a second of the memory bandwidth that so many CTAs reach, each on an SM of its own."""
+        return self.bandwidth * 1e9 * min(ctas / self.sms * _SHARE_OF_ONE, 1.0)
 
 
 # The first of an architecture stands for it.

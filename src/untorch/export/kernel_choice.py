@@ -53,7 +53,7 @@ _TIE = 1.02  # estimates are no better than that: Inductor's own order decides
 @dataclass(frozen=True)
 class Work:
     """What a kernel does: sizes along x, y and z; the length of its reduction, 1 for none; bytes of an element's loads
-    and stores; whether neighbours in memory follow each other along the reduction.
+    and stores; whether the reduction is over the contiguous dimension.
     """
 
     sizes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration, compiled. blocks: elements of a block along x, y and z; reduction: those of one turn of it."""
+    """A compiled configuration. blocks: elements of a CTA along x, y and z; reduction: those of one iteration of it."""
 
     blocks: tuple[int, ...]
     reduction: int = 1
@@ -75,25 +75,25 @@ class Candidate:
 
 
 def estimate(gpu: GpuModel, work: Work, candidate: Candidate) -> float:
-    """Seconds that the kernel takes with this configuration; good for an order, not for a forecast."""
-    blocks = math.prod(-(-size // max(block, 1)) for size, block in zip(work.sizes, candidate.blocks, strict=True))
-    resident = gpu.resident_blocks(candidate.warps, candidate.registers, candidate.shared_memory)
-    at_a_time = gpu.multiprocessors * max(resident, 1)
-    turns = -(-work.reduction // max(candidate.reduction, 1))
+    """Seconds of the kernel with this configuration; good for a ranking, not for a forecast."""
+    ctas = math.prod(-(-size // max(block, 1)) for size, block in zip(work.sizes, candidate.blocks, strict=True))
+    resident = gpu.resident_ctas(candidate.warps, candidate.registers, candidate.shared_memory)
+    wave_size = gpu.sms * max(resident, 1)
+    iterations = -(-work.reduction // max(candidate.reduction, 1))
     tile = math.prod(candidate.blocks) * min(candidate.reduction, work.reduction) * work.bytes_an_element
-    cost = tile * turns * _waste(work, candidate)
+    cost = tile * iterations * _waste(work, candidate)
 
     def wave(count: int) -> float:
         if count == 0:
             return 0.0
-        return LATENCY * turns + count * cost / gpu.bandwidth_for(count)
+        return LATENCY * iterations + count * cost / gpu.bandwidth_for(count)
 
-    seconds = blocks // at_a_time * wave(at_a_time) + wave(blocks % at_a_time)
+    seconds = ctas // wave_size * wave(wave_size) + wave(ctas % wave_size)
     return seconds * (1 + candidate.spills * _SPILL)
 
 
 def _waste(work: Work, candidate: Candidate) -> float:
-    """How many more bytes move than are wanted, as short rows of a tile take whole sectors."""
+    """How many times more bytes move than are used, as short rows of a tile take whole sectors."""
 
     def of(elements: int, size: int) -> float:
         width = min(elements, size) * min(work.bytes_an_element, 4.0)
@@ -107,7 +107,7 @@ def _waste(work: Work, candidate: Candidate) -> float:
 
 
 def kernel_key(source: str, sizes: Mapping[str, int] | None, signature: Mapping[str, Any]) -> str:
-    """What a kernel is known by: its code without its name, its sizes and its arguments' types."""
+    """The key of a kernel: a hash of its code without its name, its sizes and its arguments' types."""
     code = re.sub(r"\bdef \w+\(", "def kernel(", source, count=1)
     parts = [code, sorted((sizes or {}).items()), [str(kind) for kind in signature.values()]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -202,10 +202,10 @@ def _work_of(kernel: Any) -> Work:
 def _candidate_of(launcher: Any, work: Work) -> Candidate:
     config = launcher.config
     names = ("XBLOCK", "YBLOCK", "ZBLOCK")[: len(work.sizes)]
-    turns = [int(value) for name, value in config.kwargs.items() if re.fullmatch(r"R\d?_?BLOCK", name)]
+    loops = [int(value) for name, value in config.kwargs.items() if re.fullmatch(r"R\d?_?BLOCK", name)]
     return Candidate(
         blocks=tuple(int(config.kwargs.get(name, 1)) for name in names),
-        reduction=math.prod(turns) if turns else work.reduction,  # without a size it is done in one turn
+        reduction=math.prod(loops) if loops else work.reduction,  # without a size it is one iteration
         warps=config.num_warps,
         registers=int(getattr(launcher, "n_regs", None) or 32),
         spills=int(launcher.n_spills or 0),

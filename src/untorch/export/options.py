@@ -30,10 +30,10 @@ class ExportOptions:
 
     cpu: the oldest CPU that the file has to run on. "native" uses everything that the build machine has; "x86-64-v4"
         needs AVX-512, "x86-64-v3" AVX2 and FMA; "x86-64-v2" generates scalar code and is slow.
-    pack_linears: pack the weights of linear layers for the matrix kernels (float32 only).
+    pack_linears: pack the weights of linear layers for the GEMM kernels (float32 only).
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
-        matrix products and a softmax; "auto": "triton" on CUDA where it can, else "native".
+        GEMMs and a softmax; "auto": "triton" on CUDA where it can, else "native".
     matmul: what computes GEMMs on CUDA. "library": the runtime's operators (cuBLAS, and its own GEMV kernels for small
         M); "auto": those or Triton templates that are compiled into the file, whichever is the fastest: timed on the
         GPU, read from ``tuning``, or estimated for a cross-compilation target.
@@ -91,7 +91,7 @@ class ExportOptions:
         return isinstance(self.quantize, Mapping) and "dtype" not in self.quantize
 
     def quantize_methods(self, names: Sequence[str]) -> dict[str, QuantizeOptions]:
-        """Which of the methods are quantised, and how. Raises OptionError for a method that is not there."""
+        """Which of the methods are quantised, and how. Raises OptionError for an unknown method."""
         found = self._quantize()
         if isinstance(found, QuantizeOptions):
             return dict.fromkeys(names, found)

@@ -78,6 +78,6 @@ def refuse_fused_attention(method: Method, passes: list[PassReport]) -> None:
         raise CompileError(
             f"method {method.name!r}: torch.export failed: {method.traced.refusal}\nIt succeeds with math attention, "
             f"but {node.name}{f' ({where})' if where else ''} would be PyTorch's fused operator "
-            f"({'; '.join(reasons) or 'no pass changed it'}): use attention='math' for plain matrix products, or a "
+            f"({'; '.join(reasons) or 'no pass changed it'}): use attention='math' for GEMMs and a softmax, or a "
             f"static size"
         )

@@ -47,8 +47,8 @@ def nvfp4_linear(
     block_scale: float8_e4m3fn [n, k / 16], contiguous.
     global_scale: float32 [] or [1], or [n]: one for each row, contiguous.
     bias: [n] in x's dtype, or None.
-    prefill: how a C function for a GPU may multiply many rows, where arithmetic and not memory takes the time. "exact":
-        with x as it is. "fp8": x and the weight are rounded to float8_e4m3fn, in rows with a float32 scale each, on
+    prefill: how a C function for a GPU may compute GEMMs with large M, which are compute-bound. "exact": with x as it
+        is. "fp8": x and the weight are rounded to float8_e4m3fn, in rows with a float32 scale each, on
         GPUs from compute capability 8.9 on. "fp4": x is rounded to NVFP4, in rows with a float32 scale each, on GPUs
         that multiply two such operands (sm_100, sm_103, sm_120, sm_121). Other GPUs refuse them. The CPU, and this
         reference on any device, are exact.

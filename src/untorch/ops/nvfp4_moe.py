@@ -66,7 +66,7 @@ def nvfp4_moe(
     swiglu_alpha, swiglu_beta: finite numbers of float32.
     swiglu_limit: above 0; None: none.
 
-    Sums are in float32, for float64 in that; so is what lies between the two products, but on a GPU, where act is
+    Sums are in float32, for float64 in that; so is the activation between the two GEMMs, but on a GPU, where act is
     rounded to hidden_states' dtype. Raises ValueError. The reference and the CPU's C function read the ids and
     refuse those of no expert; on a GPU such ids count as -1, and the next operator or the end of the run reports them.
     """

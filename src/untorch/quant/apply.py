@@ -52,10 +52,10 @@ def quantize(
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
-        prefill: For nvfp4, how GPUs may multiply many rows with linear layers. "exact": with the activations as they
+        prefill: For nvfp4, how GPUs may compute linear layers at large M. "exact": with the activations as they
             are. "fp8": faster, activations and weights rounded to float8_e4m3fn, in rows with a scale each, from
             compute capability 8.9 on. "fp4": activations rounded to NVFP4, on sm_100, sm_103, sm_120 and sm_121. Other
-            GPUs refuse the layers. Few rows, experts, and all on the CPU are exact always.
+            GPUs refuse the layers. Small M, experts, and the CPU are always exact.
         include: Which layers and experts: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of
             (name, module). None: all.
         exclude: Which of them not, likewise.
@@ -185,7 +185,7 @@ class Quantizer:
     def _cannot(self, experts: nn.Module, is_root: bool) -> str:
         """Why experts are left alone, or ""."""
         if not self._scheme.serves_experts:
-            return "experts stay in floating point: only nvfp4 has products for them"
+            return "experts stay in floating point: only nvfp4 has GEMMs for them"
         if is_root:
             return "experts cannot be replaced in place: give what has them"
         return obstacle(experts)

@@ -107,7 +107,7 @@ def obstacle(experts: nn.Module) -> str:
         return f"expected K and I to be multiples of 16, got K = {k} and I = {width}"
     if (others and set(others) != set(_BIASES)) or swiglu_of(experts) is None:
         return (
-            "expected experts of two products, with both biases or none and with SiLU or gpt-oss's activation between, "
+            "expected experts of two GEMMs, with both biases or none and with SiLU or gpt-oss's activation between, "
             f"got {type(experts).__name__} with act_fn {type(getattr(experts, 'act_fn', None)).__name__}"
             f"{' and ' + ', '.join(others) if others else ''}"
         )

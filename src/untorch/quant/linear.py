@@ -1,4 +1,4 @@
-"""``Int4Linear``: what a quantised nn.Linear is replaced by."""
+"""``Int4Linear``: a linear layer with a weight in int4, in place of an nn.Linear."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NORM = 0.7
 _BETA = 10.0
 _BETA_GROWTH = 1.01
 _ITERATIONS = 20
-# Values at a time: enough for all threads, few enough for the caches.
+# Values of a chunk: enough for all threads, few enough for the caches.
 _CHUNK = 1 << 19
 _CHUNK_GPU = 1 << 25
 
@@ -70,7 +70,7 @@ def relative_error(weight: torch.Tensor, values: torch.Tensor, scale_and_zero: t
 
 
 def chunks(weight: torch.Tensor, k: int) -> Iterator[slice]:
-    """Rows of ``weight`` that are worked on at a time, if each has ``k`` values."""
+    """Chunks of rows of ``weight``, if each row has ``k`` values."""
     size = _CHUNK * max(1, torch.get_num_threads()) if weight.device.type == "cpu" else _CHUNK_GPU
     rows = max(1, size // max(1, k))
     for start in range(0, weight.shape[0], rows):

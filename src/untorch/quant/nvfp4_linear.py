@@ -1,4 +1,4 @@
-"""``NVFP4Linear``: what an nn.Linear with a weight in NVFP4 is replaced by."""
+"""``NVFP4Linear``: a linear layer with a weight in NVFP4, in place of an nn.Linear."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NVFP4Linear(nn.Module):
     bias: [out_features] in the dtype of the activations, or None.
     in_features, out_features: as nn.Linear has them.
     method: where the values come from, such as "search" or "modelopt".
-    prefill: how GPUs may multiply many rows, "exact", "fp8" or "fp4": see ``untorch::nvfp4_linear``.
+    prefill: how GPUs may compute the GEMM at large M, "exact", "fp8" or "fp4": see ``untorch::nvfp4_linear``.
 
     Scales keep their dtypes when the module is cast (``module.half()``). It has no attribute ``weight``: code that
     reads the weight of a linear layer must not take the packed one for it.

@@ -22,7 +22,7 @@ class LayerReport:
     kept_by: parameters that still need the weight in floating point, so that its bytes stay as well: an embedding that
         is tied to the layer, or a linear layer that is not quantised.
     rtn_error: the error that rounding to nearest would have, where another method chose and it is known; else None.
-    prefill: how GPUs may multiply many rows, see ``quantize``.
+    prefill: how GPUs may compute GEMMs at large M, see ``quantize``.
     """
 
     names: tuple[str, ...]

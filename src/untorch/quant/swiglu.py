@@ -1,4 +1,4 @@
-"""``swiglu_of``: what a module of experts has between its products, by what its own function gives for some numbers."""
+"""``swiglu_of``: the activation between the two GEMMs of a module of experts, found by evaluating its own function."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def _called(function: Callable[..., Any], given: torch.Tensor) -> torch.Tensor |
     try:
         with torch.no_grad():
             found = function(given)
-    except Exception:  # somebody else's function, with a contract of its own
+    except Exception:  # transformers' function, which may raise anything
         return None
     return found if isinstance(found, torch.Tensor) and found.dtype.is_floating_point else None

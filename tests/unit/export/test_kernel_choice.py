@@ -47,7 +47,7 @@ class Kernel:
         self.inductor_meta = {"num_load": 1, "num_store": 1}
 
 
-def test_small_work_is_spread_over_the_multiprocessors() -> None:
+def test_small_work_is_spread_over_the_sms() -> None:
     work = Work((1 << 17,))
     assert estimate(H200, work, Candidate((256,))) < estimate(H200, work, Candidate((4096,), warps=8))
 

@@ -1,4 +1,4 @@
-"""Which kernel multiplies where none can be timed: estimates, tuning files, and what is in the compiled file."""
+"""Which kernel computes a GEMM where none can be timed: estimates, tuning files, and what is in the compiled file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from untorch.export import CompileError, export
 from untorch.export.gpus import GPUS, find_gpu
 from untorch.export.kernel_choice import read_tuning
-from untorch.export.matmul_choice import LIBRARY, Product, Tile, _ends_in_memory, estimate_library, estimate_tile
+from untorch.export.matmul_choice import LIBRARY, Gemm, Tile, _ends_in_memory, estimate_library, estimate_tile
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -23,63 +23,63 @@ H200 = find_gpu("H200")
 TILES = [Tile(m, n, 32, 4, 4) for m in (16, 32, 64, 128) for n in (16, 32, 64, 128)]
 
 
-def best_tile(product: Product) -> Tile:
-    return min(TILES, key=lambda tile: estimate_tile(H200, product, tile))
+def best_tile(gemm: Gemm) -> Tile:
+    return min(TILES, key=lambda tile: estimate_tile(H200, gemm, tile))
 
 
 def test_tiles_that_do_not_fit() -> None:
-    product = Product(512, 512, 512)
-    assert estimate_tile(H200, product, Tile(256, 256, 128, 4, 8)) == math.inf  # shared memory
-    assert estimate_tile(H200, product, Tile(128, 256, 32, 3, 4)) == math.inf  # registers
-    assert estimate_tile(find_gpu("L4"), product, Tile(128, 128, 64, 4, 8)) == math.inf
-    assert estimate_tile(H200, product, Tile(128, 128, 64, 4, 8)) < math.inf
+    gemm = Gemm(512, 512, 512)
+    assert estimate_tile(H200, gemm, Tile(256, 256, 128, 4, 8)) == math.inf  # shared memory
+    assert estimate_tile(H200, gemm, Tile(128, 256, 32, 3, 4)) == math.inf  # registers
+    assert estimate_tile(find_gpu("L4"), gemm, Tile(128, 128, 64, 4, 8)) == math.inf
+    assert estimate_tile(H200, gemm, Tile(128, 128, 64, 4, 8)) < math.inf
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_more_work_takes_longer(gpu: Any) -> None:
-    for estimate in (estimate_library, lambda gpu, product: estimate_tile(gpu, product, Tile(64, 64, 32, 3, 4))):
-        least = estimate(gpu, Product(256, 256, 256))
-        for product in (Product(65536, 256, 256), Product(256, 65536, 256), Product(256, 256, 8192)):
-            assert estimate(gpu, product) > 1.5 * least
-        assert estimate(gpu, Product(2048, 2048, 2048, element=4)) > estimate(gpu, Product(2048, 2048, 2048))
-        assert estimate(gpu, Product(256, 256, 256, batch=500)) > 3 * least
+    for estimate in (estimate_library, lambda gpu, gemm: estimate_tile(gpu, gemm, Tile(64, 64, 32, 3, 4))):
+        least = estimate(gpu, Gemm(256, 256, 256))
+        for gemm in (Gemm(65536, 256, 256), Gemm(256, 65536, 256), Gemm(256, 256, 8192)):
+            assert estimate(gpu, gemm) > 1.5 * least
+        assert estimate(gpu, Gemm(2048, 2048, 2048, element=4)) > estimate(gpu, Gemm(2048, 2048, 2048))
+        assert estimate(gpu, Gemm(256, 256, 256, batch=500)) > 3 * least
 
 
-def test_few_rows_have_small_tiles_and_many_have_large_ones() -> None:
-    assert best_tile(Product(16, 4096, 4096)).m == 16
-    assert best_tile(Product(4096, 4096, 4096)).m * best_tile(Product(4096, 4096, 4096)).n == 128 * 128
+def test_small_m_has_small_tiles_and_large_m_large_ones() -> None:
+    assert best_tile(Gemm(16, 4096, 4096)).m == 16
+    assert best_tile(Gemm(4096, 4096, 4096)).m * best_tile(Gemm(4096, 4096, 4096)).n == 128 * 128
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (16, 512, 1024), (256, 8192, 3072), (8192, 8192, 8192)])
 def test_the_library_is_the_faster_one_without_what_follows(m: int, n: int, k: int) -> None:
-    product = Product(m, n, k)
-    assert estimate_library(H200, product) <= min(estimate_tile(H200, product, tile) for tile in TILES)
+    gemm = Gemm(m, n, k)
+    assert estimate_library(H200, gemm) <= min(estimate_tile(H200, gemm, tile) for tile in TILES)
     # Within what the H200 can: a tenth more than the data sheet's rates would give, at least.
-    least = max(2.0 * m * n * k / (H200.matrix_rate * 1e12), product.bytes_moved / (H200.bandwidth * 1e9))
-    assert 1.1 * least < estimate_library(H200, product) < 2 * least + 8e-6
+    least = max(2.0 * m * n * k / (H200.matrix_rate * 1e12), gemm.bytes_moved / (H200.bandwidth * 1e9))
+    assert 1.1 * least < estimate_library(H200, gemm) < 2 * least + 8e-6
 
 
-def test_what_follows_a_product() -> None:
+def test_the_epilogue() -> None:
     aten = torch.ops.aten
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
 
-    def product(*behind: Any) -> torch.fx.Node:
+    def gemm(*behind: Any) -> torch.fx.Node:
         node = made = graph.call_function(aten.mm.default, (x, x))
         for target in behind:
             node = graph.call_function(target, (node,))
         return made
 
-    assert not _ends_in_memory(product())
-    assert not _ends_in_memory(product(aten.mm.default))
-    assert _ends_in_memory(product(aten.relu.default))
-    assert _ends_in_memory(product(aten.view.default, aten.relu.default, aten.mm.default))
-    assert not _ends_in_memory(product(aten.relu.default, aten.sum.default))
-    assert not _ends_in_memory(product(aten.relu.default, aten.exp.default, aten.var_mean.correction))
+    assert not _ends_in_memory(gemm())
+    assert not _ends_in_memory(gemm(aten.mm.default))
+    assert _ends_in_memory(gemm(aten.relu.default))
+    assert _ends_in_memory(gemm(aten.view.default, aten.relu.default, aten.mm.default))
+    assert not _ends_in_memory(gemm(aten.relu.default, aten.sum.default))
+    assert not _ends_in_memory(gemm(aten.relu.default, aten.exp.default, aten.var_mean.correction))
 
 
 class Model(nn.Module):
-    """One product with a pointwise operator behind it, and one before a reduction."""
+    """One GEMM with a pointwise epilogue, and one before a reduction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def compiled(tmp_path: Path, **options: Any) -> tuple[bool, dict[str, dict[str, 
     }
 
 
-UP, DOWN = (f"product 1 x [64, {k}] rows . [{k}, {n}] columns + bias, bfloat16" for k, n in ((512, 2048), (2048, 512)))
+UP, DOWN = (f"gemm 1 x [64, {k}] rows . [{k}, {n}] columns + bias, bfloat16" for k, n in ((512, 2048), (2048, 512)))
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_by_a_tuning_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_kinds_of_products_are_the_operators(tmp_path: Path) -> None:
+def test_other_kinds_of_gemms_are_the_operators(tmp_path: Path) -> None:
     class Others(nn.Module):
         def forward(self, x: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return x @ a + a.mT @ x.mT, torch._int_mm(i, i)
@@ -160,11 +160,11 @@ def test_the_cpu_has_no_choice(tmp_path: Path) -> None:
 
 
 def test_estimates_are_near_what_was_measured() -> None:
-    """PyTorch's products in bfloat16 on an H200."""
+    """PyTorch's GEMMs in bfloat16 on an H200."""
     results = json.loads((Path(__file__).parents[3] / "benchmarks/results/gpu_matmul.json").read_text())
     assert results["machine"]["gpu"] == "NVIDIA H200"
     measured = results["values"]["bfloat16"]
     assert len(measured) == 20
     for name, values in measured.items():
         m, k, _k, n = (int(size) for size in re.findall(r"\d+", name)[:4])
-        assert 0.6 < estimate_library(H200, Product(m, n, k)) / values["torch_seconds"] < 1.3, name
+        assert 0.6 < estimate_library(H200, Gemm(m, n, k)) / values["torch_seconds"] < 1.3, name

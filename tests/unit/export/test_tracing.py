@@ -87,4 +87,4 @@ def test_attention_that_would_be_pytorchs_is_refused() -> None:
         f"method 'decode': torch.export failed: {REFUSAL}\nIt succeeds with math attention, but scaled_dot_product_att"
     )
     assert "would be PyTorch's fused operator (no pass changed it)" in text
-    assert text.endswith("use attention='math' for plain matrix products, or a static size")
+    assert text.endswith("use attention='math' for GEMMs and a softmax, or a static size")

@@ -249,7 +249,7 @@ def test_converted_gpt_oss_keeps_its_biases() -> None:
         ),
         (
             OtherGate,
-            r"expected experts of two products, with both biases or none and with SiLU or gpt-oss's activation between, "
+            r"expected experts of two GEMMs, with both biases or none and with SiLU or gpt-oss's activation between, "
             r"got OtherGate with act_fn NoneType and gate_up_proj_bias, down_proj_bias",
         ),
         (FailingGate, "got FailingGate with"),
@@ -316,7 +316,7 @@ def mismatched() -> Experts:
     [
         (lambda: Block(nn.Linear(2, 2)), "module: it has no experts with gate_up_proj and down_proj"),
         (Experts, "module: experts cannot be replaced in place: give what has them"),
-        (lambda: Block(with_bias()), "experts: expected experts of two products, .* got Experts .* and down_proj_bias"),
+        (lambda: Block(with_bias()), "experts: expected experts of two GEMMs, .* got Experts .* and down_proj_bias"),
         (lambda: Block(with_gelu()), "experts: expected .* activation between, got Experts with act_fn GELU"),
         (lambda: Block(mismatched()), r"expected gate_up_proj \[E, 2·I, K\] .* got \[4, 96, 32\] and \[4, 16, 32\]"),
         (lambda: Block(Experts(k=24)), "expected K and I to be multiples of 16, got K = 24 and I = 48"),
@@ -370,8 +370,8 @@ def test_experts_that_quantize_leaves_alone() -> None:
     ):
         reasons[name] = quantize(model, dtype, progress=False, **options).skipped["experts"]
         assert isinstance(model.experts, Experts)
-    assert reasons["int4"] == "experts stay in floating point: only nvfp4 has products for them"
-    assert reasons["kind"].startswith("expected experts of two products, with both biases or none and with SiLU")
+    assert reasons["int4"] == "experts stay in floating point: only nvfp4 has GEMMs for them"
+    assert reasons["kind"].startswith("expected experts of two GEMMs, with both biases or none and with SiLU")
     assert (reasons["include"], reasons["exclude"]) == ("not in include", "in exclude")
     model = Model(Experts())
     report = quantize(model, "nvfp4", include="*experts*", method="rtn", progress=False)

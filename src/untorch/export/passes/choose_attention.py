@@ -1,4 +1,4 @@
-"""Decides for each scaled dot-product attention what computes it: Triton kernels, PyTorch's operators, or plain math.
+"""Chooses the attention backend of each scaled dot-product attention: Triton kernels, PyTorch's operators, or math.
 
 "native" leaves the call to AOTInductor, which takes a fused operator (flash, memory-efficient, cuDNN) that the runtime
 has; "math" makes it matrix products and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled

@@ -21,7 +21,7 @@ __all__ = ["pack_linears"]
 
 _aten = torch.ops.aten
 
-# Below one block, more than half of a packed product could be padding, and AOTInductor's own code is as good.
+# Below one block, more than half of the packed GEMM could be padding, and AOTInductor's own code is as good.
 _MIN_OUT_FEATURES = BLOCK
 _MIN_IN_FEATURES = 4
 
@@ -36,7 +36,7 @@ _ACTIVATIONS = {
 
 @dataclass
 class _Linear:
-    """What becomes one product: ``nodes`` in graph order, the last of them gives the result."""
+    """What becomes one GEMM: ``nodes`` in graph order, the last of them gives the result."""
 
     nodes: list[fx.Node]
     activation: str = "none"
@@ -151,7 +151,7 @@ def _same_layout(node: object, like: fx.Node) -> bool:
 
 
 def _same_memory(first: fx.Node, last: fx.Node) -> bool:
-    """Nothing between the two nodes writes into memory: the product can be computed at the later one."""
+    """Nothing between the two nodes writes into memory: the GEMM can be computed at the later one."""
     node = first.next
     while node is not last:
         if is_mutating(node) and node.args[0] is not first:

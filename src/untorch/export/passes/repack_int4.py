@@ -68,7 +68,7 @@ def _values(packed: torch.Tensor) -> torch.Tensor:
     values = torch.cat([_values_of_rows(part) for part in torch.split(packed, _ROWS)])
     if not torch.equal(_aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1), packed):
         raise CompileError(
-            "PyTorch packs int4 weights in an order that depends on how many rows there are, which untorch cannot "
+            "PyTorch packs int4 weights in an order that depends on n, which untorch cannot "
             "read: quantise with untorch.quant"
         )
     return values

@@ -1,4 +1,4 @@
-"""Turns copies of views (permute_copy, slice_copy …) back into views, where nobody can tell the difference.
+"""Turns copies of views (permute_copy, slice_copy …) back into views, where no reader sees a difference.
 
 They come from programs that were functionalised before. Each would be computed and stored.
 """

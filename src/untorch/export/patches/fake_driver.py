@@ -23,7 +23,7 @@ class Properties:
     def __init__(self, gpu: GpuModel) -> None:
         self.name = f"NVIDIA {gpu.name}"
         self.major, self.minor = gpu.capability
-        self.multi_processor_count = gpu.multiprocessors
+        self.multi_processor_count = gpu.sms
         self.total_memory = gpu.memory
         self.L2_cache_size = gpu.l2
         self.shared_memory_per_block = 48 << 10
@@ -63,7 +63,7 @@ class _Utils:
         """Under the names that Triton has for them."""
         return {
             "max_shared_mem": self._gpu.shared_memory, "max_num_regs": self._gpu.registers, "warpSize": 32,
-            "multiprocessor_count": self._gpu.multiprocessors, "sm_clock_rate": 0, "mem_clock_rate": 0,
+            "multiprocessor_count": self._gpu.sms, "sm_clock_rate": 0, "mem_clock_rate": 0,
             "mem_bus_width": 0,
         }  # fmt: skip
 

@@ -140,7 +140,7 @@ def refuse_native_attention(module: fx.GraphModule, passes: list[PassReport], me
         raise CompileError(
             f"method {method!r}: {node.name}{f' ({where})' if where else ''} would be left to PyTorch's fused "
             f"operators, which are chosen on the GPU, and this compiles for {gpu.name} without one ({reason}): use "
-            f"attention='math' for plain matrix products, or compile on such a GPU"
+            f"attention='math' for GEMMs and a softmax, or compile on such a GPU"
         )
 
 

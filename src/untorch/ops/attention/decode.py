@@ -1,13 +1,13 @@
-"""Attention for few queries over many keys: the keys are split among programs, and a second kernel joins the parts.
+"""Split-K decode attention: programs take blocks of keys of few queries; a second kernel reduces the partial results.
 
     q      [batch, heads_kv, group · queries, width]   one tile of BLOCK_M ≥ 16 rows: every query that reads these keys
     k, v   [batch, heads_kv, keys, width]              program s of S takes the blocks s, s + S, s + 2·S …
     parts  [batch · heads_kv, S, group · queries, width_v] float32, with the maximum and the sum of each row
     out    [batch, heads, queries, width_v]
 
-Roofline: keys and values are read once, 2 · keys · width elements a head of k; everything else is small. Blocks are
-dealt out in turns, so that a cache of which only a part is visible keeps all programs busy: blocks of which the mask
-hides everything are left out at both ends.
+Roofline: memory-bound. Keys and values are read once, 2 · keys · width elements a head of k; the rest is small. Blocks
+are assigned round-robin, so that a partly filled cache keeps all programs busy: fully masked blocks at both ends are
+skipped.
 """
 
 import triton
@@ -123,7 +123,7 @@ def combine(
     heads_kv, group, queries, splits,
     WIDTH_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [batch * heads_kv * group * queries]. Joins the parts of one row, BLOCK_S at a time."""
+    """Grid: [batch * heads_kv * group * queries]. Reduces the partial results of one row, BLOCK_S of them in a step."""
     queries, splits = tl.cast(queries, tl.int32), tl.cast(splits, tl.int32)
     heads_kv, group = tl.cast(heads_kv, tl.int32), tl.cast(group, tl.int32)
     rows = group * queries

@@ -109,7 +109,7 @@ def launch_decode(
     processors: int,
     wrap: Wrap,
 ) -> torch.Tensor:
-    """Few queries: the keys are split among as many programs as the GPU's ``processors`` run at a time."""
+    """Decode: the keys are split among as many programs as one wave of the GPU's ``processors`` has."""
     q, k, v = (_with_rows(t) for t in (q, k, v))
     batch, heads, queries, width = q.shape
     heads_kv, keys, width_v = k.shape[1], k.shape[2], v.shape[3]

@@ -1,15 +1,15 @@
-"""Attention for many queries: softmax(q · kᵀ · scale + mask) · v, one program for a block of queries of one head.
+"""Prefill attention with online softmax: softmax(q · kᵀ · scale + mask) · v, one program a block of queries of a head.
 
     q   [batch, heads, queries, width]          registers → shared memory, once
     k,v [batch, heads_kv, keys, width]          blocks of BLOCK_N keys, streamed through NUM_STAGES buffers
     out [batch, heads, queries, width_v]        an accumulator of float32 [BLOCK_M, BLOCK_DV] in registers
 
 Each program keeps a running maximum and sum of its rows (in powers of two: the scale has log2 e folded in). Only
-blocks that the diagonal or the end of the keys cuts are masked; those behind the diagonal are not visited.
+blocks that the diagonal or the end of the keys cuts are masked; those above the diagonal are skipped.
 
 Roofline: 4 · queries · keys · width operations a head (half when causal); a program reads 2 · BLOCK_N · width elements
-for 4 · BLOCK_M · BLOCK_N · width operations, BLOCK_M operations a byte in 16 bits. That is more than device memory
-gives, so programs that run together share keys and values in the L2 cache.
+for 4 · BLOCK_M · BLOCK_N · width operations, BLOCK_M operations a byte in 16 bits. Device memory is too slow for that,
+so programs of one wave share keys and values in L2.
 """
 
 import triton
@@ -20,7 +20,7 @@ __all__ = ["attend", "dot", "load_rows", "prefill", "score_mask"]
 
 @triton.jit
 def dot(a, b, acc, PRECISE: tl.constexpr):
-    """a * b + acc in float32. PRECISE: float32 operands as three tf32 products, instead of one."""
+    """a * b + acc in float32. PRECISE: float32 operands as 3xTF32, instead of one TF32 GEMM."""
     if PRECISE:
         return tl.dot(a, b, acc, input_precision="tf32x3")
     return tl.dot(a, b, acc)

@@ -41,7 +41,7 @@ def load_checkpoint(
         module: Changed in place, whole or not at all.
         path: A .safetensors file, or a folder with such files. A config.json beside them is read.
         prefix: What the file's names have in front of the module's, such as "model.".
-        prefill: For NVFP4, how GPUs may multiply many rows: as ``quantize`` has it.
+        prefill: For NVFP4, how GPUs may compute GEMMs at large M: as for ``quantize``.
         progress: Show the running layer when stderr is a terminal.
 
     Raises:

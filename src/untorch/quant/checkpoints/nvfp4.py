@@ -5,7 +5,7 @@
 | modelopt | weight | weight_scale | weight_scale_2, a multiplier |
 | nvfp4-pack-quantized | weight_packed | weight_scale | weight_global_scale, a divisor |
 
-Both have a scale for the activations as well, input_scale and input_global_scale, for products of two NVFP4 operands.
+Both have a scale for the activations as well, input_scale and input_global_scale, for GEMMs with two NVFP4 operands.
 Here activations stay as they are, and it is not read.
 """
 

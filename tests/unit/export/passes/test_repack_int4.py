@@ -20,7 +20,7 @@ OPERATOR = "_weight_int4pack_mm_for_cpu"
 
 
 class PackedForThisCpu(nn.Module):
-    """Values [n, k] as PyTorch packs them here, and ``calls`` products with them."""
+    """Values [n, k] as PyTorch packs them here, and ``calls`` GEMMs with them."""
 
     def __init__(self, n: int, k: int, group: int, dtype: torch.dtype = torch.float32, calls: int = 1) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_before_and_after(n: int, k: int, group: int, dtype: torch.dtype) -> Non
     assert_same(module(x), model(x), rtol=rounding, atol=1e-3)
 
 
-def test_a_weight_of_two_products_is_there_once() -> None:
+def test_a_weight_of_two_gemms_is_stored_once() -> None:
     module = unlift(PackedForThisCpu(64, 128, 32, calls=2), torch.randn(3, 128))
     assert len(repack_int4(module).changed) == 2
     drop_dead_code(module)
@@ -88,7 +88,7 @@ def test_an_order_that_is_not_understood(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(CompileError) as caught:
         run_passes(module, ExportOptions())
     assert str(caught.value) == (
-        "method 'forward': PyTorch packs int4 weights in an order that depends on how many rows there are, which "
+        "method 'forward': PyTorch packs int4 weights in an order that depends on n, which "
         "untorch cannot read: quantise with untorch.quant"
     )
 
