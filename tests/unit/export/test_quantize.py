@@ -108,7 +108,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (4, "option quantize: expected str or Mapping or NoneType, got int (4)"),
+        (4, "option quantize: expected str or QuantizeOptions or Mapping or NoneType, got int (4)"),
         ("int8", "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'int8' (did you mean 'int4'?)"),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
@@ -126,8 +126,11 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
             {"dtype": "int4", "prefill": "fp8"},
             "option quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
         ),
-        ({"group_size": 64}, "option quantize: group_size: expected 'int4', 'nvfp4', a dictionary of options or None "),
-        ({"group_size": 64}, "for the method, got int (64); a dictionary of options has the key 'dtype'"),
+        (
+            {"group_size": 64},
+            "option quantize: group_size: expected 'int4', 'nvfp4', QuantizeOptions, a dictionary of options or None for ",
+        ),
+        ({"group_size": 64}, "None for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
         ({3: "int4"}, "option quantize: expected names as keys, got [3]"),
     ],
@@ -151,6 +154,14 @@ def test_json_of_the_option() -> None:
     value = {"decode": {"dtype": "int4", "include": ["a", chosen]}}
     json = ExportOptions(quantize=value).to_json()["quantize"]
     assert json == {"decode": {"dtype": "int4", "include": ["a", repr(chosen)]}}
+    json = ExportOptions(quantize={"decode": QuantizeOptions("int4", exclude=chosen)}).to_json()["quantize"]
+    assert json == {
+        "decode": {"dtype": "int4", "group_size": 128, "method": "hqq", "exclude": repr(chosen), "prefill": "exact"}
+    }
+
+
+def test_the_options_are_public() -> None:
+    assert untorch.quant.QuantizeOptions is untorch.export.QuantizeOptions is QuantizeOptions
 
 
 def test_it_works_on_a_copy_and_shares_what_the_methods_share() -> None:

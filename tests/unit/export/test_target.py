@@ -14,6 +14,7 @@ from torch import nn
 from untorch.export import ExportOptions, target
 from untorch.export.gpus import find_gpu
 from untorch.export.host_cpu import HostCpu, resolve_host_cpu
+from untorch.export.inductor import _inductor_options
 from untorch.export.method import Method
 from untorch.export.target import CpuTarget, CrossCompileTarget, CudaTarget, Produced, Target, resolve_targets
 from untorch.runtime.errors import InvalidArgumentError
@@ -43,6 +44,16 @@ def test_inductors_settings() -> None:
     }  # fmt: skip
     for made in (HERE, CROSS):
         assert made.inductor_config(ExportOptions(matmul="auto"))["max_autotune_gemm"]
+
+
+def test_a_setting_of_none_is_left_to_torch(tmp_path: Path) -> None:
+    for made, threads in ((CpuTarget(), 1), (CROSS, 1), (HERE, None)):
+        values = _inductor_options(Method("forward", nn.Linear(2, 2), target=made), tmp_path)
+        assert values.get("compile_threads") == threads
+        assert values.get("aot_inductor.embed_kernel_binary", False) is (made.device == "cuda")
+        assert None not in values.values()
+    own = ExportOptions(inductor={"compile_threads": 3})
+    assert _inductor_options(Method("forward", nn.Linear(2, 2), options=own), tmp_path)["compile_threads"] == 3
 
 
 @pytest.mark.parametrize(
