@@ -1,6 +1,8 @@
 // Calls a template lambda with the C++ type of a dtype.
 #pragma once
 
+#include <complex>
+
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/half.h"
@@ -41,6 +43,18 @@ decltype(auto) dispatch_real(const char* op, DType dtype, Fn&& fn) {
       throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(dtype), " is not supported");
   }
 }
+
+// dispatch_real and the complex types, as std::complex.
+template <class Fn>
+decltype(auto) dispatch_number(const char* op, DType dtype, Fn&& fn) {
+  if (dtype == DType::kComplex64) return fn.template operator()<std::complex<float>>();
+  if (dtype == DType::kComplex128) return fn.template operator()<std::complex<double>>();
+  return dispatch_real(op, dtype, std::forward<Fn>(fn));
+}
+template <class T>
+inline constexpr bool kIsComplex = false;
+template <class T>
+inline constexpr bool kIsComplex<std::complex<T>> = true;
 
 // float16, bfloat16, float32, float64.
 template <class Fn>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <complex>
 #include <vector>
 
 #include "kernels/cpu/common/strided_loop.h"
@@ -74,18 +73,6 @@ void map_binary(const Tensor& out, const Tensor& a, const Tensor& b, Fn&& fn) {
 
 // add's factor: whole for dtypes that are.
 void check_alpha(DType dtype, double alpha, const char* op);
-
-// dispatch_real and the complex types, as std::complex.
-template <class Fn>
-decltype(auto) dispatch_number(const char* op, DType dtype, Fn&& fn) {
-  if (dtype == DType::kComplex64) return fn.template operator()<std::complex<float>>();
-  if (dtype == DType::kComplex128) return fn.template operator()<std::complex<double>>();
-  return dispatch_real(op, dtype, std::forward<Fn>(fn));
-}
-template <class T>
-inline constexpr bool kIsComplex = false;
-template <class T>
-inline constexpr bool kIsComplex<std::complex<T>> = true;
 
 // Every element becomes the value, converted to the tensor's dtype.
 void fill(const Tensor& t, double value);

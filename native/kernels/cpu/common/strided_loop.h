@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "base/strided.h"
+
 namespace untorch::kernels {
 
 // Below this many elements a parallel region costs more than it gives.
@@ -38,6 +40,13 @@ class StridedLoop {
     }
     merge();
     if (dims_.empty()) dims_.push_back({1, {}});
+  }
+  explicit StridedLoop(const Strided<static_cast<int>(N)>& space) : total_(space.numel) {
+    for (int d = space.ndim; d-- > 0;) {
+      Dim dim{space.sizes[d], {}};
+      for (std::size_t k = 0; k < N; ++k) dim.strides[k] = space.strides[k][d];
+      dims_.push_back(dim);
+    }
   }
 
   std::int64_t total() const noexcept { return total_; }
