@@ -19,11 +19,6 @@ struct CudaOps {
                                   std::int64_t mode, AtenTensorHandle* per_sample_weights,
                                   std::int32_t include_last_offset, std::int64_t padding_idx, AtenTensorHandle* ret0,
                                   AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3) = nullptr;
-  AOTITorchError (*fill)(AtenTensorHandle self, double value) = nullptr;
-  AOTITorchError (*pad)(AtenTensorHandle self, const std::int64_t* pad, std::int64_t pad_len, const char* mode,
-                        double* value, AtenTensorHandle* ret0) = nullptr;
-  AOTITorchError (*subtract)(AtenTensorHandle self, AtenTensorHandle other, double alpha,
-                             AtenTensorHandle* ret0) = nullptr;
   AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) = nullptr;
   AOTITorchError (*bmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) = nullptr;
   AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, AtenTensorHandle mat2,

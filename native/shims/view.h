@@ -1,4 +1,4 @@
-// Views and shape changes. They know no device: CUDA's shims use them as the CPU's do.
+// Views and shape changes, on any device.
 #pragma once
 
 #include "shims/shim.h"

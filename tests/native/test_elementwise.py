@@ -139,6 +139,12 @@ def test_errors() -> None:
         ("cpu_mul_Tensor", (x.to(torch.uint16), x.int()), "uint16 and int32 have no common dtype"),
         ("aten_amax", (torch.zeros(0, 2), [0], False), r"amax: dimension 0 of shape \[0, 2\] is empty"),
         ("cpu_polar", (x, x.double()), "polar: 'abs' and 'angle' must both be float32 or float64"),
+        ("aten_full", ([2], 1.0, Opt(99, "int32"), *NONE[1:]), "full: unknown dtype code 99"),
+        (
+            "cpu_mul_Scalar",
+            (torch.rand([3] * 13)[(slice(None, None, 2),) * 13], 2.0),
+            r"mul: shape .* has more dimensions than the kernels take \(12 after merging\)",
+        ),
     ]
     with warnings.catch_warnings():
         for name, args, text in cases:

@@ -97,6 +97,7 @@ ERRORS = {
     "circular": (X, [5, 0], "circular", None, "pad: circular padding may be at most 4 for a dimension of size 4, got [5, 0]"),
     "too much": (X, [-3, -2], "constant", None, "pad: the padding [-3, -2] removes more than shape [2, 3, 4] has"),
     "nothing": (X, [-2, -2], "replicate", None, "pad: the padding [-2, -2] leaves nothing of shape [2, 3, 4]"),
+    "dimensions": (torch.zeros([1] * 13), [1, 1], "constant", None, "pad: 13 dimensions are more than the kernels take (12)"),
     "replicate": (X[:, :, :0], [2, 2], "replicate", None, "pad: replicate padding needs a value to repeat, got shape [2, 3, 0]"),
 }  # fmt: skip
 

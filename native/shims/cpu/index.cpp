@@ -1,8 +1,6 @@
-// index, index_put, nonzero, masked_select, masked_scatter, repeat_interleave and cat (aoti_torch_cpu_* and older
-// names).
+// index, index_put, nonzero, masked_select, masked_scatter and repeat_interleave (aoti_torch_cpu_* and older names).
 #include <algorithm>
 
-#include "shims/cat.h"
 #include "shims/device_ops.h"
 #include "shims/indexing.h"
 
@@ -226,16 +224,4 @@ UNTORCH_SHIM aoti_torch_cpu_repeat_interleave_Tensor(AtenTensorHandle repeats, s
 UNTORCH_SHIM aoti_torch_repeat_interleave_Tensor(AtenTensorHandle repeats, std::int64_t* output_size,
                                                  AtenTensorHandle* out) {
   return guarded("repeat_interleave", [&] { repeat_interleave_impl(repeats, output_size, out); });
-}
-
-UNTORCH_SHIM aoti_torch_cpu_cat(const AtenTensorHandle* tensors, std::int64_t tensors_len_, std::int64_t dim,
-                                AtenTensorHandle* ret0) {
-  return guarded("cat", [&] {
-    std::vector<const Tensor*> parts;
-    for (std::int64_t i = 0; i < tensors_len_; ++i) parts.push_back(&cpu_input(tensors[i], "cat", "tensors"));
-    const Concatenation plan = check_cat(parts, dim);
-    TensorPtr out = Tensor::empty_strided(plan.shape, plan.strides, plan.dtype);
-    for (std::size_t i = 0; i < plan.parts.size(); ++i) copy_cpu(*plan.place(*out, i), *plan.parts[i]);
-    give(ret0, std::move(out), "cat");
-  });
 }

@@ -1,8 +1,12 @@
-// Concatenation, padding and windows. Bytes: every element of the inputs that is shown read once, every one of the
-// result written once. Concatenation takes all pieces in one launch (grid y: the piece) and moves 16 bytes a thread
-// where lengths and addresses allow it; padding is a gather with a few integer operations a dimension.
-#include "kernels/cuda/elementwise/cat_pad.h"
-
+// Concatenation in one launch for all pieces, padding as a gather, and windows: grid-stride loops.
+//
+//   result    row 0  | piece 0      | piece 1 | piece 2 |     grid y: the piece; grid x: its elements, 16-byte vectors
+//             row 1  | piece 0      | piece 1 | piece 2 |     where lengths and addresses allow it
+//                      start ^        length      pitch
+//
+// Roofline: bound by memory. Bytes: every element of the inputs that is shown read once, every one of the result
+// written once; padding takes a few integer operations a dimension.
+#include "kernels/cat_pad.h"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/divide.cuh"
 
@@ -23,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) copy_pieces(Pieces pieces, T* out) {
 }
 
 // Where position i of the padded dimension comes from, -1: the constant.
-__device__ __forceinline__ std::int64_t source_of(Padding mode, std::int64_t i, const PadSpace::Dim& dim) {
+__device__ __forceinline__ std::int64_t source_of(Padding mode, std::int64_t i, const Pad::Dim& dim) {
   if (mode == Padding::kCircular) {
     // Negative padding crops first; what is left wraps around.
     const std::int64_t first = dim.before < 0 ? -dim.before : 0;
@@ -39,13 +43,13 @@ __device__ __forceinline__ std::int64_t source_of(Padding mode, std::int64_t i, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) pad_all(PadSpace space, Padding mode, T* out, const T* in, T value) {
+__global__ void __launch_bounds__(kThreads) pad_all(Pad space, Padding mode, T* out, const T* in, T value) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < space.numel; i += step) {
     std::int64_t rest = i, to = 0, from = 0;
     bool shown = true;
     for (int d = 0; d < space.ndim; ++d) {
-      const PadSpace::Dim& dim = space.dims[d];
+      const Pad::Dim& dim = space.dims[d];
       const std::int64_t quotient = divided(rest, dim.out_size, space.numel), position = rest - quotient * dim.out_size;
       rest = quotient;
       const std::int64_t source = source_of(mode, position, dim);
@@ -101,10 +105,9 @@ int concatenate(const Pieces& pieces, void* out, int element_bytes, Stream strea
   });
 }
 
-int pad(const PadSpace& space, Padding mode, void* out, const void* in, const void* value, int element_bytes,
-        Stream stream) {
+int pad(const Pad& space, Padding mode, DType dtype, void* out, const void* in, const void* value, Stream stream) {
   if (space.numel == 0) return 0;
-  return dispatch_bytes(element_bytes, [&](auto type) -> int {
+  return dispatch_bytes(static_cast<int>(element_size(dtype)), [&](auto type) -> int {
     using T = typename decltype(type)::type;
     pad_all<<<blocks_for(space.numel, kThreads), kThreads, 0, stream>>>(
         space, mode, static_cast<T*>(out), static_cast<const T*>(in), *static_cast<const T*>(value));

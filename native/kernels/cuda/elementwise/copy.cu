@@ -1,9 +1,14 @@
-// Copies and fills. Bytes: every element read once and written once; no arithmetic. Dense runs are moved 16 bytes a
-// thread; strided ones an element a thread, neighbouring threads on neighbouring elements of the destination.
+// Strided copies with conversion, and fills: grid-stride loops. Dense runs of one dtype are moved as 16-byte vectors,
+// one a thread; strided and converted ones one element a thread, a warp on 32 neighbours of the destination:
+//
+//   dense    | 16 B | 16 B | 16 B | …     strided   dst  0 1 2 … 31    contiguous, a warp
+//              t 0    t 1    t 2                    src  0 s 2s … 31s
+//
+// Roofline: bound by memory. Bytes: every element read once and written once; no arithmetic.
 #include <cuda_fp8.h>
 
-#include "kernels/cuda/elementwise/copy.h"
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/elementwise/copy.h"
 
 namespace untorch::kernels::cuda {
 namespace {

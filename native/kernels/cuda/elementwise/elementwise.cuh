@@ -1,8 +1,14 @@
-// The loops of elementwise kernels: an element a thread, neighbouring threads on neighbouring elements of the result.
+// Grid-stride loops of elementwise kernels: one element a thread, a warp on 32 neighbours of the result.
+//
+//   element of the result, in memory order   0 1 2 … 255 | 256 … 511 | …
+//   thread                                   0 1 2 … 255 |   0 … 255 | …   a CTA: 256 threads
+//                                             CTA 0          CTA 1          grid-stride: then CTA 0 again
+//
+// Operands are addressed by strides (0: broadcast); dense ones are read and written in whole sectors.
 #pragma once
 
 #include "kernels/cuda/common/complex.cuh"
-#include "kernels/cuda/elementwise/elementwise.h"
+#include "kernels/elementwise.h"
 
 namespace untorch::kernels::cuda {
 
@@ -32,23 +38,28 @@ __global__ void __launch_bounds__(kElementThreads)
 }
 
 template <class Out, class In, class Fn>
-int launch_unary(const Strided<2>& space, void* out, const void* in, Fn fn, Stream stream) {
-  if (space.numel == 0) return 0;
-  map_unary<Out, In><<<blocks_for(space.numel, kElementThreads), kElementThreads, 0, stream>>>(
-      space, static_cast<Out*>(out), static_cast<const In*>(in), fn);
+int launch_unary(const Unary& p, Fn fn, Stream stream) {
+  if (p.space.numel == 0) return 0;
+  map_unary<Out, In><<<blocks_for(p.space.numel, kElementThreads), kElementThreads, 0, stream>>>(
+      p.space, static_cast<Out*>(p.out), static_cast<const In*>(p.input), fn);
   return cudaGetLastError();
 }
 
 template <class Out, class In, class Fn>
-int launch_binary(const Strided<3>& space, void* out, Operand a, Operand b, Fn fn, Stream stream) {
-  if (space.numel == 0) return 0;
+int launch_binary(const Binary& p, Fn fn, Stream stream) {
+  if (p.space.numel == 0) return 0;
   const auto value_of = [](Operand operand) {
     return operand.value == nullptr ? In{} : *static_cast<const In*>(operand.value);
   };
-  map_binary<Out, In><<<blocks_for(space.numel, kElementThreads), kElementThreads, 0, stream>>>(
-      space, static_cast<Out*>(out), static_cast<const In*>(a.data), value_of(a), static_cast<const In*>(b.data),
-      value_of(b), fn);
+  map_binary<Out, In><<<blocks_for(p.space.numel, kElementThreads), kElementThreads, 0, stream>>>(
+      p.space, static_cast<Out*>(p.out), static_cast<const In*>(p.a.data), value_of(p.a),
+      static_cast<const In*>(p.b.data), value_of(p.b), fn);
   return cudaGetLastError();
 }
+
+// binary() by function (arithmetic.cu, power.cu, magnitude.cu).
+int power(const Binary& p, Stream stream);
+int gcd(const Binary& p, Stream stream);
+int polar(const Binary& p, Stream stream);
 
 }  // namespace untorch::kernels::cuda

@@ -1,4 +1,6 @@
-// Absolute values, angles and their inverse, polar. Bytes: the operands read once, the result written once.
+// Elementwise abs, angle and their inverse, polar: grid-stride loop, one element a thread (elementwise.cuh).
+// Roofline: bound by memory. Bytes: the operands read once, the result written once; one operation an element, some
+// tens for complex angles and polar.
 #include "kernels/cuda/elementwise/elementwise.cuh"
 
 namespace untorch::kernels::cuda {
@@ -48,34 +50,33 @@ struct Polar {
 
 }  // namespace
 
-int absolute(const Strided<2>& space, void* out, const void* input, DType dtype, Stream stream) {
-  return dispatch_number(dtype, [&](auto type) -> int {
+int absolute(const Unary& p, Stream stream) {
+  return dispatch_number(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     if constexpr (is_complex_type<T>)
-      return launch_unary<typename T::Part, T>(space, out, input, Absolute{}, stream);
+      return launch_unary<typename T::Part, T>(p, Absolute{}, stream);
     else if constexpr (std::is_same_v<T, bool>)
       return kNoKernel;
     else
-      return launch_unary<T, T>(space, out, input, Absolute{}, stream);
+      return launch_unary<T, T>(p, Absolute{}, stream);
   });
 }
 
-int angle(const Strided<2>& space, void* out, const void* input, DType dtype, Stream stream) {
-  return dispatch_number(dtype, [&](auto type) -> int {
+int angle(const Unary& p, Stream stream) {
+  return dispatch_number(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     if constexpr (is_complex_type<T>)
-      return launch_unary<typename T::Part, T>(space, out, input, Angle{}, stream);
+      return launch_unary<typename T::Part, T>(p, Angle{}, stream);
     else if constexpr (is_float_type<T>)
-      return launch_unary<T, T>(space, out, input, Angle{}, stream);
+      return launch_unary<T, T>(p, Angle{}, stream);
     else
-      return launch_unary<float, T>(space, out, input, Angle{}, stream);
+      return launch_unary<float, T>(p, Angle{}, stream);
   });
 }
 
-int polar(const Strided<3>& space, void* out, const void* radius, const void* angle, DType dtype, Stream stream) {
-  const Operand a{radius, nullptr}, b{angle, nullptr};
-  if (dtype == DType::kFloat32) return launch_binary<Complex<float>, float>(space, out, a, b, Polar{}, stream);
-  if (dtype == DType::kFloat64) return launch_binary<Complex<double>, double>(space, out, a, b, Polar{}, stream);
+int polar(const Binary& p, Stream stream) {
+  if (p.dtype == DType::kFloat32) return launch_binary<Complex<float>, float>(p, Polar{}, stream);
+  if (p.dtype == DType::kFloat64) return launch_binary<Complex<double>, double>(p, Polar{}, stream);
   return kNoKernel;
 }
 

@@ -1,5 +1,6 @@
-// Powers and greatest common divisors. Bytes: both operands read once, the result written once. A float power is about
-// 100 instructions and bound by them, a double one several times more; integers take one step for each bit.
+// Elementwise pow and gcd: grid-stride loop, one element a thread (elementwise.cuh).
+// Roofline: bound by arithmetic. A float power is about 100 instructions, a double one several times more; integers
+// take one step for each bit. Bytes: both operands read once, the result written once.
 #include "kernels/cuda/elementwise/elementwise.cuh"
 
 namespace untorch::kernels::cuda {
@@ -63,11 +64,12 @@ struct Gcd {
 
 }  // namespace
 
-int power(const Strided<3>& space, void* out, Operand a, Operand b, DType dtype, Stream stream) {
+int power(const Binary& p, Stream stream) {
+  const DType dtype = p.dtype;
   if (dtype == DType::kBool) return kNoKernel;
   const auto body = [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    return launch_binary<T, T>(space, out, a, b, Power{}, stream);
+    return launch_binary<T, T>(p, Power{}, stream);
   };
   if (dtype == DType::kComplex64) return body(Type<Complex<float>>{});
   if (dtype == DType::kComplex128) return body(Type<Complex<double>>{});
@@ -75,10 +77,10 @@ int power(const Strided<3>& space, void* out, Operand a, Operand b, DType dtype,
   return code == kNoKernel ? dispatch_integral(dtype, body) : code;
 }
 
-int gcd(const Strided<3>& space, void* out, Operand a, Operand b, DType dtype, Stream stream) {
-  return dispatch_integral(dtype, [&](auto type) -> int {
+int gcd(const Binary& p, Stream stream) {
+  return dispatch_integral(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    return launch_binary<T, T>(space, out, a, b, Gcd{}, stream);
+    return launch_binary<T, T>(p, Gcd{}, stream);
   });
 }
 

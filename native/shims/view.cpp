@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
-#include "shims/cpu/elementwise.h"
+#include "shims/layout.h"
+#include "shims/op.h"
 #include "tensor/device.h"
+#include "tensor/iteration.h"
 
 namespace untorch::shims {
 
@@ -188,8 +190,7 @@ TensorPtr view_dtype(const Tensor& t, std::int32_t code) {
 namespace {
 
 // Gives the handle new sizes and strides; memory that is too small is replaced by a larger block with the same start.
-void give_shape(Tensor& t, DimSpan sizes, DimSpan strides, const char* op) {
-  check(t.defined(), op, ": argument 'self' is undefined");
+void give_shape(Tensor& t, DimSpan sizes, DimSpan strides) {
   const std::int64_t needed = storage_extent(sizes, strides) + t.storage_offset();
   const auto itemsize = static_cast<std::int64_t>(element_size(t.dtype()));
   StorageRef storage = t.storage();
@@ -216,14 +217,14 @@ void check_resize_format(const std::int32_t* memory_format, const char* op) {
 
 void resize(Tensor& t, DimSpan sizes, const std::int32_t* memory_format) {
   check_resize_format(memory_format, "resize_");
-  give_shape(t, sizes, contiguous_strides(sizes), "resize_");
+  give_shape(t, sizes, contiguous_strides(sizes));
 }
 
 void resize_as(Tensor& t, const Tensor& model, const std::int32_t* memory_format) {
   check_resize_format(memory_format, "resize_as_");
   const bool preserve = memory_format != nullptr && *memory_format == 1 && is_dense(model.sizes(), model.strides());
   const Dims sizes = model.sizes(), strides = preserve ? model.strides() : contiguous_strides(model.sizes());
-  give_shape(t, sizes, strides, "resize_as_");
+  give_shape(t, sizes, strides);
 }
 
 void set_source(Tensor& t, const Tensor& from) {
@@ -237,75 +238,71 @@ void set_source(Tensor& t, const Tensor& from) {
 using namespace untorch;
 using namespace untorch::shims;
 
-UNTORCH_SHIM aoti_torch_cpu_narrow(AtenTensorHandle self, std::int64_t dim, std::int64_t start, std::int64_t length,
-                                   AtenTensorHandle* ret0) {
-  return guarded("narrow", [&] { give(ret0, narrow(required(self, "narrow", "self"), dim, start, length), "narrow"); });
+UNTORCH_OP(narrow,
+           (AtenTensorHandle self, std::int64_t dim, std::int64_t start, std::int64_t length, AtenTensorHandle* ret0),
+           self, dim, start, length, ret0) {
+  give(ret0, narrow(op.input(self, "self"), dim, start, length), op);
 }
 
 UNTORCH_SHIM aoti_torch_aten_narrow(AtenTensorHandle self, std::int64_t dim, std::int64_t start, std::int64_t length,
                                     AtenTensorHandle* ret0) {
-  return guarded("narrow", [&] { give(ret0, narrow(required(self, "narrow", "self"), dim, start, length), "narrow"); });
+  return guarded("narrow", [&] { give(ret0, narrow(input(self, "narrow", "self"), dim, start, length), "narrow"); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_slice_Tensor(AtenTensorHandle self, std::int64_t dim, std::int64_t* start,
-                                         std::int64_t* end, std::int64_t step, AtenTensorHandle* ret0) {
-  return guarded("slice", [&] { give(ret0, slice(required(self, "slice", "self"), dim, start, end, step), "slice"); });
+UNTORCH_OP_AS("slice", slice_Tensor,
+              (AtenTensorHandle self, std::int64_t dim, std::int64_t* start, std::int64_t* end, std::int64_t step,
+               AtenTensorHandle* ret0),
+              self, dim, start, end, step, ret0) {
+  give(ret0, slice(op.input(self, "self"), dim, start, end, step), op);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_permute(AtenTensorHandle self, const std::int64_t* dims, std::int64_t dims_len_,
-                                    AtenTensorHandle* ret0) {
-  return guarded("permute",
-                 [&] { give(ret0, permute(required(self, "permute", "self"), ints(dims, dims_len_)), "permute"); });
+UNTORCH_OP(permute, (AtenTensorHandle self, const std::int64_t* dims, std::int64_t dims_len, AtenTensorHandle* ret0),
+           self, dims, dims_len, ret0) {
+  give(ret0, permute(op.input(self, "self"), ints(dims, dims_len)), op);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_reshape(AtenTensorHandle self, const std::int64_t* shape, std::int64_t shape_len_,
-                                    AtenTensorHandle* ret0) {
-  return guarded("reshape",
-                 [&] { give(ret0, reshape(cpu_input(self, "reshape", "self"), ints(shape, shape_len_)), "reshape"); });
+UNTORCH_OP(reshape, (AtenTensorHandle self, const std::int64_t* shape, std::int64_t shape_len, AtenTensorHandle* ret0),
+           self, shape, shape_len, ret0) {
+  give(ret0, reshape(op.input(self, "self"), ints(shape, shape_len)), op);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_squeeze_dim(AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0) {
-  return guarded("squeeze", [&] { give(ret0, squeeze(required(self, "squeeze", "self"), dim), "squeeze"); });
+UNTORCH_OP_AS("squeeze", squeeze_dim, (AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0), self, dim,
+              ret0) {
+  give(ret0, squeeze(op.input(self, "self"), dim), op);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret0) {
-  return guarded("view_dtype",
-                 [&] { give(ret0, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
+UNTORCH_OP(view_dtype, (AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret0), self, dtype, ret0) {
+  give(ret0, view_dtype(op.input(self, "self"), dtype), op);
 }
 
 UNTORCH_SHIM aoti_torch_view_dtype(AtenTensorHandle self, std::int32_t dtype, AtenTensorHandle* ret) {
-  return guarded("view_dtype",
-                 [&] { give(ret, view_dtype(required(self, "view_dtype", "self"), dtype), "view_dtype"); });
+  return guarded("view_dtype", [&] { give(ret, view_dtype(input(self, "view_dtype", "self"), dtype), "view_dtype"); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return guarded("view_as_real",
-                 [&] { give(ret0, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
+UNTORCH_OP(view_as_real, (AtenTensorHandle self, AtenTensorHandle* ret0), self, ret0) {
+  give(ret0, view_as_real(op.input(self, "self")), op);
 }
 
 UNTORCH_SHIM aoti_torch_view_as_real(AtenTensorHandle self, AtenTensorHandle* ret) {
-  return guarded("view_as_real",
-                 [&] { give(ret, view_as_real(required(self, "view_as_real", "self")), "view_as_real"); });
+  return guarded("view_as_real", [&] { give(ret, view_as_real(input(self, "view_as_real", "self")), "view_as_real"); });
 }
 
-UNTORCH_SHIM aoti_torch_cpu_view_as_complex(AtenTensorHandle self, AtenTensorHandle* ret0) {
-  return guarded("view_as_complex",
-                 [&] { give(ret0, view_as_complex(required(self, "view_as_complex", "self")), "view_as_complex"); });
+UNTORCH_OP(view_as_complex, (AtenTensorHandle self, AtenTensorHandle* ret0), self, ret0) {
+  give(ret0, view_as_complex(op.input(self, "self")), op);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_resize_(AtenTensorHandle self, const std::int64_t* size, std::int64_t size_len_,
-                                    std::int32_t* memory_format) {
-  return guarded("resize_", [&] { resize(required(self, "resize_", "self"), ints(size, size_len_), memory_format); });
+UNTORCH_OP(resize_,
+           (AtenTensorHandle self, const std::int64_t* size, std::int64_t size_len, std::int32_t* memory_format), self,
+           size, size_len, memory_format) {
+  resize(op.input(self, "self"), ints(size, size_len), memory_format);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_resize_as_(AtenTensorHandle self, AtenTensorHandle the_template,
-                                       std::int32_t* memory_format) {
-  return guarded("resize_as_", [&] {
-    resize_as(required(self, "resize_as_", "self"), required(the_template, "resize_as_", "the_template"),
-              memory_format);
-  });
+// The template gives a shape; it may be on any device.
+UNTORCH_OP(resize_as_, (AtenTensorHandle self, AtenTensorHandle the_template, std::int32_t* memory_format), self,
+           the_template, memory_format) {
+  resize_as(op.input(self, "self"), input(the_template, op, "the_template"), memory_format);
 }
 
-UNTORCH_SHIM aoti_torch_cpu_set__source_Tensor(AtenTensorHandle self, AtenTensorHandle source) {
-  return guarded("set_", [&] { set_source(required(self, "set_", "self"), required(source, "set_", "source")); });
+UNTORCH_OP_AS("set_", set__source_Tensor, (AtenTensorHandle self, AtenTensorHandle source), self, source) {
+  set_source(required(self, op, "self"), op.input(source, "source"));
 }
