@@ -17,8 +17,8 @@
 #include <cstdint>
 
 #include "cuda/driver.h"
-#include "kernels/cpu/random/random.h"
-#include "kernels/cuda/random/random.h"
+#include "kernels/cpu/random/mt19937.h"
+#include "kernels/random.h"
 
 namespace untorch::cuda {
 

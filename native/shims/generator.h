@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "kernels/cpu/random/random.h"
+#include "kernels/cpu/random/mt19937.h"
 #include "shims/shim.h"
 
 namespace untorch::shims {

@@ -181,3 +181,10 @@ def test_errors(name: str, args: tuple[Any, ...], text: str) -> None:
         call(f"aoti_torch_cpu_{name}", *args, returns=1)
     with pytest.raises(ShimError, match="bernoulli_: 'p' holds 1.5, expected 0 to 1"):
         call("aoti_torch_cpu_bernoulli__float", torch.empty(2), 1.5, None)
+    bernoulli = "aoti_torch_cpu_bernoulli__Tensor"
+    with pytest.raises(ShimError, match="bernoulli_: 'p' holds nan, expected 0 to 1"):
+        call(bernoulli, torch.empty(2), torch.tensor([0.5, math.nan]), None)
+    with pytest.raises(ShimError, match="bernoulli_: dtype int64 of 'p' is not supported, expected a floating type"):
+        call(bernoulli, torch.empty(2), torch.ones(2, dtype=torch.int64), None)
+    with pytest.raises(ShimError, match=r"bernoulli_: 'p' of shape \[3\] does not broadcast to \[2\]"):
+        call(bernoulli, torch.empty(2), torch.empty(3), None)

@@ -1,106 +1,137 @@
-// mt19937 (Matsumoto and Nishimura, 1998) and the distributions on it.
-#include "kernels/cpu/random/random.h"
+// Distributions on mt19937, one thread: a sequence has one order. Bytes: every element written once; a draw of 32 bits
+// (64 for double precision) an element.
+#include "kernels/random.h"
 
 #include <cmath>
-#include <limits>
-#include <numbers>
-#include <random>
+#include <mutex>
+#include <numeric>
+#include <utility>
+#include <vector>
 
-namespace untorch::kernels {
+#include "base/dispatch.h"
+#include "kernels/cpu/common/strided_loop.h"
+#include "kernels/cpu/random/mt19937.h"
+
+namespace untorch::kernels::cpu {
 namespace {
 
-constexpr std::size_t kSize = 624, kShift = 397;
-
-std::uint64_t seed_from_system() {
-  std::random_device device;
-  const std::uint64_t high = device();
-  return high << 32 | device();
-}
-
-template <class T>
-void box_muller_16(T* block) noexcept {
-  for (int i = 0; i < 8; ++i) {
-    const T radius = std::sqrt(T(-2) * std::log(T(1) - block[i]));
-    const T angle = T(2) * std::numbers::pi_v<T> * block[i + 8];
-    block[i] = radius * std::cos(angle);
-    block[i + 8] = radius * std::sin(angle);
-  }
-}
-
 template <class T, class Draw>
-void fill_blocks(T* out, std::int64_t n, bool whole_blocks, Draw&& draw) noexcept {
-  const std::int64_t first = whole_blocks ? n / 16 * 16 : n;
-  for (std::int64_t i = 0; i < first; ++i) out[i] = draw();
-  for (std::int64_t i = 0; i + 16 <= n; i += 16) box_muller_16(out + i);
-  if (n % 16 != 0) {
-    T* last = out + n - 16;
-    for (int i = 0; i < 16; ++i) last[i] = draw();
-    box_muller_16(last);
-  }
+void draw_each(const Strided<1>& space, T* to, Draw&& draw) {
+  const StridedLoop<1> loop(space);
+  const std::int64_t step = loop.inner()[0];
+  loop.run_serial([&](const std::array<std::int64_t, 1>& at, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) to[at[0] + i * step] = draw();
+  });
 }
 
 }  // namespace
 
-void Generator::manual_seed(std::uint64_t seed) noexcept {
-  seed_ = seed;
-  cached_normal_.reset();
-  philox_.clear();
-  state_[0] = static_cast<std::uint32_t>(seed);
-  for (std::size_t i = 1; i < kSize; ++i) {
-    state_[i] = 1812433253u * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<std::uint32_t>(i);
+void uniform(const Strided<1>& space, void* out, DType dtype, double from, double to, Generator& generator) {
+  dispatch_floating("uniform", dtype, [&]<class T>() {
+    const std::lock_guard lock(generator.mutex());
+    if constexpr (std::is_same_v<T, double>) {
+      draw_each(space, static_cast<T*>(out), [&] { return std::fma(generator.uniform_double(), to - from, from); });
+    } else {
+      const double low = static_cast<float>(from), width = static_cast<float>(to) - static_cast<float>(from);
+      const T end = static_cast<T>(static_cast<float>(to)), start = static_cast<T>(static_cast<float>(from));
+      draw_each(space, static_cast<T*>(out), [&] {
+        const T value = static_cast<T>(static_cast<float>(generator.uniform_float() * width + low));
+        // A half may round up to the open end, which PyTorch replaces by the start.
+        if constexpr (!std::is_same_v<T, float>) return from < to && value >= end ? start : value;
+        return value;
+      });
+    }
+  });
+}
+
+void normal(const Strided<1>& space, void* out, DType dtype, double mean, double deviation, bool row_major,
+            Generator& generator) {
+  dispatch_floating("normal", dtype, [&]<class T>() {
+    const std::lock_guard lock(generator.mutex());
+    T* const to = static_cast<T*>(out);
+    const std::int64_t n = space.numel;
+    if (n < 16 || !row_major) {
+      draw_each(space, to,
+                [&] { return static_cast<T>(static_cast<compute_t<T>>(generator.normal() * deviation + mean)); });
+      return;
+    }
+    using Wide = compute_t<T>;
+    const auto scale = static_cast<Wide>(deviation), shift = static_cast<Wide>(mean);
+    if constexpr (std::is_same_v<T, Wide>) {
+      generator.normal_blocks(to, n);
+      if (scale != 1 || shift != 0) {
+        for (std::int64_t i = 0; i < n; ++i) to[i] = to[i] * scale + shift;
+      }
+    } else {
+      std::vector<float> wide(static_cast<std::size_t>(n));
+      generator.normal_blocks(wide.data(), n, true);
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(wide[static_cast<std::size_t>(i)] * scale + shift);
+    }
+  });
+}
+
+void exponential(const Strided<1>& space, void* out, DType dtype, double rate, Generator& generator) {
+  dispatch_floating("exponential", dtype, [&]<class T>() {
+    const std::lock_guard lock(generator.mutex());
+    draw_each(space, static_cast<T*>(out),
+              [&] { return static_cast<T>(static_cast<compute_t<T>>(generator.exponential(rate))); });
+  });
+}
+
+void random_integers(const Strided<1>& space, void* out, DType dtype, std::int64_t low, std::uint64_t range,
+                     Generator& generator) {
+  dispatch_real("randint", dtype, [&]<class T>() {
+    const std::lock_guard lock(generator.mutex());
+    draw_each(space, static_cast<T*>(out), [&] {
+      const auto value = static_cast<std::int64_t>(generator.below(range) + static_cast<std::uint64_t>(low));
+      return static_cast<T>(static_cast<compute_t<T>>(value));
+    });
+  });
+}
+
+std::optional<double> bernoulli(const Strided<2>& space, void* out, DType dtype, const void* probability,
+                                DType probability_dtype, Generator& generator) {
+  const StridedLoop<2> loop(space);
+  const auto step = loop.inner();
+  std::optional<double> outside;
+  dispatch_floating("bernoulli_", probability_dtype, [&]<class P>() {
+    const P* const p = static_cast<const P*>(probability);
+    loop.run_serial([&](const std::array<std::int64_t, 2>& at, std::int64_t n) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto value = static_cast<double>(static_cast<compute_t<P>>(p[at[1] + i * step[1]]));
+        if (!(value >= 0 && value <= 1) && !outside) outside = value;
+      }
+    });
+    if (outside) return;
+    const std::lock_guard lock(generator.mutex());
+    dispatch_real("bernoulli_", dtype, [&]<class T>() {
+      T* const to = static_cast<T*>(out);
+      loop.run_serial([&](const std::array<std::int64_t, 2>& at, std::int64_t n) {
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto value = static_cast<compute_t<P>>(p[at[1] + i * step[1]]);
+          bool hit;
+          if constexpr (std::is_same_v<P, double>) {
+            hit = generator.uniform_double() < value;
+          } else {
+            hit = generator.uniform_float() < value;
+          }
+          to[at[0] + i * step[0]] = static_cast<T>(static_cast<compute_t<T>>(hit ? 1 : 0));
+        }
+      });
+    });
+  });
+  return outside;
+}
+
+void permutation(std::int64_t* out, std::int64_t n, Generator& generator) {
+  std::iota(out, out + n, std::int64_t{0});
+  const std::lock_guard lock(generator.mutex());
+  for (std::int64_t i = 0; i < n - 1; ++i) {
+    const auto rest = static_cast<std::uint64_t>(n - i);
+    // PyTorch draws 32 bits while the modulo stays fair enough.
+    const std::uint64_t draw = n < 0xffffffffLL / 20 ? generator.random() : generator.random64();
+    std::swap(out[i], out[i + static_cast<std::int64_t>(draw % rest)]);
   }
-  next_ = kSize;
 }
 
-std::uint64_t Generator::reserve_philox(std::size_t device, std::uint64_t count) {
-  if (philox_.size() <= device) philox_.resize(device + 1, 0);
-  const std::uint64_t first = philox_[device];
-  philox_[device] += count;
-  return first;
-}
-
-void Generator::refill() noexcept {
-  for (std::size_t i = 0; i < kSize; ++i) {
-    const std::uint32_t mixed = (state_[i] & 0x80000000u) | (state_[(i + 1) % kSize] & 0x7fffffffu);
-    state_[i] = state_[(i + kShift) % kSize] ^ (mixed >> 1) ^ ((mixed & 1u) != 0 ? 0x9908b0dfu : 0u);
-  }
-  next_ = 0;
-}
-
-std::uint32_t Generator::random() noexcept {
-  if (next_ == kSize) refill();
-  std::uint32_t y = state_[next_++];
-  y ^= y >> 11;
-  y ^= (y << 7) & 0x9d2c5680u;
-  y ^= (y << 15) & 0xefc60000u;
-  return y ^ (y >> 18);
-}
-
-double Generator::normal() noexcept {
-  if (cached_normal_) {
-    const double value = *cached_normal_;
-    cached_normal_.reset();
-    return value;
-  }
-  const double u1 = uniform_double(), u2 = uniform_double();
-  const double radius = std::sqrt(-2.0 * std::log1p(-u2)), angle = 2.0 * std::numbers::pi * u1;
-  cached_normal_ = radius * std::sin(angle);
-  return radius * std::cos(angle);
-}
-
-double Generator::exponential(double rate) noexcept { return -1.0 / rate * std::log1p(-uniform_double()); }
-
-void Generator::normal_blocks(float* out, std::int64_t n, bool whole_blocks) noexcept {
-  fill_blocks(out, n, whole_blocks, [this] { return uniform_float(); });
-}
-
-void Generator::normal_blocks(double* out, std::int64_t n) noexcept {
-  fill_blocks(out, n, false, [this] { return uniform_double(); });
-}
-
-Generator& default_generator() {
-  static Generator generator(seed_from_system());
-  return generator;
-}
-
-}  // namespace untorch::kernels
+}  // namespace untorch::kernels::cpu

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/random/random.h"
+#include "kernels/random.h"
 
 namespace untorch::kernels::cuda {
 

@@ -1,7 +1,11 @@
-// Random tensors. Bytes: every element written once (dropout: read once, written with its mask). Ten Philox rounds give
-// four values, about 20 integer multiplications a value, so that float32 is bound by memory and the half types by
-// arithmetic. Thread t draws for the elements t, t + grid, t + 2 grid, …; neighbouring threads write neighbouring
-// elements in memory order.
+// Random tensors by Philox4x32-10, one subsequence a thread, in PyTorch's order of draws. With G threads in the grid:
+//
+//   draw k of thread t   four words   w0         w1             w2             w3
+//   element              t + 4kG   t + (4k+1)G   t + (4k+2)G   t + (4k+3)G        a warp writes 32 neighbours a word
+//
+// (values of 64 bits: two words each, two elements a draw). Roofline: ten rounds a draw, about 20 integer
+// multiplications a value, so that float32 is bound by memory and the half types by arithmetic. Bytes: every element
+// written once (dropout: read once, written with its mask).
 #include <cfloat>
 
 #include "kernels/cuda/common/device_types.cuh"
@@ -171,76 +175,76 @@ int dispatch_one(int element_bytes, const void* one, Body&& body) {
 
 }  // namespace
 
-RandomGrid random_grid(std::int64_t numel, int per_draw, int num_sms, int threads_per_multiprocessor) {
+RandomGrid random_grid(std::int64_t numel, int per_draw, int num_sms, int threads_per_sm) {
   if (numel == 0) return {};
-  const std::int64_t most = std::int64_t{num_sms} * (threads_per_multiprocessor / kThreads);
+  const std::int64_t most = std::int64_t{num_sms} * (threads_per_sm / kThreads);
   const std::int64_t wanted = (numel + kThreads - 1) / kThreads;
-  const std::int64_t blocks = wanted < most ? wanted : most;
-  const std::int64_t round = blocks * kThreads * per_draw;
-  return {static_cast<unsigned>(blocks), static_cast<std::uint64_t>((numel - 1) / round + 1) * 4};
+  const std::int64_t ctas = wanted < most ? wanted : most;
+  const std::int64_t round = ctas * kThreads * per_draw;
+  return {static_cast<unsigned>(ctas), static_cast<std::uint64_t>((numel - 1) / round + 1) * 4};
 }
 
-int uniform(const Strided<1>& space, void* out, DType dtype, double from, double to, PhiloxState state,
-            unsigned blocks, Stream stream) {
+int uniform(const Strided<1>& space, void* out, DType dtype, double from, double to, PhiloxState state, unsigned ctas,
+            Stream stream) {
   if (space.numel == 0) return 0;
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
     const T start = narrow<T>(static_cast<C>(from)), end = narrow<T>(static_cast<C>(to));
     const Interval<T> interval{start, end, widen(start), widen(end) - widen(start)};
-    fill_uniform<T><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), interval, state);
+    fill_uniform<T><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), interval, state);
     return cudaGetLastError();
   });
 }
 
 int normal(const Strided<1>& space, void* out, DType dtype, double mean, double deviation, PhiloxState state,
-           unsigned blocks, Stream stream) {
+           unsigned ctas, Stream stream) {
   if (space.numel == 0) return 0;
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     using C = Compute<T>;
-    fill_normal<T><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), static_cast<C>(mean),
-                                                    static_cast<C>(deviation), state);
+    fill_normal<T><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), static_cast<C>(mean),
+                                                  static_cast<C>(deviation), state);
     return cudaGetLastError();
   });
 }
 
-int exponential(const Strided<1>& space, void* out, DType dtype, double rate, PhiloxState state, unsigned blocks,
+int exponential(const Strided<1>& space, void* out, DType dtype, double rate, PhiloxState state, unsigned ctas,
                 Stream stream) {
   if (space.numel == 0) return 0;
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     const Exponential<T> distribution{static_cast<Compute<T>>(rate)};
-    fill_uniform<T><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), distribution, state);
+    fill_uniform<T><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), distribution, state);
     return cudaGetLastError();
   });
 }
 
 int random_integers(const Strided<1>& space, void* out, DType dtype, std::int64_t low, std::uint64_t range,
-                    PhiloxState state, unsigned blocks, Stream stream) {
+                    PhiloxState state, unsigned ctas, Stream stream) {
   if (space.numel == 0) return 0;
   const bool wide = range == 0 || integer_draws(range) == 2;
   return dispatch_real(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     if (wide) {
-      fill_integers<T, 2><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), low, range, state);
+      fill_integers<T, 2><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), low, range, state);
     } else {
-      fill_integers<T, 4><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), low, range, state);
+      fill_integers<T, 4><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), low, range, state);
     }
     return cudaGetLastError();
   });
 }
 
 int bernoulli(const Strided<1>& space, void* out, int element_bytes, const void* one, bool wide, double probability,
-              PhiloxState state, unsigned blocks, Stream stream) {
+              PhiloxState state, unsigned ctas, Stream stream) {
   if (space.numel == 0) return 0;
   return dispatch_one(element_bytes, one, [&](auto value) -> int {
     using T = decltype(value);
     if (wide) {
       fill_bernoulli<T, double, 1>
-          <<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), value, probability, nullptr, state, nullptr);
+          <<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), value, probability, nullptr, state, nullptr);
     } else {
-      fill_bernoulli<T, float, 1><<<blocks, kThreads, 0, stream>>>(
+      fill_bernoulli<T, float, 1><<<ctas, kThreads, 0, stream>>>(
           space, static_cast<T*>(out), value, static_cast<float>(probability), nullptr, state, nullptr);
     }
     return cudaGetLastError();
@@ -248,16 +252,16 @@ int bernoulli(const Strided<1>& space, void* out, int element_bytes, const void*
 }
 
 int bernoulli(const Strided<2>& space, void* out, int element_bytes, const void* one, const void* probability,
-              DType probability_dtype, PhiloxState state, unsigned blocks, FaultWord* fault, Stream stream) {
+              DType probability_dtype, PhiloxState state, unsigned ctas, FaultWord* fault, Stream stream) {
   if (space.numel == 0) return 0;
   return dispatch_one(element_bytes, one, [&](auto value) -> int {
     using T = decltype(value);
     if (probability_dtype == DType::kFloat64) {
-      fill_bernoulli<T, double, 2><<<blocks, kThreads, 0, stream>>>(
+      fill_bernoulli<T, double, 2><<<ctas, kThreads, 0, stream>>>(
           space, static_cast<T*>(out), value, 0.0, static_cast<const double*>(probability), state, fault);
     } else if (probability_dtype == DType::kFloat32) {
-      fill_bernoulli<T, float, 2><<<blocks, kThreads, 0, stream>>>(
-          space, static_cast<T*>(out), value, 0.0f, static_cast<const float*>(probability), state, fault);
+      fill_bernoulli<T, float, 2><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), value, 0.0f,
+                                                                 static_cast<const float*>(probability), state, fault);
     } else {
       return kNoKernel;
     }
@@ -265,22 +269,22 @@ int bernoulli(const Strided<2>& space, void* out, int element_bytes, const void*
   });
 }
 
-int dropout(const Strided<3>& space, void* out, bool* mask, const void* input, DType dtype, double p,
-            PhiloxState state, unsigned blocks, Stream stream) {
+int dropout(const Strided<3>& space, void* out, bool* mask, const void* input, DType dtype, double p, PhiloxState state,
+            unsigned ctas, Stream stream) {
   if (space.numel == 0) return 0;
   const double keep = 1.0 - p, scale = keep == 0.0 ? 0.0 : 1.0 / keep;
   return dispatch_floating(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    drop<T><<<blocks, kThreads, 0, stream>>>(space, static_cast<T*>(out), mask, static_cast<const T*>(input),
-                                             static_cast<float>(keep), static_cast<Compute<T>>(scale), state);
+    drop<T><<<ctas, kThreads, 0, stream>>>(space, static_cast<T*>(out), mask, static_cast<const T*>(input),
+                                           static_cast<float>(keep), static_cast<Compute<T>>(scale), state);
     return cudaGetLastError();
   });
 }
 
-int random_keys(std::uint64_t* keys, std::uint32_t* values, std::int64_t n, PhiloxState state, unsigned blocks,
+int random_keys(std::uint64_t* keys, std::uint32_t* values, std::int64_t n, PhiloxState state, unsigned ctas,
                 Stream stream) {
   if (n == 0) return 0;
-  fill_keys<<<blocks, kThreads, 0, stream>>>(keys, values, n, state);
+  fill_keys<<<ctas, kThreads, 0, stream>>>(keys, values, n, state);
   return cudaGetLastError();
 }
 
