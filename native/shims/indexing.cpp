@@ -1,48 +1,10 @@
-// Advanced indexing: masks become positions, indices are broadcast, checked and turned into offsets.
+// Advanced indexing expressions: indices are checked and broadcast, and the result's layout follows.
 #include "shims/indexing.h"
 
-#include <algorithm>
-
+#include "shims/broadcast.h"
 #include "shims/view.h"
 
 namespace untorch::shims {
-namespace {
-
-TensorPtr column_tensor(const std::vector<std::int64_t>& column) {
-  const std::int64_t n = static_cast<std::int64_t>(column.size());
-  TensorPtr out = Tensor::empty(DimSpan(&n, 1), DType::kInt64);
-  std::copy(column.begin(), column.end(), out->data<std::int64_t>());
-  return out;
-}
-
-}  // namespace
-
-std::vector<std::vector<std::int64_t>> nonzero_columns(const Tensor& t, const char* op) {
-  std::vector<std::vector<std::int64_t>> columns(static_cast<std::size_t>(t.dim()));
-  const std::int64_t n = t.numel();
-  if (n == 0) return columns;
-  const TensorPtr flat = contiguous(t);
-  std::vector<std::int64_t> index(columns.size(), 0);
-  dispatch_number(op, t.dtype(), [&]<class T>() {
-    const T* values = flat->data<T>();
-    for (std::int64_t i = 0; i < n; ++i) {
-      bool set;
-      if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
-        set = static_cast<float>(values[i]) != 0.0f;
-      } else {
-        set = values[i] != T(0);
-      }
-      if (set) {
-        for (std::size_t d = 0; d < columns.size(); ++d) columns[d].push_back(index[d]);
-      }
-      for (std::size_t d = columns.size(); d-- > 0;) {
-        if (++index[d] < t.sizes()[d]) break;
-        index[d] = 0;
-      }
-    }
-  });
-  return columns;
-}
 
 bool is_index_mask(const Tensor& t) { return t.dtype() == DType::kBool || t.dtype() == DType::kUInt8; }
 
@@ -127,89 +89,6 @@ IndexLayout index_layout(const Tensor& self, const std::vector<const Tensor*>& e
     out.layouts.push_back(std::move(layout));
   }
   return out;
-}
-
-Indexed prepare_index(const Tensor& self, const std::vector<const Tensor*>& indices, const char* op) {
-  check_indices(self, indices, op);
-  std::deque<TensorPtr> owned;
-  std::vector<const Tensor*> entries = index_entries(
-      self, indices,
-      [op](const Tensor& mask, std::deque<TensorPtr>& to) {
-        for (const auto& column : nonzero_columns(mask, op)) to.push_back(column_tensor(column));
-      },
-      owned);
-  for (const Tensor*& entry : entries) {
-    if (entry == nullptr || entry->dtype() != DType::kInt32) continue;
-    owned.push_back(to_dtype(*entry, DType::kInt64));
-    entry = owned.back().get();
-  }
-  Indexed out{index_layout(self, entries, op), {}};
-  out.offsets.assign(static_cast<std::size_t>(checked_numel(out.index_shape)), 0);
-  const Dims index_strides = contiguous_strides(out.index_shape);
-  for (const std::size_t d : out.used) {
-    const Tensor& index = *entries[d];
-    const std::int64_t size = self.sizes()[d], stride = self.strides()[d];
-    const auto strides = broadcast_strides(index, out.index_shape, op, "indices");
-    const auto* values = index.data<std::int64_t>();
-    const kernels::StridedLoop<2> loop(out.index_shape, {DimSpan(index_strides), DimSpan(strides)}, true);
-    const auto step = loop.inner();
-    loop.run_serial([&](const std::array<std::int64_t, 2>& at, std::int64_t n) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t value = values[at[1] + i * step[1]];
-        check(value >= -size && value < size, op, ": index ", value, " is out of bounds for dimension ", d,
-              " with size ", size);
-        out.offsets[static_cast<std::size_t>(at[0] + i * step[0])] += (value < 0 ? value + size : value) * stride;
-      }
-    });
-  }
-  return out;
-}
-
-void index_put(const Tensor& out, const std::vector<const Tensor*>& indices, const Tensor& values, bool accumulate) {
-  const char* op = "index_put";
-  TensorPtr converted;
-  if (values.dtype() != out.dtype()) {
-    check(values.numel() == 1, op, ": 'values' is ", dtype_name(values.dtype()), ", expected ", dtype_name(out.dtype()),
-          " as 'self'");
-    converted = to_dtype(values, out.dtype());
-  } else if (values.storage().get() == out.storage().get()) {
-    converted = clone_contiguous(values);  // what is read may not change under the writes
-  }
-  const Tensor& source = converted ? *converted : values;
-  const Indexed plan = prepare_index(out, indices, op);
-  const auto value_strides = broadcast_strides(source, plan.shape, op, "values");
-  // In order, so that the last of several values for one place stays and sums are the same everywhere.
-  const kernels::StridedLoop<3> loop(
-      plan.shape, {DimSpan(plan.self_strides), DimSpan(value_strides), DimSpan(plan.offset_strides)}, true);
-  const auto step = loop.inner();
-  const std::int64_t* offsets = plan.offsets.data();
-  if (!accumulate) {
-    dispatch_width(op, out.dtype(), [&]<class T>() {
-      T* to = out.data<T>();
-      const T* from = source.data<T>();
-      loop.run_serial([&](const std::array<std::int64_t, 3>& at, std::int64_t n) {
-        for (std::int64_t i = 0; i < n; ++i) {
-          to[at[0] + i * step[0] + offsets[at[2] + i * step[2]]] = from[at[1] + i * step[1]];
-        }
-      });
-    });
-    return;
-  }
-  dispatch_number(op, out.dtype(), [&]<class T>() {
-    T* to = out.data<T>();
-    const T* from = source.data<T>();
-    loop.run_serial([&](const std::array<std::int64_t, 3>& at, std::int64_t n) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        T& target = to[at[0] + i * step[0] + offsets[at[2] + i * step[2]]];
-        const T value = from[at[1] + i * step[1]];
-        if constexpr (std::is_same_v<T, bool>) {
-          target = target || value;
-        } else {
-          target = static_cast<T>(target + value);
-        }
-      }
-    });
-  });
 }
 
 }  // namespace untorch::shims

@@ -55,7 +55,7 @@ struct Op {
 
 // Runs `cpu()`, or `cuda(on)` with the device and stream of the operands (null ones are absent), which must be on one
 // device. `cuda` is a generic lambda that returns its launcher's code, or nothing: a build without CUDA kernels never
-// instantiates it.
+// instantiates it, so functions that only `cuda` calls are [[maybe_unused]].
 template <class Cpu, class Cuda>
 void run(const Op& op, std::initializer_list<const Tensor*> operands, Cpu&& cpu, Cuda&& cuda) {
   if constexpr (kHasCudaKernels) {

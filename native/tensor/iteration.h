@@ -9,6 +9,15 @@
 
 namespace untorch {
 
+// The iteration space over operands with these strides (of `sizes`). Throws when it has too many dimensions.
+template <int N>
+Strided<N> strided(const char* op, DimSpan sizes, const DimSpan (&strides)[N]) {
+  Strided<N> space;
+  check(make_strided<N>(sizes, strides, space), op, ": shape ", to_string(sizes),
+        " has more dimensions than the kernels take (", kMaxDims, " after merging)");
+  return space;
+}
+
 // The iteration space over tensors that broadcast to `sizes`. Throws when it has too many dimensions.
 template <int N>
 Strided<N> strided(const char* op, DimSpan sizes, const Tensor* const (&tensors)[N]) {
@@ -28,10 +37,7 @@ Strided<N> strided(const char* op, DimSpan sizes, const Tensor* const (&tensors)
     }
     spans[n] = strides[n];
   }
-  Strided<N> space;
-  check(make_strided<N>(sizes, spans, space), op, ": shape ", to_string(sizes),
-        " has more dimensions than the kernels take (", kMaxDims, " after merging)");
-  return space;
+  return strided<N>(op, sizes, spans);
 }
 
 // Shape or strides without entry `dim`; a 0-D list stays empty.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -105,6 +106,9 @@ def test_index_errors() -> None:
             False,
             returns=1,
         )
+    eight = torch.zeros(3, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ShimError, match="index_put: dtype float8_e4m3fn cannot be accumulated"):
+        call("aoti_torch_cpu_index_put", eight, OptHandles([torch.tensor([0])]), eight[:1], I32(1), returns=1)
 
 
 @pytest.mark.parametrize("name", ["aoti_torch_cpu_nonzero", "aoti_torch_nonzero"])
@@ -153,6 +157,10 @@ def test_repeat_interleave(name: str) -> None:
         call(name, repeats, Opt(4, "int64"), returns=1)
     with pytest.raises(ShimError, match="'repeats' holds -1 at 1, expected no negative count"):
         call(name, torch.tensor([1, -1]), Opt(None), returns=1)
+    with pytest.raises(ShimError, match="repeat_interleave: 'output_size' is -1, expected 0 or more"):
+        call(name, repeats, Opt(-1, "int64"), returns=1)
+    with pytest.raises(ShimError, match="repeat_interleave: 'repeats' is float32, expected int32 or int64"):
+        call(name, torch.ones(2), Opt(None), returns=1)
 
 
 def cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
@@ -230,6 +238,10 @@ def test_histograms() -> None:
         call("aoti_torch_cpu_histc", torch.tensor([1.0, float("nan")]), 4, 0.0, 0.0, returns=1)
     with pytest.raises(ShimError, match="histc: dtype int64 is not supported, expected float32 or float64"):
         call("aoti_torch_cpu_histc", torch.tensor([1]), 4, 0.0, 0.0, returns=1)
+    with pytest.raises(ShimError, match=r"histc: range \[0, inf\] is not finite"):
+        call("aoti_torch_cpu_histc", x, 4, 0.0, math.inf, returns=1)
+    with pytest.raises(ShimError, match="histc: 'max' is 1, expected more than 'min' 2"):
+        call("aoti_torch_cpu_histc", x, 4, 2.0, 1.0, returns=1)
 
 
 X = torch.arange(24.0).reshape(2, 3, 4)

@@ -62,5 +62,11 @@ def test_a_long_scan_is_parallel_and_right() -> None:
 def test_errors() -> None:
     with pytest.raises(ShimError, match="cumsum: dimension 1 is out of range for a 1-D tensor"):
         call("aoti_torch_cpu_cumsum", torch.zeros(2), 1, Opt(None), returns=1)
+    eight = torch.zeros(3, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ShimError, match="cumsum: dtype float8_e4m3fn is not supported$"):
+        call("aoti_torch_cpu_cumsum", eight, 0, Opt(None), returns=1)
+    to_eight = Opt(CODES[torch.float8_e4m3fn], "int32")
+    with pytest.raises(ShimError, match="cumprod: dtype float8_e4m3fn is not supported for the result"):
+        call("aoti_torch_cpu_cumprod", torch.zeros(3), 0, to_eight, returns=1)
     with pytest.raises(ShimError, match="logcumsumexp: dtype int64 is not supported, expected a floating type"):
         call("aoti_torch_cpu_logcumsumexp", torch.zeros(2, dtype=torch.int64), 0, returns=1)

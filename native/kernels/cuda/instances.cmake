@@ -16,6 +16,10 @@ untorch_cuda_instance(moe/nvfp4_down moe/nvfp4_gemm.cu.in
   op=down gated=false "what=each pair's share of its token, in float32")
 
 foreach(bits 32 64)
-  untorch_cuda_instance(sort/block_sort${bits} sort/block_sort.cu.in bits=${bits})
+  untorch_cuda_instance(sort/cta_sort${bits} sort/cta_sort.cu.in bits=${bits})
   untorch_cuda_instance(sort/device_sort${bits} sort/device_sort.cu.in bits=${bits})
 endforeach()
+
+untorch_cuda_instance(scan/cumsum scan/scan.cu.in launcher=cumsum op=Sum dtypes=arithmetic)
+untorch_cuda_instance(scan/cumprod scan/scan.cu.in launcher=cumprod op=Product dtypes=arithmetic)
+untorch_cuda_instance(scan/logcumsumexp scan/scan.cu.in launcher=logcumsumexp op=LogAddExp dtypes=floating)

@@ -172,6 +172,7 @@ def test_views_need_no_gpu() -> None:
 @pytest.mark.parametrize(("name", "arguments"), [
     ("aoti_torch_index_put_out", (T(3), T(3), Handles([T(2)]), I32(1), T(2), I32(0))),
     ("aoti_torch_scatter_out", (T(3), T(3), 0, T(2), T(2))),
+    ("aoti_torch_scatter_reduce_out", (T(3), T(3), 0, T(2), T(2), "sum", I32(1))),
     ("aoti_torch_aten_pad", (T(3), [1], "constant", Opt(None), Opt(None))),
     ("aoti_torch_aten_subtract_Tensor", (mask(3), mask(3), 1.0, Opt(None))),
 ])  # fmt: skip

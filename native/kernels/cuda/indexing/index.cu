@@ -1,8 +1,11 @@
-// Indexing kernels. An index expression is turned into element offsets first (8 bytes for every position of the index
-// tensors), so that gathering and writing are one kernel each for any number of indices; for rows of more than a few
-// elements the offsets cost next to nothing. Bytes of a gather: every element of the result written once and read once,
-// the offsets once for each element (from cache within a row). Rows whose addresses allow it move 16 bytes a thread.
-#include "kernels/cuda/indexing/index.h"
+// Advanced indexing. An index expression is turned into element offsets first (8 bytes for every position of the index
+// tensors), so that gather, put and masked fill are one kernel each for any number of indices. A thread an element.
+//
+//   result  [ before | index dimensions | after ]      address = strides(before, after) + offsets[index position]
+//
+// Roofline: memory-bound. Bytes of a gather: every element of the result written once and read once, the offsets once
+// for each element (from L1 within a row); rows whose addresses allow it move 16 bytes a thread.
+#include "kernels/index.h"
 
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/divide.cuh"
@@ -78,37 +81,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    write_columns(const std::uint8_t* mask, const std::int64_t* ranks, std::int64_t n, Shape shape,
-                  std::int64_t* columns, std::int64_t count) {
-  for (std::int64_t i = first_index(); i < n; i += index_step()) {
-    if (mask[i] == 0) continue;
-    const std::int64_t rank = ranks[i] - 1;
-    std::int64_t rest = i;
-    for (int d = shape.ndim - 1; d >= 0; --d) {
-      const std::int64_t quotient = divided(rest, shape.sizes[d], n);
-      columns[d * count + rank] = rest - quotient * shape.sizes[d];
-      rest = quotient;
-    }
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    scatter_masked(Strided<2> space, T* out, const std::uint8_t* mask, const std::int64_t* ranks, const T* source,
-                   std::int64_t available, FaultWord* word) {
-  for (std::int64_t i = first_index(); i < space.numel; i += index_step()) {
-    std::int64_t at[2];
-    offsets(space, i, at);
-    if (mask[at[1]] == 0) continue;
-    const std::int64_t rank = ranks[at[1]] - 1;
-    if (rank < available)
-      out[at[0]] = source[rank];
-    else
-      report(word, DeviceFault::kMaskedScatter, ranks[space.numel - 1]);
-  }
-}
-
 bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 // How far 16 bytes reach: log2 of the elements when the innermost dimension is a run in out and self, and every other
@@ -176,24 +148,6 @@ int masked_fill(const Strided<2>& space, void* out, const std::uint8_t* mask, co
     using T = typename decltype(type)::type;
     fill_masked<<<blocks_for(space.numel, kThreads), kThreads, 0, stream>>>(space, static_cast<T*>(out), mask,
                                                                             static_cast<const T*>(value));
-    return cudaGetLastError();
-  });
-}
-
-int mask_columns(const std::uint8_t* mask, const std::int64_t* ranks, std::int64_t n, const Shape& shape,
-                 std::int64_t* columns, std::int64_t count, Stream stream) {
-  if (n == 0 || count == 0) return 0;
-  write_columns<<<blocks_for(n, kThreads), kThreads, 0, stream>>>(mask, ranks, n, shape, columns, count);
-  return cudaGetLastError();
-}
-
-int masked_scatter(const Strided<2>& space, void* out, const std::uint8_t* mask, const std::int64_t* ranks,
-                   const void* source, std::int64_t available, int element_bytes, FaultWord* word, Stream stream) {
-  if (space.numel == 0) return 0;
-  return dispatch_bytes(element_bytes, [&](auto type) -> int {
-    using T = typename decltype(type)::type;
-    scatter_masked<<<blocks_for(space.numel, kThreads), kThreads, 0, stream>>>(
-        space, static_cast<T*>(out), mask, ranks, static_cast<const T*>(source), available, word);
     return cudaGetLastError();
   });
 }

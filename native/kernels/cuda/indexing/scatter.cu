@@ -1,6 +1,8 @@
-// Scatter without a reduction, and the sort keys of one with a reduction. Bytes: index and source read once, one
-// element written for each, in whatever order the index says; a thread an element, neighbours on neighbouring indices.
-#include "kernels/cuda/indexing/scatter.h"
+// Scatter without a reduction, and the sort keys of one with a reduction. A thread an element, neighbours on
+// neighbouring indices.
+//
+// Roofline: memory-bound; index and source read once, coalesced, one element written for each, where the index says.
+#include "kernels/scatter.h"
 
 #include "kernels/cuda/common/device_types.cuh"
 

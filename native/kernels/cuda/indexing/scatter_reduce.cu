@@ -1,14 +1,17 @@
-// Reductions of sorted segments: what meets in one place is combined by one thread in the order of the source, so that
-// the result has the same bits every time, for every dtype, without atomics. A thread for each pair of (sorted entry,
-// slice element); those whose entry does not start a segment leave at once. Bytes: keys and ids (12) once for each
-// slice element of an entry, from cache within a slice; every source element once, every element of out that is met
-// read and written once. A segment is walked by one thread, four loads in flight: many values in few places with
-// slices of a few elements are bound by that latency, not by memory.
+// Segmented reduction of sorted entries: what meets in one place is combined by one thread in the order of the source,
+// so that the result has the same bits every time, for every dtype, without atomics.
+//
+//   sorted keys  [ 3 3 3 | 7 | 9 9 ... ]   a thread for each (entry, slice element); the first of a segment walks it,
+//   ids          [ 0 4 5 | 1 | 2 3 ... ]   four loads in flight, the others leave at once
+//
+// Roofline: keys and ids (12 bytes) once for each slice element of an entry, from L1 within a slice; every source
+// element once, every element of out that is met read and written once. Many values in few places with slices of a few
+// elements are bound by the latency of the walk, not by memory.
 #include <limits>
 
 #include "kernels/cuda/common/complex.cuh"
 #include "kernels/cuda/common/divide.cuh"
-#include "kernels/cuda/indexing/scatter.h"
+#include "kernels/scatter.h"
 
 namespace untorch::kernels::cuda {
 namespace {

@@ -1,14 +1,14 @@
-// Policies of the arithmetic scans.
+// The policies of scan.cuh for cumsum, cumprod and logcumsumexp.
 #pragma once
 
 #include "kernels/cuda/common/integers.cuh"
 #include "kernels/cuda/scan/scan.cuh"
-#include "kernels/cuda/scan/scan.h"
+#include "kernels/scan.h"
 
 namespace untorch::kernels::cuda::scan {
 
-// What sums and products run in: float for the halves, 64-bit wrapping for integers (narrower results are its low
-// bits), the type itself otherwise.
+// What additions and multiplications run in: float for the halves, 64-bit wrapping for integers (narrower results are
+// its low bits), the type itself otherwise.
 template <class T>
 struct Pair {
   T re, im;
@@ -40,8 +40,12 @@ struct Arithmetic {
   const void* input;
   DType out_dtype, in_dtype;
 
-  explicit Arithmetic(const ScanJob& job)
-      : lanes(job.lanes), out(job.out), input(job.input), out_dtype(job.out_dtype), in_dtype(job.in_dtype) {}
+  explicit Arithmetic(const ScanParams& params)
+      : lanes(params.lanes),
+        out(params.out),
+        input(params.input),
+        out_dtype(params.out_dtype),
+        in_dtype(params.in_dtype) {}
   __device__ static State identity() { return Op<State>::start(); }
   __device__ static State combine(State earlier, State later) { return Op<State>::combine(earlier, later); }
   __device__ State load(const std::int64_t (&at)[2], std::int64_t i) const {
@@ -60,19 +64,70 @@ struct Arithmetic {
   }
 };
 
-// Sums and products: every dtype but bool and the eight-bit floats.
-template <template <class> class Op>
-int run_arithmetic(const ScanJob& job, void* scratch, Stream stream) {
-  if (is_integer(job.out_dtype)) {
-    if (!is_integer(job.in_dtype) && job.in_dtype != DType::kBool) return kNoKernel;
-    return run(Arithmetic<Integers, Op>(job), scratch, stream);
+// The operators. `start` is the identity.
+template <class State>
+struct Sum {
+  __device__ static State start() {
+    if constexpr (IsPair<State>::value)
+      return {0, 0};
+    else
+      return 0;
   }
-  if (job.in_dtype != job.out_dtype) return kNoKernel;
-  if (job.out_dtype == DType::kComplex64) return run(Arithmetic<Pair<float>, Op>(job), scratch, stream);
-  if (job.out_dtype == DType::kComplex128) return run(Arithmetic<Pair<double>, Op>(job), scratch, stream);
-  return dispatch_floating(job.out_dtype, [&](auto type) {
-    return run(Arithmetic<typename decltype(type)::type, Op>(job), scratch, stream);
+  __device__ static State combine(State a, State b) {
+    if constexpr (IsPair<State>::value)
+      return {a.re + b.re, a.im + b.im};
+    else
+      return a + b;
+  }
+};
+
+template <class State>
+struct Product {
+  __device__ static State start() {
+    if constexpr (IsPair<State>::value)
+      return {1, 0};
+    else
+      return 1;
+  }
+  __device__ static State combine(State a, State b) {
+    if constexpr (IsPair<State>::value)
+      return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+    else
+      return a * b;
+  }
+};
+
+// log(exp(a) + exp(b)) without overflow; infinities of one sign and NaNs pass through.
+template <class State>
+struct LogAddExp {
+  __device__ static State start() { return -static_cast<State>(INFINITY); }
+  __device__ static State combine(State a, State b) {
+    if (isnan(a) || isnan(b)) return a + b;
+    const State high = a > b ? a : b, low = a > b ? b : a;
+    if (low == high && isinf(low)) return low;
+    return log1p(exp(low - high)) + high;
+  }
+};
+
+template <template <class> class Op>
+int run_floating(const ScanParams& params, void* scratch, Stream stream) {
+  if (params.in_dtype != params.out_dtype) return kNoKernel;
+  return dispatch_floating(params.out_dtype, [&](auto type) {
+    return run(Arithmetic<typename decltype(type)::type, Op>(params), scratch, stream);
   });
+}
+
+// cumsum and cumprod: every dtype but bool and the eight-bit floats.
+template <template <class> class Op>
+int run_arithmetic(const ScanParams& params, void* scratch, Stream stream) {
+  if (is_integer(params.out_dtype)) {
+    if (!is_integer(params.in_dtype) && params.in_dtype != DType::kBool) return kNoKernel;
+    return run(Arithmetic<Integers, Op>(params), scratch, stream);
+  }
+  if (params.in_dtype != params.out_dtype) return kNoKernel;
+  if (params.out_dtype == DType::kComplex64) return run(Arithmetic<Pair<float>, Op>(params), scratch, stream);
+  if (params.out_dtype == DType::kComplex128) return run(Arithmetic<Pair<double>, Op>(params), scratch, stream);
+  return run_floating<Op>(params, scratch, stream);
 }
 
 }  // namespace untorch::kernels::cuda::scan

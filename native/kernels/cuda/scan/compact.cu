@@ -1,7 +1,11 @@
-// Ordered compaction. Bytes: the flags twice, and what is kept. The elements are cut into slices; a block counts its
-// slice, one block turns the counts into starts, and a block writes its slice from its start on. Within a step of 1024
-// elements positions come from warp votes, so the order is that of the elements.
-#include "kernels/cuda/scan/compact.h"
+// Stream compaction in row-major order: count, scan of the counts, scatter.
+//
+//   elements  | slice 0 | slice 1 | ...   a CTA counts its slice; one CTA scans at most 1024 counts;
+//   starts    0         c0        c0+c1   a CTA writes its slice from its start on, 1024 elements a step,
+//                                         positions within a step by warp votes (ballot and popc)
+//
+// Roofline: memory-bound; the flags twice, and what is kept.
+#include "kernels/compact.h"
 #include "kernels/cuda/common/integers.cuh"
 
 namespace untorch::kernels::cuda {
@@ -90,15 +94,15 @@ __device__ __forceinline__ bool is_set(const void* flags, std::int64_t i, const 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_slices(CompactJob job, FlagRule rule, std::int64_t slice, std::int64_t* counts) {
+    count_slices(CompactParams params, FlagRule rule, std::int64_t slice, std::int64_t* counts) {
   __shared__ int warps[kWarps];
   const std::int64_t begin = blockIdx.x * slice, limit = begin + slice,
-                     end = limit < job.space.numel ? limit : job.space.numel;
+                     end = limit < params.space.numel ? limit : params.space.numel;
   std::int64_t mine = 0;
   for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     std::int64_t at[3];
-    offsets(job.space, i, at);
-    mine += is_set(job.flags, at[1], rule);
+    offsets(params.space, i, at);
+    mine += is_set(params.flags, at[1], rule);
   }
   // A slice has fewer than 2^31 elements in any memory there is.
   int sum = static_cast<int>(mine);
@@ -132,14 +136,14 @@ __global__ void __launch_bounds__(kSlicesMax) make_starts(std::int64_t* counts, 
 
 // write(p, i, at) for every element i that is set: p is its place among them, `at` its offsets.
 template <class Write>
-__device__ __forceinline__ void for_each_set(const CompactJob& job, const FlagRule& rule, std::int64_t slice,
+__device__ __forceinline__ void for_each_set(const CompactParams& params, const FlagRule& rule, std::int64_t slice,
                                              const std::int64_t* starts, Write&& write) {
   __shared__ int warps[2][kItems][kWarps];
   const std::int64_t begin = blockIdx.x * slice, limit = begin + slice,
-                     end = limit < job.space.numel ? limit : job.space.numel;
+                     end = limit < params.space.numel ? limit : params.space.numel;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, lower = (1u << lane) - 1;
   std::int64_t start = starts[blockIdx.x];
-  if (start == starts[blockIdx.x + 1]) return;  // the whole block
+  if (start == starts[blockIdx.x + 1]) return;  // the whole CTA
   int turn = 0;                                 // two sets of counts in turn: one barrier a step
   for (std::int64_t step = begin; step < end; step += kStep, turn ^= 1) {
     std::int64_t at[kItems][3];
@@ -150,8 +154,8 @@ __device__ __forceinline__ void for_each_set(const CompactJob& job, const FlagRu
       const std::int64_t i = step + j * kThreads + threadIdx.x;
       set[j] = false;
       if (i < end) {
-        offsets(job.space, i, at[j]);
-        set[j] = is_set(job.flags, at[j][1], rule);
+        offsets(params.space, i, at[j]);
+        set[j] = is_set(params.flags, at[j][1], rule);
       }
       votes[j] = __ballot_sync(0xffffffff, set[j]);
       if (lane == 0) warps[turn][j][warp] = __popc(votes[j]);
@@ -175,9 +179,9 @@ struct Shape {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    write_coordinates(CompactJob job, FlagRule rule, std::int64_t slice, const std::int64_t* starts, Shape shape,
+    write_coordinates(CompactParams params, FlagRule rule, std::int64_t slice, const std::int64_t* starts, Shape shape,
                       std::int64_t* out, std::int64_t row_step, std::int64_t dim_step, std::int64_t limit) {
-  for_each_set(job, rule, slice, starts, [&](std::int64_t p, std::int64_t i, const std::int64_t(&)[3]) {
+  for_each_set(params, rule, slice, starts, [&](std::int64_t p, std::int64_t i, const std::int64_t(&)[3]) {
     if (p >= limit) return;
     std::int64_t rest = i;
     for (int d = shape.ndim - 1; d >= 0; --d) {
@@ -189,9 +193,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) write_values(CompactJob job, FlagRule rule, std::int64_t slice,
+__global__ void __launch_bounds__(kThreads) write_values(CompactParams params, FlagRule rule, std::int64_t slice,
                                                          const std::int64_t* starts, T* out, const T* values) {
-  for_each_set(job, rule, slice, starts,
+  for_each_set(params, rule, slice, starts,
                [&](std::int64_t p, std::int64_t, const std::int64_t(&at)[3]) { out[p] = values[at[2]]; });
 }
 
@@ -238,25 +242,26 @@ std::int64_t slice_of(std::int64_t numel) {
 
 std::int64_t compact_entries(std::int64_t numel) { return slices_for(numel) + 1; }
 
-int compact_count(const CompactJob& job, std::int64_t* starts, Stream stream) {
+int compact_count(const CompactParams& params, std::int64_t* starts, Stream stream) {
   FlagRule rule;
-  if (!flag_rule(job.flag_dtype, rule)) return kNoKernel;
-  const std::int64_t slices = slices_for(job.space.numel);
-  count_slices<<<static_cast<unsigned>(slices), kThreads, 0, stream>>>(job, rule, slice_of(job.space.numel), starts);
+  if (!flag_rule(params.flag_dtype, rule)) return kNoKernel;
+  const std::int64_t slices = slices_for(params.space.numel);
+  count_slices<<<static_cast<unsigned>(slices), kThreads, 0, stream>>>(params, rule, slice_of(params.space.numel),
+                                                                       starts);
   make_starts<<<1, kSlicesMax, 0, stream>>>(starts, static_cast<int>(slices));
   return cudaGetLastError();
 }
 
-int compact_coordinates(const CompactJob& job, const std::int64_t* starts, int ndim, const std::int64_t* sizes,
+int compact_coordinates(const CompactParams& params, const std::int64_t* starts, int ndim, const std::int64_t* sizes,
                         std::int64_t* out, std::int64_t row_step, std::int64_t dim_step, std::int64_t limit,
                         Stream stream) {
   FlagRule rule;
   Shape shape{ndim, {}};
-  if (!flag_rule(job.flag_dtype, rule) || ndim > 64) return kNoKernel;
-  if (job.space.numel == 0 || ndim == 0 || limit == 0) return 0;
+  if (!flag_rule(params.flag_dtype, rule) || ndim > 64) return kNoKernel;
+  if (params.space.numel == 0 || ndim == 0 || limit == 0) return 0;
   for (int d = 0; d < ndim; ++d) shape.sizes[d] = sizes[d];
-  write_coordinates<<<static_cast<unsigned>(slices_for(job.space.numel)), kThreads, 0, stream>>>(
-      job, rule, slice_of(job.space.numel), starts, shape, out, row_step, dim_step, limit);
+  write_coordinates<<<static_cast<unsigned>(slices_for(params.space.numel)), kThreads, 0, stream>>>(
+      params, rule, slice_of(params.space.numel), starts, shape, out, row_step, dim_step, limit);
   return cudaGetLastError();
 }
 
@@ -267,15 +272,15 @@ int compact_fill_rest(const std::int64_t* count, int ndim, std::int64_t* out, st
   return cudaGetLastError();
 }
 
-int compact_values(const CompactJob& job, const std::int64_t* starts, void* out, const void* values, int element_bytes,
-                   Stream stream) {
+int compact_values(const CompactParams& params, const std::int64_t* starts, void* out, const void* values,
+                   int element_bytes, Stream stream) {
   FlagRule rule;
-  if (!flag_rule(job.flag_dtype, rule)) return kNoKernel;
-  if (job.space.numel == 0) return 0;
+  if (!flag_rule(params.flag_dtype, rule)) return kNoKernel;
+  if (params.space.numel == 0) return 0;
   return dispatch_bytes(element_bytes, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    write_values<<<static_cast<unsigned>(slices_for(job.space.numel)), kThreads, 0, stream>>>(
-        job, rule, slice_of(job.space.numel), starts, static_cast<T*>(out), static_cast<const T*>(values));
+    write_values<<<static_cast<unsigned>(slices_for(params.space.numel)), kThreads, 0, stream>>>(
+        params, rule, slice_of(params.space.numel), starts, static_cast<T*>(out), static_cast<const T*>(values));
     return cudaGetLastError();
   });
 }

@@ -1,9 +1,11 @@
-// The kernels of the scans, over a policy that loads, combines and stores. Bytes: the input read once and the result
-// written once; few, long rows read the input twice.
+// Inclusive scans along rows, by shuffles in a warp and carries between tiles, over a policy that loads, combines and
+// stores. Roofline: memory-bound; the input read once and the result written once, few long rows read the input twice.
+//
+//   tile of a CTA: 8 warps x 8 vectors x 32 lanes; vector v of warp w holds elements (w*8 + v)*32 ... +31
 //
 // - Rows whose elements are neighbours: a warp holds 256 elements, eight vectors of 32 neighbours, so that loads and
 //   stores are coalesced with no transposition; each vector is scanned by shuffles, then the carries are added. Rows of
-//   up to 256 elements take a warp, longer ones a block of eight warps, tile after tile with a carry.
+//   up to 256 elements take a warp, longer ones a CTA of eight warps, tile after tile with a carry.
 // - Rows whose elements are apart while the rows are neighbours: a row a thread.
 // - Few, long rows are cut into chunks: one pass for the chunks' totals, one that starts each chunk from the totals
 //   before it. (A look-back would read once only, but combine in an order that changes from run to run.)
@@ -12,8 +14,8 @@
 // offsets are `at`; State combine(earlier, later); kOperands.
 #pragma once
 
-#include "kernels/cuda/common/device_types.cuh"
 #include "base/lanes.h"
+#include "kernels/cuda/common/device_types.cuh"
 
 namespace untorch::kernels::cuda::scan {
 
@@ -104,7 +106,7 @@ __device__ __forceinline__ typename P::State scan_warp_tile(const P& policy, typ
   return total;
 }
 
-// The same over the block's tile; `warps` is free again after the next barrier. `before` is what comes before the
+// The same over the CTA's tile; `warps` is free again after the next barrier. `before` is what comes before the
 // warp's part of the tile.
 template <class P>
 __device__ __forceinline__ typename P::State scan_block_tile(const P& policy, typename P::State (&states)[kItems],
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) scan_short_rows(P policy) {
   }
 }
 
-// A chunk of a row a block (blockIdx.y: the chunk). `totals`: rows × chunks, null when a row is one chunk; they are
+// A CTA a chunk of a row (blockIdx.y: the chunk). `totals`: rows × chunks, null when a row is one chunk; they are
 // made when `only_totals` is set, else they are read.
 template <class P>
 __global__ void __launch_bounds__(kThreads)

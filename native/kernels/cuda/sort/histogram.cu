@@ -1,12 +1,15 @@
-// Histograms over equal bins. Bytes: the values read once, twice when the range is theirs. Counts are integers, in
-// shared memory where the bins fit, so the result is the same every time.
+// Histograms over equal bins: shared-memory counters a CTA, added to global ones, where the bins fit (8192); global
+// atomics otherwise. Where the range is that of the values, a first pass reduces minima and maxima.
+//
+// Roofline: memory-bound; the values read once, twice when the range is theirs. Counts are integers, so the result is
+// the same every time.
 #include "kernels/cuda/common/integers.cuh"
-#include "kernels/cuda/sort/searchsorted.h"
+#include "kernels/search.h"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRangeBlocks = 512;
+constexpr int kThreads = 256, kRangeCtas = 512;
 constexpr std::int64_t kSharedBins = 8192;
 
 // What the range and the bins are computed in: 64 bits for integers.
@@ -40,7 +43,7 @@ __device__ __forceinline__ Range<W> join(const Range<W>& a, const Range<W>& b) {
 }
 
 template <class W>
-__device__ Range<W> join_block(Range<W> mine) {
+__device__ Range<W> join_cta(Range<W> mine) {
   __shared__ Range<W> all[kThreads];
   all[threadIdx.x] = mine;
   __syncthreads();
@@ -60,18 +63,18 @@ __global__ void __launch_bounds__(kThreads) find_ranges(V values, std::int64_t n
     const W value = values[i];
     mine = join(mine, {value, value});
   }
-  mine = join_block(mine);
+  mine = join_cta(mine);
   if (threadIdx.x == 0) ranges[blockIdx.x] = mine;
 }
 
-// ranges[0] = what the bins span: the given range, or the join of `blocks` ranges.
+// ranges[0] = what the bins span: the given range, or the join of `ctas` ranges.
 template <class W>
-__global__ void __launch_bounds__(kThreads) set_range(Range<W>* ranges, unsigned blocks, Range<W> given) {
+__global__ void __launch_bounds__(kThreads) set_range(Range<W>* ranges, unsigned ctas, Range<W> given) {
   Range<W> mine = given;
-  if (blocks != 0) {
-    mine = ranges[threadIdx.x < blocks ? threadIdx.x : 0];
-    for (unsigned b = threadIdx.x; b < blocks; b += kThreads) mine = join(mine, ranges[b]);
-    mine = join_block(mine);  // every thread has read its ranges
+  if (ctas != 0) {
+    mine = ranges[threadIdx.x < ctas ? threadIdx.x : 0];
+    for (unsigned b = threadIdx.x; b < ctas; b += kThreads) mine = join(mine, ranges[b]);
+    mine = join_cta(mine);  // every thread has read its ranges
   }
   if (threadIdx.x != 0) return;
   if (mine.low == mine.high) {
@@ -126,41 +129,40 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class V>
-int run(V values, std::int64_t n, DType dtype, std::int64_t bins, double min, double max, void* out, void* scratch,
-        Stream stream) {
+int run(V values, const HistogramParams& params, void* scratch, Stream stream) {
   using W = typename V::Wide;
+  const std::int64_t n = params.n, bins = params.bins;
   auto* const ranges = static_cast<Range<W>*>(scratch);
-  auto* const counts = reinterpret_cast<unsigned long long*>(static_cast<char*>(scratch) + kRangeBlocks * 16);
+  auto* const counts = reinterpret_cast<unsigned long long*>(static_cast<char*>(scratch) + kRangeCtas * 16);
   if (const int code = cudaMemsetAsync(counts, 0, static_cast<std::size_t>(bins) * 8, stream); code != 0) return code;
-  const Range<W> given{static_cast<W>(min), static_cast<W>(max)};
-  unsigned blocks = 0;
+  const Range<W> given{static_cast<W>(params.min), static_cast<W>(params.max)};
+  unsigned ctas = 0;
   if (given.low == given.high && n > 0) {
-    blocks = blocks_for(n, 8 * kThreads);
-    if (blocks > kRangeBlocks) blocks = kRangeBlocks;
-    find_ranges<<<blocks, kThreads, 0, stream>>>(values, n, ranges);
+    ctas = blocks_for(n, 8 * kThreads);
+    if (ctas > kRangeCtas) ctas = kRangeCtas;
+    find_ranges<<<ctas, kThreads, 0, stream>>>(values, n, ranges);
   }
-  set_range<<<1, kThreads, 0, stream>>>(ranges, blocks, given);
+  set_range<<<1, kThreads, 0, stream>>>(ranges, ctas, given);
   if (n > 0) {
     unsigned grid = blocks_for(n, 8 * kThreads);
     if (grid > 1024) grid = 1024;
     count_bins<<<grid, kThreads, 0, stream>>>(values, n, bins, ranges, counts);
   }
-  write_counts<<<blocks_for(bins, kThreads), kThreads, 0, stream>>>(counts, bins, ranges, static_cast<T*>(out), dtype);
+  write_counts<<<blocks_for(bins, kThreads), kThreads, 0, stream>>>(counts, bins, ranges, static_cast<T*>(params.out),
+                                                                    params.dtype);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-std::size_t histogram_scratch(std::int64_t bins) { return kRangeBlocks * 16 + static_cast<std::size_t>(bins) * 8; }
+std::size_t histogram_scratch(std::int64_t bins) { return kRangeCtas * 16 + static_cast<std::size_t>(bins) * 8; }
 
-int histogram(const void* values, std::int64_t n, DType dtype, std::int64_t bins, double min, double max, void* out,
-              void* scratch, Stream stream) {
-  if (is_integer(dtype)) {
-    return run<std::uint8_t>(IntegerValues{values, dtype}, n, dtype, bins, min, max, out, scratch, stream);
-  }
-  return dispatch_floating(dtype, [&](auto type) {
+int histogram(const HistogramParams& params, void* scratch, Stream stream) {
+  if (is_integer(params.dtype))
+    return run<std::uint8_t>(IntegerValues{params.values, params.dtype}, params, scratch, stream);
+  return dispatch_floating(params.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    return run<T>(Values<T>{static_cast<const T*>(values)}, n, dtype, bins, min, max, out, scratch, stream);
+    return run<T>(Values<T>{static_cast<const T*>(params.values)}, params, scratch, stream);
   });
 }
 

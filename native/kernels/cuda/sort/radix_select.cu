@@ -1,12 +1,16 @@
-// Selection by rank: a radix select. Each pass counts the next (at most) 11 bits of the keys that agree with what is
-// known of the wanted key; the block that finishes last finds the digit where the count passes the rank. Then the
-// elements before the wanted key, and as many of those equal to it as are needed, lowest positions first, are
-// written in order of position and sorted. Bytes: the rows are read once a pass (1, 2, 3 or 6 by element size) and
-// twice more; only k elements are written. Counters are integers, so the result is the same every time.
+// Radix select: the element of one rank, or the k first, without sorting the row. Each pass builds a histogram of the
+// next (at most) 11 bits of the keys that agree with the known prefix of the wanted key; the last CTA of a row finds
+// the digit where the count passes the rank. Then the elements before the wanted key, and as many of those equal to it
+// as are needed, lowest positions first, are compacted in order of position and sorted in one CTA.
+//
+//   grid: (slices of a row, rows);  state a row: prefix, rank;  2048 counters a row in global memory
+//
+// Roofline: memory-bound. Bytes: the rows once for each pass (1, 2, 3 or 6 by element size) and twice more; only k
+// elements are written. Counters are integers, so the result is the same every time.
 #include <cub/block/block_scan.cuh>
 
-#include "kernels/cuda/sort/radix_select.h"
 #include "kernels/cuda/sort/sort_parts.h"
+#include "kernels/sort.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -15,7 +19,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits, kDigitsPerThread = kDigits / kThreads;
 // Rows selected at once: bounds the scratch memory.
 constexpr std::int64_t kRowsAtOnce = 1024;
-constexpr std::int64_t kBlocksWanted = 512, kSliceMin = 4096;
+constexpr std::int64_t kCtasWanted = 512, kSliceMin = 4096;
 
 struct RowState {
   std::uint64_t prefix;  // the digits of the wanted key that are known
@@ -29,9 +33,9 @@ struct SliceCount {
   std::uint32_t before, equal;  // elements before the wanted key, and equal to it
 };
 
-// What the kernels share: `rows` of them from first_row on, `slices` blocks a row.
+// What the kernels share: `rows` of them from first_row on, `slices` CTAs a row.
 struct Work {
-  SelectJob job;
+  SelectParams params;
   KeyRule rule;
   std::int64_t first_row, slice;
   RowState* states;
@@ -46,14 +50,14 @@ struct Slice {
 };
 
 __device__ __forceinline__ Slice slice_of(const Work& work, std::int64_t (&at)[3]) {
-  offsets(work.job.sort.lanes.rows, work.first_row + blockIdx.y, at);
-  const std::int64_t n = work.job.sort.lanes.n, begin = blockIdx.x * work.slice, end = begin + work.slice;
+  offsets(work.params.sort.lanes.rows, work.first_row + blockIdx.y, at);
+  const std::int64_t n = work.params.sort.lanes.n, begin = blockIdx.x * work.slice, end = begin + work.slice;
   return {begin < n ? begin : n, end < n ? end : n, at[2]};
 }
 
 template <class Key>
 __device__ __forceinline__ Key key_at(const Work& work, const Slice& slice, std::int64_t i) {
-  return load_key<Key>(work.job.sort.input, slice.input + i * work.job.sort.lanes.step[2], work.rule);
+  return load_key<Key>(work.params.sort.input, slice.input + i * work.params.sort.lanes.step[2], work.rule);
 }
 
 // NaN has the largest key in ascending order; medians are taken in that order.
@@ -73,13 +77,13 @@ __global__ void __launch_bounds__(kThreads) set_ranks(Work work, int rows) {
   const int row = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (row >= rows) return;
   RowState& state = work.states[row];
-  const std::int64_t n = work.job.sort.lanes.n, nans = state.nans;
-  switch (work.job.what) {
+  const std::int64_t n = work.params.sort.lanes.n, nans = state.nans;
+  switch (work.params.what) {
     case Select::kFirst:
-      state.rank = work.job.rank - 1;
+      state.rank = work.params.rank - 1;
       break;
     case Select::kRank:
-      state.rank = work.job.rank;
+      state.rank = work.params.rank;
       break;
     case Select::kMedian:
       state.rank = nans != 0 ? n - nans : (n - 1) / 2;
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) find_digit(Work work, int shift, int
   if (!last) return;
   __threadfence();
 
-  // Every other block has read the state and added its counts.
+  // Every other CTA has read the state and added its counts.
   const std::int64_t rank = state.rank;
   std::uint32_t mine[kDigitsPerThread], sum = 0, before = 0;
   const int first = static_cast<int>(threadIdx.x) * kDigitsPerThread;
@@ -193,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) write_selected(Work work) {
   const RowState state = work.states[blockIdx.y];
   const auto wanted = static_cast<Key>(state.prefix);
   const std::int64_t needed = state.rank + 1;  // of those equal to the wanted key
-  const bool one = work.job.what != Select::kFirst;
+  const bool one = work.params.what != Select::kFirst;
   const SliceCount* const counts = work.counts + static_cast<std::int64_t>(blockIdx.y) * gridDim.x;
   std::int64_t before = 0, equal = 0;  // in earlier slices, then in earlier elements
   for (unsigned b = 0; b < blockIdx.x; ++b) {
@@ -223,15 +227,15 @@ __global__ void __launch_bounds__(kThreads) write_selected(Work work) {
       before += warps[w].before;
       equal += warps[w].equal;
     }
-    const SortJob& job = work.job.sort;
+    const SortParams& params = work.params.sort;
     if (one) {
       if (is_equal && my_equal == needed - 1) {
-        move_element(job.values, at[0], job.input, at[2] + i * job.lanes.step[2], work.rule.bits / 8);
-        if (job.indices != nullptr) job.indices[at[1]] = i;
+        move_element(params.values, at[0], params.input, at[2] + i * params.lanes.step[2], work.rule.bits / 8);
+        if (params.indices != nullptr) params.indices[at[1]] = i;
       }
     } else if (is_before || (is_equal && my_equal < needed)) {
-      const std::int64_t to =
-          static_cast<std::int64_t>(blockIdx.y) * work.job.rank + my_before + (my_equal < needed ? my_equal : needed);
+      const std::int64_t to = static_cast<std::int64_t>(blockIdx.y) * work.params.rank + my_before +
+                              (my_equal < needed ? my_equal : needed);
       static_cast<Key*>(work.keys)[to] = key;
       work.order[to] = static_cast<std::uint32_t>(i);
     }
@@ -245,13 +249,13 @@ struct Plan {
   std::size_t states, histogram, counts, keys, order, bytes;  // where each lies, and how much there is
 };
 
-int make_plan(const SelectJob& job, Plan& plan) {
-  const Lanes<3>& lanes = job.sort.lanes;
-  if (!key_rule(job.sort.dtype, job.sort.descending, plan.rule) || lanes.n > kSortMax) return kNoKernel;
-  if (job.what == Select::kFirst && job.rank > kSelectMax) return kNoKernel;
+int make_plan(const SelectParams& params, Plan& plan) {
+  const Lanes<3>& lanes = params.sort.lanes;
+  if (!key_rule(params.sort.dtype, params.sort.descending, plan.rule) || lanes.n > kSortMax) return kNoKernel;
+  if (params.what == Select::kFirst && params.rank > kSelectMax) return kNoKernel;
   plan.rows_at_once = lanes.rows.numel < kRowsAtOnce ? lanes.rows.numel : kRowsAtOnce;
   if (plan.rows_at_once < 1) plan.rows_at_once = 1;
-  const std::int64_t by_rows = (kBlocksWanted + plan.rows_at_once - 1) / plan.rows_at_once,
+  const std::int64_t by_rows = (kCtasWanted + plan.rows_at_once - 1) / plan.rows_at_once,
                      by_length = (lanes.n + kSliceMin - 1) / kSliceMin;
   plan.slices = by_rows < by_length ? by_rows : by_length;
   if (plan.slices < 1) plan.slices = 1;
@@ -262,7 +266,7 @@ int make_plan(const SelectJob& job, Plan& plan) {
     used += (static_cast<std::size_t>(bytes) + 255) / 256 * 256;
     return at;
   };
-  const std::int64_t kept = job.what == Select::kFirst ? job.rank : 0;
+  const std::int64_t kept = params.what == Select::kFirst ? params.rank : 0;
   plan.states = take(plan.rows_at_once * static_cast<std::int64_t>(sizeof(RowState)));
   plan.histogram = take(plan.rows_at_once * kDigits * 4);
   plan.counts = take(plan.rows_at_once * plan.slices * static_cast<std::int64_t>(sizeof(SliceCount)));
@@ -274,12 +278,12 @@ int make_plan(const SelectJob& job, Plan& plan) {
 
 template <class Key>
 int run(Work work, const Plan& plan, std::byte* scratch, int rows, Stream stream) {
-  const SelectJob& job = work.job;
+  const SelectParams& params = work.params;
   const dim3 grid(static_cast<unsigned>(plan.slices), static_cast<unsigned>(rows));
   // States and histograms lie at the start, one after the other.
   int code = cudaMemsetAsync(scratch, 0, plan.counts, stream);
   if (code != 0) return code;
-  if (job.what == Select::kMedian || job.what == Select::kNanMedian) {
+  if (params.what == Select::kMedian || params.what == Select::kNanMedian) {
     if (plan.rule.kind == KeyRule::kFloating) count_nans<Key><<<grid, kThreads, 0, stream>>>(work);
   }
   set_ranks<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(work, rows);
@@ -289,34 +293,34 @@ int run(Work work, const Plan& plan, std::byte* scratch, int rows, Stream stream
   }
   count_slices<Key><<<grid, kThreads, 0, stream>>>(work);
   write_selected<Key><<<grid, kThreads, 0, stream>>>(work);
-  if ((code = cudaGetLastError()) != 0 || job.what != Select::kFirst) return code;
-  SortJob chosen = job.sort;
-  chosen.lanes.n = chosen.take = job.rank;
+  if ((code = cudaGetLastError()) != 0 || params.what != Select::kFirst) return code;
+  SortParams chosen = params.sort;
+  chosen.lanes.n = chosen.take = params.rank;
   chosen.first = 0;
   if constexpr (sizeof(Key) == 8) {
-    return sort_block64(chosen, plan.rule, work.first_row, rows, static_cast<Key*>(work.keys), work.order, stream);
+    return sort_cta64(chosen, plan.rule, work.first_row, rows, static_cast<Key*>(work.keys), work.order, stream);
   } else {
-    return sort_block32(chosen, plan.rule, work.first_row, rows, static_cast<Key*>(work.keys), work.order, stream);
+    return sort_cta32(chosen, plan.rule, work.first_row, rows, static_cast<Key*>(work.keys), work.order, stream);
   }
 }
 
 }  // namespace
 
-int select_scratch(const SelectJob& job, std::size_t& bytes) {
+int select_scratch(const SelectParams& params, std::size_t& bytes) {
   Plan plan;
   bytes = 0;
-  if (const int code = make_plan(job, plan); code != 0) return code;
+  if (const int code = make_plan(params, plan); code != 0) return code;
   bytes = plan.bytes;
   return 0;
 }
 
-int select(const SelectJob& job, void* scratch, Stream stream) {
+int select(const SelectParams& params, void* scratch, Stream stream) {
   Plan plan;
-  if (const int code = make_plan(job, plan); code != 0) return code;
-  const std::int64_t rows = job.sort.lanes.rows.numel;
-  if (rows == 0 || job.sort.lanes.n == 0 || (job.what == Select::kFirst && job.rank == 0)) return 0;
+  if (const int code = make_plan(params, plan); code != 0) return code;
+  const std::int64_t rows = params.sort.lanes.rows.numel;
+  if (rows == 0 || params.sort.lanes.n == 0 || (params.what == Select::kFirst && params.rank == 0)) return 0;
   auto* const base = static_cast<std::byte*>(scratch);
-  Work work{job,
+  Work work{params,
             plan.rule,
             0,
             plan.slice,

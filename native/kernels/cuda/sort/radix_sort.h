@@ -1,4 +1,4 @@
-// CUB's device-wide primitives as indexing, scattering and permutations use them.
+// CUB's device-wide radix sort of pairs, as indexing, scattering and permutations use it.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,5 @@ namespace untorch::kernels::cuda {
 int radix_sort_pairs(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* keys, std::uint64_t* sorted_keys,
                      const std::uint32_t* values, std::uint32_t* sorted_values, std::int64_t n, int bits,
                      Stream stream);
-// ranks[i] = set elements among mask[0 … i]. Scratch as above.
-int inclusive_count(void* scratch, std::size_t& scratch_bytes, const std::uint8_t* mask, std::int64_t* ranks,
-                    std::int64_t n, Stream stream);
 
 }  // namespace untorch::kernels::cuda

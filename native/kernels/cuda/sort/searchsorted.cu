@@ -1,6 +1,8 @@
-// Binary search: a value a thread, log2(n) dependent reads that neighbouring threads mostly share in cache.
+// Binary search, a thread a value: log2(n) dependent loads, which neighbouring threads mostly share in L1 and L2.
+//
+// Roofline: bound by the latency of those loads; values read and positions written once, coalesced.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/sort/searchsorted.h"
+#include "kernels/search.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -38,13 +40,13 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int search(const void* sorted, std::int64_t n, const void* values, std::int64_t total, std::int64_t per_row,
-           DType dtype, const std::int64_t* sorter, bool right, void* out, bool out_int32, Stream stream) {
-  if (total == 0) return 0;
-  return dispatch_real(dtype, [&](auto type) -> int {
+int search(const SearchParams& params, Stream stream) {
+  if (params.total == 0) return 0;
+  return dispatch_real(params.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    search_values<<<blocks_for(total, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(sorted), n, static_cast<const T*>(values), total, per_row, sorter, right, out, out_int32);
+    search_values<<<blocks_for(params.total, kThreads), kThreads, 0, stream>>>(
+        static_cast<const T*>(params.sorted), params.n, static_cast<const T*>(params.values), params.total,
+        params.per_row, params.sorter, params.right, params.out, params.out_int32);
     return cudaGetLastError();
   });
 }

@@ -1,9 +1,11 @@
-// Sorting rows. Short rows (kBlockSortMax) are sorted in one block each. Longer ones are made keys, sorted by CUB's
-// device-wide radix sort and read back through the positions. Bytes of a long row of 4-byte elements: the input twice,
-// 8 bytes (key and position) read and written a pass of eight bits, the results.
+// Segmented radix sort. Rows of up to kCtaSortMax elements: one CTA each (cta_sort.cuh). Longer ones: a kernel writes
+// keys and positions, CUB's device-wide radix sort orders the pairs, a kernel gathers the ranks that are kept.
 //
-// Many long rows are sorted as one: the row's number stands above the key's bits where both fit the 64 bits of a key;
-// rows of 64-bit keys are sorted by key first and then, stably, by row.
+//   key of 64 bits:  [ row | key of the dtype ]   many long rows are sorted as one where both fit;
+//                                                 rows of 64-bit keys are sorted by key, then stably by row
+//
+// Roofline: memory-bound. Bytes of a long row of 4-byte elements: the input twice, 8 (key and position) read and
+// written for each pass of eight bits, the results.
 #include "kernels/cuda/sort/sort_parts.h"
 
 namespace untorch::kernels::cuda {
@@ -23,16 +25,16 @@ int bits_for(std::int64_t values) {
 
 // keys[i] = the key of element i of the chunk, its row above it; order[i] = i.
 template <class Element, class Key>
-__global__ void __launch_bounds__(kThreads)
-    make_keys(SortJob job, KeyRule rule, std::int64_t first_row, std::uint32_t total, Key* keys, std::uint32_t* order) {
-  const auto n = static_cast<std::uint32_t>(job.lanes.n);
+__global__ void __launch_bounds__(kThreads) make_keys(SortParams params, KeyRule rule, std::int64_t first_row,
+                                                      std::uint32_t total, Key* keys, std::uint32_t* order) {
+  const auto n = static_cast<std::uint32_t>(params.lanes.n);
   const std::uint32_t step = gridDim.x * kThreads;
   for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < total; at += step) {
     const auto linear = static_cast<std::uint32_t>(at);
     const std::uint32_t row = linear / n, i = linear - row * n;
     std::int64_t start[3];
-    offsets(job.lanes.rows, first_row + row, start);
-    Key key = load_key<Element>(job.input, start[2] + i * job.lanes.step[2], rule);
+    offsets(params.lanes.rows, first_row + row, start);
+    Key key = load_key<Element>(params.input, start[2] + i * params.lanes.step[2], rule);
     if (row != 0 && sizeof(Element) < 8) key |= static_cast<Key>(static_cast<std::uint64_t>(row) << rule.bits);
     keys[linear] = key;
     order[linear] = linear;
@@ -46,21 +48,22 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    take_ranks(SortJob job, int bytes, std::int64_t first_row, std::uint32_t total, const std::uint32_t* order) {
-  const auto n = static_cast<std::uint32_t>(job.lanes.n), take = static_cast<std::uint32_t>(job.take);
+    take_ranks(SortParams params, int bytes, std::int64_t first_row, std::uint32_t total, const std::uint32_t* order) {
+  const auto n = static_cast<std::uint32_t>(params.lanes.n), take = static_cast<std::uint32_t>(params.take);
   const std::uint32_t step = gridDim.x * kThreads;
   for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < total; at += step) {
     const auto linear = static_cast<std::uint32_t>(at);
     const std::uint32_t row = linear / take, to = linear - row * take;
     std::int64_t start[3];
-    offsets(job.lanes.rows, first_row + row, start);
-    const std::int64_t i = order[row * n + static_cast<std::uint32_t>(job.first) + to] - row * n;
-    move_element(job.values, start[0] + to * job.lanes.step[0], job.input, start[2] + i * job.lanes.step[2], bytes);
-    job.indices[start[1] + to * job.lanes.step[1]] = i;
+    offsets(params.lanes.rows, first_row + row, start);
+    const std::int64_t i = order[row * n + static_cast<std::uint32_t>(params.first) + to] - row * n;
+    move_element(params.values, start[0] + to * params.lanes.step[0], params.input, start[2] + i * params.lanes.step[2],
+                 bytes);
+    params.indices[start[1] + to * params.lanes.step[1]] = i;
   }
 }
 
-unsigned blocks(std::int64_t n) {
+unsigned ctas(std::int64_t n) {
   const unsigned wanted = blocks_for(n, kThreads);
   return wanted > 65535 ? 65535 : wanted;
 }
@@ -78,8 +81,8 @@ struct Buffers {
   }
 };
 
-int sort_long(const SortJob& job, const KeyRule& rule, void* scratch, std::size_t& scratch_bytes, Stream stream) {
-  const std::int64_t n = job.lanes.n, rows = job.lanes.rows.numel;
+int sort_long(const SortParams& params, const KeyRule& rule, void* scratch, std::size_t& scratch_bytes, Stream stream) {
+  const std::int64_t n = params.lanes.n, rows = params.lanes.rows.numel;
   const std::int64_t most = n >= kAlone ? 1 : kChunk / n, rows_at_once = most < rows ? most : rows;
   const auto capacity = static_cast<std::size_t>(rows_at_once * n);
   const int row_bits = bits_for(rows_at_once), bits = rule.bits + row_bits;
@@ -123,32 +126,32 @@ int sort_long(const SortJob& job, const KeyRule& rule, void* scratch, std::size_
     const auto total = static_cast<std::uint32_t>(here * n);
     if (rule.bits == 64) {
       make_keys<std::uint64_t, std::uint64_t>
-          <<<blocks(total), kThreads, 0, stream>>>(job, rule, row, total, wide_keys[0], order[0]);
+          <<<ctas(total), kThreads, 0, stream>>>(params, rule, row, total, wide_keys[0], order[0]);
     } else if (wide) {
       make_keys<std::uint32_t, std::uint64_t>
-          <<<blocks(total), kThreads, 0, stream>>>(job, rule, row, total, wide_keys[0], order[0]);
+          <<<ctas(total), kThreads, 0, stream>>>(params, rule, row, total, wide_keys[0], order[0]);
     } else {
       make_keys<std::uint32_t, std::uint32_t>
-          <<<blocks(total), kThreads, 0, stream>>>(job, rule, row, total, narrow_keys[0], order[0]);
+          <<<ctas(total), kThreads, 0, stream>>>(params, rule, row, total, narrow_keys[0], order[0]);
     }
     if ((code = cudaGetLastError()) != 0) return code;
     if ((code = sort_pairs(temp, temp_bytes, static_cast<int>(total), current)) != 0) return code;
     if (two_sorts) {
-      row_keys<<<blocks(total), kThreads, 0, stream>>>(total, static_cast<std::uint32_t>(n), order[current],
-                                                       narrow_keys[0]);
+      row_keys<<<ctas(total), kThreads, 0, stream>>>(total, static_cast<std::uint32_t>(n), order[current],
+                                                     narrow_keys[0]);
       if ((code = cudaGetLastError()) != 0) return code;
       const int from = current;
       if ((code = sort_by_row(temp, temp_bytes, static_cast<int>(total), from, current)) != 0) return code;
       current ^= from;  // buffer 0 of that sort was `from`
     }
-    const auto kept = static_cast<std::uint32_t>(here * job.take);
-    take_ranks<<<blocks(kept), kThreads, 0, stream>>>(job, rule.bits / 8, row, kept, order[current]);
+    const auto kept = static_cast<std::uint32_t>(here * params.take);
+    take_ranks<<<ctas(kept), kThreads, 0, stream>>>(params, rule.bits / 8, row, kept, order[current]);
     if ((code = cudaGetLastError()) != 0) return code;
   }
   return 0;
 }
 
-// A row a block. A run of equal values ends where the next value differs; its start is found by bisection, since the
+// A CTA a row. A run of equal values ends where the next value differs; its start is found by bisection, since the
 // row is sorted. The longest run wins, the first of several.
 template <class Key>
 __global__ void __launch_bounds__(kThreads)
@@ -191,27 +194,29 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool is_short(const SortJob& job) { return job.lanes.n <= kBlockSortMax || job.lanes.rows.numel == 0 || job.take == 0; }
+bool is_short(const SortParams& params) {
+  return params.lanes.n <= kCtaSortMax || params.lanes.rows.numel == 0 || params.take == 0;
+}
 
 }  // namespace
 
-int sort_scratch(const SortJob& job, std::size_t& bytes) {
+int sort_scratch(const SortParams& params, std::size_t& bytes) {
   KeyRule rule;
   bytes = 0;
-  if (!key_rule(job.dtype, job.descending, rule) || job.lanes.n > kSortMax) return kNoKernel;
-  return is_short(job) ? 0 : sort_long(job, rule, nullptr, bytes, nullptr);
+  if (!key_rule(params.dtype, params.descending, rule) || params.lanes.n > kSortMax) return kNoKernel;
+  return is_short(params) ? 0 : sort_long(params, rule, nullptr, bytes, nullptr);
 }
 
-int sort(const SortJob& job, void* scratch, Stream stream) {
+int sort(const SortParams& params, void* scratch, Stream stream) {
   KeyRule rule;
-  if (!key_rule(job.dtype, job.descending, rule) || job.lanes.n > kSortMax) return kNoKernel;
-  if (is_short(job)) {
-    const std::int64_t rows = job.lanes.rows.numel;
-    return rule.bits == 64 ? sort_block64(job, rule, 0, rows, nullptr, nullptr, stream)
-                           : sort_block32(job, rule, 0, rows, nullptr, nullptr, stream);
+  if (!key_rule(params.dtype, params.descending, rule) || params.lanes.n > kSortMax) return kNoKernel;
+  if (is_short(params)) {
+    const std::int64_t rows = params.lanes.rows.numel;
+    return rule.bits == 64 ? sort_cta64(params, rule, 0, rows, nullptr, nullptr, stream)
+                           : sort_cta32(params, rule, 0, rows, nullptr, nullptr, stream);
   }
   std::size_t bytes = 0;
-  return sort_long(job, rule, scratch, bytes, stream);
+  return sort_long(params, rule, scratch, bytes, stream);
 }
 
 int mode(const Strided<2>& rows, void* values, std::int64_t* indices, const void* sorted, const std::int64_t* order,

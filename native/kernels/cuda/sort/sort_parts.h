@@ -1,17 +1,17 @@
 // What sort.cu is made of; each part compiles in a file of its own.
 #pragma once
 
-#include "kernels/cuda/sort/sort.h"
 #include "kernels/cuda/sort/sort_key.cuh"
+#include "kernels/sort.h"
 
 namespace untorch::kernels::cuda {
 
-// A row a block, `rows` of them from first_row on. `keys` (may be null) and `order`: those rows' n keys, made already,
+// A CTA a row, `rows` of them from first_row on. `keys` (may be null) and `order`: those rows' n keys, made already,
 // with the positions in the input that belong to them, dense; else the keys are made from the input.
-int sort_block32(const SortJob& job, const KeyRule& rule, std::int64_t first_row, std::int64_t rows,
-                 const std::uint32_t* keys, const std::uint32_t* order, Stream stream);
-int sort_block64(const SortJob& job, const KeyRule& rule, std::int64_t first_row, std::int64_t rows,
-                 const std::uint64_t* keys, const std::uint32_t* order, Stream stream);
+int sort_cta32(const SortParams& params, const KeyRule& rule, std::int64_t first_row, std::int64_t rows,
+               const std::uint32_t* keys, const std::uint32_t* order, Stream stream);
+int sort_cta64(const SortParams& params, const KeyRule& rule, std::int64_t first_row, std::int64_t rows,
+               const std::uint64_t* keys, const std::uint32_t* order, Stream stream);
 
 // Stable ascending sort of n ≤ 2^31 - 1 pairs by the low end_bit bits of the key: from buffer 0 of each pair of buffers
 // into buffer `current`. With temp null it only says how many bytes of it are needed.
