@@ -51,6 +51,16 @@ struct Op {
     if (handle == nullptr || *handle == nullptr || !unwrap(*handle)->defined()) return nullptr;
     return &input(*handle, argument);
   }
+  // Throws unless the operands (null ones are absent) are on one device. run() checks it too, but for a front that
+  // allocates before it runs that is too late.
+  void check_same_device(std::initializer_list<const Tensor*> operands) const {
+    if (!on_cuda()) return;
+    const Device first = (*operands.begin())->device();
+    for (const Tensor* const other : operands) {
+      check(other == nullptr || other->device() == first, name, ": operands are on ", device_name(first), " and ",
+            other == nullptr ? "" : device_name(other->device()), ", expected one device");
+    }
+  }
 };
 
 // Runs `cpu()`, or `cuda(on)` with the device and stream of the operands (null ones are absent), which must be on one

@@ -1,9 +1,14 @@
-// Root-mean-square normalisation. Layout: a warp a row for short rows, a block of 256 threads for long ones; a thread
-// takes 16-byte chunks of its row and keeps the first four in registers between the sum and the result. Roofline: x
-// read once and written once while a row is at most 16 KB (128 bytes times 16 for a warp); what is beyond comes from
-// the cache the second time. The order of the additions depends on the width alone.
+// RMSNorm: one pass over a row that stays in registers between the sum of squares and the result. A warp per row for
+// rows of up to 2 KB, a CTA of 256 threads for longer ones.
+//
+//   x, out   [rows, width]   lane t of the row's threads has the 16-byte chunks t, t + threads, …; its first four stay
+//                            in registers
+//   reciprocal [rows]        warp shuffle, then shared memory across the CTA's warps
+//
+// Roofline: memory. x is read once and out written once while a row is at most 16 KB; the rest of a longer row is read
+// again, from L2. The order of the additions depends on the width alone. Share of the roofline: not measured alone.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/reduce/rms_norm.h"
+#include "kernels/rms_norm.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -113,34 +118,28 @@ __global__ void __launch_bounds__(kThreads)
 bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 template <class T, class W>
-int launch(const void* x, const void* weight, std::int64_t rows, std::int64_t width, double eps, void* out,
-           void* reciprocal, Stream stream) {
+int launch(const RmsNorm& p, Stream stream) {
   using C = Compute<T>;
-  const bool whole = width % kLanes<T> == 0 && aligned(x) && aligned(out);
-  const auto run = [&](auto kernel, int per_block) {
-    kernel<<<blocks_for(rows, per_block), kThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const W*>(weight), rows, width, static_cast<C>(eps), static_cast<T*>(out),
-        static_cast<C*>(reciprocal), whole);
+  const bool whole = p.width % kLanes<T> == 0 && aligned(p.x) && aligned(p.out);
+  const auto run = [&](auto kernel, int rows_per_cta) {
+    kernel<<<blocks_for(p.rows, rows_per_cta), kThreads, 0, stream>>>(
+        static_cast<const T*>(p.x), static_cast<const W*>(p.weight), p.rows, p.width, static_cast<C>(p.eps),
+        static_cast<T*>(p.out), static_cast<C*>(p.reciprocal), whole);
     return static_cast<int>(cudaGetLastError());
   };
-  if (width <= 32 * kLanes<T> * kKept) return run(normalise<T, W, 32>, kThreads / 32);
+  if (p.width <= 32 * kLanes<T> * kKept) return run(normalise<T, W, 32>, kThreads / 32);
   return run(normalise<T, W, kThreads>, 1);
 }
 
 }  // namespace
 
-int rms_norm(const void* x, DType dtype, const void* weight, DType weight_dtype, std::int64_t rows,
-             std::int64_t width, double eps, void* out, void* reciprocal, Stream stream) {
-  if (rows == 0) return 0;
-  return dispatch_floating(dtype, [&](auto type) -> int {
+int rms_norm(const RmsNorm& p, Stream stream) {
+  if (p.rows == 0) return 0;
+  return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    if (weight == nullptr || weight_dtype == dtype) {
-      return launch<T, T>(x, weight, rows, width, eps, out, reciprocal, stream);
-    }
+    if (p.weight == nullptr || p.weight_dtype == p.dtype) return launch<T, T>(p, stream);
     if constexpr (is_half_type<T>) {
-      if (weight_dtype == DType::kFloat32) {
-        return launch<T, float>(x, weight, rows, width, eps, out, reciprocal, stream);
-      }
+      if (p.weight_dtype == DType::kFloat32) return launch<T, float>(p, stream);
     }
     return kNoKernel;
   });
