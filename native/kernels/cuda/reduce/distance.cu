@@ -1,10 +1,15 @@
-// Distances: tiles of 32 × 32 results, four a thread, over 32 values of the rows at a time in shared memory. Per tile
-// and step 2048 values are read and 32 · 32 · 32 terms added up: three operations a term for the usual norms, so it is
-// bound by arithmetic. Differences are formed before they are squared: no cancellation, unlike |a|² + |b|² - 2ab.
+// cdist and pdist: tiled like a SIMT GEMM. A CTA of 256 threads makes a 32 x 32 tile of distances, four per thread,
+// over 32 values of the rows at a time in shared memory. Trilinear: a warp per result.
 //
-// Trilinear: a warp a result, whose lanes take every 32nd term and then add up by halves.
+//   left [batch, rows, length] ──┐ 32 x 32 in shared memory, a column of padding against bank conflicts
+//   right [batch, columns, length] ┘ → accumulators (2 x 2 per thread) → out [batch, rows, columns]
+//   trilinear: lane t takes the terms t, t + 32, …; then a butterfly of warp shuffles
+//
+// Roofline: FP32 (or FP64) arithmetic, three operations per term for the usual norms; a tile's step reads 2048 values
+// for 32 · 32 · 32 terms. Differences are formed before they are squared: no cancellation, unlike |a|² + |b|² - 2ab.
+// Share of the roofline: not measured alone.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/reduce/distance.h"
+#include "kernels/distance.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -30,7 +35,7 @@ __device__ __forceinline__ T finish(T sum, T p) {
   return sum;
 }
 
-// Blocks are numbered batch, tile of rows, tile of columns, the last quickest.
+// CTAs are numbered batch, tile of rows, tile of columns, the last quickest.
 template <Norm kNorm, class T>
 __global__ void __launch_bounds__(kThreads)
     tiled(std::int64_t tiles, std::int64_t row_tiles, std::int64_t column_tiles, std::int64_t rows,
@@ -41,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::int64_t j0 = tile % column_tiles * kTile, rest = tile / column_tiles, i0 = rest % row_tiles * kTile,
                        item = rest / row_tiles;
-    if (condensed && j0 + kTile <= i0) continue;  // below the diagonal; the whole block agrees
+    if (condensed && j0 + kTile <= i0) continue;  // below the diagonal; the whole CTA agrees
     const T* const x = left + item * rows * length;
     const T* const y = right + item * columns * length;
     T sum[2][2] = {};
@@ -83,8 +88,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    sum_products(const __grid_constant__ Strided<4> outer, const __grid_constant__ Strided<3> inner,
-                 const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ out) {
+    trilinear_sum(const __grid_constant__ Strided<4> outer, const __grid_constant__ Strided<3> inner,
+                  const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ out) {
   using C = Compute<T>;
   constexpr int kWarps = kThreads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -106,38 +111,36 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int distances(std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t length, double p,
-              bool condensed, DType dtype, const void* left, const void* right, void* out, Stream stream) {
-  const std::int64_t row_tiles = (rows + kTile - 1) / kTile, column_tiles = (columns + kTile - 1) / kTile;
-  const std::int64_t tiles = batch * row_tiles * column_tiles;
+int distances(const Distances& d, Stream stream) {
+  const std::int64_t row_tiles = (d.rows + kTile - 1) / kTile, column_tiles = (d.columns + kTile - 1) / kTile;
+  const std::int64_t tiles = d.batch * row_tiles * column_tiles;
   if (tiles == 0) return 0;
   const auto run = [&](auto type) -> int {
     using T = typename decltype(type)::type;
     const auto launch = [&](auto* kernel) -> int {
-      kernel<<<blocks_for(tiles, 1), kThreads, 0, stream>>>(tiles, row_tiles, column_tiles, rows, columns, length,
-                                                            static_cast<T>(p), condensed, static_cast<const T*>(left),
-                                                            static_cast<const T*>(right), static_cast<T*>(out));
+      kernel<<<blocks_for(tiles, 1), kThreads, 0, stream>>>(
+          tiles, row_tiles, column_tiles, d.rows, d.columns, d.length, static_cast<T>(d.p), d.condensed,
+          static_cast<const T*>(d.left), static_cast<const T*>(d.right), static_cast<T*>(d.out));
       return cudaGetLastError();
     };
-    if (p == 0) return launch(&tiled<Norm::kZero, T>);
-    if (p == 1) return launch(&tiled<Norm::kOne, T>);
-    if (p == 2) return launch(&tiled<Norm::kTwo, T>);
-    if (p == static_cast<double>(INFINITY)) return launch(&tiled<Norm::kInfinity, T>);
+    if (d.p == 0) return launch(&tiled<Norm::kZero, T>);
+    if (d.p == 1) return launch(&tiled<Norm::kOne, T>);
+    if (d.p == 2) return launch(&tiled<Norm::kTwo, T>);
+    if (d.p == static_cast<double>(INFINITY)) return launch(&tiled<Norm::kInfinity, T>);
     return launch(&tiled<Norm::kAny, T>);
   };
-  if (dtype == DType::kFloat32) return run(Type<float>{});
-  if (dtype == DType::kFloat64) return run(Type<double>{});
+  if (d.dtype == DType::kFloat32) return run(Type<float>{});
+  if (d.dtype == DType::kFloat64) return run(Type<double>{});
   return kNoKernel;
 }
 
-int trilinear(const Strided<4>& outer, const Strided<3>& inner, DType dtype, const void* a, const void* b,
-              const void* c, void* out, Stream stream) {
-  if (outer.numel == 0) return 0;
-  return dispatch_floating(dtype, [&](auto type) -> int {
+int trilinear(const Trilinear& p, Stream stream) {
+  if (p.outer.numel == 0) return 0;
+  return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    sum_products<T><<<blocks_for(outer.numel, kThreads / kWarp), kThreads, 0, stream>>>(
-        outer, inner, static_cast<const T*>(a), static_cast<const T*>(b), static_cast<const T*>(c),
-        static_cast<T*>(out));
+    trilinear_sum<T><<<blocks_for(p.outer.numel, kThreads / kWarp), kThreads, 0, stream>>>(
+        p.outer, p.inner, static_cast<const T*>(p.a), static_cast<const T*>(p.b), static_cast<const T*>(p.c),
+        static_cast<T*>(p.out));
     return cudaGetLastError();
   });
 }
