@@ -137,7 +137,7 @@ def test_errors() -> None:
     )
     assert (
         message([*tensors[:6], tensors[6].double()], LSTM, 4, *flags)
-        == "mkldnn_rnn_layer: argument 'cx_' must be float32 like input, got float64"
+        == "mkldnn_rnn_layer: argument 'cx_' must be float32 like 'input', got float64"
     )
     assert message(tensors, LSTM, 0, *flags) == "mkldnn_rnn_layer: argument 'hidden_size' must be positive, got 0"
     assert (

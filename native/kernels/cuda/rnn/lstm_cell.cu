@@ -1,7 +1,11 @@
-// The elementwise half of an LSTM cell: an element of the state a thread. Bytes: eight gates, four biases (from the
-// cache) and a cell read, four gates and two states written; five transcendental functions an element.
+// LSTM cell after its two GEMMs, elementwise: a thread per element of the state.
+//
+//   gates [batch, 4 * hidden]: input | forget | cell | output, each `hidden` wide, so a warp's four loads are coalesced
+//
+// Roofline: memory. Per element eight gates, four biases (from L2) and a cell are read, four gates and two states are
+// written; five transcendental functions. Share of the roofline: not measured alone.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/rnn/lstm_cell.h"
+#include "kernels/rnn.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -43,17 +47,15 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int lstm_cell(DType dtype, const void* input_gates, const void* hidden_gates, const void* input_bias,
-              const void* hidden_bias, const void* cell, void* new_hidden, void* new_cell, void* workspace,
-              std::int64_t batch, std::int64_t hidden, Stream stream) {
-  if (batch == 0 || hidden == 0) return 0;
-  return dispatch_floating(dtype, [&](auto type) -> int {
+int lstm_cell(const LstmCell& p, Stream stream) {
+  if (p.batch == 0 || p.hidden == 0) return 0;
+  return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    const auto in = [](const void* p) { return static_cast<const T*>(p); };
-    const auto out = [](void* p) { return static_cast<T*>(p); };
-    cell_step<<<blocks_for(batch * hidden, kThreads), kThreads, 0, stream>>>(
-        in(input_gates), in(hidden_gates), in(input_bias), in(hidden_bias), in(cell), out(new_hidden), out(new_cell),
-        out(workspace), batch, hidden);
+    const auto in = [](const void* x) { return static_cast<const T*>(x); };
+    const auto out = [](void* x) { return static_cast<T*>(x); };
+    cell_step<<<blocks_for(p.batch * p.hidden, kThreads), kThreads, 0, stream>>>(
+        in(p.input_gates), in(p.hidden_gates), in(p.input_bias), in(p.hidden_bias), in(p.cell), out(p.new_hidden),
+        out(p.new_cell), out(p.workspace), p.batch, p.hidden);
     return cudaGetLastError();
   });
 }

@@ -2,7 +2,7 @@
 //
 // exp(x) = 2^n * p(r) with r = x - n*ln 2 in [-ln 2 / 2, ln 2 / 2] and the Taylor polynomial of degree 7 (its error
 // there is 2e-9 relative, below float's rounding).
-#include "kernels/cpu/rnn/rnn.h"
+#include "kernels/cpu/rnn/lstm_levels.h"
 
 #include <math.h>
 

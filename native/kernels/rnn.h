@@ -1,0 +1,43 @@
+// One direction of one LSTM layer (CPU), and the elementwise half of an LSTM cell (CUDA). The gates are in the order
+// input, forget, cell, output.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/launcher.h"
+
+namespace untorch::kernels {
+
+// Time first, everything row-major and of one dtype, float32 or float64. w_input [4 * hidden, inputs], w_hidden
+// [4 * hidden, hidden]; the biases [4 * hidden], or null both.
+struct LstmLayer {
+  std::int64_t steps = 0, batch = 0, inputs = 0, hidden = 0;
+  bool reverse = false;
+  DType dtype{};
+  const void* input = nullptr;  // [steps, batch, inputs]
+  const void *w_input = nullptr, *w_hidden = nullptr, *bias_input = nullptr, *bias_hidden = nullptr;
+  void* output = nullptr;                               // [steps, batch, hidden]
+  void *hidden_state = nullptr, *cell_state = nullptr;  // [batch, hidden]: the first state, then the last
+  void* workspace = nullptr;                            // lstm_workspace() bytes, 64-byte aligned
+};
+
+// Gates row-major [batch, 4 * hidden]; the biases [4 * hidden] or null; the states [batch, hidden]. float16, bfloat16,
+// float32 or float64.
+struct LstmCell {
+  DType dtype{};
+  std::int64_t batch = 0, hidden = 0;
+  const void *input_gates = nullptr, *hidden_gates = nullptr, *input_bias = nullptr, *hidden_bias = nullptr;
+  const void* cell = nullptr;
+  void *new_hidden = nullptr, *new_cell = nullptr;
+  void* workspace = nullptr;  // [batch, 4 * hidden] takes the activated gates
+};
+
+namespace cpu {
+std::size_t lstm_workspace(const LstmLayer& layer);
+void lstm_layer(const LstmLayer& layer);
+}  // namespace cpu
+namespace cuda {
+int lstm_cell(const LstmCell& p, Stream stream);
+}
+
+}  // namespace untorch::kernels
