@@ -1,4 +1,4 @@
-// Shares attention between threads; double precision, which no model is served in, through plain matrix products.
+// Divides attention among threads; float64, which no model is served in, as two GEMMs with a softmax between.
 #include "kernels/cpu/attention/attention.h"
 
 #include <omp.h>
@@ -14,7 +14,7 @@
 #include "kernels/cpu/attention/attention_levels.h"
 #include "kernels/cpu/gemm/gemm.h"
 
-namespace untorch::kernels {
+namespace untorch::kernels::cpu {
 namespace {
 
 struct Free {
@@ -44,8 +44,8 @@ void head_double(const Attention<double>& p, std::int64_t b, std::int64_t h, dou
   const auto at = [&](const auto& ref, std::int64_t head) {
     return ref.data + b * ref.batch_stride + head * ref.head_stride;
   };
-  gemm_serial(p.queries, p.keys, p.width, p.scale, {at(p.query, h), p.query.row_stride, p.query.col_stride},
-              {at(p.key, kv), p.key.col_stride, p.key.row_stride}, 0.0, {scores, p.keys, 1});
+  kernels::gemm_serial(p.queries, p.keys, p.width, p.scale, {at(p.query, h), p.query.row_stride, p.query.col_stride},
+                       {at(p.key, kv), p.key.col_stride, p.key.row_stride}, 0.0, {scores, p.keys, 1});
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   for (std::int64_t i = 0; i < p.queries; ++i) {
     double* const row = scores + i * p.keys;
@@ -60,9 +60,9 @@ void head_double(const Attention<double>& p, std::int64_t b, std::int64_t h, dou
     for (std::int64_t j = 0; j < p.keys; ++j) row[j] /= sum == 0.0 ? 1.0 : sum;
     at(p.logsumexp, h)[i * p.logsumexp.row_stride] = largest == kNone ? 0.0 : largest + std::log(sum);
   }
-  gemm_serial(p.queries, p.width, p.keys, 1.0, {scores, p.keys, 1},
-              {at(p.value, kv), p.value.row_stride, p.value.col_stride}, 0.0,
-              {at(p.out, h), p.out.row_stride, p.out.col_stride});
+  kernels::gemm_serial(p.queries, p.width, p.keys, 1.0, {scores, p.keys, 1},
+                       {at(p.value, kv), p.value.row_stride, p.value.col_stride}, 0.0,
+                       {at(p.out, h), p.out.row_stride, p.out.col_stride});
 }
 
 }  // namespace
@@ -95,4 +95,4 @@ void attention(const Attention<double>& p) {
   }
 }
 
-}  // namespace untorch::kernels
+}  // namespace untorch::kernels::cpu

@@ -1,9 +1,10 @@
-// Scaled dot-product attention on the CPU, blockwise with a running softmax. Raw pointers, strides in elements.
+// The CPU's attention problem: FlashAttention's online softmax over blocks of keys. Raw pointers, strides in elements.
+// Included by *.isa.cpp files, so it includes nothing with inline functions.
 #pragma once
 
 #include <cstdint>
 
-namespace untorch::kernels {
+namespace untorch::kernels::cpu {
 
 // A [batch, heads, length, width] array.
 template <class T>
@@ -29,4 +30,4 @@ struct Attention {
 void attention(const Attention<float>& problem);
 void attention(const Attention<double>& problem);
 
-}  // namespace untorch::kernels
+}  // namespace untorch::kernels::cpu

@@ -1,4 +1,4 @@
-// Attention of one head and a block of queries, on the micro kernels of the matrix products.
+// Attention of one head and a block of queries, on the GEMM's microkernels.
 //
 //   for blocks of 48 queries        Q in place, output block in L1
 //     for blocks of 128 keys        S = scale·Q·Kᵀ [48, 128] in L1, K packed into panels once a head
@@ -101,9 +101,9 @@ struct Workspace {
   float* sums;    // [48][width rounded up]: the output before its division
 };
 
-bool values_in_place(const Attention<float>& p) { return p.value.col_stride == 1 && p.width % P == 0; }
+bool values_in_place(const cpu::Attention<float>& p) { return p.value.col_stride == 1 && p.width % P == 0; }
 
-Workspace layout(const Attention<float>& p, float* memory, std::size_t* size) {
+Workspace layout(const cpu::Attention<float>& p, float* memory, std::size_t* size) {
   Workspace w{};
   std::int64_t at = 0;
   const auto take = [&](float*& part, std::int64_t count) {
@@ -156,7 +156,7 @@ float soften(float* row, std::int64_t count, float& maximum, float& sum) {
   return factor;
 }
 
-void block(const Attention<float>& p, const Workspace& w, std::int64_t b, std::int64_t h, std::int64_t kv,
+void block(const cpu::Attention<float>& p, const Workspace& w, std::int64_t b, std::int64_t h, std::int64_t kv,
            std::int64_t first) {
   const std::int64_t rows = smaller(kQueryBlock, p.queries - first), width = p.width, ldo = round_up(width, P);
   const float* q = p.query.data + b * p.query.batch_stride + h * p.query.head_stride + first * p.query.row_stride;
@@ -192,15 +192,15 @@ void block(const Attention<float>& p, const Workspace& w, std::int64_t b, std::i
         for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
       }
     }
-    Tile<float> product{};
-    product.k = cols, product.a = w.scores, product.lda = kKeyBlock;
+    Tile<float> pv{};
+    pv.k = cols, pv.a = w.scores, pv.lda = kKeyBlock;
     if (values_in_place(p)) {
-      product.b = v + j * p.value.row_stride, product.row_step = p.value.row_stride, product.panel_step = P;
+      pv.b = v + j * p.value.row_stride, pv.row_step = p.value.row_stride, pv.panel_step = P;
     } else {
-      product.b = w.values + j * P, product.row_step = P, product.panel_step = P * p.keys;
+      pv.b = w.values + j * P, pv.row_step = P, pv.panel_step = P * p.keys;
     }
-    product.alpha = 1.0f, product.beta = j == 0 ? 0.0f : 1.0f, product.c = w.sums, product.ldc = ldo;
-    run_tiles(product, rows, ldo / P);
+    pv.alpha = 1.0f, pv.beta = j == 0 ? 0.0f : 1.0f, pv.c = w.sums, pv.ldc = ldo;
+    run_tiles(pv, rows, ldo / P);
   }
   float* const out = p.out.data + b * p.out.batch_stride + h * p.out.head_stride + first * p.out.row_stride;
   float* const lse = p.logsumexp.data + b * p.logsumexp.batch_stride + h * p.logsumexp.head_stride;
@@ -223,13 +223,13 @@ void block(const Attention<float>& p, const Workspace& w, std::int64_t b, std::i
 
 }  // namespace
 
-std::size_t attention_workspace(const Attention<float>& p) {
+std::size_t attention_workspace(const cpu::Attention<float>& p) {
   std::size_t size = 0;
   layout(p, nullptr, &size);
   return size;
 }
 
-void attention_items(const Attention<float>& p, std::int64_t first, std::int64_t last, void* workspace) {
+void attention_items(const cpu::Attention<float>& p, std::int64_t first, std::int64_t last, void* workspace) {
   const Workspace w = layout(p, static_cast<float*>(workspace), nullptr);
   const std::int64_t blocks = (p.queries + kQueryBlock - 1) / kQueryBlock, group = p.heads / p.kv_heads;
   std::int64_t packed = -1;

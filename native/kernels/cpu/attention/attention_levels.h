@@ -15,6 +15,6 @@ inline constexpr std::int64_t kQueryBlock = 48;
 
 // Items are numbered (batch, head, block of queries), blocks innermost; [first, last) run one after the other, so that
 // a head's keys are packed once. workspace: attention_workspace bytes, 64-byte aligned.
-UNTORCH_ISA_DECLARE(std::size_t attention_workspace(const Attention<float>& problem);
-                    void attention_items(const Attention<float>& problem, std::int64_t first, std::int64_t last,
+UNTORCH_ISA_DECLARE(std::size_t attention_workspace(const cpu::Attention<float>& problem);
+                    void attention_items(const cpu::Attention<float>& problem, std::int64_t first, std::int64_t last,
                                          void* workspace);)

@@ -1,12 +1,12 @@
-// Attention of float32 in full precision: plain multiply-adds, no tensor cores (TF32 keeps ten bits of the mantissa).
+// FlashAttention in float32, in full precision: FFMA, cp.async, no tensor cores (TF32 keeps ten bits of the mantissa).
 //
-// Layout: 64 queries a block and 256 threads; a half-warp has four query rows, each of its lanes every sixteenth key of
-// the scores and every sixteenth group of four columns of the result. Queries, keys and values are in shared memory,
-// four floats of padding a row, so that 16 bytes of eight neighbouring rows lie in different banks; the exponentials
-// pass through shared memory within the half-warp. cp.async runs ahead as in flash_mma_sm80.cuh.
+//   CTA: 64 queries x 64 keys (32 for wide heads), 256 threads; a half-warp has four query rows, each of its lanes
+//   every sixteenth key of the scores and every sixteenth group of four columns of the result
+//   Q, K, V in shared memory, rows padded by four floats: 16 bytes of eight neighbouring rows lie in different banks;
+//   the probabilities pass through shared memory within the half-warp. cp.async runs ahead as in flash_mma_sm80.cuh.
 //
-// Roofline: 4 * queries * keys * width operations a head on the FMA units; reading shared memory takes three quarters
-// of their time. One query is bound by memory: the keys are split over blocks, and warps without a row compute nothing.
+// Roofline: 4 * queries * keys * width operations per head on the FMA units; reading shared memory takes three quarters
+// of their time. One query is bound by memory: split-KV, and warps without a row compute nothing. Share: not measured.
 #include "kernels/cuda/attention/flash_tile.cuh"
 
 namespace untorch::kernels::cuda {
@@ -51,19 +51,19 @@ __global__ void __launch_bounds__(kThreads)
   float *sq = memory, *sk = sq + kRows * kPitch, *sv = sk + kKeys * kPitch, *sp = sv + kKeys * kPitch;
 
   clear_random_state(p);
-  __shared__ AttentionBlock block;
-  if (threadIdx.x == 0) block.locate(p, plan, kRows, kKeys);
+  __shared__ AttentionCta cta;
+  if (threadIdx.x == 0) cta.locate(p, plan, kRows, kKeys);
   __syncthreads();
   const int pack = plan.pack;
-  block.pad_lse(p, pack, kRows, kThreads);
-  if (block.row >= block.rows) return;
+  cta.pad_lse(p, pack, kRows, kThreads);
+  if (cta.row >= cta.rows) return;
 
   const int lane = static_cast<int>(threadIdx.x) & 15, first_row = static_cast<int>(threadIdx.x) / 16 * 4;
   // By warp, so that no warp parts before its shuffles: rows 8 * warp …
-  const bool active = block.row + static_cast<int>(threadIdx.x) / 32 * 8 < block.rows;
-  const auto* key = static_cast<const float*>(p.key.data) + block.key_at;
-  const auto* value = static_cast<const float*>(p.value.data) + block.value_at;
-  const int tile_begin = block.tile_begin, tile_end = block.tile_end;
+  const bool active = cta.row + static_cast<int>(threadIdx.x) / 32 * 8 < cta.rows;
+  const auto* key = static_cast<const float*>(p.key.data) + cta.key_at;
+  const auto* value = static_cast<const float*>(p.value.data) + cta.value_at;
+  const int tile_begin = cta.tile_begin, tile_end = cta.tile_end;
 
   float out[4][kFours][4] = {};
   float maximum[4], sum[4] = {};
@@ -75,18 +75,18 @@ __global__ void __launch_bounds__(kThreads)
     const auto* query = static_cast<const float*>(p.query.data);
     for (int i = static_cast<int>(threadIdx.x); i < kRows * (D / 4); i += kThreads) {
       const int r = i / (D / 4), column = i % (D / 4) * 4;
-      const int live = block.row + r < block.rows ? min(16, max(0, (p.width - column) * 4)) : 0;
-      const float* at = live > 0 ? query + block.offset(p.query, block.row + r, pack) + column : query;
+      const int live = cta.row + r < cta.rows ? min(16, max(0, (p.width - column) * 4)) : 0;
+      const float* at = live > 0 ? query + cta.offset(p.query, cta.row + r, pack) + column : query;
       copy_chunk(sq + r * kPitch + column, at, live);
     }
-    load_tile<D, kKeys>(sk, key, p.key.row, (tile_end - 1) * kKeys, block.keys, p.width);
+    load_tile<D, kKeys>(sk, key, p.key.row, (tile_end - 1) * kKeys, cta.keys, p.width);
     commit_copies();
   }
 
   for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
     wait_copies();
     __syncthreads();  // these keys are here, and nobody reads the values of the last tile any more
-    load_tile<D, kKeys>(sv, value, p.value.row, tile * kKeys, block.keys, p.value_width);
+    load_tile<D, kKeys>(sv, value, p.value.row, tile * kKeys, cta.keys, p.value_width);
     commit_copies();
 
     float score[4][kKeysEach] = {};
@@ -114,24 +114,24 @@ __global__ void __launch_bounds__(kThreads)
     wait_copies();
     __syncthreads();  // the values are here, and nobody reads these keys any more
     if (tile > tile_begin) {
-      load_tile<D, kKeys>(sk, key, p.key.row, (tile - 1) * kKeys, block.keys, p.width);
+      load_tile<D, kKeys>(sk, key, p.key.row, (tile - 1) * kKeys, cta.keys, p.width);
       commit_copies();
     }
     if (!active) continue;
 
-    const bool masked = tile < block.full_begin || tile >= block.full_end;
+    const bool masked = tile < cta.full_begin || tile >= cta.full_end;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int r = block.row + first_row + i;
-      const bool biased = p.bias != nullptr && r < block.rows;
-      const float* bias = static_cast<const float*>(p.bias) + (biased ? block.bias_offset(p, r, pack) : 0);
+      const int r = cta.row + first_row + i;
+      const bool biased = p.bias != nullptr && r < cta.rows;
+      const float* bias = static_cast<const float*>(p.bias) + (biased ? cta.bias_offset(p, r, pack) : 0);
       int low = 0, high = 0;
-      if (masked) block.visible(p, pack, r, low, high);
+      if (masked) cta.visible(p, pack, r, low, high);
       float top = maximum[i];
 #pragma unroll
       for (int n = 0; n < kKeysEach; ++n) {
         const int at = tile * kKeys + lane + 16 * n;
-        const float add = biased && at < block.keys ? bias[at * p.bias_key] : 0.0f;
+        const float add = biased && at < cta.keys ? bias[at * p.bias_key] : 0.0f;
         score[i][n] = fmaf(score[i][n], scale_log2, add * kLog2e);
         if (masked && (at < low || at > high)) score[i][n] = minus_infinity();
         top = fmaxf(top, score[i][n]);
@@ -185,14 +185,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
     const float inverse = total == 0 ? 0.0f : 1.0f / total;  // 0: the row sees no key
-    const int r = block.row + first_row + i;
-    if (r >= block.rows) continue;  // after the last shuffle of this row; the other half-warp may go on
+    const int r = cta.row + first_row + i;
+    if (r >= cta.rows) continue;  // after the last shuffle of this row; the other half-warp may go on
     if (lane == 0) {
       const float empty = plan.splits > 1 ? minus_infinity() : p.empty_lse;
-      block.store_lse(p, plan, r, total == 0 ? empty : maximum[i] * kLn2 + logf(total));
+      cta.store_lse(p, plan, r, total == 0 ? empty : maximum[i] * kLn2 + logf(total));
     }
-    float* to = plan.splits > 1 ? plan.partial_out + block.partial(p, r, pack) * p.value_width
-                                : static_cast<float*>(p.out.data) + block.offset(p.out, r, pack);
+    float* to = plan.splits > 1 ? plan.partial_out + cta.partial(p, r, pack) * p.value_width
+                                : static_cast<float*>(p.out.data) + cta.offset(p.out, r, pack);
 #pragma unroll
     for (int c = 0; c < kFours; ++c) {
       const int column = c * 64 + lane * 4;
@@ -216,9 +216,9 @@ int launch(const Attention& p, const AttentionPlan& plan, Stream stream) {
   const auto kernel = attention_fma<D, kKeys>;
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (code != cudaSuccess) return code;
-  const auto blocks = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads / plan.pack) *
-                      static_cast<unsigned>(plan.row_blocks) * static_cast<unsigned>(plan.splits);
-  kernel<<<blocks, kThreads, kBytes, stream>>>(p, plan);
+  const auto ctas = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads / plan.pack) *
+                    static_cast<unsigned>(plan.row_blocks) * static_cast<unsigned>(plan.splits);
+  kernel<<<ctas, kThreads, kBytes, stream>>>(p, plan);
   return cudaGetLastError();
 }
 

@@ -1,16 +1,15 @@
-// Attention of the half types on tensor cores (mma.sync m16n8k16, sm_80 and up), after FlashAttention-2: a block keeps
-// a tile of queries, walks over the tiles of keys and values, and carries each row's maximum, sum and result.
+// FlashAttention-2 forward for float16 and bfloat16: mma.sync m16n8k16, ldmatrix, cp.async (sm_80 and newer).
 //
-// Layout: a warp has 16 or 32 query rows; scores and result are in its registers as the accumulators of the products,
-// and the scores, rounded to the half type, are the left operand of the second product as they lie. Queries, one tile
-// of keys and one of values are in shared memory, in 16-byte chunks permuted within a row so that ldmatrix's eight rows
-// come from eight different groups of banks. cp.async brings the values while the scores are computed, and the next
-// keys while softmax and the second product run. Several blocks a multiprocessor hide the rest. Head sizes between
-// those of the templates are padded with zeros, in shared memory only.
+//   CTA: 64 or 128 query rows; a warp has 16 or 32 of them, S and O in registers as mma accumulators, the online
+//   softmax's maximum and sum per row. P, rounded to the half type, is the A operand of P·V as it lies.
+//   Q, one tile of K and one of V in shared memory: 16-byte chunks, XOR-swizzled within a row (no ldmatrix conflicts)
+//   cp.async brings V while S = Q·Kᵀ runs, and the next K during softmax and P·V. Several CTAs per SM hide the rest.
+//   Head sizes between those of the templates are padded with zeros, in shared memory only.
 //
-// Roofline: 4 * queries * keys * width operations a head (half of it when causal) on the tensor cores, and
-// 2 * (2 * queries + 2 * keys) * width bytes: bound by arithmetic from a few hundred queries on. One query reads every
-// key and value once and is bound by memory: there the keys are split over blocks (split_kv.cu).
+// Roofline: 4 * queries * keys * width operations per head (half of it when causal) on tensor cores, and
+// 2 * (2 * queries + 2 * keys) * width bytes: compute-bound from a few hundred queries on. One query is bound by
+// memory: split-KV (split_kv.cu). Measured on H200 in bfloat16 (benchmarks/gpu_attention.py): 343 of 989 TFLOP/s (35 %;
+// mma.sync cannot reach WGMMA's peak) at 4 x 4096, D 128; decode 3817 of 4800 GB/s (80 %) at 16 x 4096 keys.
 #pragma once
 
 #include "kernels/cuda/attention/flash_tile.cuh"
@@ -112,26 +111,26 @@ __global__ void __launch_bounds__(kWarps * 32)
   const std::uint32_t sk = sq + kRows * Layout::kPitch, sv = sk + kKeys * Layout::kPitch;
 
   clear_random_state(p);
-  __shared__ AttentionBlock block;
-  if (threadIdx.x == 0) block.locate(p, plan, kRows, kKeys);
+  __shared__ AttentionCta cta;
+  if (threadIdx.x == 0) cta.locate(p, plan, kRows, kKeys);
   __syncthreads();
   const int pack = plan.pack;
-  block.pad_lse(p, pack, kRows, kThreads);
-  if (block.row >= block.rows) return;
+  cta.pad_lse(p, pack, kRows, kThreads);
+  if (cta.row >= cta.rows) return;
   // Where each row's bias begins; -1: none. The barriers of the loop come before the first reader.
   __shared__ std::int64_t bias_at[kBias ? kRows : 1];
   if constexpr (kBias) {
     for (int i = static_cast<int>(threadIdx.x); i < kRows; i += kThreads) {
-      const bool live = p.bias != nullptr && block.row + i < block.rows;
-      bias_at[i] = live ? block.bias_offset(p, block.row + i, pack) : -1;
+      const bool live = p.bias != nullptr && cta.row + i < cta.rows;
+      bias_at[i] = live ? cta.bias_offset(p, cta.row + i, pack) : -1;
     }
   }
 
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int group = lane >> 2, pair = lane & 3;  // accumulators: rows group and group + 8, columns 2 * pair and + 1
-  const int warp_row = warp * (16 * kBands);     // in the block's tile
-  // Asked anew each time: a register kept across the products would be spilled.
-  const auto active = [&] { return block.row + warp_row < block.rows; };
+  const int warp_row = warp * (16 * kBands);     // in the CTA's tile
+  // Asked anew each time: a register kept across both GEMMs would be spilled.
+  const auto active = [&] { return cta.row + warp_row < cta.rows; };
 
   float out[kBands][kColumnTiles][4] = {};
   float maximum[kBands][2], sum[kBands][2];
@@ -142,18 +141,18 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
   const float scale_log2 = p.scale * kLog2e;
 
-  const int tile_begin = block.tile_begin, tile_end = block.tile_end;
+  const int tile_begin = cta.tile_begin, tile_end = cta.tile_end;
   if (tile_begin < tile_end) {
     const auto* query = static_cast<const T*>(p.query.data);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kRows * Layout::kChunks; i += kThreads) {
       const int r = i / Layout::kChunks, chunk = i % Layout::kChunks;
-      const int live = block.row + r < block.rows ? min(16, max(0, (p.width - chunk * 8) * 2)) : 0;
-      const T* at = live > 0 ? query + block.offset(p.query, block.row + r, pack) + chunk * 8 : query;
+      const int live = cta.row + r < cta.rows ? min(16, max(0, (p.width - chunk * 8) * 2)) : 0;
+      const T* at = live > 0 ? query + cta.offset(p.query, cta.row + r, pack) + chunk * 8 : query;
       copy_chunk(sq + Layout::at(r, chunk), at, live);
     }
-    load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + block.key_at, p.key.row,
-                                     (tile_end - 1) * kKeys, block.keys, p.width);
+    load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + cta.key_at, p.key.row,
+                                     (tile_end - 1) * kKeys, cta.keys, p.width);
     commit_copies();
   }
 
@@ -162,11 +161,11 @@ __global__ void __launch_bounds__(kWarps * 32)
   const std::uint32_t b_base = sk + Layout::at((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   const std::uint32_t v_base = sv + Layout::at(lane & 15, lane >> 4);
 
-  for (int tile = tile_end - 1; tile >= block.tile_begin; --tile) {
+  for (int tile = tile_end - 1; tile >= cta.tile_begin; --tile) {
     wait_copies();
     __syncthreads();  // these keys are here, and nobody reads the values of the last tile any more
-    load_tile<T, D, kKeys, kThreads>(sv, static_cast<const T*>(p.value.data) + block.value_at, p.value.row,
-                                     tile * kKeys, block.keys, p.value_width);
+    load_tile<T, D, kKeys, kThreads>(sv, static_cast<const T*>(p.value.data) + cta.value_at, p.value.row, tile * kKeys,
+                                     cta.keys, p.value_width);
     commit_copies();
 
     float score[kBands][kKeyTiles][4] = {};
@@ -191,9 +190,9 @@ __global__ void __launch_bounds__(kWarps * 32)
 
     wait_copies();
     __syncthreads();  // the values are here, and nobody reads these keys any more
-    if (tile > block.tile_begin) {
-      load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + block.key_at, p.key.row,
-                                       (tile - 1) * kKeys, block.keys, p.width);
+    if (tile > cta.tile_begin) {
+      load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + cta.key_at, p.key.row,
+                                       (tile - 1) * kKeys, cta.keys, p.width);
       commit_copies();
     }
     if (!active()) continue;
@@ -211,11 +210,11 @@ __global__ void __launch_bounds__(kWarps * 32)
             float(&s)[4] = score[i][n];
             const int at = tile * kKeys + n * 8 + 2 * pair;
             float2 add = make_float2(0, 0);
-            if (live && plan.bias_pairs && at + 1 < block.keys) {
+            if (live && plan.bias_pairs && at + 1 < cta.keys) {
               add = unpack_halves<T>(*reinterpret_cast<const std::uint32_t*>(bias + at));
             } else if (live) {
-              if (at < block.keys) add.x = widen<T>(bias[at * p.bias_key]);
-              if (at + 1 < block.keys) add.y = widen<T>(bias[(at + 1) * p.bias_key]);
+              if (at < cta.keys) add.x = widen<T>(bias[at * p.bias_key]);
+              if (at + 1 < cta.keys) add.y = widen<T>(bias[(at + 1) * p.bias_key]);
             }
             s[2 * half] = fmaf(s[2 * half], scale_log2, add.x * kLog2e);
             s[2 * half + 1] = fmaf(s[2 * half + 1], scale_log2, add.y * kLog2e);
@@ -224,13 +223,13 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
 
-    if (tile < block.full_begin || tile >= block.full_end) {
+    if (tile < cta.full_begin || tile >= cta.full_end) {
 #pragma unroll
       for (int i = 0; i < kBands; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           int low, high;
-          block.visible(p, pack, block.row + warp_row + i * 16 + half * 8 + group, low, high);
+          cta.visible(p, pack, cta.row + warp_row + i * 16 + half * 8 + group, low, high);
 #pragma unroll
           for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -243,7 +242,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
 
-    // Without a bias the maximum is that of the bare products (the scale is positive), and the scale goes into the
+    // Without a bias the maximum is that of the bare scores (the scale is positive), and the scale goes into the
     // exponential's multiply-add.
 #pragma unroll
     for (int i = 0; i < kBands; ++i) {
@@ -318,14 +317,14 @@ __global__ void __launch_bounds__(kWarps * 32)
       total += __shfl_xor_sync(0xffffffffu, total, 1);
       total += __shfl_xor_sync(0xffffffffu, total, 2);
       const float inverse = total == 0 ? 0.0f : 1.0f / total;  // 0: the row sees no key
-      const int in_tile = warp_row + i * 16 + half * 8 + group, r = block.row + in_tile;
-      if (pair == 0 && r < block.rows) {
+      const int in_tile = warp_row + i * 16 + half * 8 + group, r = cta.row + in_tile;
+      if (pair == 0 && r < cta.rows) {
         const float lse = maximum[i][half] * (kBias ? kLn2 : p.scale) + logf(total);
-        block.store_lse(p, plan, r, total == 0 ? (plan.splits > 1 ? minus_infinity() : p.empty_lse) : lse);
+        cta.store_lse(p, plan, r, total == 0 ? (plan.splits > 1 ? minus_infinity() : p.empty_lse) : lse);
       }
       if (plan.splits > 1) {
-        if (r < block.rows) {
-          float* to = plan.partial_out + block.partial(p, r, pack) * p.value_width;
+        if (r < cta.rows) {
+          float* to = plan.partial_out + cta.partial(p, r, pack) * p.value_width;
 #pragma unroll
           for (int d = 0; d < kColumnTiles; ++d) {
 #pragma unroll
@@ -349,10 +348,10 @@ __global__ void __launch_bounds__(kWarps * 32)
   __syncwarp();
   auto* result = static_cast<T*>(p.out.data);
   for (int i = lane; i < 16 * kBands * Layout::kChunks; i += 32) {
-    const int in_tile = warp_row + i / Layout::kChunks, chunk = i % Layout::kChunks, r = block.row + in_tile;
-    if (r >= block.rows || chunk * 8 >= p.value_width) continue;
+    const int in_tile = warp_row + i / Layout::kChunks, chunk = i % Layout::kChunks, r = cta.row + in_tile;
+    if (r >= cta.rows || chunk * 8 >= p.value_width) continue;
     const unsigned char* from = memory + Layout::at(in_tile, chunk);
-    T* to = result + block.offset(p.out, r, pack) + chunk * 8;
+    T* to = result + cta.offset(p.out, r, pack) + chunk * 8;
     if (plan.vector_out) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
     } else {
@@ -366,17 +365,17 @@ template <class T, int D, int kRows, int kKeys, int kWarps, bool kBias>
 int launch_attention_mma(const Attention& p, const AttentionPlan& plan, Stream stream) {
   constexpr int kBytes = (kRows + 2 * kKeys) * D * 2;
   const auto kernel = flash_attention_mma<T, D, kRows, kKeys, kWarps, kBias>;
-  if constexpr (kBytes + sizeof(AttentionBlock) + kRows * sizeof(std::int64_t) > 48 * 1024) {
+  if constexpr (kBytes + sizeof(AttentionCta) + kRows * sizeof(std::int64_t) > 48 * 1024) {
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (code != cudaSuccess) return code;
   }
-  const auto blocks = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads / plan.pack) *
-                      static_cast<unsigned>(plan.row_blocks) * static_cast<unsigned>(plan.splits);
-  kernel<<<blocks, kWarps * 32, kBytes, stream>>>(p, plan);
+  const auto ctas = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads / plan.pack) *
+                    static_cast<unsigned>(plan.row_blocks) * static_cast<unsigned>(plan.splits);
+  kernel<<<ctas, kWarps * 32, kBytes, stream>>>(p, plan);
   return cudaGetLastError();
 }
 
-// Tiles of 64 query rows for short problems, of 128 otherwise; split_kv.cu's plan knows these numbers.
+// Tiles of 64 query rows for short problems, of 128 otherwise; split_kv.cu's plan knows these sizes.
 template <class T>
 int launch_attention(const Attention& p, const AttentionPlan& plan, Stream stream) {
   const int width = p.width > p.value_width ? p.width : p.value_width;

@@ -1,10 +1,10 @@
-// What one thread block of an attention kernel works on, and what it does beside the products: shared by the kernel of
-// the half types and that of float32.
+// A CTA's tile of an attention problem: which rows, which keys, masks and the log-sum-exp. Shared by the mma.sync and
+// the float32 kernel.
 #pragma once
 
 #include <cmath>
 
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/instances.h"
 #include "kernels/cuda/common/device_types.cuh"
 
 namespace untorch::kernels::cuda {
@@ -21,15 +21,15 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Row r of a block's head group is query r / pack of head first_head + r % pack: with several query heads on one key
+// Row r of a CTA's head group is query r / pack of head first_head + r % pack: with several query heads on one key
 // head and few queries, the heads fill the tile and the keys are read once.
 // It lies in shared memory: the loop over the keys needs the registers.
-struct AttentionBlock {
+struct AttentionCta {
   int batch, first_head, kv_head, split;
   int first_query, queries;  // of this sequence
   int first_key, keys;
-  int rows, row;             // rows of the head group, the block's first one; no work when row >= rows
-  int tile_begin, tile_end;  // tiles of keys that this block reads
+  int rows, row;             // rows of the head group, the CTA's first one; no work when row >= rows
+  int tile_begin, tile_end;  // tiles of keys that this CTA reads
   int full_begin, full_end;  // those of them that every row sees whole
   int shift;
   std::int64_t key_at, value_at;  // offsets of this head's first key and value
@@ -112,7 +112,7 @@ struct AttentionBlock {
       p.lse[batch * p.lse_batch + head * p.lse_head + (p.lse_batch == 0 ? first_query : 0) + at] = value;
     }
   }
-  // The rows of the log-sum-exp beyond the last query, by the block of the last queries.
+  // The rows of the log-sum-exp beyond the last query, by the CTA of the last queries.
   __device__ __forceinline__ void pad_lse(const Attention& p, int pack, int tile_rows, int threads) const {
     if (p.lse == nullptr || split != 0 || row + tile_rows < rows || (row >= rows && row > 0)) return;
     for (int h = 0; h < pack; ++h) {

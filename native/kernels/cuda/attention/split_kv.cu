@@ -1,9 +1,12 @@
-// How attention is cut into blocks, and the sum of the parts when the keys of one query are split over blocks.
+// Split-KV attention (Flash-Decoding): the tile and split choice, and the reduction over the splits.
 //
-// Splitting: few queries over many keys (one token being decoded) give too few blocks to fill the device. Each split
-// writes its normalised result and log-sum-exp in float; the second kernel weighs them in the order of the splits, so
-// the bits depend on the shapes and the device alone. Bytes: 4 * value_width a query and split, written and read once;
-// the keys and values that were split are at least 128 rows, so this stays below a tenth of theirs for one query.
+//   partial_out [splits, batch, heads, queries, value_width], partial_lse [splits, batch, heads, queries], float32
+//   reduction: a CTA per query row; weights exp(lse - max lse), added in the order of the splits
+//
+// A few queries over many keys (decode) give too few CTAs to fill the GPU, so the keys are split over CTAs. The bits
+// depend on the shapes and the device alone. Roofline of the reduction: memory, 4 * value_width bytes per query and
+// split, written and read once; a split has at least 128 keys, so this stays below a tenth of the bytes of K and V.
+// Measured with the kernels that it follows (flash_mma_sm80.cuh).
 #include <algorithm>
 
 #include "kernels/cuda/attention/flash_tile.cuh"
@@ -73,9 +76,9 @@ AttentionPlan plan_attention(const Attention& p, int num_sms, int l2_bytes) {
   plan.narrow = !halves || rows <= 64 || slots * divide_up(static_cast<int>(rows), 128) < num_sms;
   plan.row_blocks = divide_up(static_cast<int>(rows), plan.narrow ? 64 : 128);
   if (slots * plan.row_blocks > 0x7fffffff) return plan;
-  const int blocks = static_cast<int>(slots * plan.row_blocks);
+  const int ctas = static_cast<int>(slots * plan.row_blocks);
 
-  // Blocks that a multiprocessor holds at once, by registers and shared memory.
+  // CTAs resident on an SM, by registers and shared memory.
   const int resident = halves ? (plan.narrow    ? (width <= 64    ? 4
                                                    : width <= 128 ? 3
                                                                   : 2)
@@ -85,7 +88,7 @@ AttentionPlan plan_attention(const Attention& p, int num_sms, int l2_bytes) {
   if (p.first_query == nullptr) {
     const int tile_keys = halves || width <= 128 ? 64 : 32;
     const int at_most = std::min(kMaxSplits, divide_up(p.keys, tile_keys) * tile_keys / 128);
-    plan.splits = std::max(1, std::min(num_sms * resident / blocks, at_most));
+    plan.splits = std::max(1, std::min(num_sms * resident / ctas, at_most));
   }
   if (p.right >= 0) {
     const std::int64_t bytes = static_cast<std::int64_t>(std::max(p.keys, 1)) * (p.width + p.value_width) * element;
@@ -131,16 +134,16 @@ int attention(const Attention& problem, AttentionPlan plan, void* scratch, Strea
       break;
   }
   if (code != 0 || plan.splits == 1) return code;
-  const auto blocks = static_cast<unsigned>(rows);
+  const auto ctas = static_cast<unsigned>(rows);
   switch (p.dtype) {
     case DType::kFloat16:
-      combine_splits<__half><<<blocks, kCombineThreads, 0, stream>>>(p, plan);
+      combine_splits<__half><<<ctas, kCombineThreads, 0, stream>>>(p, plan);
       break;
     case DType::kBFloat16:
-      combine_splits<__nv_bfloat16><<<blocks, kCombineThreads, 0, stream>>>(p, plan);
+      combine_splits<__nv_bfloat16><<<ctas, kCombineThreads, 0, stream>>>(p, plan);
       break;
     default:
-      combine_splits<float><<<blocks, kCombineThreads, 0, stream>>>(p, plan);
+      combine_splits<float><<<ctas, kCombineThreads, 0, stream>>>(p, plan);
       break;
   }
   return cudaGetLastError();

@@ -1,8 +1,8 @@
-// The attention operators below F.scaled_dot_product_attention: query, key and value are [batch, length, heads, width],
-// or sequences of different lengths packed along the rows, with the first row of each.
+// CUDA's attention operators below F.scaled_dot_product_attention: query, key and value are [batch, length, heads,
+// width], or sequences of different lengths packed along the rows, with the first row of each.
 #include <limits>
 
-#include "shims/cuda/attention.h"
+#include "shims/attention_cuda.h"
 #include "shims/layout.h"
 
 using namespace untorch;
@@ -12,7 +12,7 @@ using namespace untorch::shims::attention;
 namespace {
 
 struct Flash {
-  const char* op;
+  Op op;
   AtenTensorHandle query, key, value;
   AtenTensorHandle *cum_seq_q, *cum_seq_k;
   std::int64_t max_q, max_k;
@@ -25,12 +25,12 @@ struct Flash {
 
 bool present(AtenTensorHandle* handle) { return handle != nullptr && *handle != nullptr && unwrap(*handle)->defined(); }
 
-void refuse(const char* op, const char* argument, bool given) {
+void refuse(const Op& op, const char* argument, bool given) {
   if (given) throw_error(ErrorKind::kUnsupported, op, ": argument '", argument, "' is not served; it must be absent");
 }
 
 // The longest sequence as an int; negative and too long ones are refused.
-int longest(const char* op, const char* argument, std::int64_t length) {
+int longest(const Op& op, const char* argument, std::int64_t length) {
   check(length >= 0 && length <= kernels::cuda::kMaxAttentionLength, op, ": argument '", argument,
         "' must be from 0 to ", kernels::cuda::kMaxAttentionLength, ", got ", length);
   return static_cast<int>(length);
@@ -45,10 +45,10 @@ int window(const std::int64_t* limit) {
 // Into `into`, or into a new tensor like the query when it is null.
 void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot, AtenTensorHandle* lse_slot,
            AtenTensorHandle* state_slot, AtenTensorHandle* unused_slot, AtenTensorHandle* debug_slot) {
-  const char* op = call.op;
-  const Tensor* first_query = optional_cuda_input(call.cum_seq_q, op, "cum_seq_q");
-  const Tensor* first_key = optional_cuda_input(call.cum_seq_k, op, "cum_seq_k");
-  const Tensor* used_keys = optional_cuda_input(call.seqused_k, op, "seqused_k");
+  const Op& op = call.op;
+  const Tensor* first_query = op.optional_input(call.cum_seq_q, "cum_seq_q");
+  const Tensor* first_key = op.optional_input(call.cum_seq_k, "cum_seq_k");
+  const Tensor* used_keys = op.optional_input(call.seqused_k, "seqused_k");
   check((first_query == nullptr) == (first_key == nullptr), op,
         ": 'cum_seq_q' and 'cum_seq_k' must be both given or both absent");
   const bool packed = first_query != nullptr;
@@ -67,7 +67,7 @@ void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot,
   check_lengths(op, "seqused_k", used_keys, batch);
   const Tensor* given = nullptr;
   if (into != nullptr) {
-    given = &cuda_input(into, op, "out");
+    given = &op.input(into, "out");
     check(given->sizes() == in.query.sizes() && given->dtype() == in.query.dtype(), op,
           ": argument 'out' must have the shape ", to_string(in.query.sizes()), " and the dtype ",
           dtype_name(in.query.dtype()), " of 'query', got ", to_string(given->sizes()), " and ",
@@ -101,7 +101,7 @@ void flash(const Flash& call, AtenTensorHandle into, AtenTensorHandle* out_slot,
     random = std::make_unique<RandomState>(on);
     p.random_state = random->state->data<std::uint64_t>();
   }
-  run(on, op, in, nullptr, given != nullptr ? *given : *out, p);
+  launch(on, op, in, nullptr, given != nullptr ? *given : *out, p);
   if (out_slot != nullptr) give(out_slot, in_layout(std::move(out), strides_like(in.query)), op);
   give(lse_slot, std::move(lse), op);
   if (state_slot == nullptr) return;
@@ -118,7 +118,7 @@ UNTORCH_SHIM aoti_torch_cuda__flash_attention_forward(
     std::int32_t return_debug_mask, double* scale, std::int64_t* window_size_left, std::int64_t* window_size_right,
     AtenTensorHandle* seqused_k, AtenTensorHandle* alibi_slopes, AtenTensorHandle* ret0, AtenTensorHandle* ret1,
     AtenTensorHandle* ret2, AtenTensorHandle* ret3, AtenTensorHandle* ret4) {
-  constexpr const char* kOp = "_flash_attention_forward";
+  constexpr Op kOp{"_flash_attention_forward", DeviceType::kCUDA};
   return guarded(kOp, [&] {
     check_returns(kOp, {ret0});
     flash({kOp, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal != 0,
@@ -135,7 +135,7 @@ UNTORCH_SHIM aoti_torch_cuda__flash_attention_forward_v2(
     AtenTensorHandle* seqused_k, AtenTensorHandle* alibi_slopes, AtenTensorHandle* block_table,
     std::int64_t* /*num_splits*/, AtenTensorHandle* ret0, AtenTensorHandle* ret1, AtenTensorHandle* ret2,
     AtenTensorHandle* ret3, AtenTensorHandle* ret4) {
-  constexpr const char* kOp = "_flash_attention_forward";
+  constexpr Op kOp{"_flash_attention_forward", DeviceType::kCUDA};
   return guarded(kOp, [&] {
     check_returns(kOp, {ret0});
     flash({kOp, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal != 0,
@@ -150,7 +150,7 @@ UNTORCH_SHIM aoti_torch_cuda__flash_attention_forward_no_dropout_inplace(
     std::int32_t is_causal, std::int32_t return_debug_mask, double* scale, std::int64_t* window_size_left,
     std::int64_t* window_size_right, AtenTensorHandle* seqused_k, AtenTensorHandle* alibi_slopes,
     AtenTensorHandle* block_table, AtenTensorHandle* ret0) {
-  constexpr const char* kOp = "_flash_attention_forward_no_dropout_inplace";
+  constexpr Op kOp{"_flash_attention_forward_no_dropout_inplace", DeviceType::kCUDA};
   return guarded(kOp, [&] {
     check_returns(kOp, {ret0});
     (void)required(out, kOp, "out");
@@ -177,15 +177,15 @@ UNTORCH_SHIM aoti_torch_cuda__efficient_attention_forward(
     std::int64_t* max_seqlen_k, double dropout_p, std::int64_t custom_mask_type, std::int32_t compute_log_sumexp,
     double* scale, AtenTensorHandle* seqlen_k, std::int64_t* window_size, AtenTensorHandle* ret0,
     AtenTensorHandle* ret1, AtenTensorHandle* ret2, AtenTensorHandle* ret3, std::int64_t* ret4, std::int64_t* ret5) {
-  constexpr const char* kOp = "_efficient_attention_forward";
+  constexpr Op kOp{"_efficient_attention_forward", DeviceType::kCUDA};
   enum : std::int64_t { kNoMask = 0, kCausalTopLeft = 1, kCausalBottomRight = 2 };
   return guarded(kOp, [&] {
     const Operands in =
-        operands(kOp, query, key, value, kRowsFirst, {.float32 = true, .groups = false, .value_width = true});
-    const Tensor* add = optional_cuda_input(bias, kOp, "bias");
-    const Tensor* first_query = optional_cuda_input(cu_seqlens_q, kOp, "cu_seqlens_q");
-    const Tensor* first_key = optional_cuda_input(cu_seqlens_k, kOp, "cu_seqlens_k");
-    const Tensor* used_keys = optional_cuda_input(seqlen_k, kOp, "seqlen_k");
+        operands(kOp, query, key, value, kRowsFirst, {.widest = DType::kFloat32, .groups = false, .value_width = true});
+    const Tensor* add = kOp.optional_input(bias, "bias");
+    const Tensor* first_query = kOp.optional_input(cu_seqlens_q, "cu_seqlens_q");
+    const Tensor* first_key = kOp.optional_input(cu_seqlens_k, "cu_seqlens_k");
+    const Tensor* used_keys = kOp.optional_input(seqlen_k, "seqlen_k");
     check_inference(kOp, dropout_p, false);
     check_returns(kOp, {ret0});
     check(custom_mask_type >= kNoMask && custom_mask_type <= kCausalBottomRight, kOp,
@@ -230,7 +230,7 @@ UNTORCH_SHIM aoti_torch_cuda__efficient_attention_forward(
     }
     if (used_keys != nullptr) p.used_keys = used_keys->data<std::int32_t>();
     if (custom_mask_type != kNoMask) p.right = 0, p.bottom_right = custom_mask_type == kCausalBottomRight;
-    run(on, kOp, in, add, *out, p);
+    launch(on, kOp, in, add, *out, p);
     give(ret0, std::move(out), kOp);
     give_if_asked(ret1, std::move(lse));
     give_if_asked(ret2, Tensor::scalar<std::int64_t>(0, DType::kInt64));

@@ -1,9 +1,11 @@
-// Scaled dot-product attention, forward: softmax(scale * q @ k^T + bias, over the visible keys) @ v.
+// Scaled dot-product attention, forward: softmax(scale * q @ kᵀ + bias, over the visible keys) @ v. The two devices
+// take different problems: the CPU any strides and float64, CUDA 16-byte rows, packed sequences and sliding windows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention/attention.h"  // the CPU's problem
 #include "kernels/launcher.h"
 
 namespace untorch::kernels::cuda {
@@ -42,14 +44,14 @@ struct Attention {
   const std::int32_t* used_keys = nullptr;  // [batch]: only the first so many keys count
 };
 
-// How the work is cut, and what the kernels need besides the problem.
+// The tile and split-KV choice, and what the kernels need besides the problem.
 struct AttentionPlan {
   bool valid = false;
   bool narrow = false;        // tiles of 64 query rows instead of 128
   bool scaled_first = false;  // the kernel that scales before it takes the maximum: with a bias, or a scale <= 0
-  int pack = 1;               // query heads of one key head that share a row block
+  int pack = 1;               // query heads of one key head that share a row block (GQA packing)
   int row_blocks = 0, splits = 1;
-  int section = 1;  // heads in flight together: causal blocks run from the longest to the shortest among them
+  int section = 1;  // heads in flight together: causal CTAs run from the longest to the shortest among them
   bool vector_out = false, bias_pairs = false;
   float* partial_out = nullptr;  // [splits, batch, heads, queries, value_width]
   float* partial_lse = nullptr;  // [splits, batch, heads, queries]
@@ -61,12 +63,5 @@ struct AttentionPlan {
 AttentionPlan plan_attention(const Attention& problem, int num_sms, int l2_bytes);
 // scratch: plan.scratch_bytes of device memory (null when 0).
 int attention(const Attention& problem, AttentionPlan plan, void* scratch, Stream stream);
-
-// The parts of attention(): one per file, so that they compile beside each other.
-int attention_float16(const Attention& problem, const AttentionPlan& plan, Stream stream);
-int attention_float16_bias(const Attention& problem, const AttentionPlan& plan, Stream stream);
-int attention_bfloat16(const Attention& problem, const AttentionPlan& plan, Stream stream);
-int attention_bfloat16_bias(const Attention& problem, const AttentionPlan& plan, Stream stream);
-int attention_float32(const Attention& problem, const AttentionPlan& plan, Stream stream);
 
 }  // namespace untorch::kernels::cuda
