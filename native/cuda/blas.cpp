@@ -1,5 +1,5 @@
-// Products by cuBLASLt, and the table of what was once prepared (descriptors and algorithm), so that a product of known
-// sizes costs a lookup and the launch.
+// GEMM by cuBLASLt, with a plan cache: descriptors and algorithm by shape, so that a known shape costs a lookup and the
+// launch.
 #include "cuda/blas.h"
 
 #include <algorithm>
@@ -90,7 +90,7 @@ struct KeyHash {
   }
 };
 
-// A product as it was prepared. Layouts and algorithm are only read; a descriptor carries the pointers of a call (bias,
+// A prepared GEMM. Layouts and algorithm are only read; a descriptor carries the pointers of a call (bias,
 // factors), so each call in flight takes one of its own.
 struct Plan {
   bool supported = false;
@@ -127,7 +127,7 @@ void set_pointers(const char* op, const Functions& library, Descriptor descripto
     }
   };
   set(kDescBias, p.bias);
-  // cuBLAS's first operand is our second: it computes the transpose of the product.
+  // cuBLAS's first operand is our second: it computes the transposed GEMM.
   set(kDescScaleA, p.block_scale_b != nullptr ? p.block_scale_b : p.scale_b);
   set(kDescScaleB, p.block_scale_a != nullptr ? p.block_scale_a : p.scale_a);
   set(kDescScaleD, p.scale_d);
@@ -158,7 +158,7 @@ Descriptor make_descriptor(const char* op, const Functions& library, const Key& 
   }
   if (status != kOk) {
     (void)library.descriptor_destroy(descriptor);
-    // Factors of rows or blocks are newer than the rest.
+    // Row-wise and block scales are newer than the rest.
     if ((key.flags & (kRowwise | kBlockScales)) != 0) return nullptr;
     throw_status(op, "setting up a descriptor", status);
   }
@@ -209,7 +209,7 @@ std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle h
     if (status == kOk) status = library.preference_set(preference, attribute, &value, sizeof value);
   };
   set(kPreferWorkspace, static_cast<std::uint64_t>(workspace_limit(key.device)));
-  // In place, sums of half types would be rounded as often as the product is split.
+  // In place, sums of half types would be rounded once per split of K.
   const bool is_wide = key.d_type == kReal32 || key.d_type == kReal64 || key.d_type == kInt32;
   set(kPreferReductions,
       is_wide ? kReductionInComputeType | kReductionInPlace : std::uint32_t{kReductionInComputeType});
@@ -232,7 +232,7 @@ std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle h
   return plan;
 }
 
-// Plans are kept for good: there are as many as a process has different products.
+// Plans are kept for good: as many as a process has different shapes.
 struct Plans {
   std::shared_mutex mutex;
   std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> table;
@@ -272,7 +272,7 @@ Key key_of(const char* op, const BlasProduct& p, int device) {
   const auto flag = [&](bool on, std::uint32_t bit) { key.flags |= on ? bit : 0; };
   flag(p.a.transposed, kTransposeA), flag(p.b.transposed, kTransposeB);
   flag(p.bias != nullptr, kHasBias);
-  flag(p.activation == BlasActivation::kRelu, kRelu), flag(p.activation == BlasActivation::kGelu, kGelu);
+  flag(p.activation == BlasActivation::kRelu, kRelu), flag(p.activation == BlasActivation::kGeluTanh, kGelu);
   flag(p.scale_a != nullptr, kHasScaleA), flag(p.scale_b != nullptr, kHasScaleB);
   flag(p.scale_d != nullptr, kHasScaleD), flag(p.rowwise_scales, kRowwise);
   flag(p.fast_accumulation, kFastAccumulation), flag(p.block_scale_a != nullptr, kBlockScales);
@@ -285,7 +285,7 @@ Key key_of(const char* op, const BlasProduct& p, int device) {
   return key;
 }
 
-// alpha and beta in the type that the product is scaled in.
+// alpha and beta in the scale type.
 struct Factor {
   Factor(double value, int compute) {
     if (compute == kCompute64) {
@@ -367,7 +367,7 @@ bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stre
   const Status status = library.matmul(handle, descriptor.get(), alpha.bytes, p.b.data, plan.a, p.a.data, plan.b,
                                        beta.bytes, c, plan.c, p.d, plan.d, &plan.algorithm,
                                        workspace ? workspace->data() : nullptr, plan.workspace_bytes, stream);
-  if (status != kOk) throw_status(op, "the product", status);
+  if (status != kOk) throw_status(op, "the GEMM", status);
   return true;
 }
 

@@ -1,4 +1,4 @@
-// Matrix products by cuBLASLt, opened when the first of them needs it (native/cuda/library_search.h).
+// GEMM by cuBLASLt, opened when the first call needs it (native/cuda/library_search.h).
 //
 // Everything here is row-major, as tensors are; cuBLAS's column-major view of it stays inside blas.cpp.
 #pragma once
@@ -20,7 +20,7 @@ struct BlasOperand {
   std::int64_t batch_stride = 0;  // elements
 };
 
-enum class BlasActivation : std::uint8_t { kNone, kRelu, kGelu };  // kGelu: the tanh form
+enum class BlasActivation : std::uint8_t { kNone, kRelu, kGeluTanh };
 
 // d = activation(alpha · a[m, k] · b[k, n] + beta · c + bias[n]), `batch` times.
 struct BlasProduct {
@@ -35,23 +35,23 @@ struct BlasProduct {
   const void* bias = nullptr;  // a dense vector, or null
   DType bias_dtype = DType::kFloat32;
   BlasActivation activation = BlasActivation::kNone;
-  // Factors of float8 operands and the factor of a float8 result, on the device; null: 1.
+  // Scales of float8 operands and of a float8 result, on the device; null: 1.
   const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
-  bool rowwise_scales = false;  // scale_a has m factors and scale_b has n, instead of one each
-  // Scales of operands of E2M1 numbers, two a byte, in cuBLASLt's tiles: E4M3 for each 16 along k; null for others.
+  bool rowwise_scales = false;  // scale_a has m values and scale_b has n, instead of one each
+  // Block scales of E2M1 operands (two per byte), in cuBLASLt's tiles: E4M3 for each 16 along k; null for others.
   const void *block_scale_a = nullptr, *block_scale_b = nullptr;
   bool fast_accumulation = false;
 };
 
-// Enqueues the product on the stream; the device must be current. False when the library has no algorithm for these
+// Enqueues the GEMM on the stream; the device must be current. False when the library has no algorithm for these
 // types, sizes and alignments. Throws kUnsupported when cuBLASLt is not installed or cannot be started here.
 // float32 is computed in float32 (in TF32 when that is allowed), the half types and float8 accumulate in float32.
 bool blas_multiply(const char* op, const BlasProduct& product, int device, Stream stream);
 
-// Opens cuBLASLt and says which version it is ("13.1.0"); null when it is not there, and why in `reason`.
+// Opens cuBLASLt and says which version it is ("13.1.0"); null when it cannot be opened, and why in `reason`.
 const char* try_blas(std::string* reason) noexcept;
 
-// Whether float32 products may be computed in TF32: UNTORCH_ALLOW_TF32=1 in the environment, or what was set last.
+// Whether a float32 GEMM may be computed in TF32: UNTORCH_ALLOW_TF32=1 in the environment, or what was set last.
 bool tf32_allowed() noexcept;
 void allow_tf32(bool allowed) noexcept;
 

@@ -41,7 +41,7 @@ void open_into(Functions& out) {
 }  // namespace
 
 const Functions& opened() noexcept {
-  // Never freed: products may be asked for while the process ends.
+  // Never freed: a GEMM may be called while the process ends.
   static const Functions& made = *[] {
     auto* library = new Functions;
     open_into(*library);
@@ -53,7 +53,7 @@ const Functions& opened() noexcept {
 const Functions& functions() {
   const Functions& library = opened();
   if (!library.reason.empty()) [[unlikely]]
-    throw_error(ErrorKind::kUnsupported, "matrix products of this size need cuBLAS: ", library.reason);
+    throw_error(ErrorKind::kUnsupported, "a GEMM of this size needs cuBLAS: ", library.reason);
   return library;
 }
 

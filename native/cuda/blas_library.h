@@ -68,7 +68,7 @@ enum : int {
   kPreferAlignmentC = 7,
   kPreferAlignmentD = 8,
 };
-// How split products are summed: in the result, which rounds each part to its type, or apart in the compute type.
+// Split-K reduction: in the result, which rounds each partial sum to its type, or in a workspace in the compute type.
 enum : std::uint32_t { kReductionInPlace = 1, kReductionInComputeType = 2 };
 
 #define UNTORCH_CUBLASLT(X)                                                                                           \
@@ -100,7 +100,7 @@ struct Functions {
 #undef UNTORCH_MEMBER
   const char* (*status_text)(Status) = nullptr;
   std::string version;
-  std::string reason;  // why there is none; empty when it is there
+  std::string reason;  // why it could not be opened; empty when it is open
 };
 
 // The library, opened at the first call. Throws kUnsupported that says where it was looked for.

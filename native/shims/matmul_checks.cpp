@@ -1,4 +1,4 @@
-// The checks that matrix products on the CPU and on GPUs share.
+// The contract of GEMM operands, on any device.
 #include "shims/matmul_checks.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ void check_rank(const char* op, const char* argument, const Tensor& tensor, std:
         to_string(tensor.sizes()));
 }
 
-void check_product(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
+void check_gemm_shapes(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
   check(a.dtype() == b.dtype(), op, ": '", a_name, "' and '", b_name, "' must have the same dtype, got ",
         dtype_name(a.dtype()), " and ", dtype_name(b.dtype()));
   check(a.size(-1) == b.size(-2), op, ": the inner sizes differ: '", a_name, "' is ", to_string(a.sizes()), ", '",

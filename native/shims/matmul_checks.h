@@ -1,4 +1,4 @@
-// The contract of matrix products, on any device.
+// The contract of GEMM operands, on any device.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@ namespace untorch::shims {
 // Throws unless the tensor has `dim` dimensions.
 void check_rank(const char* op, const char* argument, const Tensor& tensor, std::int64_t dim);
 // Throws unless a [.., m, k] and b [.., k, n] agree in k, batch and dtype.
-void check_product(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b);
+void check_gemm_shapes(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b);
 // Throws unless `out` has this dtype and shape.
 void check_out(const char* op, const Tensor& out, DType dtype, DimSpan sizes);
 // Throws unless `self`, which is added, has this dtype and broadcasts to this shape.
@@ -20,14 +20,14 @@ void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes)
 void check_float_rows(const char* op, const char* argument, const Tensor& x);
 // Throws unless the bias has n elements of this dtype.
 void check_bias(const char* op, const Tensor& bias, std::int64_t n, DType dtype);
-// The product of x's leading dimensions.
+// M of a linear layer: x's leading dimensions multiplied.
 std::int64_t rows_before_last(const Tensor& x);
 
 // How far apart the rows of x [.., k] lie when its leading dimensions are seen as one; empty when they do not fold into
 // one stride. k for a single row.
 std::optional<std::int64_t> row_stride_of(const Tensor& x);
 
-// A product over groups: sizes of one product, and the result's (rows start at multiples of 16 bytes, as PyTorch's do).
+// A grouped GEMM: the sizes of one GEMM, and the result's (rows start at multiples of 16 bytes, as PyTorch's do).
 struct GroupedShape {
   std::int64_t groups, m, n, k;  // m, n or k is that of all groups together where they divide it
   Dims out_sizes, out_strides;

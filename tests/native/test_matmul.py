@@ -1,4 +1,4 @@
-"""Matrix product shims against eager PyTorch: dtypes, strides, empty operands, broadcasting and error texts."""
+"""GEMM operators against eager PyTorch: dtypes, strides, empty operands, broadcasting and error texts."""
 
 from __future__ import annotations
 
@@ -201,5 +201,9 @@ def test_broadcast_and_batch_errors() -> None:
         call("aoti_torch_cpu_addmm_out", x, torch.ones(3), x, x, 1.0, 1.0)
     with pytest.raises(ShimError, match=r"addmm: 'self' must have the operands' dtype float32, got float64"):
         call("aoti_torch_cpu_addmm_out", x, x.double(), x, x, 1.0, 1.0)
+    with pytest.raises(ShimError, match=r"addmm: 'self' of shape \[3\] does not broadcast to \[2, 2\]"):
+        call("aoti_torch_cpu_addmm_out", x, torch.ones(3), x, x, 0.0, 1.0)
+    with pytest.raises(ShimError, match=r"addmv: the inner sizes differ: 'mat' is \[2, 2\], 'vec' is \[3\]"):
+        call("aoti_torch_cpu_addmv", torch.ones(2), x, torch.ones(3), 1.0, 1.0, returns=1)
     with pytest.raises(ShimError, match=r"bmm: the batch sizes differ: 'self' is \[1, 2, 2\], 'mat2' is \[2, 2, 2\]"):
         call("aoti_torch_cpu_bmm_out", x[None], x[None], x.expand(2, 2, 2))

@@ -1,4 +1,4 @@
-"""Grouped, int8 and float8 products and addmm with an activation, against eager PyTorch."""
+"""Grouped, int8 and float8 GEMM and addmm with an activation, against eager PyTorch."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_scaled_mm(rowwise: bool, a_type: torch.dtype, b_type: torch.dtype, out_
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_every_float8_value_survives(dtype: torch.dtype) -> None:
-    """Decoding and encoding, through a product with the identity."""
+    """Decoding and encoding, through a GEMM with the identity."""
     values = torch.arange(256, dtype=torch.uint8).view(dtype)
     finite = values.float().isfinite()
     a = values.clone()

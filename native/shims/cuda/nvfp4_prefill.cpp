@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "cuda/blas.h"
-#include "kernels/cuda/gemm/int8_dp4a.h"
 #include "kernels/cuda/quantize/fp8_rows.h"
 #include "kernels/cuda/quantize/nvfp4_operands.h"
 #include "kernels/cuda/w4a16/heuristic.h"
 #include "kernels/cuda/w4a16/nvfp4_heuristic.h"
+#include "kernels/gemm.h"
 
 namespace untorch::shims {
 namespace {

@@ -1,4 +1,4 @@
-"""Matrix products on the GPU against float64 on the CPU."""
+"""GEMM on the GPU against float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALVES = [torch.bfloat16, torch.float16]
 FLOATS = [torch.float32, *HALVES, F64]
 LAYOUTS = ["rows", "columns", "wide rows", "wide columns", "steps", "offset"]
 
-# Half a unit in the last place of a result, and of the sums: those of many products are a little worse than one.
+# Half a unit in the last place of a result, and of the sums: those of a long sum are a little worse than one.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-22, F64: 2.0**-50}
 SUMMING = {torch.bfloat16: 2.0**-20, torch.float16: 2.0**-20, torch.float32: 2.0**-20, F64: 2.0**-48}
 
@@ -55,15 +55,15 @@ def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def check(
-    got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, loose: float = 1.0, product: torch.Tensor | None = None
+    got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, loose: float = 1.0, gemm: torch.Tensor | None = None
 ) -> None:
     """got against the float64 result; size is the sum of the magnitudes of what was added up.
 
-    ``product``: what something else was added to. Some of cuBLAS's kernels round it first, for PyTorch as for us.
+    ``gemm``: what something else was added to. Some of cuBLAS's kernels round it first, for PyTorch as for us.
     """
     assert got.shape == want.shape
     dtype, got = got.dtype, got.cpu().double()
-    rounded = want.abs() if product is None else want.abs() + product.abs()
+    rounded = want.abs() if gemm is None else want.abs() + gemm.abs()
     bound = (ROUNDING[dtype] * rounded + SUMMING[dtype] * size) * loose + 2.0**-24
     assert torch.equal(got.isnan(), want.isnan())
     error = (got - want).abs().nan_to_num()
@@ -97,8 +97,8 @@ def test_addmm(m: int, n: int, k: int, dtype: torch.dtype, a_layout: str, b_layo
     a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype, seed=1)
     shape = {"scalar": (), "vector": (n,), "row": (1, n), "column": (m, 1)}.get(added, (m, n))
     self = random(*shape, dtype=dtype, seed=2)
-    product, size = reference(a, b)
-    want = alpha * product
+    gemm, size = reference(a, b)
+    want = alpha * gemm
     if beta == 0.0:
         self = torch.full_like(self, float("nan"))  # must not be read
     else:
@@ -111,7 +111,7 @@ def test_addmm(m: int, n: int, k: int, dtype: torch.dtype, a_layout: str, b_layo
     else:
         given = laid(self, "columns") if added == "full columns" else self.cuda()
     call("aoti_torch_cuda_addmm_out", out, given, laid(a, a_layout), laid(b, b_layout), beta, alpha)
-    check(out, want, size, product=None if beta == 0.0 else alpha * product)
+    check(out, want, size, gemm=None if beta == 0.0 else alpha * gemm)
 
 
 @settings(max_examples=200, deadline=None)
@@ -134,32 +134,32 @@ def test_batches(batch: int, m: int, n: int, k: int, dtype: torch.dtype, a_layou
     if expand == "b" and batch:
         right = right[:1].expand(batch, k, n)
     want, size = reference(a, b)
-    product = None
+    gemm = None
     out = laid(torch.full((batch, m, n), float("nan"), dtype=dtype), out_layout)
     if beta is None:
         call("aoti_torch_cuda_bmm_out", out, left, right)
     else:
         self = random(*{"vector": (n,), "matrix": (m, n)}.get(added, (batch, m, n)), dtype=dtype, seed=2)
         call("aoti_torch_cuda_baddbmm_out", out, self.cuda(), left, right, beta, 0.5)
-        product = 0.5 * want
-        want = product + beta * self.double()
+        gemm = 0.5 * want
+        want = gemm + beta * self.double()
         size = size + beta * self.double().abs()
-    check(out, want, size, product=product if beta else None)
+    check(out, want, size, gemm=gemm if beta else None)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_two_products(dtype: torch.dtype) -> None:
+def test_mm_plus_mm(dtype: torch.dtype) -> None:
     """a · b + c · d, and other names that say no device; the first is rounded before the second is added, as PyTorch's."""
     a, c = random(40, 300, dtype=dtype), random(40, 72, dtype=dtype, seed=1)
     b, d = random(300, 56, dtype=dtype, seed=2), random(72, 56, dtype=dtype, seed=3)
     out = torch.full((40, 56), float("nan"), dtype=dtype, device="cuda")
     call("aoti_torch__mm_plus_mm_out", out, a.cuda(), laid(b, "columns"), c.cuda(), d.cuda())
     (first, first_size), (second, second_size) = reference(a, b), reference(c, d)
-    check(out, first + second, first_size + second_size, product=first)
+    check(out, first + second, first_size + second_size, gemm=first)
     call("aoti_torch_mm_out", out, a.cuda(), b.cuda())
     check(out, first, first_size)
     call("aoti_torch_addmm_out", out, d[:1].cuda(), a.cuda(), b.cuda(), F32(0.5), F32(2.0))
-    check(out, 2 * first + 0.5 * d[:1].double(), 2 * first_size + d[:1].double().abs(), product=2 * first)
+    check(out, 2 * first + 0.5 * d[:1].double(), 2 * first_size + d[:1].double().abs(), gemm=2 * first)
     call("aoti_torch_bmm_out", out[None], a.cuda()[None], b.cuda()[None])
     check(out, first, first_size)
 
@@ -248,12 +248,12 @@ def test_addbmm(batch: int, m: int, k: int, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("gelu", [False, True])
 def test_addmm_activation(m: int, gelu: bool, dtype: torch.dtype) -> None:
     a, b = random(m, 72, dtype=dtype), random(72, 96, dtype=dtype, seed=1)
-    product, size = reference(a, b)
+    gemm, size = reference(a, b)
     for self, beta in [(random(96, dtype=dtype, seed=2), 1.0), (random(m, 96, dtype=dtype, seed=2), 0.5)]:
         got = call(
             "aoti_torch_cuda__addmm_activation", self.cuda(), a.cuda(), b.cuda(), beta, 1.0, I32(gelu), returns=1
         )
-        want = product + beta * self.double()
+        want = gemm + beta * self.double()
         want = torch.nn.functional.gelu(want, approximate="tanh") if gelu else want.relu()
         # cuBLAS's gelu of float32 is not exact to the last place.
         check(got, want, size + self.double().abs(), loose=8 if dtype != F64 else 1)
@@ -301,7 +301,7 @@ def test_scaled_mm(m: int, n: int, k: int, bias: bool, rowwise: bool, types: tup
     assert got.dtype == out_dtype
     got = got.cpu().double()
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20, E4M3: 2.0**-3}[out_dtype]
-    # The tensor cores sum float8 products in fewer bits than float32 has.
+    # The tensor cores sum a float8 GEMM in fewer bits than float32 has.
     bound = unit * want.abs() + 2.0**-11 * size + (2.0**-9 if out_dtype == E4M3 else 0)
     want = want.clamp(-448, 448) if out_dtype == E4M3 else want
     assert ((got - want).abs() <= bound).all()

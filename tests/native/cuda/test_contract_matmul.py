@@ -1,4 +1,4 @@
-"""What the CUDA matrix products refuse, and with which words. Needs no GPU: the tensors' address is made up."""
+"""What the CUDA GEMM operators refuse, and with which words. Needs no GPU: the tensors' address is made up."""
 
 from __future__ import annotations
 
@@ -242,8 +242,12 @@ def test_library_paths() -> None:
 def test_names_without_a_device_serve_cuda() -> None:
     wrong = "mm: the inner sizes differ: 'self' is [2, 3], 'mat2' is [4, 5]"
     assert refusal("aoti_torch_mm_out", fake(2, 5), fake(2, 3), fake(4, 5)) == wrong
-    assert refusal("aoti_torch__mm_plus_mm_out", fake(2, 5), fake(2, 3), fake(4, 5), fake(2, 3), fake(3, 5)) == wrong
+    both = refusal("aoti_torch__mm_plus_mm_out", fake(2, 5), fake(2, 3), fake(4, 5), fake(2, 3), fake(3, 5))
+    assert both == "_mm_plus_" + wrong
     assert "'mat2' is [1, 4, 5]" in refusal("aoti_torch_bmm_out", fake(1, 2, 5), fake(1, 2, 3), fake(1, 4, 5))
     factors = ctypes.c_float(1), ctypes.c_float(1)
     text = refusal("aoti_torch_addmm_out", fake(2, 5), fake(2, 5), fake(2, 3), fake(4, 5), *factors)
     assert text == "addmm: the inner sizes differ: 'mat1' is [2, 3], 'mat2' is [4, 5]"
+    operands = fake(2, 3), fake(4, 5), fake(1), fake(1)
+    text = refusal("aoti_torch__scaled_mm_v2", *operands, None, None, None, ctypes.c_int8(0), slots=1)
+    assert text == "_scaled_mm: operands must be float8_e4m3fn or float8_e5m2, got float32 and float32"

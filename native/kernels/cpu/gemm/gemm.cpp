@@ -1,4 +1,4 @@
-// Chooses the instruction-set level, the plan and the threads for a matrix product.
+// GEMM dispatch: the instruction-set level, the blocking plan and the thread grid.
 #include "kernels/cpu/gemm/gemm.h"
 
 #include <omp.h>

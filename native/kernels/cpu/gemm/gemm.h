@@ -1,4 +1,5 @@
-// Dense matrix products on the CPU. Raw pointers, row-major unless a stride says otherwise; threads are OpenMP's.
+// GEMM of float32 and float64 on the CPU, and of packed B with an epilogue. Raw pointers, row-major unless a stride
+// says otherwise; threads are OpenMP's.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The serial drivers of the matrix products: blocks that fit the caches, packing where it pays, tiles from
+// The GEMM's serial drivers: blocks that fit the caches, packing where it pays, tiles from
 // gemm_micro.h.
 //
 //   for columns in blocks of nc            B block [kc, nc] in L2
@@ -34,7 +34,7 @@ GemmPlan plan(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const T>
   GemmPlan p{};
   const bool a_rows = a.col_stride == 1;
   p.dot = a_rows && b.row_stride == 1 && (m <= 2 * kDotRows || n < 4);
-  // Packing B costs about as much as a dozen rows of the product; from a few row tiles on, its better locality pays.
+  // Packing B costs about as much as a dozen rows of the GEMM; from a few row tiles on, its better locality pays.
   p.b_in_place = b.col_stride == 1 && m <= 12 * kMaxRows;
   // Rows a multiple of 4 KiB apart share their cache sets.
   const bool sets_clash = a.row_stride * static_cast<std::int64_t>(sizeof(T)) % 2048 == 0 && a.row_stride != 0;
@@ -85,7 +85,7 @@ void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T 
   if (m == 0 || n == 0) return;
   if (k == 0 || alpha == T(0)) return scale(m, n, beta, c);
   if (p.dot) {
-    dot_product(m, n, k, alpha, a.data, a.row_stride, b.data, b.col_stride, beta, c.data, c.row_stride, c.col_stride);
+    dot_gemm(m, n, k, alpha, a.data, a.row_stride, b.data, b.col_stride, beta, c.data, c.row_stride, c.col_stride);
     return;
   }
   constexpr int P = kPanel<T>;

@@ -1,8 +1,8 @@
-// Products of few rows with a B whose columns are contiguous (x·Wᵀ with W row-major): dot products along k, no packing.
+// Small-M GEMM with a B whose columns are contiguous (x·Wᵀ with W row-major): dot products along k, no packing.
 // Included by *.isa.cpp files only.
 //
 // A tile of 4×4 sums keeps 16 chains of FMAs for 8 loads a step. Every element of C is summed lane by lane in the order
-// of k and then across the lanes in one fixed tree, whatever the tile.
+// of k and then across the lanes in one fixed tree, for every tile size.
 #pragma once
 
 #include "kernels/cpu/gemm/gemm_micro.h"
@@ -95,8 +95,8 @@ void dot_rows(std::int64_t n, std::int64_t k, T alpha, const T* a, std::int64_t 
 
 // C = alpha·A·B + beta·C with A [m, k] of row stride lda and B [k, n] of column stride ldb, both contiguous along k.
 template <class T>
-void dot_product(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b,
-                 std::int64_t ldb, T beta, T* c, std::int64_t c_row, std::int64_t c_col) {
+void dot_gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const T* a, std::int64_t lda, const T* b,
+              std::int64_t ldb, T beta, T* c, std::int64_t c_row, std::int64_t c_col) {
   // Columns in blocks that stay in L1 while the rows pass.
   const std::int64_t block = m <= kDotRows ? n : 4;
   for (std::int64_t j = 0; j < n; j += block) {

@@ -1,4 +1,4 @@
-// The serial drivers of the matrix products, one set for each instruction-set level (see isa.h).
+// The GEMM's serial drivers, one set for each instruction-set level (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace untorch::kernels {
 
-// How a product is computed. Chosen once from the whole problem, so that slices of it give the same bits.
+// The blocking plan. Chosen once from the whole problem, so that slices of it give the same bits.
 struct GemmPlan {
   bool dot;             // dot products along k, no packing
   bool b_in_place;      // B is read where it lies

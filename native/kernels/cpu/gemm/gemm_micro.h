@@ -1,10 +1,10 @@
-// The register-blocked core of the matrix products. Included by *.isa.cpp files only, once for each level.
+// The GEMM's register-blocked microkernel. Included by *.isa.cpp files only, once for each level.
 //
 //   C[MR, NV·panel] (+)= A[MR, k] · B[k, NV·panel]
 //
 // A row is one broadcast a step, B arrives in panels of 64 bytes a row of k (16 floats, 8 doubles), either packed
 // ([panel][k][64 bytes]: row_step = one panel row) or in place (row_step = ldb, panel_step = one panel row). Every
-// element of C is one chain of multiply-adds in the order of k, so neither the tile's size nor the number of threads
+// element of C is one chain of multiply-adds in the order of k, so neither the tile's size nor the thread count
 // can change a result. With 12×2 panels (AVX-512) a step is 24 FMAs for 14 loads: bound by the two FMA ports, not by
 // L1.
 #pragma once
@@ -25,7 +25,7 @@ inline constexpr int kVectorBytes = 16;
 inline constexpr int kPanelBytes = 64;
 inline constexpr int kVectorsPerPanel = kPanelBytes / kVectorBytes;
 
-// The same numbers for any alignment: packed weights come straight from a file.
+// The same values for any alignment: packed weights come straight from a file.
 template <class T>
 struct VectorOf;
 template <>
@@ -160,7 +160,7 @@ inline constexpr int kMaxPanels = 8;
 template <class T>
 using MicroKernel = void (*)(const Tile<T>&);
 
-// Kernel for a number of rows and panels; null where the tile does not exist (5…7 panels of few rows, say).
+// The microkernel for a tile of rows and panels; null where the tile does not exist (5…7 panels of few rows, say).
 template <class T>
 struct MicroTable {
   MicroKernel<T> kernel[kMaxRows][kMaxPanels] = {};

@@ -1,4 +1,4 @@
-// Packing for the matrix products: B into panels, A into rows of a harmless stride. Included by *.isa.cpp files only.
+// Packing for the GEMM: B into panels, A into rows of a harmless stride. Included by *.isa.cpp files only.
 #pragma once
 
 #include "kernels/cpu/gemm/gemm_micro.h"

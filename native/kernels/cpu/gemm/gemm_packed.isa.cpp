@@ -1,6 +1,6 @@
-// Products with a packed right-hand side (weights), bias, activation and residual applied while the tile is in L1.
+// GEMM with a packed B (weights): bias, activation and residual in the epilogue, while the tile is in L1.
 //
-// B [ceil(n/16)][k][16] is read once for each block of rows: for few rows (M ≤ 128) the product is bound by reading the
+// B [ceil(n/16)][k][16] is read once for each block of rows: at small M (≤ 128) the GEMM is bound by reading the
 // weights from L2 or memory, and packing is what the others pay on top.
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr std::int64_t kLargeOutput = 65536;  // elements
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 
-// Asks for a tile's lines for writing or reading, while there is a product to compute before they are needed.
+// Asks for a tile's lines for writing or reading, while there is a tile to compute before they are needed.
 template <int kWrite>
 [[gnu::always_inline]] inline void prefetch_tile(int rows, std::int64_t width, const float* c, std::int64_t ldc) {
   for (int r = 0; r < rows; ++r, c += ldc) {

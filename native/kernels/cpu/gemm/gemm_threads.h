@@ -1,4 +1,4 @@
-// How a product [m, n] is shared between threads: a grid of about equal rectangles.
+// The thread grid of a GEMM [m, n]: about equal rectangles.
 #pragma once
 
 #include <omp.h>

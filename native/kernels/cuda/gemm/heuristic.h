@@ -1,7 +1,7 @@
-// Which matrix products go to our own kernels and which to cuBLAS: the one place that says so.
+// GEMM heuristic: the small-M kernel or cuBLASLt.
 //
-// The numbers are for H200 and come from benchmarks/gpu_matmul.py (column "ours" against "torch"); run it again before
-// changing one. cuBLAS is opened only when a product goes to it, so what small models need should stay here.
+// The limits are for H200 and come from benchmarks/gpu_matmul.py (column "ours" against "torch"); run it again before
+// changing one. cuBLASLt is opened only when a GEMM goes to it, so what small models need should stay with our kernel.
 #pragma once
 
 #include "kernels/cuda/gemm/small_m.h"
@@ -11,17 +11,16 @@ namespace untorch::kernels::cuda {
 enum class GemmChoice : std::int8_t { kSmall, kBlas };
 
 struct GemmLimits {
-  // Rows up to which the weights' bytes are what a product costs.
+  // M up to which a GEMM is bound by reading the weights.
   std::int64_t rows = kRowsOfATile;
-  // Multiply-adds of a product with more rows that a launch still costs more than; in float32 our kernel is the faster
-  // one for longer.
+  // Multiply-adds above that M that still cost less than a launch; in float32 our kernel stays faster for longer.
   std::int64_t work = std::int64_t{1} << 24, work_float = std::int64_t{1} << 26;
-  // The same in half types for weights with dense rows, of any number of rows: above, cuBLAS is a tenth faster.
+  // The same in half types for weights with dense rows, for any M: above, cuBLASLt is a tenth faster.
   std::int64_t work_columns = std::int64_t{1} << 22;
   // The same for strides that are read element by element, and the longest sum of theirs.
   std::int64_t work_any = std::int64_t{1} << 21;
   std::int64_t k_any = 1024;
-  // A sum this long over so few columns that they do not fill the GPU: cuBLAS splits it over more blocks.
+  // A K this long with an N that does not fill the GPU: cuBLASLt splits K over more CTAs.
   std::int64_t k_long = 16384, n_long = 1024;
 
   static constexpr std::int64_t kRowsOfATile = 16;

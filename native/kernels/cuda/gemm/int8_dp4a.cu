@@ -1,10 +1,12 @@
-// Products of int8 whose sizes or strides cuBLAS does not take, and the scaling of float8 products by rows and columns.
+// INT8 GEMM by dp4a, for sizes and strides that cuBLASLt does not take, and the scale epilogue of a float8 GEMM.
 //
-// int8: a block makes a 64 x 64 tile from 32 steps of k in shared memory, four of them an instruction (dp4a). Bytes:
-// a n/64 times, b m/64 times; it is for the odd sizes, so it loads byte by byte. Scaling: bytes 4 m n read, the result
-// written, one pass.
+//   a [m, k], b [k, n]   → 64 x 64 CTA tile, 32 of k in shared memory (4 bytes of padding per line), byte by byte
+//   256 threads, 4 x 4   → dp4a takes four k per instruction → int32 accumulators → out
+//
+// Roofline: 2 m n k operations; a is read n/64 times and b m/64 times. It is for odd sizes and far from the roofline;
+// not measured. Scale epilogue: memory, 4 m n bytes read and the result written once.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/gemm/int8_dp4a.h"
+#include "kernels/gemm.h"
 
 namespace untorch::kernels::cuda {
 namespace {

@@ -1,4 +1,5 @@
-// In-place scaling. Every value read and written once; one multiplication.
+// Elementwise scale in place, a grid-stride loop. Roofline: memory, every value read and written once. Share: not
+// measured alone.
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/gemm/scale.h"
 

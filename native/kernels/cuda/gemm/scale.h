@@ -1,4 +1,4 @@
-// Multiplication of dense memory by a number, in place.
+// Multiplication of dense memory by a scalar, in place.
 #pragma once
 
 #include "kernels/launcher.h"

@@ -1,13 +1,15 @@
-// Which kernel serves a product with few rows, and the one for products whose strides no wide load fits.
+// Dispatch of the small-M GEMM, and its kernel for strides that no wide load fits.
 //
-// That one reads element by element: bytes n k (b once for 16 rows) with 32 neighbouring columns a warp, operations
-// 2 m n k. It is for products that take a launch's time whatever is done.
+//   16 x 32 CTA tile, a lane per column; warp w takes k = w, w + 8, … (split-K over 8 warps), summed in shared memory
+//
+// Roofline of that kernel: b is read once per 16 rows, element by element, 32 neighbouring columns per warp; 2 m n k
+// operations. It is for problems that take a launch's time whatever the kernel does, so its share is not measured.
 #include "kernels/cuda/gemm/small_m.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-// A block's tile is 16 rows and 32 columns; warp w takes k = w, w + 8, ...
+// The CTA tile is 16 rows and 32 columns; warp w takes k = w, w + 8, ...
 template <class T>
 __global__ void __launch_bounds__(kGemmThreads) any_strides(SmallGemm p, Shares shares) {
   using C = Compute<T>;

@@ -1,44 +1,44 @@
-// What the kernels for products with few rows share: the tiles of a block, and the end of a product.
+// Small-M GEMM: the split-K schedule over warps and over the CTAs of a cluster, the reduction and the epilogue.
 //
-// A block has 8 warps. A tile of the result (up to 16 rows, `Cols` columns) belongs to `split` of them, which take
-// turns along k; so a block has 8 / split tiles. Where that leaves num_sms idle, the `cluster` blocks of a
-// cluster (sm_90 and newer) share the same tiles and take turns along k as well. Sums meet in shared memory, within a
-// block and then across the cluster, and are added in a fixed order.
+// A CTA has 8 warps. A tile of the result (up to 16 rows, `Cols` columns) belongs to `split` of them, which take turns
+// along k; so a CTA has 8 / split tiles. Where that leaves SMs idle, the CTAs of a cluster (sm_90 and newer) share the
+// same tiles and take turns along k as well. Partial sums meet in shared memory, within a CTA and then through
+// distributed shared memory across the cluster, and are added in a fixed order: no fix-up pass, no atomics.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/gemm/small_m.h"
 #include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/gemm/small_m.h"
 
 namespace untorch::kernels::cuda {
 
 inline constexpr int kGemmWarps = 8;
 inline constexpr int kGemmThreads = kGemmWarps * 32;
-inline constexpr int kGemmRows = 16;   // of the result, a block
+inline constexpr int kGemmRows = 16;   // of the result, per CTA
 inline constexpr int kMaxCluster = 8;  // what every GPU with clusters takes
 
 __device__ __forceinline__ float activated(float x, Activation activation) {
   if (activation == Activation::kRelu) return x < 0.0f ? 0.0f : x;  // keeps a NaN
-  if (activation == Activation::kGelu) {
+  if (activation == Activation::kGeluTanh) {
     return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
   }
   return x;
 }
 __device__ __forceinline__ double activated(double x, Activation activation) {
   if (activation == Activation::kRelu) return x < 0.0 ? 0.0 : x;
-  if (activation == Activation::kGelu) {
+  if (activation == Activation::kGeluTanh) {
     return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
   }
   return x;
 }
 
-// How a product's k is divided: over warps of a block, then over blocks of a cluster. Powers of two, kept as exponents.
+// Split-K: over the warps of a CTA, then over the CTAs of a cluster. Powers of two, kept as exponents.
 struct Shares {
   int split_bits = 0, cluster_bits = 0;
 
   __host__ __device__ int split() const { return 1 << split_bits; }
   __host__ __device__ int cluster() const { return 1 << cluster_bits; }
-  __host__ __device__ int tiles() const { return kGemmWarps >> split_bits; }  // of a block
+  __host__ __device__ int tiles() const { return kGemmWarps >> split_bits; }  // of a CTA
   __device__ __forceinline__ int group() const { return static_cast<int>(blockIdx.x) >> cluster_bits; }
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (cluster() - 1); }
 };
@@ -60,7 +60,7 @@ __device__ __forceinline__ Place place_of(Shares shares) {
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The value that another block of the cluster has at the same place of its shared memory.
+// The value at the same place of another CTA's shared memory (distributed shared memory).
 __device__ __forceinline__ float at_rank(const float* own, int rank) {
   unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(own));
   float value;
@@ -70,7 +70,7 @@ __device__ __forceinline__ float at_rank(const float* own, int rank) {
 }
 #endif
 
-// An element of the result, of the sum over k.
+// The epilogue of one element: alpha, beta · c, the activation.
 template <class T>
 __device__ __forceinline__ void write(const SmallGemm& p, std::int64_t m, std::int64_t n, std::int64_t z,
                                       Compute<T> sum) {
@@ -82,19 +82,19 @@ __device__ __forceinline__ void write(const SmallGemm& p, std::int64_t m, std::i
   static_cast<T*>(p.out)[z * p.out_batch + m * p.out_row + n * p.out_col] = narrow<T>(activated(sum, p.activation));
 }
 
-// sums: [warp][Rows][Cols], complete for the whole block. Every thread of the block calls it.
+// sums: [warp][Rows][Cols], complete for the whole CTA. Every thread of the CTA calls it.
 template <class T, int Rows, int Cols>
 __device__ __forceinline__ void finish(const SmallGemm& p, Compute<T>* sums, Shares shares) {
   using C = Compute<T>;
   constexpr int kArea = Rows * Cols;
-  // The warps that made a tile finish it.
+  // The warps that made a tile reduce it.
   const int threads = 32 << shares.split_bits, tile = static_cast<int>(threadIdx.x) >> (5 + shares.split_bits);
   const int thread = static_cast<int>(threadIdx.x) & (threads - 1), split = shares.split();
   const std::int64_t first = std::int64_t{shares.group() * shares.tiles() + tile} * Cols;
   const std::int64_t top = std::int64_t{blockIdx.y} * kGemmRows, z = blockIdx.z;
   const int count = (p.m - top < Rows ? static_cast<int>(p.m - top) : Rows) * Cols;
   C* const own = sums + tile * split * kArea;
-  const auto of_block = [&](int i) {
+  const auto of_cta = [&](int i) {
     C sum = own[i];
     for (int s = 1; s < split; ++s) sum += own[s * kArea + i];
     return sum;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish(const SmallGemm& p, Compute<T>* sums, Sha
   if constexpr (std::is_same_v<C, float>) {
     if (shares.cluster_bits > 0) {
       // Each thread writes where only it has read.
-      for (int i = thread; i < count; i += threads) own[i] = of_block(i);
+      for (int i = thread; i < count; i += threads) own[i] = of_cta(i);
       wait_for_cluster();
       for (int i = shares.rank() * threads + thread; i < count; i += threads << shares.cluster_bits) {
         float sum = at_rank(own + i, 0);
@@ -118,10 +118,10 @@ __device__ __forceinline__ void finish(const SmallGemm& p, Compute<T>* sums, Sha
     }
   }
 #endif
-  for (int i = thread; i < count; i += threads) put(i, of_block(i));
+  for (int i = thread; i < count; i += threads) put(i, of_cta(i));
 }
 
-// Weights are read once: they must not push the rows of a, which every tile reads, out of the first-level cache.
+// Weights are read once: they must not push the rows of a, which every tile reads, out of L1.
 __device__ __forceinline__ uint4 load_once(const void* address) {
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -137,8 +137,8 @@ __device__ __forceinline__ uint2 load_once_8(const void* address) {
   return value;
 }
 
-// Divides k until the GPU's num_sms have two blocks each, all at once, as long as every warp finds `chunk`
-// along k to take; over a cluster, whose barriers cost two thirds of a microsecond, while it finds `cluster_chunk`.
+// Doubles split-K until every SM has two CTAs, in one wave, as long as every warp finds `chunk` along k; over a
+// cluster, whose barriers cost two thirds of a microsecond, while it finds `cluster_chunk`.
 inline constexpr int kNoCluster = 0;
 inline Shares shares_of(const SmallGemm& p, int cols, int chunk, int cluster_chunk) {
   const std::int64_t tiles = (p.n + cols - 1) / cols * ((p.m + kGemmRows - 1) / kGemmRows) * p.batch;
@@ -156,19 +156,19 @@ inline Shares shares_of(const SmallGemm& p, int cols, int chunk, int cluster_chu
 
 template <class Kernel>
 int launch_small(Kernel* kernel, const SmallGemm& p, int cols, Shares shares, Stream stream) {
-  const std::int64_t per_block = std::int64_t{shares.tiles()} * cols;
+  const std::int64_t per_cta = std::int64_t{shares.tiles()} * cols;
   Launch how;
-  how.blocks = dim3(static_cast<unsigned>(((p.n + per_block - 1) / per_block) << shares.cluster_bits),
+  how.blocks = dim3(static_cast<unsigned>(((p.n + per_cta - 1) / per_cta) << shares.cluster_bits),
                     static_cast<unsigned>((p.m + kGemmRows - 1) / kGemmRows), static_cast<unsigned>(p.batch));
   how.threads = kGemmThreads;
   how.cluster = shares.cluster();
   return launch_kernel(kernel, how, stream, p, shares);
 }
 
-// One a file, so that they compile side by side. b's columns (rows) are dense, see small_path.
-int gemm_rows_half(const SmallGemm& product, Stream stream);
-int gemm_columns_half(const SmallGemm& product, Stream stream);
-int gemm_rows_float(const SmallGemm& product, Stream stream);
-int gemm_columns_float(const SmallGemm& product, Stream stream);
+// One per file, so that they build in parallel. b's columns (rows) are dense, see small_path.
+int gemm_rows_half(const SmallGemm& p, Stream stream);
+int gemm_columns_half(const SmallGemm& p, Stream stream);
+int gemm_rows_float(const SmallGemm& p, Stream stream);
+int gemm_columns_float(const SmallGemm& p, Stream stream);
 
 }  // namespace untorch::kernels::cuda

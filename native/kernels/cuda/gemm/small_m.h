@@ -1,11 +1,11 @@
-// Matrix products with few rows: a linear layer over a handful of tokens, and the products of small models.
+// Small-M GEMM (M up to 16 per tile): a linear layer at decode, and the GEMMs of small models.
 #pragma once
 
 #include "kernels/launcher.h"
 
 namespace untorch::kernels::cuda {
 
-enum class Activation : std::int8_t { kNone, kRelu, kGelu };  // kGelu: the tanh form
+enum class Activation : std::int8_t { kNone, kRelu, kGeluTanh };
 
 // out[m, n] = activation(alpha · a[m, k] · b[k, n] + beta · c[m, n]), `batch` times, all of one dtype (float32,
 // float16, bfloat16, float64), summed in float32 (float64 in itself). Strides are elements; every stride of c may be 0.
@@ -26,16 +26,16 @@ struct SmallGemm {
   bool has_clusters = false;  // sm_90 and newer
 };
 
-// The kernels there are for a product: by what its operands' strides and addresses allow.
+// The kernels by what the operands' strides and addresses allow.
 enum class SmallPath : std::int8_t {
   kNone,     // more than the grid takes, or a dtype without a kernel
   kRows,     // b's columns are dense (a linear layer's weight, which is stored transposed): 16-byte loads along k
   kColumns,  // b's rows are dense: 16-byte (or 8-byte) loads along n
-  kAny,      // whatever the strides: element by element, for products that are small altogether
+  kAny,      // any strides: element by element, for problems that are small altogether
 };
-SmallPath small_path(const SmallGemm& product);
+SmallPath small_path(const SmallGemm& p);
 
 // Enqueues it; kNoKernel when small_path says kNone. Deterministic: every sum has a fixed order.
-int gemm_small(const SmallGemm& product, Stream stream);
+int gemm_small(const SmallGemm& p, Stream stream);
 
 }  // namespace untorch::kernels::cuda

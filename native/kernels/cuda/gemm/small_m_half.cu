@@ -1,11 +1,15 @@
-// Products with few rows in float16 and bfloat16, by tensor cores. Bytes: b once, a once a tile (from the caches).
-// Operations: 2 m n k; a matrix instruction serves 16 rows at the cost of one, so memory is the bound at every m <= 16.
+// Small-M GEMM in float16 and bfloat16: mma.sync m16n8k16 straight from registers, split-K over warps and clusters.
 //
-// mma.m16n8k16 takes a as its 16 rows and b as its 8 columns. The order of k inside the instruction is free as long as
-// both operands share it, so each thread loads 16 bytes along k (8 elements: two instructions) and no data goes through
-// shared memory. Thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of a, column g of b, k = 8 t ... 8 t + 7.
-#include "kernels/cuda/mma/mma_sync.cuh"
+//   b [k, n], columns dense   thread (g, t) = (lane / 4, lane % 4): 16 bytes along k of column g, k = 8 t … 8 t + 7,
+//                             once, L1::no_allocate
+//   a [m, k]                  rows g and g + 8, the same k, from L1/L2
+//   The order of k inside the instruction is free as long as both operands share it, so 8 elements feed two
+//   instructions and nothing is staged in shared memory.
+//
+// Roofline: memory at every M <= 16: b is read once; 2 m n k operations, and an mma serves 16 rows at the cost of one.
+// Measured on H200 (benchmarks/gpu_matmul.py): 3.86 of 4.8 TB/s (80 %) at 1 x 4096 x 14336, 62 % at 4096 x 4096.
 #include "kernels/cuda/gemm/small_m.cuh"
+#include "kernels/cuda/mma/mma_sync.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -154,7 +158,7 @@ int launch_rows(const SmallGemm& p, Stream stream) {
   return launch_small(rows_half<T, Tiles, High, Steps, Ahead>, p, kCols, shares_of(p, kCols, 8 * Steps, 256), stream);
 }
 
-// Wide tiles read a less often, narrow ones make more blocks; where k is short, so are the steps.
+// Wide tiles read a less often, narrow ones make more CTAs; where k is short, so are the steps.
 template <class T, bool High>
 int rows_of(const SmallGemm& p, Stream stream) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 25;  // on an H200: of 2^24 weights it is slower, of 2^25.8 faster

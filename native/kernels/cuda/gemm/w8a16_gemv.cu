@@ -1,8 +1,11 @@
-// Few rows times int8 weights. A warp a column: its lanes read the column's weights four bytes at a time, neighbouring
-// lanes next to each other, and multiply them with up to eight rows of x, which the cache holds. Bound by the weights,
-// n · k bytes, which are read once for every eight rows.
+// W8A16 GEMV: a warp per output column, up to eight rows of x at once; and the per-column scale of a cuBLASLt GEMM.
+//
+//   weight [n, k] int8   lane t reads bytes 4 t … 4 t + 3 of every 128 of its column: coalesced, read once per 8 rows
+//   x [m, k]             from L1/L2;  FP32 sums, warp shuffle, scale, out [m, n]
+//
+// Roofline: memory, n k bytes of weights for every eight rows. Share of the roofline: not measured alone.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/gemm/w8a16_gemv.h"
+#include "kernels/gemm.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -23,7 +26,7 @@ int dispatch(DType dtype, Body&& body) {
   }
 }
 
-// Blocks are numbered rows by kRows, then columns by kWarps, the columns quickest. `by_four`: k is a multiple of 4 and
+// CTAs are numbered rows by kRows, then columns by kWarps, the columns quickest. `by_four`: k is a multiple of 4 and
 // the weights are aligned to it.
 template <class T, int kRows>
 __global__ void __launch_bounds__(kThreads)
@@ -69,18 +72,18 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    multiply_columns(std::int64_t numel, std::int64_t n, const float* __restrict__ product,
-                     const T* __restrict__ scales, T* __restrict__ out) {
+    multiply_columns(std::int64_t numel, std::int64_t n, const float* __restrict__ sums, const T* __restrict__ scales,
+                     T* __restrict__ out) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += step) {
-    out[i] = narrow<T>(product[i] * widen(scales[i % n]));
+    out[i] = narrow<T>(sums[i] * widen(scales[i % n]));
   }
 }
 
 }  // namespace
 
-int gemm_int8(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, const void* x, const void* weight,
-              const void* scales, void* out, Stream stream) {
+int w8a16_gemv(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, const void* x, const void* weight,
+               const void* scales, void* out, Stream stream) {
   if (m * n == 0) return 0;
   const bool by_four = k % 4 == 0 && reinterpret_cast<std::uintptr_t>(weight) % 4 == 0;
   const std::int64_t column_tiles = (n + kWarps - 1) / kWarps;
@@ -97,13 +100,13 @@ int gemm_int8(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, const
   });
 }
 
-int scale_columns(std::int64_t m, std::int64_t n, DType dtype, const float* product, const void* scales, void* out,
+int scale_columns(std::int64_t m, std::int64_t n, DType dtype, const float* sums, const void* scales, void* out,
                   Stream stream) {
   if (m * n == 0) return 0;
   return dispatch(dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     multiply_columns<T><<<blocks_for(m * n, kThreads), kThreads, 0, stream>>>(
-        m * n, n, product, static_cast<const T*>(scales), static_cast<T*>(out));
+        m * n, n, sums, static_cast<const T*>(scales), static_cast<T*>(out));
     return cudaGetLastError();
   });
 }

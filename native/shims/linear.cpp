@@ -1,15 +1,17 @@
-// Linear layers with the weight as it is stored: untorch's packed operator, and Inductor's _linear_pointwise and
-// _mkl_linear on plain weights.
-#include <algorithm>
-#include <cmath>
+// Linear layers on the CPU: untorch's packed operator, and Inductor's _linear_pointwise and _mkl_linear on plain
+// weights. CUDA has none of them.
 #include <string_view>
+#include <utility>
 
-#include "shims/cpu/matmul.h"
+#include "shims/gemm.h"
 
 namespace untorch::shims {
 namespace {
 
 using kernels::Activation;
+using kernels::cpu::BinaryPostOp;
+using kernels::cpu::post_op;
+using kernels::cpu::PostOp;
 
 // x [..., k] seen as a matrix of rows; a row-major copy of it where the leading dimensions do not fold or k is strided.
 struct Rows {
@@ -17,9 +19,7 @@ struct Rows {
   std::int64_t rows, stride;
 };
 Rows fold_rows(const Tensor& x) {
-  std::int64_t rows = 1;
-  for (std::int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
-  const std::int64_t k = x.size(-1);
+  const std::int64_t rows = rows_before_last(x), k = x.size(-1);
   if (k <= 1 || x.stride(-1) == 1) {
     if (const auto stride = row_stride_of(x)) return {std::make_unique<Tensor>(x), rows, *stride};
   }
@@ -32,11 +32,18 @@ Dims with_last(const Dims& sizes, std::int64_t last) {
   return out;
 }
 
-// The post-ops of oneDNN that Inductor fuses, for one value.
-template <class Fn>
-void map_in_place(float* values, std::int64_t count, Fn&& fn) {
-#pragma omp parallel for if (count > 32768)
-  for (std::int64_t i = 0; i < count; ++i) values[i] = fn(values[i]);
+// An activation by the name that a model library uses.
+Activation activation_of(const char* op, const char* name) {
+  const std::string_view wanted = name == nullptr ? "none" : name;
+  constexpr std::pair<std::string_view, Activation> kNames[] = {
+      {"none", Activation::kNone},          {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
+      {"gelu_tanh", Activation::kGeluTanh}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
+      {"sigmoid", Activation::kSigmoid}};
+  for (const auto& [known, activation] : kNames) {
+    if (known == wanted) return activation;
+  }
+  throw_error(ErrorKind::kUnsupported, op, ": activation '", wanted,
+              "' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh or sigmoid");
 }
 
 double scalar_at(const char* op, const char* attr, const double** scalars, std::int64_t count, std::int64_t index) {
@@ -45,6 +52,7 @@ double scalar_at(const char* op, const char* attr, const double** scalars, std::
   return *scalars[index];
 }
 
+// The post-ops of oneDNN that Inductor fuses.
 void apply_attribute(const char* op, float* values, std::int64_t rows, std::int64_t cols, std::string_view attr,
                      const double** scalars, std::int64_t scalar_count, const char** algorithm) {
   const auto activate = [&](Activation activation) { kernels::apply_activation(rows, cols, activation, values, cols); };
@@ -60,16 +68,16 @@ void apply_attribute(const char* op, float* values, std::int64_t rows, std::int6
     return activate(form == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
   }
   if (attr == "hardswish") {
-    return map_in_place(values, count, [](float x) { return x * std::min(std::max(x + 3.0f, 0.0f), 6.0f) / 6.0f; });
+    return post_op(PostOp::kHardswish, count, 0, 0, values);
   }
   if (attr == "leaky_relu") {
     const auto slope = static_cast<float>(scalar_at(op, "leaky_relu", scalars, scalar_count, 0));
-    return map_in_place(values, count, [slope](float x) { return x < 0.0f ? x * slope : x; });
+    return post_op(PostOp::kLeakyRelu, count, slope, 0, values);
   }
   if (attr == "hardtanh") {
     const auto low = static_cast<float>(scalar_at(op, "hardtanh", scalars, scalar_count, 0));
     const auto high = static_cast<float>(scalar_at(op, "hardtanh", scalars, scalar_count, 1));
-    return map_in_place(values, count, [low, high](float x) { return x < low ? low : x > high ? high : x; });
+    return post_op(PostOp::kHardtanh, count, low, high, values);
   }
   throw_error(ErrorKind::kUnsupported, op, ": post-op '", attr,
               "' is not supported, expected none, relu, sigmoid, tanh, gelu, swish, hardswish, leaky_relu or hardtanh");
@@ -92,7 +100,7 @@ TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, co
   if (bias != nullptr) {
     check(bias->dim() == 1 && bias->size(0) == n, op, ": argument 'B' must have shape [", n, "], got ",
           to_string(bias->sizes()));
-    copy_cpu(*out, *bias);
+    copy(*out, *bias);
   }
   kernels::gemm(rows.rows, n, k, 1.0f, {rows.tensor->data<float>(), rows.stride, 1},
                 {wide_weight->data<float>(), wide_weight->stride(1), wide_weight->stride(0)},
@@ -131,19 +139,15 @@ UNTORCH_SHIM aoti_torch_cpu__linear_pointwise_binary(AtenTensorHandle X, AtenTen
     const TensorPtr wide = to_dtype(second, DType::kFloat32);
     const TensorPtr dense = contiguous(*wide);
     const std::string_view name = attr == nullptr ? "add" : attr;
-    const float* from = dense->data<float>();
-    float* to = out->data<float>();
-    const std::int64_t count = out->numel();
-    const auto combine = [&](auto&& fn) {
-#pragma omp parallel for if (count > 32768)
-      for (std::int64_t i = 0; i < count; ++i) to[i] = fn(to[i], from[i]);
+    const auto combine = [&](BinaryPostOp kind) {
+      post_op(kind, out->numel(), dense->data<float>(), out->data<float>());
     };
     if (name == "add") {
-      combine([](float a, float b) { return a + b; });
+      combine(BinaryPostOp::kAdd);
     } else if (name == "sub") {
-      combine([](float a, float b) { return a - b; });
+      combine(BinaryPostOp::kSub);
     } else if (name == "mul") {
-      combine([](float a, float b) { return a * b; });
+      combine(BinaryPostOp::kMul);
     } else {
       throw_error(ErrorKind::kUnsupported, op, ": binary post-op '", name,
                   "' is not supported, expected add, sub or mul");
