@@ -119,7 +119,7 @@ bool has_pointers(const Key& key) {
   return (key.flags & (kHasBias | kHasScaleA | kHasScaleB | kHasScaleD | kBlockScales)) != 0;
 }
 
-void set_pointers(const char* op, const Functions& library, Descriptor descriptor, const BlasProduct& p) {
+void set_pointers(const char* op, const Functions& library, Descriptor descriptor, const BlasGemm& p) {
   Status status = kOk;
   const auto set = [&](int attribute, const void* pointer) {
     if (pointer != nullptr && status == kOk) {
@@ -182,7 +182,7 @@ Layout make_layout(const char* op, const Functions& library, int type, std::int6
 std::size_t workspace_limit(int device) { return (device_properties(device).major >= 9 ? 32u : 8u) << 20; }
 
 std::unique_ptr<Plan> prepare(const char* op, const Functions& library, Handle handle, const Key& key,
-                              const BlasProduct& p) {
+                              const BlasGemm& p) {
   auto plan = std::make_unique<Plan>();
   plan->compute = key.compute;
   plan->scale = key.compute == kCompute64 ? kReal64 : key.compute == kComputeInt32 ? kInt32 : kReal32;
@@ -242,7 +242,7 @@ Plans& plans() {
   return made;
 }
 
-Plan& plan_for(const char* op, const Functions& library, Handle handle, const Key& key, const BlasProduct& p) {
+Plan& plan_for(const char* op, const Functions& library, Handle handle, const Key& key, const BlasGemm& p) {
   Plans& known = plans();
   {
     const std::shared_lock lock(known.mutex);
@@ -255,7 +255,7 @@ Plan& plan_for(const char* op, const Functions& library, Handle handle, const Ke
   return *known.table.try_emplace(key, std::move(made)).first->second;
 }
 
-Key key_of(const char* op, const BlasProduct& p, int device) {
+Key key_of(const char* op, const BlasGemm& p, int device) {
   Key key{};
   key.batch = p.batch, key.m = p.m, key.n = p.n, key.k = p.k;
   key.lda = p.a.ld, key.ldb = p.b.ld, key.ldd = p.ldd;
@@ -304,7 +304,7 @@ struct Factor {
 // Puts the descriptor back when the call has been enqueued: the library reads it during the call only.
 class BorrowedDescriptor {
  public:
-  BorrowedDescriptor(const char* op, const Functions& library, const Key& key, Plan& plan, const BlasProduct& p)
+  BorrowedDescriptor(const char* op, const Functions& library, const Key& key, Plan& plan, const BlasGemm& p)
       : plan_(plan) {
     if (plan.shared != nullptr) return;
     {
@@ -351,7 +351,7 @@ const char* try_blas(std::string* reason) noexcept {
   return nullptr;
 }
 
-bool blas_multiply(const char* op, const BlasProduct& p, int device, Stream stream) {
+bool blas_gemm(const char* op, const BlasGemm& p, int device, Stream stream) {
   const Functions& library = functions();
   const Handle handle = handle_for(device);
   const Key key = key_of(op, p, device);

@@ -23,7 +23,7 @@ struct BlasOperand {
 enum class BlasActivation : std::uint8_t { kNone, kRelu, kGeluTanh };
 
 // d = activation(alpha · a[m, k] · b[k, n] + beta · c + bias[n]), `batch` times.
-struct BlasProduct {
+struct BlasGemm {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
   BlasOperand a, b;
   const void* c = nullptr;  // of d's dtype; not read when beta is 0
@@ -46,7 +46,7 @@ struct BlasProduct {
 // Enqueues the GEMM on the stream; the device must be current. False when the library has no algorithm for these
 // types, sizes and alignments. Throws kUnsupported when cuBLASLt is not installed or cannot be started here.
 // float32 is computed in float32 (in TF32 when that is allowed), the half types and float8 accumulate in float32.
-bool blas_multiply(const char* op, const BlasProduct& product, int device, Stream stream);
+bool blas_gemm(const char* op, const BlasGemm& gemm, int device, Stream stream);
 
 // Opens cuBLASLt and says which version it is ("13.1.0"); null when it cannot be opened, and why in `reason`.
 const char* try_blas(std::string* reason) noexcept;

@@ -43,7 +43,7 @@ TensorPtr blas_w8a16(const OnDevice& on, const char* op, const Tensor& x, const 
   const std::int64_t m = x.size(0), n = weight.size(0), k = x.size(1);
   const TensorPtr values = to_dtype(weight, x.dtype());
   TensorPtr sums = Tensor::empty(Dims{m, n}, DType::kFloat32, x.device());
-  cuda::BlasProduct problem;
+  cuda::BlasGemm problem;
   problem.m = m;
   problem.n = n;
   problem.k = k;
@@ -52,7 +52,7 @@ TensorPtr blas_w8a16(const OnDevice& on, const char* op, const Tensor& x, const 
   problem.d = sums->raw();
   problem.d_dtype = DType::kFloat32;
   problem.ldd = n;
-  return cuda::blas_multiply(op, problem, on.index(), on.stream()) ? std::move(sums) : nullptr;
+  return cuda::blas_gemm(op, problem, on.index(), on.stream()) ? std::move(sums) : nullptr;
 }
 
 }  // namespace
@@ -64,12 +64,12 @@ void int8_gemm_cuda(const char* op, const OnDevice& on, const Tensor& a, const T
   if (k > 0 && k % 4 == 0 && n % 4 == 0 && (n == 1 || out.stride(1) == 1) && ld >= n && ld % 4 == 0 &&
       multiple_of(out.raw(), 16)) {
     const Lines left = dense_lines(a, 0, 4), right = dense_lines(b, 1, 4);
-    cuda::BlasProduct call;
+    cuda::BlasGemm call;
     call.m = m, call.n = n, call.k = k;
     call.a = {left.data, DType::kInt8, false, left.ld, 0};
     call.b = {right.data, DType::kInt8, true, right.ld, 0};
     call.d = out.raw(), call.d_dtype = DType::kInt32, call.ldd = ld;
-    if (cuda::blas_multiply(op, call, on.index(), on.stream())) return;
+    if (cuda::blas_gemm(op, call, on.index(), on.stream())) return;
   }
   kernels::Int8Gemm call;
   call.m = m, call.n = n, call.k = k;
@@ -109,7 +109,7 @@ void scaled_gemm_cuda(const char* op, const OnDevice& on, const ScaledGemm& s, c
   }
   const Lines left = dense_lines(*s.a, 0, 16), right = dense_lines(*s.b, 1, 16);
   const TensorPtr row = contiguous(*s.scale_a), column = contiguous(*s.scale_b);
-  cuda::BlasProduct call;
+  cuda::BlasGemm call;
   call.m = m, call.n = n, call.k = k;
   call.a = {left.data, s.a->dtype(), false, left.ld, 0};
   call.b = {right.data, s.b->dtype(), true, right.ld, 0};
@@ -119,13 +119,13 @@ void scaled_gemm_cuda(const char* op, const OnDevice& on, const ScaledGemm& s, c
   call.rowwise_scales = s.rowwise;
   if (bias != nullptr) call.bias = bias->raw(), call.bias_dtype = bias->dtype();
   if (s.scale_result != nullptr && is_float8(out.dtype())) call.scale_d = s.scale_result->data<float>();
-  if (cuda::blas_multiply(op, call, on.index(), on.stream())) return;
+  if (cuda::blas_gemm(op, call, on.index(), on.stream())) return;
   if (s.rowwise) {
     // cuBLAS scales rows and columns on Hopper only, and not before CUDA 12.9: elsewhere the sums are scaled after.
     const TensorPtr sums = Tensor::empty(Dims{m, n}, DType::kFloat32, on.device());
     call.d = sums->raw(), call.d_dtype = DType::kFloat32;
     call.scale_a = call.scale_b = nullptr, call.rowwise_scales = false, call.bias = nullptr;
-    if (cuda::blas_multiply(op, call, on.index(), on.stream())) {
+    if (cuda::blas_gemm(op, call, on.index(), on.stream())) {
       kernels::cuda::ScaledSums scaled;
       scaled.m = m, scaled.n = n;
       scaled.sums = sums->data<float>(), scaled.sums_row = n;

@@ -125,7 +125,7 @@ cuda::BlasActivation blas_activation(Activation activation) {
 // out is row-major; a batch of at most kMaxBatch.
 void gemm_by_blas(const char* op, const OnDevice& on, const CudaGemm& p) {
   TensorPtr keep_a, keep_b;
-  cuda::BlasProduct call;
+  cuda::BlasGemm call;
   call.batch = p.out.batch, call.m = p.out.rows, call.n = p.out.cols, call.k = p.a.cols;
   call.a = blas_operand(p.a, on.device(), keep_a);
   call.b = blas_operand(p.b, on.device(), keep_b);
@@ -135,7 +135,7 @@ void gemm_by_blas(const char* op, const OnDevice& on, const CudaGemm& p) {
   call.beta = 0.0;
   const bool full = p.a.dtype == DType::kFloat64;  // has no fused epilogue
   if (!full) call.activation = blas_activation(p.activation);
-  const auto run = [&] { return cuda::blas_multiply(op, call, on.index(), on.stream()); };
+  const auto run = [&] { return cuda::blas_gemm(op, call, on.index(), on.stream()); };
 
   bool done = false;
   if (!p.added) {

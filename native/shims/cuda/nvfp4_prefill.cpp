@@ -39,11 +39,11 @@ kernels::cuda::ScaledSums scaled_sums(const kernels::cuda::Nvfp4Gemm& p, const T
 }
 
 // Columns up to the next multiple of 16 have sums, too, of what lies behind the others.
-void multiply_into_sums(const char* op, const OnDevice& on, cuda::BlasProduct product, const StorageRef& sums,
+void multiply_into_sums(const char* op, const OnDevice& on, cuda::BlasGemm product, const StorageRef& sums,
                         const char* instead) {
   product.n = rounded_up(product.n);
   product.d = sums->data(), product.d_dtype = DType::kFloat32, product.ldd = product.n;
-  if (!cuda::blas_multiply(op, product, on.index(), on.stream())) {
+  if (!cuda::blas_gemm(op, product, on.index(), on.stream())) {
     throw_error(ErrorKind::kUnsupported, op, ": cuBLAS ", cuda::try_blas(nullptr), " has no algorithm for ",
                 dtype_name(product.a.dtype), " [", product.m, ", ", product.k, "] times [", product.k, ", ", product.n,
                 "] on this GPU: quantise with prefill=", instead);
@@ -51,11 +51,11 @@ void multiply_into_sums(const char* op, const OnDevice& on, cuda::BlasProduct pr
 }
 
 // Where cuBLASLt has no product with scales of rows and columns for this GPU, these sizes or this dtype.
-void multiply_and_scale(const char* op, const OnDevice& on, const cuda::BlasProduct& product,
+void multiply_and_scale(const char* op, const OnDevice& on, const cuda::BlasGemm& product,
                         const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t first,
                         const StorageRef& sums) {
   const std::int64_t step = columns_of_sums(p.m, product.n);
-  cuda::BlasProduct part = product;
+  cuda::BlasGemm part = product;
   part.scale_a = part.scale_b = nullptr, part.rowwise_scales = false, part.bias = nullptr;
   for (std::int64_t at = 0; at < product.n; at += step) {
     part.n = std::min(step, product.n - at);
@@ -105,7 +105,7 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
     const std::int64_t columns = std::min(chunk, p.n - first);
     on.launched(kernels::cuda::nvfp4_dequantize_fp8(p, first, columns, weight->data(), on.stream()));
     const std::size_t offset = static_cast<std::size_t>(first) * bytes;
-    cuda::BlasProduct product;
+    cuda::BlasGemm product;
     product.m = p.m, product.n = columns, product.k = width;
     product.a = {x->data(), DType::kFloat8E4M3FN, false, width, 0};
     product.b = {weight->data(), DType::kFloat8E4M3FN, true, p.k, 0};
@@ -116,7 +116,7 @@ void multiply_nvfp4_float8(const char* op, const OnDevice& on, const kernels::cu
     if (p.bias != nullptr) {
       product.bias = static_cast<const std::byte*>(p.bias) + offset, product.bias_dtype = out.dtype();
     }
-    if (scales_at_once && cuda::blas_multiply(op, product, on.index(), on.stream())) continue;
+    if (scales_at_once && cuda::blas_gemm(op, product, on.index(), on.stream())) continue;
     if (!sums) {
       sums = on.scratch(static_cast<std::size_t>(p.m * rounded_up(columns_of_sums(p.m, chunk))) * sizeof(float));
     }
@@ -161,7 +161,7 @@ void multiply_nvfp4_float4(const char* op, const OnDevice& on, const kernels::cu
       product.sums = static_cast<float*>(sums->data()), product.sums_row = scaled.sums_row;
       on.launched(float4_multiply(product, on.stream()));
     } else {
-      cuda::BlasProduct product;
+      cuda::BlasGemm product;
       product.m = p.m, product.n = columns, product.k = k;
       product.a = {x->data(), DType::kFloat4E2M1FNx2, false, k, 0};
       product.b = {weight->data(), DType::kFloat4E2M1FNx2, true, k, 0};

@@ -29,7 +29,7 @@ bool start_with_bias(const kernels::cuda::W4A16Gemm& p, const Tensor& out, const
 void multiply_columns(const char* op, const OnDevice& on, const kernels::cuda::W4A16Gemm& p, const Tensor& out,
                       bool starts_with_bias, const void* weight, std::int64_t first, std::int64_t columns) {
   const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
-  cuda::BlasProduct product;
+  cuda::BlasGemm product;
   product.m = p.m, product.n = columns, product.k = p.x_width;
   product.a = {p.x, out.dtype(), false, p.x_row, 0};
   product.b = {weight, out.dtype(), true, p.k, 0};
@@ -41,7 +41,7 @@ void multiply_columns(const char* op, const OnDevice& on, const kernels::cuda::W
     product.bias = static_cast<const std::byte*>(p.bias) + first * bytes;
     product.bias_dtype = out.dtype();
   }
-  if (!cuda::blas_multiply(op, product, on.index(), on.stream())) {
+  if (!cuda::blas_gemm(op, product, on.index(), on.stream())) {
     throw_error(ErrorKind::kUnsupported, op, ": cuBLAS has no algorithm for ", dtype_name(out.dtype()), " [", p.m, ", ",
                 p.x_width, "] times [", p.x_width, ", ", columns, "] on this GPU");
   }
