@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "cuda/driver.h"
-#include "kernels/convolution_shape.h"
+#include "kernels/convolution.h"
 
 namespace untorch::cuda {
 

@@ -1,13 +1,17 @@
-// Convolution: checks the arguments as PyTorch does.
+// Convolution: checks the arguments as PyTorch does, gives the result PyTorch's memory format, and chooses the kernel.
+//
+// On the CPU ours compute everything. On CUDA compute_on_cuda() asks cuDNN and our direct kernel in turn.
 #include "shims/convolution.h"
 
+#include "cuda/blas.h"
+#include "cuda/dnn.h"
 #include "shims/nn.h"
 
 namespace untorch::shims {
+namespace {
 
 using kernels::ConvolutionShape;
-
-namespace {
+using kernels::ConvolutionStrides;
 
 // Three-dimensional sizes out of the last `n` of a list, leading ones added.
 std::array<std::int64_t, 3> lift(DimSpan values, std::int64_t n, std::int64_t missing) {
@@ -23,13 +27,13 @@ std::array<std::int64_t, 3> lifted_list(DimSpan values, std::int64_t n, std::int
   return lift(DimSpan{list.data(), static_cast<std::size_t>(n)}, n, missing);
 }
 
-}  // namespace
-
+// The output padding of `n` spatial dimensions, at the end of three; zeros unless transposed.
 std::array<std::int64_t, 3> output_padding_of(const char* op, const ConvolutionArguments& arguments, std::int64_t n) {
   if (!arguments.transposed) return {0, 0, 0};
   return lifted_list(arguments.output_padding, n, 0, op, "output_padding");
 }
 
+// Throws unless ranks, dtypes and channels agree.
 void check_convolution(const char* op, const Tensor& input, const Tensor& weight, const Tensor* bias,
                        const ConvolutionArguments& arguments) {
   const std::int64_t ndim = weight.dim();
@@ -59,6 +63,8 @@ void check_convolution(const char* op, const Tensor& input, const Tensor& weight
   }
 }
 
+// The sizes of a problem that check_convolution let pass; channels_last is left false. Throws on bad lists, kernels
+// larger than the padded input, and negative outputs.
 ConvolutionShape convolution_shape(const char* op, const Tensor& input, const Tensor& weight,
                                    const ConvolutionArguments& arguments) {
   const std::int64_t n = weight.dim() - 2;
@@ -105,4 +111,216 @@ Dims convolution_output_sizes(const Tensor& input, const ConvolutionShape& shape
   return sizes;
 }
 
+// True when oneDNN serves the dtype on this CPU, as PyTorch asks it: the half types need instructions for them.
+bool onednn_serves(DType dtype) {
+  if (dtype == DType::kFloat32) return true;
+#if defined(__x86_64__)
+  if (dtype == DType::kBFloat16) {
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
+  }
+  if (dtype == DType::kFloat16) return __builtin_cpu_supports("avx512fp16");
+#endif
+  return false;
+}
+
+// The memory format that PyTorch's own choice of backend gives; compiled models count on it. Channels last wins when
+// either operand has it.
+//
+// CPU: in three dimensions only where oneDNN is the backend, which small float32 problems, dtypes that it does not
+// serve on this CPU and large output padding are not given to. CUDA: not for float64, and not for what PyTorch does not
+// give cuDNN (empty problems and large output padding).
+bool gives_channels_last(const Op& op, const Tensor& input, const Tensor& weight, const ConvolutionArguments& arguments,
+                         const ConvolutionShape& shape) {
+  if (!suggests_channels_last(input) && !suggests_channels_last(weight)) return false;
+  if (op.on_cuda() && (input.dtype() == DType::kFloat64 || input.numel() == 0 || weight.numel() == 0)) return false;
+  if (!op.on_cuda() && input.dim() == 4) return true;
+  if (!op.on_cuda() && !onednn_serves(input.dtype())) return false;
+  const auto extra = output_padding_of(op, arguments, input.dim() - 2);
+  for (std::size_t d = 0; d < 3; ++d) {
+    if (arguments.transposed && extra[d] >= shape.stride[d]) return false;
+  }
+  if (op.on_cuda() || input.dtype() != DType::kFloat32) return true;
+  constexpr std::int64_t kLargeEnough = 20480;
+  return shape.groups > 1 || (weight.size(-1) > 3 && weight.size(-2) > 3) || input.size(0) > 1 ||
+         input.size(0) * input.size(1) * input.size(2) * input.size(3) > kLargeEnough;
+}
+
+// A problem that passed the checks, with its result. bias: null, or row-major on CUDA.
+struct Problem {
+  const ConvolutionShape& shape;
+  bool transposed;
+  const Tensor &input, &weight;
+  const Tensor* bias;
+  const Tensor& out;
+
+  bool depthwise() const noexcept { return !transposed && shape.in_channels == 1 && shape.groups > 1; }
+  const void* bias_data() const noexcept { return bias == nullptr ? nullptr : bias->raw(); }
+};
+
+// [channels, 1, kernel…] as [kernel…, channels].
+TensorPtr depthwise_channels_last(const Tensor& weight) {
+  Dims sizes, strides;
+  sizes.resize(static_cast<std::size_t>(weight.dim() - 1));
+  strides.resize(sizes.size());
+  for (std::size_t d = 0; d + 1 < sizes.size(); ++d) {
+    sizes[d] = weight.sizes()[d + 2];
+    strides[d] = weight.strides()[d + 2];
+  }
+  sizes[sizes.size() - 1] = weight.size(0);
+  strides[sizes.size() - 1] = weight.stride(0);
+  return contiguous(*weight.view(sizes, strides, weight.storage_offset()));
+}
+
+// float32 and float64.
+void compute_on_cpu(const Problem& p) {
+  namespace cpu = kernels::cpu;
+  const DType dtype = p.out.dtype();
+  const TensorPtr row = p.bias == nullptr ? nullptr : contiguous(*p.bias);
+  const void* const bias = row == nullptr ? nullptr : row->raw();
+  if (p.transposed) {
+    const TensorPtr x = contiguous(p.input), w = contiguous(p.weight);
+    const TensorPtr rows = p.out.is_contiguous() ? nullptr : Tensor::empty(p.out.sizes(), dtype);
+    cpu::convolution_transposed(p.shape, dtype, x->raw(), w->raw(), bias, rows ? rows->raw() : p.out.raw());
+    if (rows) copy_cpu(p.out, *rows);
+    return;
+  }
+  const bool last = p.shape.channels_last;
+  const TensorPtr x = last ? channels_last_contiguous(p.input) : contiguous(p.input);
+  if (p.depthwise() && (!last || p.shape.out_channels == 1)) {
+    const TensorPtr w = last ? depthwise_channels_last(p.weight) : contiguous(p.weight);
+    cpu::convolution_depthwise(p.shape, dtype, x->raw(), w->raw(), bias, p.out.raw());
+  } else {
+    const TensorPtr w = last ? channels_last_contiguous(p.weight) : contiguous(p.weight);
+    cpu::convolution(p.shape, dtype, x->raw(), w->raw(), bias, p.out.raw());
+  }
+}
+
+// The half types in float32.
+void compute_in_float32(const Problem& p) {
+  const TensorPtr x = empty_format(p.input.sizes(), DType::kFloat32, p.shape.channels_last);
+  copy_cpu(*x, p.input);
+  const TensorPtr w = to_dtype(p.weight, DType::kFloat32);
+  const TensorPtr b = p.bias == nullptr ? nullptr : to_dtype(*p.bias, DType::kFloat32);
+  const TensorPtr wide = empty_format(p.out.sizes(), DType::kFloat32, p.shape.channels_last);
+  compute_on_cpu({p.shape, p.transposed, *x, *w, b.get(), *wide});
+  copy_cpu(p.out, *wide);
+}
+
+// Batch, channel and three spatial strides; the leading dimensions of size 1 have stride 0.
+ConvolutionStrides strides_of(const Tensor& tensor) {
+  ConvolutionStrides out{};
+  const std::int64_t n = tensor.dim() - 2;
+  out.at[0] = tensor.stride(0);
+  out.at[1] = tensor.stride(1);
+  for (std::int64_t d = 0; d < n; ++d) out.at[5 - n + d] = tensor.stride(2 + d);
+  return out;
+}
+
+// CUDA's backends. Each computes the whole problem, bias included, or says that it does not serve it.
+
+template <class On>
+void direct(const On& on, const Problem& p) {
+  on.launched(kernels::cuda::convolution_direct(p.shape, p.transposed, p.input.dtype(), p.input.raw(),
+                                                strides_of(p.input), p.weight.raw(), strides_of(p.weight),
+                                                p.bias_data(), p.out.raw(), on.stream()));
+}
+
+template <class On>
+bool cudnn(const On& on, const Problem& p) {
+  const auto dense = [&](const Tensor& t) {
+    return p.shape.channels_last ? channels_last_contiguous(t) : contiguous(t);
+  };
+  const TensorPtr x = dense(p.input), w = dense(p.weight);
+  const cuda::DnnConvolution problem{p.shape, p.input.dtype(), p.transposed, cuda::tf32_allowed()};
+  if (!cuda::dnn_convolution(problem, x->raw(), w->raw(), p.out.raw(), on.index(), on.stream())) return false;
+  if (p.bias != nullptr) {
+    on.launched(kernels::cuda::convolution_bias(p.shape, p.input.dtype(), p.bias->raw(), p.out.raw(), on.stream()));
+  }
+  return true;
+}
+
+// Row-major, and then put into the result's format.
+template <class On>
+bool cudnn_row_major(const On& on, const Problem& p) {
+  ConvolutionShape rows = p.shape;
+  rows.channels_last = false;
+  const TensorPtr out = Tensor::empty(p.out.sizes(), p.out.dtype(), p.out.device());
+  if (!cudnn(on, {rows, p.transposed, p.input, p.weight, p.bias, *out})) return false;
+  copy(p.out, *out);
+  return true;
+}
+
+// Which backend computes a convolution on CUDA. cuDNN serves everything but depthwise problems, which are bound by
+// DRAM and which the direct kernel reads once. What cuDNN has no deterministic algorithm for in one layout is tried
+// row-major; what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride)
+// the direct kernel computes as well.
+template <class On>
+void compute_on_cuda(const On& on, const Problem& p) {
+  // Without input channels the sum is empty: the direct kernel writes zeros or the bias.
+  const bool serves = !p.depthwise() && p.shape.in_channels != 0;
+  if (serves && cudnn(on, p)) return;
+  if (serves && p.shape.channels_last && cudnn_row_major(on, p)) return;
+  direct(on, p);
+}
+
+}  // namespace
+
+TensorPtr convolution(const Op& op, const Tensor& input, const Tensor& weight, const Tensor* bias,
+                      const ConvolutionArguments& arguments) {
+  check_convolution(op, input, weight, bias, arguments);
+  ConvolutionShape shape = convolution_shape(op, input, weight, arguments);
+  shape.channels_last = gives_channels_last(op, input, weight, arguments, shape);
+  const Dims sizes = convolution_output_sizes(input, shape);
+  const DType dtype = input.dtype();
+  TensorPtr out;
+  run(
+      op, {&input, &weight, bias},
+      [&] {
+        out = empty_format(sizes, dtype, shape.channels_last);
+        if (out->numel() == 0) return;
+        const bool wide = dtype == DType::kFloat32 || dtype == DType::kFloat64;
+        (wide ? compute_on_cpu : compute_in_float32)({shape, arguments.transposed, input, weight, bias, *out});
+      },
+      [&](const auto& on) {
+        out = empty_format(sizes, dtype, shape.channels_last, input.device());
+        if (out->numel() == 0) return;
+        const TensorPtr row = bias == nullptr ? nullptr : contiguous(*bias);
+        compute_on_cuda(on, Problem{shape, arguments.transposed, input, weight, row.get(), *out});
+      });
+  return out;
+}
+
 }  // namespace untorch::shims
+
+using namespace untorch;
+using namespace untorch::shims;
+
+UNTORCH_OP(convolution,
+           (AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle* bias, const std::int64_t* stride,
+            std::int64_t stride_len, const std::int64_t* padding, std::int64_t padding_len,
+            const std::int64_t* dilation, std::int64_t dilation_len, std::int32_t transposed,
+            const std::int64_t* output_padding, std::int64_t output_padding_len, std::int64_t groups,
+            AtenTensorHandle* ret0),
+           input, weight, bias, stride, stride_len, padding, padding_len, dilation, dilation_len, transposed,
+           output_padding, output_padding_len, groups, ret0) {
+  const ConvolutionArguments arguments{ints(stride, stride_len),
+                                       ints(padding, padding_len),
+                                       ints(dilation, dilation_len),
+                                       ints(output_padding, output_padding_len),
+                                       transposed != 0,
+                                       groups};
+  const Tensor &x = op.input(input, "input"), &w = op.input(weight, "weight");
+  give(ret0, convolution(op, x, w, op.optional_input(bias, "bias"), arguments), op);
+}
+
+UNTORCH_SHIM aoti_torch_convolution(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle bias,
+                                    const std::int64_t* stride, std::int64_t stride_len, const std::int64_t* padding,
+                                    std::int64_t padding_len, const std::int64_t* dilation, std::int64_t dilation_len,
+                                    int transposed, const std::int64_t* output_padding, std::int64_t output_padding_len,
+                                    std::int64_t groups, AtenTensorHandle* ret) {
+  return guarded("convolution", [&] {
+    convolution_op(Op::of("convolution", input, "input"), input, weight, &bias, stride, stride_len, padding,
+                   padding_len, dilation, dilation_len, transposed, output_padding, output_padding_len, groups, ret);
+  });
+}

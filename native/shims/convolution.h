@@ -1,10 +1,8 @@
-// The arguments of a convolution and what must hold for them, on any device.
+// Convolution of tensors on any device, for the plain C functions and for the fused ones.
 #pragma once
 
-#include <array>
-
-#include "kernels/convolution_shape.h"
-#include "shims/shim.h"
+#include "kernels/convolution.h"
+#include "shims/op.h"
 
 namespace untorch::shims {
 
@@ -14,16 +12,9 @@ struct ConvolutionArguments {
   std::int64_t groups = 1;
 };
 
-// Throws unless ranks, dtypes and channels agree: input [n, c, spatial…], weight [out, c/groups, kernel…] or,
-// transposed, [c, out/groups, kernel…]; bias may be null.
-void check_convolution(const char* op, const Tensor& input, const Tensor& weight, const Tensor* bias,
-                       const ConvolutionArguments& arguments);
-// The sizes of a problem that check_convolution let pass; channels_last is left false. Throws on bad lists, kernels
-// larger than the padded input, and negative outputs.
-kernels::ConvolutionShape convolution_shape(const char* op, const Tensor& input, const Tensor& weight,
-                                            const ConvolutionArguments& arguments);
-// The output padding of `n` spatial dimensions, at the end of three; zeros unless transposed.
-std::array<std::int64_t, 3> output_padding_of(const char* op, const ConvolutionArguments& arguments, std::int64_t n);
-Dims convolution_output_sizes(const Tensor& input, const kernels::ConvolutionShape& shape);
+// input [n, c, spatial…], weight [out, c/groups, kernel…] or, transposed, [c, out/groups, kernel…]; bias may be null.
+// Checks everything, on the operator's device.
+TensorPtr convolution(const Op& op, const Tensor& input, const Tensor& weight, const Tensor* bias,
+                      const ConvolutionArguments& arguments);
 
 }  // namespace untorch::shims

@@ -1,9 +1,10 @@
-// Convolution as tiles of im2col and matrix products; the depthwise form drives the vector kernels directly.
+// Convolution by tiled im2col and GEMM, transposed by GEMM and col2im, depthwise by vector kernels.
 //
-// Channels first: C[out, tile] = W[out, K] * columns[K, tile], K = (channel, tap); K is cut by channels.
-// Channels last:  C[tile, out] = rows[tile, K] * W[out, K]^T, K = (tap, channel); K is cut by taps.
-// A tile is some hundred output positions, so that columns stay in the second-level cache and are never all there.
-#include "kernels/cpu/convolution/convolution.h"
+// Channels first: C[out, tile] = W[out, K] * columns[K, tile], K = (channel, tap); K is split by channels.
+// Channels last:  C[tile, out] = rows[tile, K] * W[out, K]^T, K = (tap, channel); K is split by taps.
+// A tile is some hundred output positions: its columns (at most 192 Ki elements a thread) stay in L2, and the whole
+// im2col matrix never exists. Operations: 2 · outputs · K. The share of the roofline has not been measured.
+#include "kernels/convolution.h"
 
 #include <omp.h>
 
@@ -15,7 +16,7 @@
 #include "kernels/cpu/convolution/depthwise.h"
 #include "kernels/cpu/gemm/gemm.h"
 
-namespace untorch::kernels {
+namespace untorch::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kColumnElements = 192 * 1024;  // per thread
@@ -133,10 +134,8 @@ double work_of(const ConvolutionShape& s, std::int64_t positions) {
          static_cast<double>(s.kernel_size()) * static_cast<double>(positions);
 }
 
-}  // namespace
-
 template <class T>
-void convolution(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
+void im2col_gemm(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
   const std::int64_t positions = s.output_size(), taps = s.kernel_size();
   const std::int64_t depth = s.in_channels * taps, images = s.batch * s.groups;
   if (images == 0 || positions == 0 || s.out_channels == 0) return;
@@ -144,7 +143,7 @@ void convolution(const ConvolutionShape& s, const T* input, const T* weight, con
   const bool parallel = work_of(s, positions) > kParallelWork;
   const std::int64_t threads = parallel ? omp_get_max_threads() : 1;
 
-  // The cut of K: whole channels (channels first) or whole taps (channels last).
+  // The split of K: whole channels (channels first) or whole taps (channels last).
   const std::int64_t unit = std::max<std::int64_t>(s.channels_last ? s.in_channels : taps, 1);
   const std::int64_t units = s.channels_last ? taps : s.in_channels;
   const std::int64_t chunk =
@@ -155,7 +154,7 @@ void convolution(const ConvolutionShape& s, const T* input, const T* weight, con
   tile = std::min(tile, std::max(kMinTile, (ceil_div(positions, wanted) + 15) / 16 * 16));
   tile = std::min(tile, positions);
   const std::int64_t tiles = ceil_div(positions, tile);
-  // Few tiles (small images, many channels): cut the output channels too.
+  // Few tiles (small images, many channels): split the output channels too.
   const std::int64_t blocks =
       std::clamp<std::int64_t>(ceil_div(threads, images * tiles), 1, std::max<std::int64_t>(s.out_channels / 64, 1));
   const std::int64_t block = ceil_div(s.out_channels, blocks);
@@ -211,12 +210,12 @@ void convolution(const ConvolutionShape& s, const T* input, const T* weight, con
 }
 
 template <class T>
-void convolution_transposed(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
+void gemm_col2im(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
   const std::int64_t in_size = s.input_size(), out_size = s.output_size(), taps = s.kernel_size();
   if (s.batch == 0 || s.groups == 0 || s.out_channels == 0 || out_size == 0) return;
   const bool parallel = work_of(s, in_size) > kParallelWork;
   const std::int64_t threads = parallel ? omp_get_max_threads() : 1;
-  // An item owns some output channels of one image: their contributions are added without meeting another thread.
+  // An item owns some output channels of one image: no other thread adds to them.
   std::int64_t block = std::clamp<std::int64_t>(512 / std::max<std::int64_t>(taps, 1), 1, s.out_channels);
   block = std::min(block, std::max<std::int64_t>(1, ceil_div(s.batch * s.groups * s.out_channels, 2 * threads)));
   const std::int64_t blocks = ceil_div(s.out_channels, block);
@@ -271,7 +270,7 @@ void convolution_transposed(const ConvolutionShape& s, const T* input, const T* 
 }
 
 template <class T>
-void convolution_depthwise(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
+void depthwise(const ConvolutionShape& s, const T* input, const T* weight, const T* bias, T* output) {
   const std::int64_t channels = s.groups * s.out_channels, taps = s.kernel_size(), in_size = s.input_size();
   const std::int64_t lines = s.output[0] * s.output[1];
   if (s.batch == 0 || channels == 0 || s.output_size() == 0) return;
@@ -344,11 +343,39 @@ void convolution_depthwise(const ConvolutionShape& s, const T* input, const T* w
   });
 }
 
-template void convolution(const ConvolutionShape&, const float*, const float*, const float*, float*);
-template void convolution(const ConvolutionShape&, const double*, const double*, const double*, double*);
-template void convolution_transposed(const ConvolutionShape&, const float*, const float*, const float*, float*);
-template void convolution_transposed(const ConvolutionShape&, const double*, const double*, const double*, double*);
-template void convolution_depthwise(const ConvolutionShape&, const float*, const float*, const float*, float*);
-template void convolution_depthwise(const ConvolutionShape&, const double*, const double*, const double*, double*);
+template <class Fn>
+void dispatch(DType dtype, Fn&& fn) {
+  if (dtype == DType::kFloat64) {
+    fn.template operator()<double>();
+  } else {
+    fn.template operator()<float>();
+  }
+}
 
-}  // namespace untorch::kernels
+}  // namespace
+
+void convolution(const ConvolutionShape& s, DType dtype, const void* input, const void* weight, const void* bias,
+                 void* output) {
+  dispatch(dtype, [&]<class T>() {
+    im2col_gemm(s, static_cast<const T*>(input), static_cast<const T*>(weight), static_cast<const T*>(bias),
+                static_cast<T*>(output));
+  });
+}
+
+void convolution_transposed(const ConvolutionShape& s, DType dtype, const void* input, const void* weight,
+                            const void* bias, void* output) {
+  dispatch(dtype, [&]<class T>() {
+    gemm_col2im(s, static_cast<const T*>(input), static_cast<const T*>(weight), static_cast<const T*>(bias),
+                static_cast<T*>(output));
+  });
+}
+
+void convolution_depthwise(const ConvolutionShape& s, DType dtype, const void* input, const void* weight,
+                           const void* bias, void* output) {
+  dispatch(dtype, [&]<class T>() {
+    depthwise(s, static_cast<const T*>(input), static_cast<const T*>(weight), static_cast<const T*>(bias),
+              static_cast<T*>(output));
+  });
+}
+
+}  // namespace untorch::kernels::cpu

@@ -1,7 +1,7 @@
 // Depthwise convolution's inner loops, vectorised by the compiler over a row (channels first) or the channels (last).
 //
 // Layout: a block of kBlock outputs stays in registers while all taps are added to it; per output one load and one
-// multiply-add a tap, so the loops are bound by load bandwidth of the first-level cache.
+// multiply-add a tap, so the loops are bound by load bandwidth of the L1.
 #include "kernels/cpu/convolution/depthwise.h"
 
 namespace untorch::kernels::UNTORCH_ISA {

@@ -1,9 +1,15 @@
-// Direct convolution. One thread an output value, in the output's memory order, so that neighbouring threads read
-// neighbouring inputs (row-major) or neighbouring channels (channels last). For depthwise problems every input value is
-// fetched from DRAM about once, the kernel's overlaps come from cache, and weights stay in L1: bytes are input +
-// output, and operations, 2 · kernel size an output, stay far below them. With many channels a group it is bound by L1
-// bandwidth (two loads a multiply-add); cuDNN serves those.
-#include "kernels/cuda/vision/direct_convolution.h"
+// Direct convolution, forward and transposed: one thread an output element, no im2col, no shared memory.
+//
+// Layout: threads run in the output's memory order, so that a warp reads neighbouring pixels (row-major) or
+// neighbouring channels (channels last):
+//
+//   row-major      out[n, c, d, h, w]    lanes along w      x[n, c, d', h', w'] coalesced
+//   channels last  out[n, d, h, w, c]    lanes along c      x and weight[c] coalesced
+//
+// Roofline, depthwise: bytes = input + output (overlapping windows hit L1 and L2, weights stay in L1), 2 · kernel size
+// operations an output: bound by DRAM. With many channels a group: two loads a multiply-add, bound by L1 bandwidth;
+// cuDNN serves those. The share of the roofline has not been measured.
+#include "kernels/convolution.h"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
 
