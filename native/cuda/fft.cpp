@@ -1,7 +1,7 @@
-// cuFFT: the functions that we call, and the plans, which are dear to make and kept for the next call.
+// cuFFT: the functions that we call, and the cache of plans, which are expensive to make.
 //
-// A plan carries its stream and its work area, so that a mutex is held from setting them to the launch; the work area
-// comes from the pool for every call.
+// A plan carries its stream and its work area, so a mutex is held from setting them to the launch. The work area comes
+// from the memory pool at every call.
 #include "cuda/fft.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@
 namespace untorch::cuda {
 namespace {
 
-// cufft.h's types and numbers, as far as they are used here.
+// cufft.h's types and constants, as far as they are used here.
 using FftStatus = int;  // cufftResult
 using FftHandle = int;
 enum : int { kC2C = 0x29, kR2C = 0x2a, kZ2Z = 0x69, kD2Z = 0x6a };  // cufftType
@@ -48,14 +48,14 @@ struct FftLibrary {
 
 struct Opened {
   FftLibrary table;
-  std::string reason;  // why there is none; empty when it is there
+  std::string reason;  // why it cannot be opened; empty when it was opened
 };
 
 std::string open_into(FftLibrary& table) {
   constexpr LibraryHint kCufft{"cuFFT", "cufft", "nvidia-cufft", false};
   constexpr LibraryHint kJitLink{"nvJitLink", "nvjitlink", "nvidia-nvjitlink", false};
   std::string error, unused;
-  // cuFFT names it among what it needs. Opened first, it is found wherever it is installed.
+  // A dependency of cuFFT: opened first, it is found wherever it is installed.
   (void)open_library({"libnvJitLink.so.13", "libnvJitLink.so.12"}, kJitLink, unused);
   void* const library = open_library({"libcufft.so.12", "libcufft.so.11"}, kCufft, error);
   if (library == nullptr) return error;

@@ -1,13 +1,27 @@
-// The arguments of Fourier transforms, as PyTorch checks them.
-#include "shims/fft.h"
+// Fourier transforms on any device: complex to complex and real to complex, over any dimensions.
+//
+// The strides of the results are PyTorch's, MKL's path on the CPU and cuFFT's on CUDA: compiled models count on them.
+#include "kernels/fft.h"
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
-namespace untorch::shims {
+#include "cuda/fft.h"
+#include "kernels/scale.h"
+#include "shims/op.h"
+#include "tensor/iteration.h"
 
-std::vector<std::int64_t> fft_dims(const char* op, const Tensor& self, DimSpan dims) {
-  std::vector<std::int64_t> out;
+using namespace untorch;
+using namespace untorch::shims;
+
+namespace {
+
+using DimList = std::vector<std::int64_t>;
+
+// The dimensions, wrapped; throws on repeated and empty ones.
+DimList fft_dims(const char* op, const Tensor& self, DimSpan dims) {
+  DimList out;
   for (const std::int64_t dim : dims) {
     const std::int64_t d = normalize_dim(dim, self.dim(), op);
     check(std::find(out.begin(), out.end(), d) == out.end(), op,
@@ -18,8 +32,8 @@ std::vector<std::int64_t> fft_dims(const char* op, const Tensor& self, DimSpan d
   return out;
 }
 
-double fft_scale(const char* op, std::int64_t normalization, const Tensor& self,
-                 const std::vector<std::int64_t>& dims) {
+// The factor of a normalization (0: none, 1: by root n, 2: by n) over these dimensions.
+double fft_factor(const char* op, std::int64_t normalization, const Tensor& self, const DimList& dims) {
   double count = 1;
   for (const std::int64_t d : dims) count *= static_cast<double>(self.size(d));
   switch (normalization) {
@@ -35,4 +49,260 @@ double fft_scale(const char* op, std::int64_t normalization, const Tensor& self,
   }
 }
 
-}  // namespace untorch::shims
+DimList by_falling_stride(const Dims& strides, DimList dims) {
+  std::stable_sort(dims.begin(), dims.end(), [&](std::int64_t a, std::int64_t b) {
+    return strides[static_cast<std::size_t>(a)] > strides[static_cast<std::size_t>(b)];
+  });
+  return dims;
+}
+
+// The other dimensions by falling stride, then `dims` as they stand.
+DimList order_of(const Dims& strides, const DimList& dims) {
+  DimList order;
+  for (std::int64_t d = 0; d < static_cast<std::int64_t>(strides.size()); ++d) {
+    if (std::find(dims.begin(), dims.end(), d) == dims.end()) order.push_back(d);
+  }
+  order = by_falling_stride(strides, std::move(order));
+  order.insert(order.end(), dims.begin(), dims.end());
+  return order;
+}
+
+// Strides that lay `sizes` out densely in the order, the last dimension innermost.
+Dims dense_strides(DimSpan sizes, const DimList& order) {
+  Dims strides(sizes);
+  std::int64_t step = 1;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    const auto d = static_cast<std::size_t>(order[i]);
+    strides[d] = step;
+    step *= std::max<std::int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+bool laid_out(const Tensor& tensor, const Dims& strides) {
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (tensor.sizes()[d] != 1 && tensor.strides()[d] != strides[d]) return false;
+  }
+  return true;
+}
+
+DType complex_of(DType dtype) { return dtype == DType::kFloat32 ? DType::kComplex64 : DType::kComplex128; }
+bool is_wide(DType dtype) { return dtype == DType::kFloat64 || dtype == DType::kComplex128; }
+
+// On the CPU: batch dimensions outermost by falling input stride, then the transformed ones by falling input stride
+// (for real input the last named stays last).
+Dims cpu_strides(const Tensor& self, const DimList& dims, bool keep_last, DimSpan sizes) {
+  DimList inner = by_falling_stride(self.strides(), DimList(dims.begin(), dims.end() - (keep_last ? 1 : 0)));
+  if (keep_last) inner.push_back(dims.back());
+  return dense_strides(sizes, order_of(self.strides(), inner));
+}
+
+// In place; the factor goes into the last dimension's transform.
+void transform(const Op& op, const Tensor& out, const DimList& dims, bool forward, double factor) {
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    kernels::cpu::fft(lanes<1>(op, dims[i], {&out}), forward, i + 1 == dims.size() ? factor : 1.0, out.dtype(),
+                      out.raw());
+  }
+}
+
+TensorPtr c2c_on_cpu(const Op& op, const Tensor& self, const DimList& dims, bool forward, double factor) {
+  TensorPtr out = Tensor::empty_strided(self.sizes(), cpu_strides(self, dims, false, self.sizes()), self.dtype());
+  if (out->numel() == 0) return out;
+  copy_cpu(*out, self);
+  transform(op, *out, dims, forward, factor);
+  return out;
+}
+
+TensorPtr r2c_on_cpu(const Op& op, const Tensor& self, const DimList& dims, bool onesided, double factor) {
+  const DType dtype = complex_of(self.dtype());
+  const auto last = static_cast<std::size_t>(dims.back());
+  Dims half(self.sizes());
+  if (onesided) half[last] = half[last] / 2 + 1;
+  TensorPtr out = Tensor::empty_strided(half, cpu_strides(self, dims, true, half), dtype);
+  if (out->numel() == 0) return out;
+  if (!onesided) {
+    copy_cpu(*out, self);
+    transform(op, *out, dims, true, factor);
+    return out;
+  }
+  // The last dimension first, whole; the half that is kept goes through the others.
+  const DimList others(dims.begin(), dims.end() - 1);
+  const TensorPtr whole = Tensor::empty(self.sizes(), dtype);
+  copy_cpu(*whole, self);
+  transform(op, *whole, {dims.back()}, true, others.empty() ? factor : 1.0);
+  copy_cpu(*out, *whole->view(half, whole->strides(), whole->storage_offset()));
+  transform(op, *out, others, true, factor);
+  return out;
+}
+
+// On CUDA every step leaves the dimensions that it transformed innermost, and the others outside by falling stride of
+// what it read.
+
+// One transform over at most three dimensions, unscaled; a real input gives the one-sided result.
+template <class On>
+TensorPtr step(const On& on, const char* op, const Tensor& input, const DimList& dims, bool forward) {
+  const bool real = !is_complex(input.dtype());
+  const DType dtype = real ? complex_of(input.dtype()) : input.dtype();
+  const DimList order = order_of(input.strides(), dims);
+  Dims sizes(input.sizes());
+  if (real) {
+    std::int64_t& last = sizes[static_cast<std::size_t>(dims.back())];
+    last = last / 2 + 1;
+  }
+  TensorPtr out = Tensor::empty_strided(sizes, dense_strides(sizes, order), dtype, input.device());
+  if (out->numel() == 0) return out;
+  const Dims wanted = dense_strides(input.sizes(), order);
+  const void* from = input.raw();
+  TensorPtr dense;
+  if (!laid_out(input, wanted) || reinterpret_cast<std::uintptr_t>(from) % element_size(dtype) != 0) {
+    // Complex input is put into place in the result itself.
+    dense = real ? Tensor::empty_strided(input.sizes(), wanted, input.dtype(), input.device()) : nullptr;
+    copy(real ? *dense : *out, input);
+    from = real ? dense->raw() : out->raw();
+  }
+  cuda::FftProblem problem;
+  problem.real_input = real;
+  problem.wide = is_wide(dtype);
+  problem.forward = forward;
+  problem.rank = static_cast<int>(dims.size());
+  problem.batch = input.numel();
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    problem.size[d] = input.size(dims[d]);
+    problem.batch /= problem.size[d];
+  }
+  cuda::fft(op, problem, from, out->raw(), on.index(), on.stream());
+  return out;
+}
+
+// Complex transforms over any number of dimensions, three at a time, the innermost first.
+template <class On>
+TensorPtr all_steps(const On& on, const char* op, TensorPtr working, DimList dims, bool forward) {
+  while (!dims.empty()) {
+    dims = by_falling_stride(working->strides(), std::move(dims));
+    const std::size_t count = std::min<std::size_t>(dims.size(), cuda::kMaxFftRank);
+    const DimList last(dims.end() - static_cast<std::ptrdiff_t>(count), dims.end());
+    working = step(on, op, *working, last, forward);
+    dims.resize(dims.size() - count);
+  }
+  return working;
+}
+
+template <class On>
+void scale(const On& on, const Tensor& out, double factor) {
+  if (factor == 1.0) return;
+  on.launched(kernels::cuda::scale(2 * out.numel(), factor, is_wide(out.dtype()) ? DType::kFloat64 : DType::kFloat32,
+                                   out.raw(), on.stream()));
+}
+
+template <class On>
+TensorPtr c2c_on_cuda(const On& on, const Op& op, const Tensor& self, const DimList& dims, bool forward,
+                      double factor) {
+  TensorPtr out;
+  if (dims.empty()) {  // a copy, in the same order
+    out = Tensor::empty_strided(self.sizes(), dense_strides(self.sizes(), order_of(self.strides(), {})), self.dtype(),
+                                self.device());
+    copy(*out, self);
+  } else {
+    out = all_steps(on, op, std::make_unique<Tensor>(self), dims, forward);
+  }
+  scale(on, *out, factor);
+  return out;
+}
+
+// PyTorch gives cuFFT real transforms over several dimensions as a whole, but for these.
+bool at_once(const DimList& dims) {
+  return dims.size() <= cuda::kMaxFftRank && !(dims.size() >= 2 && dims[0] == 0 && dims[1] == 1);
+}
+
+template <class On>
+TensorPtr r2c_onesided(const On& on, const char* op, const Tensor& self, const DimList& dims) {
+  if (at_once(dims)) return step(on, op, self, dims, true);
+  TensorPtr out = step(on, op, self, {dims.back()}, true);
+  return all_steps(on, op, std::move(out), DimList(dims.begin(), dims.end() - 1), true);
+}
+
+// The strides of a two-sided result, which are those of a one-sided one unless it was made in several steps: then it is
+// row-major, where it is larger than the one-sided one.
+Dims twosided_strides(const Tensor& self, const DimList& dims) {
+  Dims strides = self.strides();
+  if (at_once(dims)) return dense_strides(self.sizes(), order_of(strides, dims));
+  const std::int64_t last = self.size(dims.back());
+  if (dims.size() > 1 && last / 2 + 1 != last) return contiguous_strides(self.sizes());
+  strides = dense_strides(self.sizes(), order_of(strides, {dims.back()}));
+  DimList others(dims.begin(), dims.end() - 1);
+  while (!others.empty()) {
+    others = by_falling_stride(strides, std::move(others));
+    const std::size_t count = std::min<std::size_t>(others.size(), cuda::kMaxFftRank);
+    strides = dense_strides(
+        self.sizes(), order_of(strides, DimList(others.end() - static_cast<std::ptrdiff_t>(count), others.end())));
+    others.resize(others.size() - count);
+  }
+  return strides;
+}
+
+template <class On>
+TensorPtr r2c_on_cuda(const On& on, const Op& op, const Tensor& self, const DimList& dims, bool onesided,
+                      double factor) {
+  TensorPtr out;
+  if (onesided) {
+    out = r2c_onesided(on, op, self, dims);
+  } else {
+    const Dims strides = twosided_strides(self, dims);
+    TensorPtr whole = Tensor::empty_strided(self.sizes(), strides, complex_of(self.dtype()), self.device());
+    copy(*whole, self);
+    out = all_steps(on, op, std::move(whole), dims, true);
+    if (!laid_out(*out, strides)) {
+      TensorPtr placed = Tensor::empty_strided(self.sizes(), strides, out->dtype(), self.device());
+      copy(*placed, *out);
+      out = std::move(placed);
+    }
+  }
+  scale(on, *out, factor);
+  return out;
+}
+
+}  // namespace
+
+UNTORCH_OP(_fft_c2c,
+           (AtenTensorHandle self, const std::int64_t* dim, std::int64_t dim_len, std::int64_t normalization,
+            std::int32_t forward, AtenTensorHandle* ret0),
+           self, dim, dim_len, normalization, forward, ret0) {
+  const Tensor& input = op.input(self, "self");
+  if (input.dtype() != DType::kComplex64 && input.dtype() != DType::kComplex128) {
+    throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(input.dtype()),
+                " is not supported, expected complex64 or complex128");
+  }
+  const DimList dims = fft_dims(op, input, ints(dim, dim_len));
+  const double factor = fft_factor(op, normalization, input, dims);
+  TensorPtr out;
+  run(
+      op, {&input}, [&] { out = c2c_on_cpu(op, input, dims, forward != 0, factor); },
+      [&](const auto& on) { out = c2c_on_cuda(on, op, input, dims, forward != 0, factor); });
+  give(ret0, std::move(out), op);
+}
+
+UNTORCH_SHIM aoti_torch__fft_c2c(AtenTensorHandle self, const std::int64_t* dim, std::int64_t dim_len,
+                                 std::int64_t normalization, std::int32_t forward, AtenTensorHandle* ret) {
+  return guarded("_fft_c2c", [&] {
+    _fft_c2c_op(Op::of("_fft_c2c", self, "self"), self, dim, dim_len, normalization, forward, ret);
+  });
+}
+
+UNTORCH_OP(_fft_r2c,
+           (AtenTensorHandle self, const std::int64_t* dim, std::int64_t dim_len, std::int64_t normalization,
+            std::int32_t onesided, AtenTensorHandle* ret0),
+           self, dim, dim_len, normalization, onesided, ret0) {
+  const Tensor& input = op.input(self, "self");
+  if (input.dtype() != DType::kFloat32 && input.dtype() != DType::kFloat64) {
+    throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(input.dtype()),
+                " is not supported, expected float32 or float64");
+  }
+  const DimList dims = fft_dims(op, input, ints(dim, dim_len));
+  check(!dims.empty(), op, ": argument 'dim' must name at least one dimension");
+  const double factor = fft_factor(op, normalization, input, dims);
+  TensorPtr out;
+  run(
+      op, {&input}, [&] { out = r2c_on_cpu(op, input, dims, onesided != 0, factor); },
+      [&](const auto& on) { out = r2c_on_cuda(on, op, input, dims, onesided != 0, factor); });
+  give(ret0, std::move(out), op);
+}

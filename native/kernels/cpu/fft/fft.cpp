@@ -1,24 +1,59 @@
-// Fourier transforms: Stockham's self-sorting passes, radix by radix; Bluestein's convolution where no radix fits.
+// Fourier transforms along lanes: Stockham's self-sorting passes of mixed radix, Bluestein's convolution for lengths
+// with a prime factor above 5.
 //
 // A pass of radix r over n = r * m * l values reads x[j + m*(q + …)] and writes in transposed order, so that no bit
-// reversal is needed: 5 n log2 n operations, n complex values read and written a pass.
-#include "kernels/cpu/fft/fft.h"
+// reversal is needed: 5 n log2 n operations, n complex values read and written a pass. A lane is gathered into scratch
+// of its thread, transformed there, and scattered back.
+#include "kernels/fft.h"
 
 #include <cmath>
+#include <complex>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numbers>
 #include <utility>
+#include <vector>
 
-namespace untorch::kernels {
+#include "kernels/cpu/common/parallel_items.h"
+
+namespace untorch::kernels::cpu {
 namespace {
+
+// One length and direction: y[k] = sum over j of x[j] * exp(∓2πi jk / length), not scaled. T is float or double; tables
+// are made in double.
+template <class T>
+class Fft {
+ public:
+  Fft(std::int64_t length, bool forward);
+
+  std::int64_t length() const noexcept { return length_; }
+  // Complex values that run() needs as scratch.
+  std::int64_t scratch_size() const noexcept;
+  // Transforms data[0 .. length) in place. Safe to call from several threads, each with its own scratch.
+  void run(std::complex<T>* data, std::complex<T>* scratch) const;
+
+ private:
+  void mixed_radix(std::complex<T>* data, std::complex<T>* scratch) const;
+  void bluestein(std::complex<T>* data, std::complex<T>* scratch) const;
+
+  std::int64_t length_;
+  bool forward_;
+  std::vector<std::int64_t> radices_;                        // empty when the length has another prime factor
+  std::vector<std::complex<T>> twiddles_;                    // exp(∓2πi j / length)
+  std::vector<std::complex<T>> chirp_;                       // exp(∓πi j² / length)
+  std::vector<std::complex<T>> filter_;                      // transform of the conjugate chirp, over the padded length
+  std::unique_ptr<Fft<T>> padded_forward_, padded_inverse_;  // of the padded length, a power of two
+};
 
 std::complex<double> unit(std::int64_t numerator, std::int64_t denominator, bool forward) {
   const double angle = 2.0 * std::numbers::pi * static_cast<double>(numerator) / static_cast<double>(denominator);
   return {std::cos(angle), forward ? -std::sin(angle) : std::sin(angle)};
 }
 
-// Plain products: std::complex's operator checks for infinities.
+// Written out: std::complex's operator checks for infinities.
 template <class T>
-std::complex<T> product(std::complex<T> a, std::complex<T> b) {
+std::complex<T> multiply(std::complex<T> a, std::complex<T> b) {
   return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
 }
 
@@ -75,7 +110,7 @@ void pass(const std::complex<T>* from, std::complex<T>* to, std::int64_t done, s
       for (std::int64_t q = 0; q < radix; ++q) v[q] = in[k + done * m * q];
       butterfly<T, radix, forward>(v);
       out[k] = v[0];
-      for (std::int64_t p = 1; p < radix; ++p) out[k + done * p] = product(v[p], turn[p]);
+      for (std::int64_t p = 1; p < radix; ++p) out[k + done * p] = multiply(v[p], turn[p]);
     }
   }
 }
@@ -95,8 +130,6 @@ void run_pass(std::int64_t radix, const std::complex<T>* from, std::complex<T>* 
   }
 }
 
-}  // namespace
-
 template <class T>
 Fft<T>::Fft(std::int64_t length, bool forward) : length_(length), forward_(forward) {
   std::int64_t rest = length;
@@ -115,8 +148,8 @@ Fft<T>::Fft(std::int64_t length, bool forward) : length_(length), forward_(forwa
   radices_.clear();
   std::int64_t padded = 1;
   while (padded < 2 * length - 1) padded *= 2;
-  ahead_ = std::make_unique<Fft<T>>(padded, true);
-  back_ = std::make_unique<Fft<T>>(padded, false);
+  padded_forward_ = std::make_unique<Fft<T>>(padded, true);
+  padded_inverse_ = std::make_unique<Fft<T>>(padded, false);
   chirp_.resize(static_cast<std::size_t>(length));
   // The filter is made in double so that its rounding does not add to float's.
   std::vector<std::complex<double>> filter(static_cast<std::size_t>(padded));
@@ -137,13 +170,13 @@ Fft<T>::Fft(std::int64_t length, bool forward) : length_(length), forward_(forwa
 
 template <class T>
 std::int64_t Fft<T>::scratch_size() const noexcept {
-  return ahead_ == nullptr ? length_ : ahead_->length() + ahead_->scratch_size();
+  return padded_forward_ == nullptr ? length_ : padded_forward_->length() + padded_forward_->scratch_size();
 }
 
 template <class T>
 void Fft<T>::run(std::complex<T>* data, std::complex<T>* scratch) const {
   if (length_ < 2) return;
-  if (ahead_ == nullptr) {
+  if (padded_forward_ == nullptr) {
     mixed_radix(data, scratch);
   } else {
     bluestein(data, scratch);
@@ -173,17 +206,59 @@ void Fft<T>::mixed_radix(std::complex<T>* data, std::complex<T>* scratch) const 
 
 template <class T>
 void Fft<T>::bluestein(std::complex<T>* data, std::complex<T>* scratch) const {
-  const std::int64_t padded = ahead_->length();
+  const std::int64_t padded = padded_forward_->length();
   std::complex<T>*a = scratch, *rest = scratch + padded;
-  for (std::int64_t j = 0; j < length_; ++j) a[j] = product(data[j], chirp_[static_cast<std::size_t>(j)]);
+  for (std::int64_t j = 0; j < length_; ++j) a[j] = multiply(data[j], chirp_[static_cast<std::size_t>(j)]);
   for (std::int64_t j = length_; j < padded; ++j) a[j] = 0;
-  ahead_->run(a, rest);
-  for (std::int64_t j = 0; j < padded; ++j) a[j] = product(a[j], filter_[static_cast<std::size_t>(j)]);
-  back_->run(a, rest);
-  for (std::int64_t j = 0; j < length_; ++j) data[j] = product(a[j], chirp_[static_cast<std::size_t>(j)]);
+  padded_forward_->run(a, rest);
+  for (std::int64_t j = 0; j < padded; ++j) a[j] = multiply(a[j], filter_[static_cast<std::size_t>(j)]);
+  padded_inverse_->run(a, rest);
+  for (std::int64_t j = 0; j < length_; ++j) data[j] = multiply(a[j], chirp_[static_cast<std::size_t>(j)]);
 }
 
-template class Fft<float>;
-template class Fft<double>;
+// The tables of a length, kept for the next call; making them costs more than a short transform.
+template <class T>
+std::shared_ptr<const Fft<T>> plan_for(std::int64_t length, bool forward) {
+  constexpr std::size_t kKept = 64;
+  static std::mutex mutex;
+  static std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const Fft<T>>> plans;
+  const std::lock_guard lock(mutex);
+  auto& plan = plans[{length, forward}];
+  if (plan == nullptr) plan = std::make_shared<const Fft<T>>(length, forward);
+  const auto kept = plan;
+  if (plans.size() > kKept) plans.clear();
+  return kept;
+}
 
-}  // namespace untorch::kernels
+template <class T>
+void transform(const Lanes<1>& lanes, bool forward, T factor, std::complex<T>* data) {
+  const std::int64_t length = lanes.n, stride = lanes.step[0];
+  const auto shared = plan_for<T>(length, forward);
+  const Fft<T>& plan = *shared;
+  const double work = static_cast<double>(lanes.rows.numel) * static_cast<double>(length) * 10;
+  for_each_item_grained(lanes.rows.numel, 4096 / length + 1, work > kParallelWork, [&](std::int64_t lane) {
+    thread_local std::vector<std::complex<T>> buffer;
+    buffer.resize(static_cast<std::size_t>(length + plan.scratch_size()));
+    std::int64_t rest = lane, offset = 0;
+    for (int d = 0; d < lanes.rows.ndim; ++d) {
+      offset += rest % lanes.rows.sizes[d] * lanes.rows.strides[0][d];
+      rest /= lanes.rows.sizes[d];
+    }
+    std::complex<T>* row = buffer.data();
+    for (std::int64_t i = 0; i < length; ++i) row[i] = data[offset + i * stride];
+    plan.run(row, row + length);
+    for (std::int64_t i = 0; i < length; ++i) data[offset + i * stride] = row[i] * factor;
+  });
+}
+
+}  // namespace
+
+void fft(const Lanes<1>& lanes, bool forward, double factor, DType dtype, void* data) {
+  if (dtype == DType::kComplex64) {
+    transform(lanes, forward, static_cast<float>(factor), static_cast<std::complex<float>*>(data));
+  } else {
+    transform(lanes, forward, factor, static_cast<std::complex<double>*>(data));
+  }
+}
+
+}  // namespace untorch::kernels::cpu

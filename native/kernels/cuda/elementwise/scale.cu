@@ -1,7 +1,9 @@
-// Elementwise scale in place, a grid-stride loop. Roofline: memory, every value read and written once. Share: not
-// measured alone.
+// In-place scaling by a grid-stride loop over dense memory.
+//
+// Roofline: bytes = read + write of every element, one multiplication each: bound by DRAM. Its share has not been
+// measured.
+#include "kernels/scale.h"
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/gemm/scale.h"
 
 namespace untorch::kernels::cuda {
 namespace {
