@@ -1,9 +1,11 @@
-// Small parts of linear algebra: unit matrices, symmetric completion, and the unpacking of LU factors. All but the
-// permutations read and write every element once; those run the swaps of a matrix one after the other, as they were
-// made, one thread a matrix.
+// Elementwise steps around cuBLAS and cuSOLVER: pointer arrays, unit matrices, Hermitian completion, LU unpacking.
+//
+// Grid-stride loops, one thread an element. Roofline: every element is read and written once, without arithmetic: bound
+// by DRAM. Permutations take one thread a matrix, which makes its row swaps in order: bound by latency, m steps. The
+// share of the roofline has not been measured.
+#include "kernels/linalg.h"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
-#include "kernels/cuda/linalg/linalg.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -11,21 +13,21 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>
-__device__ __forceinline__ T number(int value);
+__device__ __forceinline__ T scalar(int value);
 template <>
-__device__ __forceinline__ float number<float>(int value) {
+__device__ __forceinline__ float scalar<float>(int value) {
   return static_cast<float>(value);
 }
 template <>
-__device__ __forceinline__ double number<double>(int value) {
+__device__ __forceinline__ double scalar<double>(int value) {
   return value;
 }
 template <>
-__device__ __forceinline__ float2 number<float2>(int value) {
+__device__ __forceinline__ float2 scalar<float2>(int value) {
   return {static_cast<float>(value), 0.0f};
 }
 template <>
-__device__ __forceinline__ double2 number<double2>(int value) {
+__device__ __forceinline__ double2 scalar<double2>(int value) {
   return {static_cast<double>(value), 0.0};
 }
 
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) write_units(std::int64_t numel, std:
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += step) {
     std::int64_t rest = i;
     const std::int64_t column = split(rest, n, numel <= 0x7fffffff), row = split(rest, n, numel <= 0x7fffffff);
-    out[i] = number<T>(row == column ? 1 : 0);
+    out[i] = scalar<T>(row == column ? 1 : 0);
   }
 }
 
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < numel; i += step) {
     std::int64_t item = i;
     const std::int64_t column = split(item, m, numel <= 0x7fffffff), row = split(item, m, numel <= 0x7fffffff);
-    p[i] = number<T>(order[item * m + column] == row ? 1 : 0);
+    p[i] = scalar<T>(order[item * m + column] == row ? 1 : 0);
   }
 }
 
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
     std::int64_t item = i;
     const std::int64_t column = split(item, columns, numel <= 0x7fffffff), row = split(item, rows, numel <= 0x7fffffff);
     const bool inside = upper ? row <= column : row > column;
-    out[i] = inside ? lu[(item * m + row) * n + column] : number<T>(!upper && row == column ? 1 : 0);
+    out[i] = inside ? lu[(item * m + row) * n + column] : scalar<T>(!upper && row == column ? 1 : 0);
   }
 }
 

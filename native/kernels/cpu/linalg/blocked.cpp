@@ -1,5 +1,11 @@
-// Triangular systems and Householder reflections, both in blocks that meet the rest of the matrix in matrix products.
-#include "kernels/cpu/linalg/linalg.h"
+// Blocked TRSM, GEQRF and ORMQR: a small diagonal block or panel is computed by plain loops, the trailing matrix is
+// updated by GEMM.
+//
+// TRSM: 64 rows of the triangle, dense and by columns in scratch, are solved a column of B at a time; the rows that
+// wait for them take one GEMM. GEQRF and ORMQR: panels of 32 Householder vectors in compact WY form, 1 - V·S·Vᵀ,
+// applied by three GEMMs. Complex matrices take plain loops throughout. Large real problems run at the rate of the GEMM
+// (2·n²·columns and about 2·m·n·k operations); the share of the roofline has not been measured.
+#include "kernels/cpu/linalg/blocked.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +13,10 @@
 
 #include "kernels/cpu/common/parallel_items.h"
 
-namespace untorch::kernels {
+namespace untorch::kernels::cpu {
 namespace {
 
-// Rows of a triangle that are solved one by one before the rest is updated with a matrix product.
+// Rows of a triangle that are solved one by one before GEMM updates the rest.
 constexpr std::int64_t kBlock = 64;
 
 template <class T>
@@ -35,7 +41,7 @@ T conjugate_if(bool conjugate, T value) {
   }
 }
 
-// The product written out: std::complex's operator* calls a library function to repair infinities.
+// Written out: std::complex's operator* calls a library function to repair infinities.
 template <class T>
 T times(T x, T y) {
   if constexpr (kComplex<T>) {
@@ -72,8 +78,8 @@ std::int64_t grain_of(double operations_a_column) {
 
 // C = beta·C + alpha·A·B for real T.
 template <class T>
-void product(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b,
-             T beta, MatrixRef<T> c, bool serial) {
+void gemm_any(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b,
+              T beta, MatrixRef<T> c, bool serial) {
   if (serial) {
     gemm_serial(m, n, k, alpha, a, b, beta, c);
   } else {
@@ -83,8 +89,8 @@ void product(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<
 
 // C -= op(A)·B; A [rows, k], B [k, columns] and C [rows, columns] by columns.
 template <class T>
-void subtract_product(std::int64_t rows, std::int64_t columns, std::int64_t k, MatrixRef<const T> a, bool conjugate,
-                      const T* b, T* c, std::int64_t ld, bool serial) {
+void subtract_gemm(std::int64_t rows, std::int64_t columns, std::int64_t k, MatrixRef<const T> a, bool conjugate,
+                   const T* b, T* c, std::int64_t ld, bool serial) {
   if constexpr (kComplex<T>) {
     const double work = 4.0 * static_cast<double>(rows) * static_cast<double>(k);
     for_each_item_grained(columns, grain_of(work), worth_threads(work * static_cast<double>(columns), serial),
@@ -98,7 +104,7 @@ void subtract_product(std::int64_t rows, std::int64_t columns, std::int64_t k, M
                             }
                           });
   } else {
-    product<T>(rows, columns, k, T(-1), a, {b, 1, ld}, T(1), {c, 1, ld}, serial);
+    gemm_any<T>(rows, columns, k, T(-1), a, {b, 1, ld}, T(1), {c, 1, ld}, serial);
   }
 }
 
@@ -169,10 +175,10 @@ void reflect(std::int64_t n, const T* v, T tau, T* c) {
   add_scaled(n - 1, factor, v + 1, c + 1);
 }
 
-// Reflections that are gathered and applied as matrix products: H_0·…·H_(p-1) = 1 - V·S·Vᵀ with S upper triangular.
+// Reflections of one panel, applied by GEMM (compact WY): H_0·…·H_(p-1) = 1 - V·S·Vᵀ with S upper triangular.
 constexpr std::int64_t kPanel = 32;
 
-// Whether panels pay for `count` reflections of rows m on so many columns. Complex products have no fast path.
+// Whether panels pay for `count` reflections of rows m on so many columns. There is no complex GEMM.
 template <class T>
 bool in_panels(std::int64_t m, std::int64_t columns, std::int64_t count) {
   return !kComplex<T> && count >= 2 * kPanel && columns >= 2 * kPanel && m >= 2 * kPanel;
@@ -193,7 +199,7 @@ void apply_panel(std::int64_t m, std::int64_t columns, std::int64_t count, const
     std::copy_n(v + j * ldv + j + 1, m - j - 1, column + j + 1);
   }
   const MatrixRef<const T> wide{full.get(), 1, m}, flat{full.get(), m, 1};
-  product<T>(count, count, m, T(1), flat, wide, T(0), {inner.get(), 1, count}, serial);
+  gemm_any<T>(count, count, m, T(1), flat, wide, T(0), {inner.get(), 1, count}, serial);
   std::fill_n(s.get(), count * count, T(0));
   for (std::int64_t j = 0; j < count; ++j) {
     T* column = s.get() + j * count;
@@ -206,9 +212,9 @@ void apply_panel(std::int64_t m, std::int64_t columns, std::int64_t count, const
     }
   }
   const MatrixRef<const T> factor{s.get(), adjoint ? count : 1, adjoint ? 1 : count};
-  product<T>(count, columns, m, T(1), flat, {c, 1, ldc}, T(0), {projected.get(), 1, count}, serial);
-  product<T>(count, columns, count, T(1), factor, {projected.get(), 1, count}, T(0), {scaled.get(), 1, count}, serial);
-  product<T>(m, columns, count, T(-1), wide, {scaled.get(), 1, count}, T(1), {c, 1, ldc}, serial);
+  gemm_any<T>(count, columns, m, T(1), flat, {c, 1, ldc}, T(0), {projected.get(), 1, count}, serial);
+  gemm_any<T>(count, columns, count, T(1), factor, {projected.get(), 1, count}, T(0), {scaled.get(), 1, count}, serial);
+  gemm_any<T>(m, columns, count, T(-1), wide, {scaled.get(), 1, count}, T(1), {c, 1, ldc}, serial);
 }
 
 }  // namespace
@@ -240,7 +246,7 @@ void solve_triangular(std::int64_t n, std::int64_t columns, MatrixRef<const T> a
     const std::int64_t rest = triangle.upper ? start : n - first;
     if (rest == 0) continue;
     const MatrixRef<const T> below{a.data + first * a.row_stride + start * a.col_stride, a.row_stride, a.col_stride};
-    subtract_product(rest, columns, size, below, triangle.conjugate, b + start, b + first, ldb, serial);
+    subtract_gemm(rest, columns, size, below, triangle.conjugate, b + start, b + first, ldb, serial);
   }
 }
 
@@ -307,4 +313,4 @@ UNTORCH_LINALG(std::complex<float>)
 UNTORCH_LINALG(std::complex<double>)
 #undef UNTORCH_LINALG
 
-}  // namespace untorch::kernels
+}  // namespace untorch::kernels::cpu

@@ -1,4 +1,4 @@
-// Dense factorisation kernels on the CPU: triangular systems and Householder reflections. Raw pointers only.
+// Blocked TRSM, GEQRF and ORMQR of one matrix: triangular systems and Householder reflections.
 //
 // T is float, double, std::complex<float> or std::complex<double>. A matrix that is written is stored by columns, as
 // LAPACK's are: element (i, j) at j·ld + i. `serial` keeps the work on the calling thread, for callers that are
@@ -11,7 +11,7 @@
 
 #include "kernels/cpu/gemm/gemm.h"
 
-namespace untorch::kernels {
+namespace untorch::kernels::cpu {
 
 // What op(A) stands for is in the strides of `a` (swapped: transposed) and in `conjugate`.
 struct Triangle {
@@ -35,4 +35,4 @@ template <class T>
 void apply_reflections(std::int64_t m, std::int64_t columns, std::int64_t count, const T* v, std::int64_t ldv,
                        const T* tau, bool adjoint, T* c, std::int64_t ldc, bool serial);
 
-}  // namespace untorch::kernels
+}  // namespace untorch::kernels::cpu
