@@ -46,7 +46,10 @@ class Optional:
 
 
 def refused(name: str, args: list[Any], expected: str, slots: int = 1) -> None:
-    """Calls a shim and expects this text. Lists are passed with their length, ``None`` as a null pointer."""
+    """Calls a shim and expects this text. Lists are passed with their length, ``None`` as a null pointer.
+
+    ``name`` is an operator, whose CUDA name is called, or a whole C name that names no device.
+    """
     owned: list[ctypes.c_void_p] = []
     keep: list[Any] = []
     c_args: list[Any] = []
@@ -72,9 +75,10 @@ def refused(name: str, args: list[Any], expected: str, slots: int = 1) -> None:
         else:
             c_args += [(ctypes.c_int64 * max(len(arg), 1))(*arg), ctypes.c_int64(len(arg))]
     out = [ctypes.c_void_p() for _ in range(slots)]
+    symbol = name if name.startswith("aoti_torch_") else f"aoti_torch_cuda_{name}"
     try:
         with pytest.raises(ShimError) as error:
-            raise_on(getattr(lib, f"aoti_torch_cuda_{name}")(*c_args, *map(ctypes.byref, out)))
+            raise_on(getattr(lib, symbol)(*c_args, *map(ctypes.byref, out)))
     finally:
         for h in owned:
             delete(h)
@@ -222,6 +226,21 @@ def test_transforms() -> None:
     refused("_fft_r2c", [x, [0], 0, True], "_fft_r2c: dtype complex64 is not supported, expected float32 or float64")
     refused("_fft_r2c", [Fake(4, 8), [], 0, True], "_fft_r2c: argument 'dim' must name at least one dimension")
     refused("_fft_r2c", [Fake(4, 0), [1], 0, True], "_fft_r2c: dimension 1 of shape [4, 0] is empty")
+
+
+def test_names_without_a_device_serve_cuda_tensors() -> None:
+    lists: list[Any] = [(1, 1), (0, 0), (1, 1), False, (0, 0), 1]
+    refused(
+        "aoti_torch_convolution", [Fake(2, 3, 8, 8), torch.zeros(4, 3, 3, 3), None, *lists],
+        "convolution: argument 'weight' is on cpu, expected cuda",
+    )  # fmt: skip
+    refused(
+        "aoti_torch_convolution", [None, Fake(4, 3, 3, 3), None, *lists], "convolution: argument 'input' is null"
+    )  # fmt: skip
+    refused(
+        "aoti_torch__fft_c2c", [Fake(4, 8, dtype=torch.complex64), [1, -1], 0, True],
+        "_fft_c2c: argument 'dim' names a dimension twice: [1, -1]",
+    )  # fmt: skip
 
 
 def test_linear_algebra() -> None:
