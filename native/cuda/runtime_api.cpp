@@ -1,18 +1,19 @@
-// The CUDA runtime functions that compiled models and our own kernels call, over the driver: no libcudart is linked or
-// opened. The signatures and numbers are those of NVIDIA's runtime (CUDA 12 and 13); error codes of the runtime and
-// the driver agree for every code that is returned here.
+// The CUDA runtime API that compiled models and our own kernels call, implemented over the driver API: no libcudart is
+// linked or opened. Signatures and constants are those of NVIDIA's runtime (CUDA 12 and 13); error codes of the runtime
+// and the driver agree for every code that is returned here.
 //
-// Two kinds of callers: the host code that nvcc makes for our own kernels and CUB (kernel_registry.cpp has what
-// registers and launches kernels), and model libraries. The latter come in through exported names of their own,
-// utdaMalloc for cudaMalloc: the loader renames what a model library asks for (model/library.cpp), so that it gets
-// these functions also where NVIDIA's runtime is in the process, and nothing else in the process gets them.
+// Callers are the host code that nvcc makes for our own kernels and CUB (kernel_registry.cpp registers and launches
+// kernels), and model libraries. The latter use exported names of their own, utdaMalloc for cudaMalloc: the loader
+// renames a model library's imports (model/library.cpp), so that it gets these functions even where NVIDIA's runtime is
+// loaded, and nothing else in the process gets them.
 #include <cstring>
 
+#include "base/error.h"
+#include "base/export.h"
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "cuda/upload.h"
-#include "shims/shim.h"
 
 using namespace untorch;
 using namespace untorch::cuda;
@@ -21,7 +22,7 @@ namespace {
 
 enum : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kDefault = 4 };
 
-// The runtime remembers a thread's last failure until it is asked for.
+// cudaGetLastError: a thread's last failure, kept until it is read.
 thread_local Result last_code = kSuccess;
 
 Result note(Result code) noexcept {
@@ -29,7 +30,7 @@ Result note(Result code) noexcept {
   return code;
 }
 
-// Runs the body; what it throws becomes an error code, and the text stays for the loader's message.
+// Runs the body; an exception becomes an error code, and its text is kept for the loader's message.
 template <class Body>
 Result called(const char* what, Body&& body) noexcept {
   try {

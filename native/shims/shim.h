@@ -17,10 +17,10 @@
 #include <string>
 
 #include "base/dispatch.h"
+#include "base/export.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 
-#define UNTORCH_EXPORT __attribute__((visibility("default")))
 // The start of a shim that returns an error code.
 #define UNTORCH_SHIM extern "C" UNTORCH_EXPORT AOTITorchError
 
