@@ -1,29 +1,24 @@
-// Scalars out of tensors and into them (torch/csrc/inductor/aoti_torch/c/shim.h).
+// Scalars from tensors and to tensors (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "shims/shim.h"
-#include "tensor/device.h"
 
 using namespace untorch;
 using namespace untorch::shims;
 
 namespace {
 
-// The only element of `t` in the CPU's memory.
+// The only element of `t`, copied to the CPU.
 template <class T>
 T element_of(const Tensor& t) {
   T value{};
-  if (t.device().type == DeviceType::kCPU) {
-    std::memcpy(&value, t.raw(), sizeof(T));
-  } else {
-    device_table(t.device().type).copy_bytes(&value, Device{}, t.raw(), t.device(), sizeof(T));
-  }
+  copy_bytes(&value, Device{}, t.raw(), t.device(), sizeof(T));
   return value;
 }
 
-// A number as T. Throws where T does not reach; a fraction is cut off, as PyTorch does it.
+// A scalar as T. Throws when it is out of T's range; a fraction is truncated, as in PyTorch.
 template <class T, class From>
 T converted(From value, DType dtype) {
   if constexpr (std::is_same_v<T, bool>) {
@@ -31,7 +26,7 @@ T converted(From value, DType dtype) {
   } else if constexpr (std::is_integral_v<T> && std::is_integral_v<From>) {
     check(std::in_range<T>(value), "item: the value ", value, " does not fit ", dtype_name(dtype));
   } else if constexpr (std::is_integral_v<T>) {
-    // The limits of wide integers are no doubles: one beyond the largest is, and so is the least.
+    // The largest wide integer is no double, one above it is, and so is the smallest.
     const double beyond = std::ldexp(1.0, std::numeric_limits<T>::digits);
     const double least = static_cast<double>(std::numeric_limits<T>::min());
     const double whole = std::trunc(static_cast<double>(value));

@@ -6,7 +6,6 @@
 #include "cuda/pinned_pool.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
-#include "tensor/device.h"
 
 using namespace untorch;
 using namespace untorch::shims;
@@ -187,7 +186,7 @@ UNTORCH_SHIM aoti_torch__reinterpret_tensor(AtenTensorHandle self, std::int64_t 
 UNTORCH_SHIM aoti_torch_as_strided(AtenTensorHandle self, const std::int64_t* sizes, const std::int64_t* strides,
                                    AtenTensorHandle* ret) {
   return guarded("as_strided", [&] {
-    // The number of dimensions is the tensor's own: the function has no argument for it.
+    // The rank is the tensor's own: the function has no argument for it.
     const Tensor& t = required(self, "as_strided", "self");
     give(ret, t.view(ints(sizes, t.dim()), ints(strides, t.dim()), t.storage_offset()), "as_strided");
   });
@@ -212,7 +211,7 @@ UNTORCH_SHIM aoti_torch_empty_strided_pinned(std::int64_t ndim, const std::int64
           device_name({static_cast<DeviceType>(device_type), device_index}), ", expected cpu");
     const DimSpan size_span = ints(sizes, ndim), stride_span = ints(strides, ndim);
     const std::size_t bytes = blob_bytes(size_span, stride_span, 0, static_cast<DType>(dtype));
-    // Pinning is a promise to a GPU: where there is none, the memory is plain.
+    // Without a GPU nothing needs pinned memory: it is pageable.
     StorageRef storage = cuda::try_driver(nullptr) != nullptr ? cuda::allocate_pinned(bytes, cuda::current_device())
                                                               : StorageRef::allocate(bytes);
     give(ret, std::make_unique<Tensor>(std::move(storage), 0, static_cast<DType>(dtype), size_span, stride_span),
@@ -303,11 +302,7 @@ UNTORCH_SHIM aoti_torch_clone_preserve_strides(AtenTensorHandle self, AtenTensor
     TensorPtr out = Tensor::empty_strided(t.sizes(), t.strides(), t.dtype(), t.device());
     // Overlapping strides (an expanded tensor) are copied as the memory that they reach.
     const std::size_t nbytes = out->storage()->nbytes();
-    if (t.device().type == DeviceType::kCPU) {
-      std::memcpy(out->raw(), t.raw(), nbytes);
-    } else {
-      device_table(t.device().type).copy_bytes(out->raw(), out->device(), t.raw(), t.device(), nbytes);
-    }
+    copy_bytes(out->raw(), out->device(), t.raw(), t.device(), nbytes);
     give(ret, std::move(out), "clone_preserve_strides");
   });
 }

@@ -11,7 +11,10 @@ void copy_cpu(const Tensor& dst, const Tensor& src);
 // copy_cpu, or the device's copy when either tensor is on one.
 void copy(const Tensor& dst, const Tensor& src);
 
-// All of these are on the source's device.
+// Bytes between any two memories, as they are.
+void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device, std::size_t nbytes);
+
+// Results are on the source's device.
 // A row-major copy with the same dtype.
 TensorPtr clone_contiguous(const Tensor& src);
 // Another handle on `src` when it is row-major already, else a row-major copy.

@@ -1,4 +1,4 @@
-// The registry of devices, and what tensors do by it.
+// The registry of device tables, and the tensor operations that dispatch through it.
 #include "tensor/device.h"
 
 #include <cstring>
@@ -28,6 +28,15 @@ void copy(const Tensor& dst, const Tensor& src) {
     copy_cpu(dst, src);
   } else {
     device_table(to != DeviceType::kCPU ? to : from).copy(dst, src);
+  }
+}
+
+void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device, std::size_t nbytes) {
+  const DeviceType to = dst_device.type, from = src_device.type;
+  if (to == DeviceType::kCPU && from == DeviceType::kCPU) {
+    std::memcpy(dst, src, nbytes);
+  } else {
+    device_table(to != DeviceType::kCPU ? to : from).copy_bytes(dst, dst_device, src, src_device, nbytes);
   }
 }
 
