@@ -1,4 +1,4 @@
-// Devices are looked at once; their primary contexts are made when they are first needed.
+// Device properties, read once, and primary contexts, retained at first use.
 #include "cuda/device.h"
 
 #include <atomic>
@@ -75,7 +75,7 @@ Context primary_context(int device) {
   if (context == nullptr) {
     const Result code = driver().primary_context_retain(&context, s.id);
     if (code == kErrorOutOfMemory) {
-      // The driver says so, too, when other processes have all queues of the GPU.
+      // The driver gives the same code when other processes hold all queues of the GPU.
       throw_error(ErrorKind::kOutOfMemory, "creating the device's context: ", error_text(code),
                   ": free some of its memory; if there is enough, many processes share the GPU, and its queues are "
                   "taken: set CUDA_DEVICE_MAX_CONNECTIONS to a smaller number for them, or run fewer");

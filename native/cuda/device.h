@@ -12,7 +12,7 @@ struct DeviceProperties {
   int major = 0, minor = 0;  // compute capability
   int num_sms = 0;
   int max_threads_per_multiprocessor = 0;
-  int max_shared_per_block = 0;  // bytes, after opting in
+  int max_shared_per_block = 0;  // bytes a CTA, after opting in
   int l2_bytes = 0;
   std::size_t total_memory = 0;  // bytes
   // Kernels may begin while the one before them still runs: compute capability 9.0 and newer, and a driver of CUDA 12.3
@@ -23,7 +23,7 @@ struct DeviceProperties {
 
 // Throws what driver() throws.
 int device_count();
-// Throws kInvalidArgument that names the devices there are.
+// Throws kInvalidArgument that lists the devices.
 const DeviceProperties& device_properties(int device);
 // The device's primary context, retained once and kept until the process ends.
 Context primary_context(int device);

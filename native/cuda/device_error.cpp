@@ -1,4 +1,4 @@
-// The pinned words that kernels report into, and the texts of what they report.
+// Device-side errors: the pinned words that kernels write, and the texts of the faults.
 #include "cuda/device_error.h"
 
 #include <array>

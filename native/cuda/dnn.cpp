@@ -1,7 +1,7 @@
-// cuDNN: the functions that we call, their handles, and a plan for every convolution that was seen.
+// cuDNN's legacy convolution interface: functions, handles, and a cache of plans by problem.
 //
-// A plan is the four descriptors and the deterministic algorithms as cuDNN's heuristics rank them, with the workspace
-// that each needs. Plans stay with their handle, so a repeated call costs a look-up and the launch.
+// A plan holds the four descriptors and the deterministic algorithms in the order of cuDNN's heuristics, each with its
+// workspace size. Plans belong to a handle, so a repeated call costs a lookup and the launch.
 #include "cuda/dnn.h"
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@
 namespace untorch::cuda {
 namespace {
 
-// cudnn.h's types and numbers, as far as they are used here.
+// cudnn.h's types and constants, as far as they are used here.
 using Status = int;  // cudnnStatus_t
 using Handle = void*;
 using TensorDescriptor = void*;
@@ -99,13 +99,13 @@ struct Dnn {
 
 struct Opened {
   Dnn table;
-  std::string reason;  // why there is none; empty when it is there
+  std::string reason;  // why it cannot be opened; empty when it was opened
 };
 
 std::string open_into(Dnn& table) {
   std::string error, unused;
-  // cuDNN's parts name these among what they need. Opened first, they are found wherever they are installed; where
-  // they are missing, cuDNN's own error says so.
+  // Dependencies of cuDNN's sublibraries: opened first, they are found wherever they are installed; where they are
+  // missing, cuDNN's own error says so.
   constexpr LibraryHint kRuntimeCompiler{"NVRTC", "cuda_nvrtc", "nvidia-cuda-nvrtc", false};
   (void)open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, unused);
   (void)open_library({"libnvrtc.so.13", "libnvrtc.so.12"}, kRuntimeCompiler, unused);
@@ -165,8 +165,8 @@ struct Plan {
   TensorDescriptor input = nullptr, output = nullptr;
   FilterDescriptor weight = nullptr;
   ConvolutionDescriptor convolution = nullptr;
-  // What may be run, the best first; none when cuDNN refuses the problem. The convolution's descriptor has the first
-  // one's math type.
+  // Algorithms, the best first; none when cuDNN refuses the problem. The convolution's descriptor has the first one's
+  // math type.
   struct Candidate {
     int algorithm, math_type;
     std::size_t workspace;
@@ -243,7 +243,7 @@ bool set_tensor(const Dnn& api, TensorDescriptor descriptor, int dtype, const ke
 void make_plan(const Dnn& api, Handle handle, const DnnConvolution& p, Plan& plan) {
   const kernels::ConvolutionShape& s = p.shape;
   const int dtype = dtype_code(p.dtype);
-  // cuDNN wants two spatial dimensions at least.
+  // cuDNN needs at least two spatial dimensions.
   const bool three = s.input[0] != 1 || s.kernel[0] != 1 || s.output[0] != 1 || s.padding[0] != 0;
   const int n = three ? 3 : 2;
   if (!set_tensor(api, plan.input, dtype, s, s.in_channels * s.groups, s.input, n)) return;
@@ -332,7 +332,7 @@ HandlePool<State>& handles() {
 bool dnn_convolution(const DnnConvolution& problem, const void* input, const void* weight, void* output, int device,
                      Stream stream) {
   const Dnn& api = dnn();
-  // Handles and plans allocate and load code, once, which a capture of the stream must not take for its own.
+  // Making handles and plans allocates and loads code, which stream capture in strict mode would refuse.
   const RelaxedCapture relaxed;
   const auto state = handles().take(device, [&] {
     auto made = std::make_unique<State>();
@@ -359,7 +359,7 @@ bool dnn_convolution(const DnnConvolution& problem, const void* input, const voi
       check_status(api, status, problem.transposed ? "cudnnConvolutionBackwardData" : "cudnnConvolutionForward");
       return true;
     }
-    // Ranked, sized, and then refused: forgotten, so that it is asked once only.
+    // In the heuristics' list, and refused at execution: dropped from the plan, so that it is tried once only.
     plan.candidates.erase(plan.candidates.begin());
     if (!plan.candidates.empty()) {
       check_status(api, api.set_math_type(plan.convolution, plan.candidates.front().math_type),

@@ -1,4 +1,4 @@
-// cuDNN's convolutions, through the library opened at run time (cuDNN 9).
+// Convolution by cuDNN 9, opened at run time.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct DnnConvolution {
   kernels::ConvolutionShape shape;
   DType dtype;  // float16, bfloat16, float32 or float64, of all three tensors
   bool transposed;
-  bool tf32;  // float32 products may be rounded to TF32
+  bool tf32;  // float32 operands may be rounded to TF32
 };
 
 // output = input ∗ weight, without a bias. Tensors are dense: row-major, or with the channel innermost (weight too:

@@ -8,7 +8,7 @@ namespace {
 
 struct Opened {
   Driver table;
-  std::string reason;  // why there is none; empty when it is there
+  std::string reason;  // why it cannot be used; empty when it was opened
 };
 
 std::string open_into(Driver& table) {
@@ -28,7 +28,7 @@ std::string open_into(Driver& table) {
   if (const Result code = table.init(0); code != kSuccess) {
     const char* name = nullptr;
     (void)table.error_name(code, &name);
-    if (code == kErrorNoDevice) return "NVIDIA's driver is there, but it sees no GPU (CUDA_ERROR_NO_DEVICE)";
+    if (code == kErrorNoDevice) return "NVIDIA's driver is installed, but reports no GPU (CUDA_ERROR_NO_DEVICE)";
     return std::string("NVIDIA's driver cannot be started: ") + (name != nullptr ? name : "unknown error") + " (" +
            std::to_string(code) + ")";
   }

@@ -24,7 +24,7 @@ struct CUuserObject_st;
 
 namespace untorch::cuda {
 
-using Result = int;  // CUresult, and cudaError_t where the two share a number
+using Result = int;  // CUresult, and cudaError_t where the two have the same value
 using DeviceId = int;
 using DevicePtr = unsigned long long;
 using Context = CUctx_st*;
@@ -49,9 +49,9 @@ struct KernelNodeParams {
   Context context;
 };
 
-// What is in `extra`, the other way to give a kernel its parameters: one buffer for all. Empty where there is none.
+// The buffer that `extra` passes: all kernel parameters in one (CU_LAUNCH_PARAM_BUFFER_POINTER). Empty without one.
 std::span<const std::byte> argument_buffer(void* const* extra) noexcept;
-// Makes `extra` say that; *bytes must live as long as it.
+// Makes `extra` pass that buffer; *bytes must outlive it.
 void set_argument_buffer(void* (&extra)[5], void* buffer, std::size_t* bytes) noexcept;
 
 // CUDA_MEMSET_NODE_PARAMS

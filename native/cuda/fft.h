@@ -1,4 +1,4 @@
-// cuFFT's transforms, through the library opened at run time (CUDA 12's or 13's).
+// Fourier transforms by cuFFT (CUDA 12's or 13's), opened at run time.
 #pragma once
 
 #include <array>

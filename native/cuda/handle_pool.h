@@ -1,6 +1,7 @@
-// Handles of NVIDIA's libraries (cuDNN, cuBLAS, cuSOLVER): dear to make, and for one thread at a time. A call takes an
-// idle one of its device, or makes one, and puts it back; so there are as many as calls were ever running at once.
-// They are never destroyed: the libraries may be gone before us when the process ends.
+// A pool of library handles (cuDNN, cuBLAS, cuSOLVER), which are expensive to make and used by one thread at a time.
+//
+// A call takes an idle handle of its device, or makes one, and returns it: as many exist as calls ever ran
+// concurrently. Handles are never destroyed: the libraries may be unloaded before us at process exit.
 #pragma once
 
 #include <map>

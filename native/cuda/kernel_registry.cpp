@@ -1,5 +1,5 @@
-// What nvcc's host code calls to register and launch kernels. A file's kernels (one fatbinary) are loaded at the first
-// launch of one of them: nothing at all happens to CUDA when the library is loaded.
+// The runtime functions that nvcc's host code calls to register and launch kernels, with lazy loading: a file's
+// fatbinary is loaded at the first launch of one of its kernels. Loading the library itself calls nothing in CUDA.
 #include "cuda/kernel_registry.h"
 
 #include <atomic>
@@ -60,8 +60,8 @@ struct Entry {
   }
 };
 
-// Filled by constructors when the library is loaded, read-only afterwards; never freed, since kernels may be asked for
-// while the process ends.
+// Filled by constructors when the library is loaded, read-only afterwards; never freed, since kernels may be launched
+// at process exit.
 struct Registry {
   std::deque<Image> images;
   std::deque<Entry> entries;

@@ -1,4 +1,4 @@
-// Our own kernels: embedded in the library by nvcc, loaded into the driver when one of them is first launched.
+// Our own kernels: fatbinaries that nvcc embeds in the library, loaded into the driver at first launch.
 #pragma once
 
 #include "cuda/driver.h"

@@ -1,4 +1,4 @@
-// Looks for NVIDIA's libraries. The process-wide lists are never freed: libraries may be asked for while it ends.
+// The search for NVIDIA's libraries. The process-wide lists are never freed: libraries may be opened at process exit.
 #include "cuda/library_search.h"
 
 #include <dlfcn.h>
@@ -74,7 +74,7 @@ void* record(void* library, const LibraryHint& hint, const char* name, const cha
 }  // namespace
 
 void* open_library(std::initializer_list<const char*> names, const LibraryHint& hint, std::string& error) {
-  // Two copies of one library in a process cost twice its memory: what is there is taken.
+  // Two copies of one library in a process cost twice its memory: one that is already loaded is taken.
   for (const char* const name : names) {
     if (void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); library != nullptr) {
       return record(library, hint, name, "already loaded");
@@ -88,7 +88,7 @@ void* open_library(std::initializer_list<const char*> names, const LibraryHint& 
       if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) {
         return record(library, hint, name, place.found);
       }
-      // A file that is there and does not open: its reason is worth more than "not found".
+      // A file that exists and does not open: its reason says more than "not found".
       if (const char* const reason = dlerror(); !place.folder.empty() && reason != nullptr) {
         broken += broken.empty() ? "; found, but it does not open: " : "; ";
         broken += reason;

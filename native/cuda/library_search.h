@@ -1,4 +1,4 @@
-// NVIDIA's libraries (cuBLAS, cuDNN), opened when something first needs them and wherever they are installed.
+// NVIDIA's libraries (cuBLAS, cuDNN …), opened with dlopen at first use, wherever they are installed.
 //
 //   std::string error;
 //   void* const library = open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, error);
@@ -11,7 +11,7 @@
 
 namespace untorch::cuda {
 
-// A library as people know it, and how they get it.
+// A library's name, and how to install it.
 struct LibraryHint {
   const char* title;     // "cuBLAS"
   const char* folder;    // of NVIDIA's wheel: <site-packages>/nvidia/<folder>/lib

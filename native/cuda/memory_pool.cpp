@@ -1,5 +1,5 @@
-// Size classes with free lists: eight classes an octave, so that at most an eighth of a block is wasted; blocks of up
-// to 1 MiB are cut from 2 MiB slabs, larger ones come from the driver one by one.
+// Size classes with free lists: eight classes an octave, so that internal fragmentation is at most an eighth; blocks of
+// up to 1 MiB are split from 2 MiB slabs, larger ones are driver allocations of their own.
 #include "cuda/memory_pool.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 namespace untorch::cuda {
 namespace {
 
-constexpr std::size_t kSmallLimit = 1u << 20;  // up to here blocks are cut from slabs
+constexpr std::size_t kSmallLimit = 1u << 20;  // up to here blocks are split from slabs
 constexpr std::size_t kSlabBytes = 2u << 20;
 constexpr std::size_t kNumClasses = 8 * 48;
 
 struct Slab {
   DevicePtr base = 0;
-  std::size_t used = 0;  // bytes cut off so far
+  std::size_t used = 0;  // bytes split off so far
   std::size_t live = 0;  // blocks that tensors hold
 };
 
@@ -51,10 +51,10 @@ class Arena {
     const std::lock_guard lock(mutex_);
     return {in_use_, reserved_};
   }
-  // The graph is gone: nobody replays into the blocks any more. Called where no CUDA function may be.
+  // The graph is destroyed: no replay writes into the blocks any more. Called where CUDA calls are forbidden.
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
-  // From now on remembers what is handed out, in order: two captures of one call can then be compared.
+  // Logs allocations from now on, in order, so that two captures of one call can be compared.
   void start_log() {
     const std::lock_guard lock(mutex_);
     logging_ = true;
@@ -149,7 +149,7 @@ void Arena::release_unused() noexcept {
     if (slab.live != 0 || slab.base == 0) continue;
     (void)driver().mem_free(slab.base);
     reserved_ -= kSlabBytes;
-    slab = {0, kSlabBytes, 0};  // full: nothing more is cut from it
+    slab = {0, kSlabBytes, 0};  // full: nothing more is split from it
   }
   while (!slabs_.empty() && slabs_.back().base == 0) slabs_.pop_back();
 }
@@ -162,7 +162,7 @@ class DevicePool {
   explicit DevicePool(int device) : device_(device) {}
 
   Arena& of_stream(Stream stream) {
-    // A stream's number is never used twice, its handle is.
+    // A stream's ID is never reused, its handle is.
     unsigned long long id = 0;
     check_driver(driver().stream_id(stream, &id), "asking for a stream's id");
     return find(id * 2);
@@ -202,7 +202,7 @@ class DevicePool {
 
   std::shared_ptr<Arena> make_private() {
     static std::atomic<std::uint64_t> serial{0};
-    // Far above any stream's number.
+    // Far above any stream's ID.
     auto arena = std::make_shared<Arena>(device_, (std::uint64_t{1} << 63) + serial.fetch_add(1));
     const std::lock_guard lock(mutex_);
     arenas_.emplace(arena->key(), arena);
@@ -239,7 +239,7 @@ class DevicePool {
   void release(bool streams_too) {
     const std::lock_guard lock(mutex_);
     for (auto it = arenas_.begin(); it != arenas_.end();) {
-      // A graph's arena keeps everything until the graph is gone.
+      // A graph's arena keeps everything until the graph is destroyed.
       const bool of_graph = (it->first & 1) != 0 || it->first >> 63 != 0;
       const bool gone = of_graph && (it->second->retired() || it->second.use_count() == 1);
       if (gone || (streams_too && !of_graph)) it->second->release_unused();
@@ -268,7 +268,7 @@ DevicePool& pool(int device) {
   return *pools[index];
 }
 
-// What a thread used last, so that a run of allocations looks nothing up.
+// The arena that a thread used last, so that a run of allocations needs no lookup.
 struct Recent {
   Arena* forced = nullptr;  // by an ArenaScope
   int forced_device = -1;
@@ -309,7 +309,7 @@ StorageRef allocate(std::size_t nbytes, int device, Arena& arena) {
   const DeviceGuard guard(device);
   Block* block = arena.take(nbytes);
   if (block == nullptr) {
-    // While a capture is on, waiting for the device would break it.
+    // Synchronizing with the device would invalidate a capture in progress.
     if (!is_capturing(current_stream(device))) {
       pool(device).release_unused();
       block = arena.take(nbytes);

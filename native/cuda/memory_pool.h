@@ -1,8 +1,8 @@
-// Device memory for tensors: blocks are kept for the next tensor on the same stream, so that allocating and freeing
-// is a matter of lists and never waits for the GPU.
+// A stream-ordered caching allocator for device memory: allocating and freeing move blocks between lists and never
+// synchronize with the GPU.
 //
-// An arena belongs to one stream (its blocks are used again in the stream's order, which needs no waiting) or to one
-// graph (its blocks stay the graph's until the graph is gone, because every replay writes into them).
+// An arena belongs to one stream (its blocks are reused in stream order) or to one CUDA graph (a private pool: its
+// blocks stay the graph's until the graph is destroyed, because every replay writes into them).
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ namespace untorch::cuda {
 
 class Arena;
 
-// The arena that allocations for `stream` come from now: that of the graph being captured when the stream is, else
-// the stream's.
+// The arena that allocations for `stream` come from: that of the graph while the stream is captured, else the
+// stream's.
 Arena& arena_for(int device, Stream stream);
 // A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
 std::shared_ptr<Arena> make_private_arena(int device);
-// Frees what the arenas of graphs that are gone still hold. Waits for the device when there is something to free.
+// Frees what the arenas of destroyed graphs still hold. Synchronizes with the device when there is something to free.
 void release_gone_graphs(int device);
-// What an arena handed out since start_log, in order.
+// The allocations of an arena since start_log, in order.
 struct AllocationRecord {
   DevicePtr base;
   std::size_t bytes;
@@ -33,8 +33,8 @@ struct AllocationRecord {
 void start_log(Arena& arena);
 std::vector<AllocationRecord> allocation_log(const Arena& arena);
 
-// Device memory from the arena, 512-byte aligned, uninitialised. Throws kOutOfMemory that names what was asked for and
-// what is free.
+// Device memory from the arena, 512-byte aligned, uninitialised. Throws kOutOfMemory that names the requested and the
+// free bytes.
 StorageRef allocate(std::size_t nbytes, int device, Arena& arena);
 // The same from the arena of the device's current stream.
 StorageRef allocate(std::size_t nbytes, int device);
@@ -55,13 +55,13 @@ class ArenaScope {
 
 struct MemoryUse {
   std::size_t in_use = 0;    // bytes of blocks that tensors hold
-  std::size_t reserved = 0;  // bytes taken from the driver, those kept for reuse included
+  std::size_t reserved = 0;  // bytes allocated from the driver, cached blocks included
 };
 MemoryUse memory_use(int device);
-// Gives blocks that nobody uses back to the driver. Waits for the device.
+// Returns cached blocks to the driver. Synchronizes with the device.
 void release_unused(int device);
 
-// Memory straight from the driver, outside the pool, for what lives long (weights). Same errors as allocate.
+// Memory straight from the driver, outside the pool, for long-lived data (weights). Same errors as allocate.
 StorageRef allocate_unpooled(std::size_t nbytes, int device);
 
 }  // namespace untorch::cuda

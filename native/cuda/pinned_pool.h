@@ -1,4 +1,4 @@
-// Pinned host memory for copies that do not wait.
+// A caching allocator for pinned host memory, for asynchronous copies.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace untorch::cuda {
 
-// Kept for reuse once the GPU is done with it: the current stream is where it was last used. Throws kOutOfMemory.
+// Reused once the current stream has passed the point where it was freed. Throws kOutOfMemory.
 StorageRef allocate_pinned(std::size_t nbytes, int device);
 
 }  // namespace untorch::cuda

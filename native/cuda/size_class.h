@@ -1,4 +1,4 @@
-// Sizes of blocks that are kept for reuse, and how sizes are told.
+// Size classes of cached blocks, and byte counts as text.
 #pragma once
 
 #include <algorithm>

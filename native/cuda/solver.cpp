@@ -1,4 +1,4 @@
-// cuBLAS's and cuSOLVER's functions that we call, and their handles.
+// TRSM, GEQRF and ORMQR: the functions of cuBLAS and cuSOLVER, resolved at run time, and their handles.
 #include "cuda/solver.h"
 
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ struct Solver {
 template <class Table>
 struct Opened {
   Table table;
-  std::string reason;  // why there is none; empty when it is there
+  std::string reason;  // why it cannot be opened; empty when it was opened
 };
 
 template <class Function>
@@ -93,7 +93,7 @@ std::string open_into(Blas& table) {
 
 std::string open_into(Solver& table) {
   std::string error, unused;
-  // cuSOLVER names these among what it needs. Opened first, they are found wherever they are installed.
+  // Dependencies of cuSOLVER: opened first, they are found wherever they are installed.
   (void)open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, unused);
   (void)open_library({"libcublas.so.13", "libcublas.so.12"}, kCublas, unused);
   (void)open_library({"libnvJitLink.so.13", "libnvJitLink.so.12"}, kJitLink, unused);
@@ -132,7 +132,7 @@ void check_status(const char* op, LibraryStatus status, const char* title, bool 
               " failed with status ", status);
 }
 
-// Handles do not know their library when they are given back: one pool a library.
+// A handle does not know its library: one pool a library.
 struct Handle {
   LibraryHandle handle = nullptr;
 };
@@ -163,7 +163,7 @@ int narrow(const char* op, std::int64_t value) {
   return static_cast<int>(value);
 }
 
-// 1 in the dtype: complex numbers begin with their real part.
+// The scalar alpha = 1 in the dtype: complex values begin with their real part.
 struct One {
   float narrow[2] = {1.0f, 0.0f};
   double wide[2] = {1.0, 0.0};
@@ -193,7 +193,7 @@ void solve_triangular(const char* op, DType dtype, std::int64_t count, std::int6
     check_status(op, api.create(&made->handle), "cublasCreate", false);
     return made;
   });
-  // Memory of ours, so that nothing is allocated behind the pool's back, also not in a capture.
+  // Workspace from the pool, so that cuBLAS allocates nothing itself, during capture in particular.
   constexpr std::size_t kWorkspace = std::size_t{4} << 20;
   const StorageRef workspace = allocate(kWorkspace, device);
   check_status(op, api.set_stream(handle->handle, stream), "cublasSetStream", false);

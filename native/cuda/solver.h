@@ -1,4 +1,4 @@
-// Triangular systems by cuBLAS and QR factors by cuSOLVER, through the libraries opened at run time.
+// TRSM by cuBLAS, GEQRF and ORMQR by cuSOLVER, opened at run time.
 //
 // dtypes are float32, float64, complex64 and complex128. Matrices are stored by columns and lie dense one after the
 // other. Throws kUnsupported, with what to install, when the library is missing.
@@ -18,7 +18,7 @@ struct TriangularSystem {
   bool unit = false;  // the diagonal counts as ones and is not read
 };
 
-// A batched call solves a small system in one block; large ones are worth a call each.
+// cuBLAS's batched TRSM gives a small system to one CTA; large ones are worth a call each.
 inline bool solves_in_batches(std::int64_t count, std::int64_t n) { return count > 4 && n <= 512; }
 
 // B := op(A)⁻¹·B for every A [n, n] and B [n, columns]. `pointers`: device memory with the addresses of every A, then

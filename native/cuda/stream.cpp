@@ -1,4 +1,4 @@
-// Thread-local stream settings, and the streams that threads own.
+// Thread-local current streams, the streams that threads own, and events between streams.
 #include "cuda/stream.h"
 
 #include <mutex>
@@ -12,8 +12,7 @@ namespace {
 
 constexpr int kFewDevices = 8;
 
-// What a thread has set, device by device. Trivially destructible up to eight devices, which is every machine but the
-// largest; those use the vector.
+// A thread's current streams by device. Trivially destructible up to eight devices; larger machines use the vector.
 struct Settings {
   StreamSetting few[kFewDevices];
   std::vector<StreamSetting> more;
@@ -26,7 +25,7 @@ struct Settings {
 };
 thread_local Settings settings;
 
-// Streams of threads that have ended, for those that come.
+// Streams of threads that have ended, reused by new ones.
 class SpareStreams {
  public:
   Stream take(int device) {
@@ -70,7 +69,7 @@ thread_local OwnStreams own_streams;
 
 thread_local untorch_caller_stream caller{nullptr, 0};
 
-// Events for ordering streams, used again and again: a wait keeps its own copy of the event's state.
+// Events for ordering streams, reused at once: cuStreamWaitEvent copies the event's state.
 struct OrderEvents {
   std::vector<Event> by_device;
   ~OrderEvents() {

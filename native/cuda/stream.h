@@ -1,13 +1,13 @@
-// The stream that a thread's work goes to: the caller's, if there is one, else the thread's own.
+// The current stream of a thread and device: the caller's when one is set, else the thread's own.
 #pragma once
 
 #include "cuda/driver.h"
 
 namespace untorch::cuda {
 
-// The stream that shims launch on: set by the model library's stream guard, or by StreamScope.
+// The stream that operators launch on: set by the model library's stream guard, or by StreamScope.
 Stream current_stream(int device);
-// Replaces it for this thread and device and returns what was there; for guards. `set` false: none was set.
+// Replaces it for this thread and device and returns the previous one; for guards. `set` false: none was set.
 struct StreamSetting {
   Stream stream = nullptr;
   bool set = false;
@@ -35,8 +35,8 @@ Stream call_stream(int device);
 // True while the stream is being captured into a graph.
 bool is_capturing(Stream stream);
 
-// Lets this thread allocate and load code for a scope while a stream is captured in CUDA's strict mode, which would
-// take either for a mistake.
+// cudaStreamCaptureModeRelaxed for this thread and scope: allocating and loading code stay allowed while a stream is
+// captured.
 class RelaxedCapture {
  public:
   RelaxedCapture() { (void)driver().capture_mode_exchange(&mode_); }
@@ -48,7 +48,7 @@ class RelaxedCapture {
   int mode_ = kCaptureModeRelaxed;
 };
 
-// Makes `consumer` wait for what `producer` was given so far. Nothing when they are the same stream.
+// Makes `consumer` wait for the work enqueued on `producer` so far. Nothing when they are the same stream.
 void order_after(Stream consumer, Stream producer);
 
 }  // namespace untorch::cuda

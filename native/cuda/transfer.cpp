@@ -1,4 +1,4 @@
-// Small tensors travel through pinned memory, which is quicker to enqueue; large ones are staged by the driver.
+// H2D and D2H copies: small tensors are staged in pinned memory, which is quicker to enqueue; large ones by the driver.
 #include "cuda/transfer.h"
 
 #include <cstring>

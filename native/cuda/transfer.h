@@ -1,4 +1,4 @@
-// Tensors between the CPU's memory and a device, in the order of the device's current stream.
+// H2D and D2H copies of tensors, in the order of the device's current stream.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -8,9 +8,9 @@ namespace untorch::cuda {
 // A copy of a CPU tensor on the device, dense strides kept. The source may be changed when it returns; it does not wait
 // for the stream, except for sources in pinned memory.
 TensorPtr to_device(const Tensor& source, int device);
-// Into memory that exists already, of the same dtype and shape.
+// Into existing memory of the same dtype and shape.
 void to_device(const Tensor& destination, const Tensor& source);
-// A copy in the CPU's memory; waits for the stream.
+// A copy on the CPU; synchronizes with the stream.
 TensorPtr to_host(const Tensor& source);
 
 }  // namespace untorch::cuda

@@ -1,4 +1,4 @@
-// Host memory to the device at bus speed.
+// H2D copies of weights at PCIe bandwidth, through a ring of pinned buffers.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ struct UploadPart {
   std::size_t nbytes;
 };
 
-// Pinned memory that is filled by several threads (reading the source, which may be a mapped file, is what takes the
-// time) while what was filled before travels, on streams of its own. It is made when it first pays and kept until the
-// ring ends, because pinning takes as long as some hundred megabytes take to travel. Thread-safe.
+// Several threads fill pinned buffers (reading the source, which may be a mapped file, takes the time) while the copies
+// of full ones run on streams of their own: double buffering a thread. The buffers are made at the first large upload
+// and kept until the ring is destroyed, because pinning takes as long as copying some hundred megabytes. Thread-safe.
 class UploadRing {
  public:
   UploadRing();
@@ -27,7 +27,7 @@ class UploadRing {
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
 
-  // Copies the parts, in any order, and returns when all have arrived. Few bytes go straight.
+  // Copies the parts, in any order, and returns when all are on the device. Small uploads bypass the ring.
   void upload(std::span<const UploadPart> parts, int device);
 
  private:
@@ -38,7 +38,7 @@ class UploadRing {
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-// The same once, without a ring that is kept.
+// One upload through a temporary ring.
 void upload(DevicePtr to, const void* from, std::size_t nbytes, int device);
 
 }  // namespace untorch::cuda

@@ -101,7 +101,10 @@ std::size_t fake_block(int device, int index, const void** data) {
   return 0;
 }
 
-Result cuInit(unsigned) { return kSuccess; }
+Result cuInit(unsigned) {
+  const char* const given = std::getenv("FAKE_GPU_INIT");
+  return given == nullptr ? kSuccess : std::atoi(given);
+}
 Result cuDriverGetVersion(int* version) {
   const char* const given = std::getenv("FAKE_GPU_DRIVER");
   return *version = given == nullptr ? 13000 : std::atoi(given), kSuccess;
