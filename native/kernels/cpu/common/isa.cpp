@@ -1,4 +1,4 @@
-// Finds the CPU's level once.
+// The CPU's instruction-set level by CPUID, read once.
 #include "kernels/cpu/common/isa.h"
 
 #include <cstdlib>

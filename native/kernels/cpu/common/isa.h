@@ -1,4 +1,4 @@
-// Which instruction set the CPU has, and how a kernel is chosen by it.
+// Function multiversioning: the CPU's instruction-set level, and the dispatch of kernels on it.
 //
 // A file named *.isa.cpp is compiled once for each level below, each time with UNTORCH_ISA set to the level's name
 // (its namespace) and the compiler flags of that level. A caller picks with UNTORCH_ISA_CALL:

@@ -1,4 +1,5 @@
-// exp and log families for doubles, within 1 ulp: every large step of a sum keeps what it lost, the rest is small.
+// exp and log families for doubles, within 1 ulp: Cody-Waite reduction and minimax polynomials, large terms summed with
+// compensation (Fast2Sum).
 //
 // Branch-free; special values as in C's libm. Polynomials: scripts/fit_vecmath.py (exp_full, log_full).
 #pragma once
@@ -117,7 +118,7 @@ UNTORCH_VECMATH_INLINE Sum<D> expm1_quarter(D x) {
   D shifted, r, rest;
   exp_reduce(x, shifted, r, rest);
   const D scale = power_of_two<D>(shifted - 2.0);
-  // r²/2 counts for as much as r where 2^k·e^r is near 1: it keeps what it lost too.
+  // r²/2 counts for as much as r where 2^k·e^r is near 1: it is compensated too.
   const D half_square = 0.5 * r * r;
   const D rounding = fused(0.5 * r, r, -half_square);
   const D tail = rounding + (r * (r * r) * polynomial(r, kExpTail) + rest);
@@ -132,7 +133,7 @@ UNTORCH_VECMATH_INLINE D expm1_double(D x) {
   const Sum<D> quarter = expm1_quarter(absolutely_below(x, -50.0, kOverflow));
   return magnitude_of(x) < 1e-16 ? x : 4.0 * quarter.high;
 }
-// q = a/b for sums a and b, and what q lacks.
+// q = a/b for double-doubles a and b, and its remainder.
 template <class D>
 UNTORCH_VECMATH_INLINE Sum<D> quotient(Sum<D> a, Sum<D> b) {
   const D inverse = 1.0 / b.high;
@@ -211,7 +212,7 @@ UNTORCH_VECMATH_INLINE D log10_double(D x) {
   split_any(x, f, k);
   return log_special<D>(x, log_scaled(f, k, kLog10Of2High, kLog10Of2Low, 0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57));
 }
-// log of the rounded 1 + x, plus what the rounding lost over 1 + x.
+// log of the rounded 1 + x, plus the rounding error divided by 1 + x.
 template <class D>
 UNTORCH_VECMATH_INLINE D log1p_double(D x) {
   const D one_plus = x + 1.0;

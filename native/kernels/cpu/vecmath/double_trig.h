@@ -1,4 +1,4 @@
-// sin and cos for doubles, within 1 ulp: a reduction that keeps what it lost, and polynomials on [−π/4, π/4].
+// sin and cos for doubles, within 1 ulp: compensated Cody-Waite reduction, and minimax polynomials on [−π/4, π/4].
 //
 // Arguments beyond 10⁶, and the rare ones that lie so near a multiple of π/2 that three parts of π/2 are not enough,
 // take the scalar functions. Polynomials: scripts/fit_vecmath.py (sin_full, cos_full).

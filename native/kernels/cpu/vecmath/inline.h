@@ -60,7 +60,7 @@ UNTORCH_VECMATH_INLINE F vexp(F x) {
   const F k = shifted - kMagic;
   // log(2) = 0.693145752 (15 bits, so that the product is exact) + the rest.
   const F r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
-  // 1 + r as a sum and what it lost, so that only the last addition rounds at full size.
+  // 1 + r by Fast2Sum, so that only the last addition rounds at full size.
   const F sum = r + 1.0f;
   const F lost = r - (sum - 1.0f);
   const F y = sum + (r * r * polynomial(r, kCoefficients) + lost);
@@ -83,7 +83,7 @@ UNTORCH_VECMATH_INLINE F vlog(F x) {
   const F f = (F)((I)scaled - (e << 23)) - 1.0f;
   const F k = __builtin_convertvector(e + (small & -23), F);
   const F square = f * f;
-  // k·log(2)'s high part and f are added exactly (sum and what it lost); all else is small.
+  // k·log(2)'s high part and f are added exactly (Fast2Sum); all else is small.
   const F high = k * 0.693145752f;
   const F sum = high + f;
   const F lost = f - (sum - high);

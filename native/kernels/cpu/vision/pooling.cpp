@@ -1,4 +1,7 @@
-// Pooling loops: a window is reduced in registers (channels outermost) or in a row of channels (channels innermost).
+// Pooling, parallel over output lines: a window is reduced in registers (row-major, a channel at a time) or in a row of
+// channels (channels last, vectorised).
+//
+// Bytes: the input about once (overlapping windows hit L1), the output once; one operation an element of a window.
 #include "kernels/pooling.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The inner step of a channels-last maximum, chosen by instruction set.
+// The inner loop of channels-last maximum pooling, dispatched on the instruction set.
 #pragma once
 
 #include <cstdint>

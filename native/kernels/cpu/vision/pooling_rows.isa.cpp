@@ -1,4 +1,5 @@
-// The inner step of a channels-last maximum: a compare and two masked moves a value, vectorised by the compiler.
+// The inner loop of channels-last maximum pooling: a compare and two masked moves an element, vectorised by the
+// compiler; bound by L1 bandwidth.
 #include "kernels/cpu/vision/pooling_rows.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
@@ -10,7 +11,7 @@ void max_channels(std::int64_t n, const T* __restrict from, std::int64_t here, T
   for (std::int64_t i = 0; i < n; ++i) {
     const T value = from[i], old = best[i];
     const bool better = !(value <= old);  // also for a NaN value
-    // A NaN that is there already stays unless another NaN comes.
+    // The first NaN stays unless another NaN follows.
     const bool taken = better && (old == old || value != value);
     best[i] = taken ? value : old;
     at[i] = taken ? here : at[i];

@@ -1,4 +1,4 @@
-// Max unpooling and fractional max pooling: a plane a task.
+// Max unpooling (scatter by index) and fractional max pooling, parallel over planes.
 #include "kernels/unpooling.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Complex numbers in device code, laid out as PyTorch's, and the dispatch over every number type.
+// Complex values in device code, laid out as PyTorch's, and the dispatch over real and complex dtypes.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"

@@ -1,6 +1,6 @@
-// What kernels report when they meet a value that the host could not check, such as an index out of range. A kernel
-// that meets one skips the write or reads element 0 instead, so that nothing outside the tensors is touched, and stores
-// one word into pinned host memory (native/cuda/device_error.h), where the host finds it.
+// Device-side fault codes, for values that the host cannot check, such as an index out of range. A kernel that meets
+// one skips the write or reads element 0 instead, so that nothing outside the tensors is touched, and stores one word
+// into pinned host memory (native/cuda/device_error.h), where the host reads it.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace untorch::kernels::cuda {
 
-// Memory of one element of that size, moved without being looked at.
+// An element of that size as raw bits, for kernels that only move elements.
 template <int Bytes>
 struct alignas(Bytes) Bits {
   unsigned char data[Bytes];
@@ -42,7 +42,7 @@ inline constexpr bool is_half_type = std::is_same_v<T, __half> || std::is_same_v
 template <class T>
 inline constexpr bool is_float_type = is_half_type<T> || std::is_same_v<T, float> || std::is_same_v<T, double>;
 
-// The type that arithmetic on T is done in: float for the halves, T otherwise.
+// The accumulator type of T: float for the half types, T otherwise.
 template <class T>
 using Compute = std::conditional_t<is_half_type<T>, float, T>;
 
@@ -112,7 +112,7 @@ int dispatch_integral(DType dtype, Body&& body) {
   }
 }
 
-// Every dtype without complex and the eight-bit floats; bool as the C++ type.
+// Every dtype but complex and FP8; bool as the C++ type.
 template <class Body>
 int dispatch_real(DType dtype, Body&& body) {
   if (dtype == DType::kBool) return body(Type<bool>{});
@@ -139,7 +139,7 @@ int dispatch_bytes(int bytes, Body&& body) {
   }
 }
 
-// Blocks for n elements, `per_block` each, within the grid's limit; kernels stride over what is left.
+// CTAs for n elements, `per_block` each, within the grid's limit, for grid-stride loops.
 inline unsigned blocks_for(std::int64_t n, int per_block) {
   const std::int64_t blocks = (n + per_block - 1) / per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 0x7fffffff ? 0x7fffffff : blocks);

@@ -1,4 +1,4 @@
-// Two numbers of a half type in a register.
+// Packed pairs of half types in a 32-bit register: half2 and bfloat162.
 #pragma once
 
 #include <cstdint>

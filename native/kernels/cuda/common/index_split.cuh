@@ -1,11 +1,11 @@
-// Taking a linear index apart in device code.
+// Decomposition of a linear index in device code.
 #pragma once
 
 #include <cstdint>
 
 namespace untorch::kernels::cuda {
 
-// rest % size, leaving rest / size. `narrow`: both fit into 32 bits, where division is several times quicker.
+// rest % size, leaving rest / size. `narrow`: both fit into 32 bits, where division is several times faster.
 __device__ __forceinline__ std::int64_t split(std::int64_t& rest, std::int64_t size, bool narrow) {
   if (narrow) {
     const auto index = static_cast<std::uint32_t>(rest), by = static_cast<std::uint32_t>(size);

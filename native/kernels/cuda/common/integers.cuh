@@ -1,5 +1,5 @@
-// Integers of every width, told apart at run time, as 64-bit words that wrap: for kernels where a type each would be
-// many times the code. The dtype is the same for every thread.
+// Integers of every width as wrapping 64-bit words, dispatched at run time: for kernels where an instance a type would
+// multiply the code. The dtype is uniform over the grid.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"

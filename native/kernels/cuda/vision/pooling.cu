@@ -1,7 +1,11 @@
-// Pooling. One thread an output value in the output's memory order: neighbouring threads read neighbouring windows
-// (row-major) or neighbouring channels (channels last), and where windows overlap the cache serves the repeats. Bytes:
-// the input about once, the output (and indices) once; one operation an input value of a window. Averages over few,
-// large windows (adaptive pooling to 1×1) take a warp an output, whose lanes stride over the window.
+// Pooling: one thread an output element; averages over few, large windows (adaptive pooling to 1×1) take one warp an
+// output element, whose lanes stride over the window and reduce with shuffles.
+//
+// Layout: threads run in the output's memory order, so that the lanes of a warp read neighbouring windows (row-major)
+// or neighbouring channels (channels last), coalesced; overlapping windows hit L1 and L2.
+//
+// Roofline: bytes = input once, output (and indices) once; one operation an input element of a window: bound by DRAM.
+// Its share has not been measured.
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
 #include "kernels/pooling.h"
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
 
 std::int64_t numel_of(const Pool& p) { return p.batch * p.channels * p.output[0] * p.output[1] * p.output[2]; }
 
-// Every index and product of the windows' arithmetic fits into 32 bits.
+// All index arithmetic of the windows fits into 32 bits.
 bool fits_narrow(const Pool& p) {
   constexpr std::int64_t kLimit = 0x7fffffff;
   bool fits = numel_of(p) <= kLimit && p.input[0] * p.input[1] * p.input[2] <= kLimit;
