@@ -74,7 +74,7 @@ decltype(auto) dispatch_floating(const char* op, DType dtype, Fn&& fn) {
   }
 }
 
-// By width only, for moves that do not look at the values. Fn gets an unsigned type of that many bytes, or Complex128.
+// By width only, for kernels that move elements. Fn gets an unsigned type of that many bytes, or Complex128.
 template <class Fn>
 decltype(auto) dispatch_width(const char* op, DType dtype, Fn&& fn) {
   switch (element_size(dtype)) {

@@ -7,7 +7,7 @@
 
 namespace untorch {
 
-// The numbers are PyTorch's (c10::ScalarType); they travel in model libraries and in the manifest.
+// The codes are PyTorch's (c10::ScalarType); model libraries and the manifest hold them.
 enum class DType : std::int32_t {
   kUInt8 = 0,
   kInt8 = 1,

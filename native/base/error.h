@@ -12,7 +12,7 @@ namespace untorch {
 enum class ErrorKind : int {
   kInternal = 1,     // a bug of ours
   kInvalidArgument,  // the caller's input does not fit
-  kInvalidFile,      // the archive, the manifest or a library in it is damaged or lies
+  kInvalidFile,      // the archive, the manifest or a library in it is damaged or inconsistent
   kUnsupported,      // well-formed, but this build or machine does not serve it
   kClosed,           // the program was closed
   kOutOfMemory,

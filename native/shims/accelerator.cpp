@@ -1,5 +1,5 @@
-// Devices and streams as model libraries name them: guards, current streams, raw device memory. Built always; without a
-// driver every one of them fails with what is missing.
+// Device guards, current streams and raw device memory for model libraries. Built always; without a driver every
+// function fails and says what is missing.
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
@@ -190,7 +190,8 @@ UNTORCH_SHIM aoti_torch_cuda_caching_allocator_raw_delete(void* ptr) {
   });
 }
 
-// How code of a library reports a failed call: a text with the place, which it frees with the function below, or null.
+// The error of a failed runtime call in a model library: a text with file and line, which the caller frees with the
+// function below, or null.
 UNTORCH_SHIM torch_c10_cuda_check_msg(std::int32_t err, const char* filename, const char* function_name,
                                       std::uint32_t line_number, bool /*include_device_assertions*/, char** error_msg) {
   return guarded("c10_cuda_check_msg", [&] {

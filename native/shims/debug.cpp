@@ -1,4 +1,4 @@
-// Debugging aids that a model compiled with them calls: NaN checks, printing and saving of intermediate tensors.
+// Debugging aids of AOTInductor: NaN checks, printing and saving of intermediate tensors.
 #include <cmath>
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// Device names (stable/c/shim.h).
+// Parsing of device names (stable/c/shim.h).
 #include <array>
 #include <charconv>
 #include <string_view>

@@ -1,4 +1,4 @@
-// aoti_torch_check and friends, the last error, and what is left of autograd mode.
+// aoti_torch_check and its variants, the last error, and the autograd mode, which is always off.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Handles that a model library makes and forgets: torch's container does so with weights that it does not own.
+// Tensor handles that a model library leaks: torch's container does so with weights that it does not own.
 #pragma once
 
 #include <unordered_set>
@@ -8,7 +8,7 @@
 namespace untorch::shims {
 
 // While it lives, handles that this thread makes with aoti_torch_new_tensor_handle are put into `handles`, and those
-// that it deletes are taken out: what remains was left behind by the model library.
+// that it deletes are taken out: the rest was leaked by the model library.
 class HandleTracker {
  public:
   explicit HandleTracker(std::unordered_set<Tensor*>& handles) noexcept : before_(current()) { current() = &handles; }

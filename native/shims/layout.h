@@ -11,7 +11,7 @@ namespace untorch::shims {
 // the dense strides in the same order of dimensions. Compiled models rely on them.
 Dims strides_like(const Tensor& tensor);
 
-// No two elements share memory and there is no hole between them.
+// No two elements overlap and no gaps lie between them.
 bool is_dense(DimSpan sizes, DimSpan strides);
 // The strides that PyTorch gives the result of an elementwise operator with these operands (of the result's shape).
 Dims elementwise_strides(DimSpan shape, const std::vector<std::vector<std::int64_t>>& operands);

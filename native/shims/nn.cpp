@@ -1,4 +1,4 @@
-// The channels-last memory format and argument lists of the neural-network shims.
+// The channels-last memory format and per-dimension argument lists.
 #include "shims/nn.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the neural-network shims share: per-dimension argument lists and the channels-last memory format.
+// Per-dimension argument lists and the channels-last memory format, for convolution and pooling.
 #pragma once
 
 #include <array>

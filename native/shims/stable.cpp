@@ -233,7 +233,7 @@ UNTORCH_SHIM aoti_torch_delete_c10_value_object(C10IValueHandle handle) {
   return 0;
 }
 
-// Marks for PyTorch's profiler; there is none here, so they only have to succeed.
+// Marks for PyTorch's profiler, which untorch does not have: they do nothing.
 UNTORCH_SHIM aoti_record_function_start(const char*, IValueMapHandle, const C10IValueHandle*, const std::uint64_t,
                                         AtenRecordFunctionHandle* guard) {
   return guarded("record_function_start", [&] {

@@ -1,5 +1,5 @@
-// The device table: what a device other than the CPU offers to tensors. native/cuda registers CUDA here; the tensor
-// itself knows no device library.
+// The device table: allocation, copies and zero fill of a device other than the CPU. native/cuda registers CUDA's; the
+// tensor itself knows no device library.
 #pragma once
 
 #include "tensor/tensor.h"

@@ -1,4 +1,4 @@
-// Host memory for tensors: 64-byte aligned, and kept for the next tensor instead of going back to the system each time.
+// A caching allocator for host memory, 64-byte aligned.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@ namespace untorch {
 
 inline constexpr std::size_t kHostAlignment = 64;
 
-// At least `nbytes` bytes in whole cache lines, uninitialised; null when there is no memory. `capacity` is what
+// At least `nbytes` bytes in whole cache lines, uninitialised; null when out of memory. `capacity` is what
 // free_host needs back.
 void* allocate_host(std::size_t nbytes, std::size_t& capacity) noexcept;
 void free_host(void* data, std::size_t capacity) noexcept;

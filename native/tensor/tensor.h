@@ -50,10 +50,10 @@ class Storage {
   void* data() const noexcept { return data_; }
   std::size_t nbytes() const noexcept { return nbytes_; }
   Device device() const noexcept { return device_; }
-  // True for memory that somebody else keeps alive.
+  // True for memory that this storage does not own.
   bool borrowed() const noexcept { return deleter_ == nullptr; }
   bool read_only() const noexcept { return read_only_; }
-  // The same weight as a whole matrix (shims/unpack.h), or null. Set by who makes the storage, before others see it.
+  // The dequantized weight [N, K] of a packed one, or null. Set before the storage is shared.
   const DequantizedWeight* dequantized() const noexcept { return dequantized_.get(); }
   void set_dequantized(std::shared_ptr<const DequantizedWeight> dequantized) noexcept {
     dequantized_ = std::move(dequantized);
@@ -93,7 +93,7 @@ class StorageRef {
 
   // New memory, 64-byte aligned, uninitialised; data() is never null. Throws kOutOfMemory with the size asked for.
   static StorageRef allocate(std::size_t nbytes, Device device = {});
-  // Memory that somebody else owns and keeps alive.
+  // Memory that the caller owns and keeps alive.
   static StorageRef borrow(void* data, std::size_t nbytes, Device device = {});
 
  private:
@@ -133,7 +133,7 @@ class Dims {
   std::unique_ptr<std::int64_t[]> heap_;
 };
 
-// "[2, 3]", made only when it is needed: checks name shapes in their texts, and a check that holds must cost nothing.
+// "[2, 3]", formatted lazily: checks name shapes in their texts, and a check that passes must cost nothing.
 struct DimsText {
   std::span<const std::int64_t> dims;
   operator std::string() const;  // NOLINT(google-explicit-constructor)

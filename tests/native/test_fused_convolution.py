@@ -1,4 +1,4 @@
-"""Convolutions with a fused elementwise step: the arithmetic spelt out in eager PyTorch is the oracle."""
+"""Convolution with a fused epilogue: the arithmetic written out in eager PyTorch is the oracle."""
 
 from __future__ import annotations
 

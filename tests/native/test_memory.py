@@ -37,7 +37,7 @@ def test_live_tensors_do_not_overlap(nbytes: int) -> None:
         assert all(start % 64 == 0 for start in starts)
         assert all(b - a >= nbytes for a, b in itertools.pairwise(starts))
         for t in tensors:
-            ctypes.memset(address(t), 255, nbytes)  # all of it is there
+            ctypes.memset(address(t), 255, nbytes)  # all of it is writable
             shim.delete(t)
 
 
