@@ -2,8 +2,8 @@
 //
 // Roofline: bytes = read + write of every element, one multiplication each: bound by DRAM. Its share has not been
 // measured.
-#include "kernels/scale.h"
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/scale.h"
 
 namespace untorch::kernels::cuda {
 namespace {

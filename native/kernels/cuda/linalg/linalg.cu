@@ -3,9 +3,9 @@
 // Grid-stride loops, one thread an element. Roofline: every element is read and written once, without arithmetic: bound
 // by DRAM. Permutations take one thread a matrix, which makes its row swaps in order: bound by latency, m steps. The
 // share of the roofline has not been measured.
-#include "kernels/linalg.h"
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/index_split.cuh"
+#include "kernels/linalg.h"
 
 namespace untorch::kernels::cuda {
 namespace {
