@@ -8,7 +8,7 @@ both GEMMs, and PyTorch's operators for SiLU · gate and the weighted sum; its t
 no cost. "loop" is two calls of ``linear`` per expert that has tokens. The roofline is the bytes of the experts that
 have tokens at the bandwidth of the GPU's data sheet.
 
---mma-mean sets the largest mean M per expert that the sm_80 kernels serve; above, the WGMMA kernel does. The threshold
+--sm80-mean sets the largest mean M per expert that the sm_80 kernels serve; above, the WGMMA kernel does. The threshold
 in native/kernels/cuda/moe/nvfp4_moe.h is read off runs with -1 and 100000.
 """
 
@@ -154,14 +154,14 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=TOKENS, help="tokens a call")
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["Qwen3-30B-A3B"], help="whose shapes")
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers that calls cycle through")
-    parser.add_argument("--mma-mean", type=int, help="largest mean M per expert of the sm_80 kernels")
+    parser.add_argument("--sm80-mean", type=int, help="largest mean M per expert of the sm_80 kernels")
     options = parser.parse_args()
-    if options.mma_mean is not None:
-        os.environ["UNTORCH_NVFP4_MOE_MMA_MEAN"] = str(options.mma_mean)  # read at the first call
+    if options.sm80_mean is not None:
+        os.environ["UNTORCH_NVFP4_MOE_SM80_MEAN"] = str(options.sm80_mean)  # read at the first call
     import torch
 
     report = Report("gpu_nvfp4_moe", options.quick)
-    report.values["mma_mean"] = options.mma_mean
+    report.values["sm80_mean"] = options.sm80_mean
     report.machine["gpu"] = torch.cuda.get_device_name()
     bandwidth = memory_bandwidth(report.machine["gpu"])
     report.values["memory_bytes_a_second"] = bandwidth

@@ -43,7 +43,7 @@ std::deque<Slot>& slots() {
       p.max_shared_per_block = attribute(api, kAttributeMaxSharedMemoryPerBlockOptin, slot.id);
       p.l2_bytes = attribute(api, kAttributeL2CacheSize, slot.id);
       check_driver(api.device_total_memory(&p.total_memory, slot.id), "asking for a device's memory");
-      p.early_launches = p.major >= 9 && version >= 12030;
+      p.has_pdl = p.major >= 9 && version >= 12030;
     }
     return list;
   }();

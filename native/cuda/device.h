@@ -15,9 +15,9 @@ struct DeviceProperties {
   int max_shared_per_block = 0;  // bytes a CTA, after opting in
   int l2_bytes = 0;
   std::size_t total_memory = 0;  // bytes
-  // Kernels may begin while the one before them still runs: compute capability 9.0 and newer, and a driver of CUDA 12.3
-  // or newer, which captures such launches in graphs.
-  bool early_launches = false;
+  // Programmatic dependent launch: compute capability 9.0 and newer, and a driver of CUDA 12.3 or newer, which captures
+  // it in graphs.
+  bool has_pdl = false;
   std::string architecture() const { return "sm_" + std::to_string(major) + std::to_string(minor); }
 };
 

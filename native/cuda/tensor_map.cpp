@@ -1,24 +1,24 @@
-// Descriptions of matrices for copies by boxes, which the driver writes.
+// Tensor maps by the driver's cuTensorMapEncodeTiled.
 #include "kernels/cuda/sm90/tensor_map.h"
 
 #include "cuda/driver.h"
 
 namespace untorch::kernels::cuda {
 
-int make_tensor_map(const MatrixOfBoxes& matrix, TensorMap& out) {
+int encode_tensor_map(const TensorMapSpec& spec, TensorMap& out) {
   // CU_TENSOR_MAP_…: DATA_TYPE_UINT8, UINT16 and UINT32, INTERLEAVE_NONE, SWIZZLE_NONE and 128B, L2_PROMOTION_L2_128B,
   // FLOAT_OOB_FILL_NONE
   constexpr int kUint8 = 0, kUint16 = 1, kUint32 = 2, kNoInterleave = 0, kNoSwizzle = 0, kSwizzle128 = 3,
                 kPromote128 = 2, kFillZeros = 0;
-  const std::uint64_t sizes[2] = {static_cast<std::uint64_t>(matrix.columns), static_cast<std::uint64_t>(matrix.rows)};
-  const std::uint64_t strides[1] = {static_cast<std::uint64_t>(matrix.row_bytes)};
-  const std::uint32_t box[2] = {static_cast<std::uint32_t>(matrix.box_columns),
-                                static_cast<std::uint32_t>(matrix.box_rows)};
-  const std::uint32_t steps[2] = {1, 1};
-  const int type = matrix.element_bytes == 1 ? kUint8 : matrix.element_bytes == 2 ? kUint16 : kUint32;
+  const std::uint64_t sizes[2] = {static_cast<std::uint64_t>(spec.columns), static_cast<std::uint64_t>(spec.rows)};
+  const std::uint64_t strides[1] = {static_cast<std::uint64_t>(spec.row_bytes)};
+  const std::uint32_t box[2] = {static_cast<std::uint32_t>(spec.box_columns),
+                                static_cast<std::uint32_t>(spec.box_rows)};
+  const std::uint32_t element_strides[2] = {1, 1};
+  const int type = spec.element_bytes == 1 ? kUint8 : spec.element_bytes == 2 ? kUint16 : kUint32;
   return untorch::cuda::driver().tensor_map_encode_tiled(
-      &out, type, 2, const_cast<void*>(matrix.from), sizes, strides, box, steps, kNoInterleave,
-      matrix.swizzle ? kSwizzle128 : kNoSwizzle, kPromote128, kFillZeros);
+      &out, type, 2, const_cast<void*>(spec.base), sizes, strides, box, element_strides, kNoInterleave,
+      spec.swizzle ? kSwizzle128 : kNoSwizzle, kPromote128, kFillZeros);
 }
 
 }  // namespace untorch::kernels::cuda

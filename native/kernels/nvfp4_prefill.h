@@ -5,6 +5,6 @@
 
 namespace untorch::kernels {
 
-enum class Nvfp4Prefill : std::int8_t { kExact, kFloat8, kFloat4 };
+enum class Nvfp4Prefill : std::int8_t { kExact, kFp8, kFp4 };
 
 }  // namespace untorch::kernels

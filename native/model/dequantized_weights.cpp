@@ -8,9 +8,9 @@
 #include <tuple>
 
 #include "cuda/device.h"
-#include "cuda/kernel_registry.h"
 #include "cuda/stream.h"
-#include "shims/unpack.h"
+#include "shims/dequantize.h"
+#include "tensor/dequantized_weight.h"
 
 namespace untorch {
 namespace {
@@ -28,13 +28,10 @@ Table& table() {
 
 TensorPtr dequantize(const PackedWeight& weight, const char* what) {
   const PackedLinear& spec = *weight.spec;
-  const auto& kernels = shims::cuda_dequantizers;
-  if (kernels.int4 == nullptr || kernels.nvfp4 == nullptr) {
-    throw_error(ErrorKind::kUnsupported, what, ": dequantize_weights: ", cuda::kBuiltWithoutCuda);
-  }
   const std::vector<const Tensor*>& t = weight.tensors;
-  return spec.kind == PackedLinear::kInt4 ? kernels.int4(*t[0], *t[1], spec.group_size, spec.activations)
-                                          : kernels.nvfp4(*t[0], *t[1], *t[2], spec.activations);
+  return spec.kind == PackedLinear::kInt4
+             ? shims::dequantize_int4(what, *t[0], *t[1], spec.group_size, spec.activations)
+             : shims::dequantize_nvfp4(what, *t[0], *t[1], *t[2], spec.activations);
 }
 
 }  // namespace

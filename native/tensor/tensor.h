@@ -53,7 +53,7 @@ class Storage {
   // True for memory that this storage does not own.
   bool borrowed() const noexcept { return deleter_ == nullptr; }
   bool read_only() const noexcept { return read_only_; }
-  // The dequantized weight [N, K] of a packed one, or null. Set before the storage is shared.
+  // The dequantized copy of a packed weight (dequantized_weight.h), or null. Set once, before the storage is shared.
   const DequantizedWeight* dequantized() const noexcept { return dequantized_.get(); }
   void set_dequantized(std::shared_ptr<const DequantizedWeight> dequantized) noexcept {
     dequantized_ = std::move(dequantized);

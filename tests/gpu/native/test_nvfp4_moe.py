@@ -202,7 +202,7 @@ def test_other_kernels(mean: int) -> None:
         "test_every_number_of_tokens or test_sizes or test_qwen3_30b or test_gpt_oss_20b or test_routing or "
         "test_the_same_bits or test_biases or test_numbers_that_are_not_finite"
     )
-    run_again(__file__, selected, NVFP4_MOE_MMA_MEAN=mean)
+    run_again(__file__, selected, NVFP4_MOE_SM80_MEAN=mean)
 
 
 @pytest.mark.parametrize("m", [1, 60])

@@ -29,15 +29,15 @@ int main() {
     for (Int4Gemm* p : {&h200, &a100, &l4, &narrow_lanes, &wide}) p->n = p->k = 4096;
     std::printf("rows %ld", m);
     for (const Int4Gemm& p : {small, medium, h200, long_sums, large, a100, l4, narrow_lanes, wide}) {
-      std::printf(" %s", names[int(choose_int4_kernel(p))]);
+      std::printf(" %s", names[int(choose_int4_algorithm(p))]);
     }
     std::printf(";");
     for (const Int4Gemm& p : {small, h200, large, a100, wide}) {
-      std::printf(" %s", names[int(choose_int4_kernel(p, {}, true))]);
+      std::printf(" %s", names[int(choose_int4_algorithm(p, {}, true))]);
     }
-    Int4Gemm without_stream = large;
-    without_stream.has_wgmma = false;
-    std::printf("; %s\n", names[int(choose_int4_kernel(without_stream))]);
+    Int4Gemm without_sm90 = large;
+    without_sm90.has_wgmma = false;
+    std::printf("; %s\n", names[int(choose_int4_algorithm(without_sm90))]);
   }
   for (int m : {1, 16, 17, 32, 33, 64, 65, 500}) {
     std::printf("tile %d %d %d %d\n", m, sm80_tile_m(m, 232448), sm80_tile_m(m, 166912),

@@ -28,23 +28,23 @@ int main() {
     for (Nvfp4Gemm* p : {&h200, &a100, &l4, &narrow_lanes, &bytes, &wide}) p->n = p->k = 4096;
     std::printf("rows %ld", m);
     for (const Nvfp4Gemm& p : {small, h200, a100, l4, narrow_lanes, bytes, wide}) {
-      std::printf(" %s", names[int(choose_nvfp4_kernel(p))]);
+      std::printf(" %s", names[int(choose_nvfp4_algorithm(p))]);
     }
     Nvfp4Gemm large = h200;
     large.n = 16384, large.k = 8192;
-    std::printf(" %s", names[int(choose_nvfp4_kernel(large))]);
-    Nvfp4Limits without_stream;
-    without_stream.stream.set(0), without_stream.mma_rows = 64;
-    std::printf(" %s;", names[int(choose_nvfp4_kernel(h200, without_stream))]);
+    std::printf(" %s", names[int(choose_nvfp4_algorithm(large))]);
+    Nvfp4Thresholds without_sm90;
+    without_sm90.stream.set(0), without_sm90.mma_rows = 64;
+    std::printf(" %s;", names[int(choose_nvfp4_algorithm(h200, without_sm90))]);
     for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
-      std::printf(" %s", names[int(choose_nvfp4_kernel(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8))]);
+      std::printf(" %s", names[int(choose_nvfp4_algorithm(p, {}, untorch::kernels::Nvfp4Prefill::kFp8))]);
     }
     for (const Nvfp4Gemm& p : {h200, l4, bytes, wide}) {
-      std::printf(" %s", names[int(choose_nvfp4_kernel(p, {}, untorch::kernels::Nvfp4Prefill::kFloat4))]);
+      std::printf(" %s", names[int(choose_nvfp4_algorithm(p, {}, untorch::kernels::Nvfp4Prefill::kFp4))]);
     }
-    std::printf("; %s", names[int(choose_nvfp4_kernel(large, {}, untorch::kernels::Nvfp4Prefill::kExact, true))]);
+    std::printf("; %s", names[int(choose_nvfp4_algorithm(large, {}, untorch::kernels::Nvfp4Prefill::kExact, true))]);
     for (const Nvfp4Gemm& p : {small, bytes, wide}) {
-      std::printf(" %s", names[int(choose_nvfp4_kernel(p, {}, untorch::kernels::Nvfp4Prefill::kFloat8, true))]);
+      std::printf(" %s", names[int(choose_nvfp4_algorithm(p, {}, untorch::kernels::Nvfp4Prefill::kFp8, true))]);
     }
     std::printf("\n");
   }
@@ -99,7 +99,7 @@ using namespace untorch::kernels::cuda;
 using untorch::kernels::Nvfp4Prefill;
 int main() {
   for (int gpu : {80, 86, 89, 90, 100, 103, 110, 120, 121}) {
-    for (Nvfp4Prefill prefill : {Nvfp4Prefill::kExact, Nvfp4Prefill::kFloat8, Nvfp4Prefill::kFloat4}) {
+    for (Nvfp4Prefill prefill : {Nvfp4Prefill::kExact, Nvfp4Prefill::kFp8, Nvfp4Prefill::kFp4}) {
       const char* const obstacle = prefill_obstacle(prefill, gpu / 10, gpu % 10);
       std::printf("%d: %s\n", gpu, obstacle == nullptr ? "" : obstacle);
     }

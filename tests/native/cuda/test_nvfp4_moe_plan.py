@@ -20,15 +20,15 @@ int main() {
   long tokens, experts, top_k;
   while (std::scanf("%ld %ld %ld", &tokens, &experts, &top_k) == 3) {
     Nvfp4Moe p;
-    p.tokens = tokens, p.experts = experts, p.top_k = top_k, p.k = 80, p.width = 48;
+    p.tokens = tokens, p.experts = experts, p.top_k = top_k, p.k = 80, p.intermediate = 48;
     Nvfp4Moe hopper = p, wide = p;
     hopper.has_wgmma = true, wide.dtype = DType::kFloat32;
     for (Nvfp4Moe* each : {&p, &hopper, &wide}) {
       nvfp4_moe_plan(*each);
-      std::printf("%d %ld %ld %ld ", each->rows, long(each->blocks), long(each->arranged_row), long(each->act_row));
+      std::printf("%d %ld %ld %ld ", each->tile_m, long(each->num_tiles), long(each->permuted_stride), long(each->act_stride));
     }
-    const Nvfp4MoeSpace space = nvfp4_moe_space(p), of_floats = nvfp4_moe_space(wide);
-    std::printf("%zu %zu %zu %zu %zu %zu\n", space.sorted, space.list, space.arranged, space.act, space.results,
+    const Nvfp4MoeWorkspace space = nvfp4_moe_workspace(p), of_floats = nvfp4_moe_workspace(wide);
+    std::printf("%zu %zu %zu %zu %zu %zu\n", space.sorted_pairs, space.tiles, space.permuted_x, space.act, space.pair_out,
                 of_floats.act);
   }
 }

@@ -32,7 +32,7 @@ int main(int, char** arguments) {
       float values[16];
       std::copy_n(row.data() + 16 * block, 16, values);
       std::uint32_t scale;
-      const std::uint64_t codes = float4_block(values, kE2m1Max * kE4m3Max / size, scale);
+      const std::uint64_t codes = quantize_nvfp4_block(values, kE2m1Max * kE4m3Max / size, scale);
       std::printf("%u", unsigned(scale));
       for (int i = 0; i < 16; ++i) std::printf(" %d", int(codes >> 4 * i & 15));
       std::printf("\n");
@@ -55,7 +55,7 @@ int main(int, char** arguments) {
   p.weight = weight.data();
   for (int column = 0; column < p.n; ++column) {
     for (int block = 0; block < p.k / 16; ++block) {
-      const std::uint64_t codes = float4_codes(p, column, block);
+      const std::uint64_t codes = nvfp4_block_codes(p, column, block);
       for (int i = 0; i < 16; ++i) std::printf("%d ", int(codes >> 4 * i & 15));
     }
     std::printf("\n");
@@ -70,7 +70,7 @@ PLACES = r"""
 using namespace untorch::kernels::cuda;
 int main() {
   for (int row = 0; row < 256; ++row) {
-    for (int block = 0; block < 12; ++block) std::printf("%d ", int(float4_scale_at(row, block, 12 * 16)));
+    for (int block = 0; block < 12; ++block) std::printf("%d ", int(nvfp4_scale_offset(row, block, 12 * 16)));
     std::printf("\n");
   }
   for (std::uint32_t bits = 0; bits < 127; ++bits) std::printf("%a\n", double(e4m3_value(bits)));

@@ -14,10 +14,10 @@ SOURCE = r"""
 using namespace untorch::kernels::cuda;
 void print(long m, long k, long n, int num_sms, int tile_rows) {
   W4A16Gemm p;
-  p.m = m, p.k = k, p.n = n, p.num_sms = num_sms, p.tile_rows = tile_rows;
+  p.m = m, p.k = k, p.n = n, p.num_sms = num_sms, p.tile_m = tile_rows;
   const StreamKPlan plan = choose_stream_k_plan(p, m);
-  std::printf("%d %d %d %d %d %ld\n", plan.rows, plan.row_tiles, plan.column_tiles, plan.depth, plan.blocks,
-              long(plan.partials()));
+  std::printf("%d %d %d %d %d %ld\n", plan.tile_m, plan.tiles_m, plan.tiles_n, plan.k_blocks, plan.ctas,
+              long(plan.partial_floats()));
 }
 int main() {
   $CASES

@@ -14,12 +14,12 @@ namespace {
 
 constexpr int kThreads = 256, kRows = 64;
 
-__device__ __forceinline__ void copy_chunk(float* to, const float* from, int bytes) {
+__device__ __forceinline__ void cp_async_16(float* to, const float* from, int bytes) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 // Rows from `limit` on and columns from `width` on become 0.
 template <int D, int Rows>
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_tile(float* to, const float* from, std::int
   const float* at = from + (static_cast<std::int64_t>(first) + r0) * stride + column;
 #pragma unroll 4
   for (int r = r0; r < Rows; r += kRowsAtOnce) {
-    copy_chunk(to + r * (D + 4) + column, at, r < limit - first ? bytes : 0);  // with 0 bytes nothing is read
+    cp_async_16(to + r * (D + 4) + column, at, r < limit - first ? bytes : 0);  // with 0 bytes nothing is read
     at += kRowsAtOnce * stride;
   }
 }
@@ -77,17 +77,17 @@ __global__ void __launch_bounds__(kThreads)
       const int r = i / (D / 4), column = i % (D / 4) * 4;
       const int live = cta.row + r < cta.rows ? min(16, max(0, (p.width - column) * 4)) : 0;
       const float* at = live > 0 ? query + cta.offset(p.query, cta.row + r, pack) + column : query;
-      copy_chunk(sq + r * kPitch + column, at, live);
+      cp_async_16(sq + r * kPitch + column, at, live);
     }
     load_tile<D, kKeys>(sk, key, p.key.row, (tile_end - 1) * kKeys, cta.keys, p.width);
-    commit_copies();
+    cp_async_commit();
   }
 
   for (int tile = tile_end - 1; tile >= tile_begin; --tile) {
-    wait_copies();
+    cp_async_wait_all();
     __syncthreads();  // these keys are here, and nobody reads the values of the last tile any more
     load_tile<D, kKeys>(sv, value, p.value.row, tile * kKeys, cta.keys, p.value_width);
-    commit_copies();
+    cp_async_commit();
 
     float score[4][kKeysEach] = {};
     if (active) {
@@ -111,11 +111,11 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
 
-    wait_copies();
+    cp_async_wait_all();
     __syncthreads();  // the values are here, and nobody reads these keys any more
     if (tile > tile_begin) {
       load_tile<D, kKeys>(sk, key, p.key.row, (tile - 1) * kKeys, cta.keys, p.width);
-      commit_copies();
+      cp_async_commit();
     }
     if (!active) continue;
 

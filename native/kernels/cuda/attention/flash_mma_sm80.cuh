@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const T* from, std::
     for (int i = 0; i < kSteps; ++i) {
       const int r = r0 + i * kRowsAtOnce;
       const int live = r < limit - first ? bytes : 0;
-      copy_chunk(to + Layout::at(r, chunk), at, live);  // with 0 bytes the address is not read
+      cp_async_16(to + Layout::at(r, chunk), at, live);  // with 0 bytes the address is not read
       at += kRowsAtOnce * stride;
     }
   } else {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const T* from, std::
       const int r = linear / kChunks, chunk = linear % kChunks;
       const int live = r < limit - first ? min(16, max(0, (width - chunk * 8) * 2)) : 0;
       const T* at = from + (static_cast<std::int64_t>(first) + r) * stride + chunk * 8;
-      copy_chunk(to + Layout::at(r, chunk), at, live);
+      cp_async_16(to + Layout::at(r, chunk), at, live);
     }
   }
 }
@@ -149,11 +149,11 @@ __global__ void __launch_bounds__(kWarps * 32)
       const int r = i / Layout::kChunks, chunk = i % Layout::kChunks;
       const int live = cta.row + r < cta.rows ? min(16, max(0, (p.width - chunk * 8) * 2)) : 0;
       const T* at = live > 0 ? query + cta.offset(p.query, cta.row + r, pack) + chunk * 8 : query;
-      copy_chunk(sq + Layout::at(r, chunk), at, live);
+      cp_async_16(sq + Layout::at(r, chunk), at, live);
     }
     load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + cta.key_at, p.key.row,
                                      (tile_end - 1) * kKeys, cta.keys, p.width);
-    commit_copies();
+    cp_async_commit();
   }
 
   // ldmatrix: the address that each lane gives. Every 16 rows the permutation repeats.
@@ -162,11 +162,11 @@ __global__ void __launch_bounds__(kWarps * 32)
   const std::uint32_t v_base = sv + Layout::at(lane & 15, lane >> 4);
 
   for (int tile = tile_end - 1; tile >= cta.tile_begin; --tile) {
-    wait_copies();
+    cp_async_wait_all();
     __syncthreads();  // these keys are here, and nobody reads the values of the last tile any more
     load_tile<T, D, kKeys, kThreads>(sv, static_cast<const T*>(p.value.data) + cta.value_at, p.value.row, tile * kKeys,
                                      cta.keys, p.value_width);
-    commit_copies();
+    cp_async_commit();
 
     float score[kBands][kKeyTiles][4] = {};
     if (active()) {
@@ -174,11 +174,11 @@ __global__ void __launch_bounds__(kWarps * 32)
       for (int k = 0; k < D / 16; ++k) {
         std::uint32_t a[kBands][4];
 #pragma unroll
-        for (int i = 0; i < kBands; ++i) load_matrices(a[i], Layout::pair_at(a_base, k) + i * 16 * Layout::kPitch);
+        for (int i = 0; i < kBands; ++i) ldmatrix_x4(a[i], Layout::pair_at(a_base, k) + i * 16 * Layout::kPitch);
 #pragma unroll
         for (int n = 0; n < kKeys / 16; ++n) {
           std::uint32_t b[4];
-          load_matrices(b, Layout::pair_at(b_base, k) + n * 16 * Layout::kPitch);
+          ldmatrix_x4(b, Layout::pair_at(b_base, k) + n * 16 * Layout::kPitch);
 #pragma unroll
           for (int i = 0; i < kBands; ++i) {
             multiply<T>(score[i][2 * n], a[i], b[0], b[1]);
@@ -188,12 +188,12 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
 
-    wait_copies();
+    cp_async_wait_all();
     __syncthreads();  // the values are here, and nobody reads these keys any more
     if (tile > cta.tile_begin) {
       load_tile<T, D, kKeys, kThreads>(sk, static_cast<const T*>(p.key.data) + cta.key_at, p.key.row,
                                        (tile - 1) * kKeys, cta.keys, p.width);
-      commit_copies();
+      cp_async_commit();
     }
     if (!active()) continue;
 
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 #pragma unroll
       for (int d = 0; d < D / 16; ++d) {
         std::uint32_t b[4];
-        load_matrices_transposed(b, Layout::pair_at(v_base, d) + k * 16 * Layout::kPitch);
+        ldmatrix_x4_trans(b, Layout::pair_at(v_base, d) + k * 16 * Layout::kPitch);
 #pragma unroll
         for (int i = 0; i < kBands; ++i) {
           multiply<T>(out[i][2 * d], a[i], b[0], b[1]);

@@ -1,4 +1,4 @@
-// Launches in clusters, early ones, and with more shared memory than a kernel has without asking.
+// Kernel launches with clusters, programmatic dependent launch (PDL), and more than 48 KiB of dynamic shared memory.
 #pragma once
 
 #include "kernels/launcher.h"
@@ -8,21 +8,22 @@ namespace untorch::kernels::cuda {
 struct Launch {
   dim3 blocks;
   int threads = 0, shared_bytes = 0;  // shared_bytes: dynamic
-  int cluster = 1;                    // blocks along x; above 1 on sm_90 and newer
-  // May begin while the kernel before it on the stream still runs, if that one allows it: for kernels that call
-  // wait_for_kernels_before, where DeviceProperties::early_launches is set.
-  bool early = false;
+  int cluster = 1;                    // CTAs along x; above 1 on sm_90 and newer
+  // Programmatic dependent launch: starts while the kernel before it on the stream still runs, once that one has called
+  // griddepcontrol_launch_dependents. For kernels that call griddepcontrol_wait, where DeviceProperties::has_pdl is
+  // set.
+  bool pdl = false;
 };
 
-// Returns when the kernels before this one have ended and what they wrote can be read. Before it an early kernel reads
+// Returns when the kernels before this one have ended and their writes are visible. Before it a PDL kernel reads
 // nothing that they may write, and writes nothing that they may read.
-__device__ __forceinline__ void wait_for_kernels_before() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets an early kernel after this one begin, as soon as all blocks of this one have said so.
-__device__ __forceinline__ void let_next_kernel_begin() {
+// Lets the next kernel of the stream start, if it is a PDL launch, once all CTAs of this one have called it.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -48,7 +49,7 @@ int launch_kernel(void (*kernel)(Parameters...), const Launch& how, Stream strea
     attribute.val.clusterDim.x = static_cast<unsigned>(how.cluster);
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   }
-  if (how.early) {
+  if (how.pdl) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

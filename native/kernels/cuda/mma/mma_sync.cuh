@@ -1,13 +1,14 @@
-// The tensor cores' matrix instruction on half types.
+// mma.sync.m16n8k16 on float16 and bfloat16, float32 accumulators (sm_80 and newer).
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
 
 namespace untorch::kernels::cuda {
 
-// d (16 x 8, float32) = c + a (16 x 16) · b (16 x 8). Thread (g, t) = (lane / 4, lane % 4) holds, as pairs along k: a0
-// row g, a1 row g + 8, both at k = 2 t; a2 and a3 the same at k = 2 t + 8; b0 column g at k = 2 t, b1 at k = 2 t + 8;
-// and of d rows g (d[0], d[1]) and g + 8 (d[2], d[3]) in columns 2 t and 2 t + 1.
+// d (16 × 8) = c + a (16 × 16) · b (16 × 8). Fragments of lane (g, t) = (lane / 4, lane % 4), pairs along k:
+//   a0 row g,     k 2t      a1 row g + 8, k 2t      a2 row g, k 2t + 8      a3 row g + 8, k 2t + 8
+//   b0 column g,  k 2t      b1 column g,  k 2t + 8
+//   d[0], d[1] row g, columns 2t and 2t + 1         d[2], d[3] row g + 8, the same columns
 template <class T>
 __device__ __forceinline__ void mma(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                     unsigned b1, const float (&c)[4]) {

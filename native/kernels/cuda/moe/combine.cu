@@ -1,7 +1,7 @@
-// The sum of each token's experts, in the order of top_k, rounded once.
+// MoE combine: out [token] = the sum of its top_k pairs' outputs, in the order of top_k, rounded once.
 //
-// Layout: a thread has four neighbouring columns of a token. Bytes: 4·top_k a value of the result, 2 or 4 written;
-// memory is the bound, or the second-level cache for few tokens.
+// Elementwise: a thread has four neighbouring columns of a token. Bytes: 4·top_k read and 2 or 4 written an element;
+// bound by memory, or by L2 for few tokens.
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/moe/nvfp4_moe.h"
 
@@ -11,18 +11,18 @@ namespace {
 constexpr int kThreads = 128;
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) add_pairs(Nvfp4Moe p, std::int64_t quads) {
+__global__ void __launch_bounds__(kThreads) moe_sum_kernel(Nvfp4Moe p, std::int64_t quads) {
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= quads) return;
   const std::int64_t token = index / (p.k / 4), column = (index - token * (p.k / 4)) * 4;
   const std::int32_t* const ids = p.topk_ids + token * p.top_k;
-  const float* const from = p.results + token * p.top_k * p.k + column;
+  const float* const from = p.pair_out + token * p.top_k * p.k + column;
   const int top_k = static_cast<int>(p.top_k);
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
   for (int j = 0; j < top_k; ++j) {
-    const int id = ids[j];
-    if (id < 0 || id >= p.experts) continue;  // nobody has written there
+    const int expert = ids[j];
+    if (expert < 0 || expert >= p.experts) continue;  // not written
     const float4 part = *reinterpret_cast<const float4*>(from + j * p.k);
     sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
   }
@@ -36,7 +36,7 @@ template <class T>
 int sum_of(const Nvfp4Moe& p, Stream stream) {
   const std::int64_t quads = p.tokens * p.k / 4;
   if (quads == 0) return 0;
-  add_pairs<T><<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(p, quads);
+  moe_sum_kernel<T><<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(p, quads);
   return cudaGetLastError();
 }
 

@@ -1,18 +1,21 @@
-// One product of a mixture of experts, in tiles: rows of one expert times rows of its weights.
+// NVFP4 MoE grouped GEMM on sm_80 and newer: mma.sync from a multistage cp.async pipeline, tiles of one expert.
 //
-// Layout: a block has 64 rows of a weight (`lines`), or 128 from 32 rows of x on, and a block of the route's list, 8 to
-// 64 rows of x. Stages of 256 or 128 k's lie in shared memory, filled by cp.async ahead of their use: the weights'
-// bytes as they are, the scales likewise, and x's rows, 64 k's to 128 bytes, all permuted in units of 32 or 16 bytes so
-// that a warp's reads come from different banks. Four warps stand side by side and make 16 or 32 lines each; the other
-// four take the other half of each stage's k. Of 16 lines and 16 k's, unpacked in registers, a matrix instruction's
-// first operand is made, used for every 8 rows of x. Sums of the two halves of k meet in shared memory, which the
-// stages have left.
+// CTA tile TileM × TileN: TileM 8, 16, 32 or 64 rows of one expert (an ExpertTile), TileN 64 rows of its weight, or 128
+// from TileM 32 on. 8 warps: 4 along N, 16 or 32 each; the warp_k 4 take the warp_k half of a stage's k.
 //
-// Bytes: 0.5625 a weight for every block of rows, from memory the first time; x 2·rows·k for every 64 or 128 lines,
-// from the second-level cache. Operations: for 16 lines and 64 k's a warp issues some 80 instructions to unpack, and 6
-// for every 8 rows, 4 of them on the tensor cores. Up to 16 rows memory is the bound, but not by much: with its copies
-// a multiprocessor unpacks 21 bytes a clock, and the memory of an H200 delivers 18. At 64, loads of x from shared
-// memory and the tensor cores take equally long.
+//   a stage in shared memory: 256 k (TileM up to 16) or 128; 4 stages, 3 for TileM 64
+//     x        [k / 64][TileM] rows of 128 bytes, 16-byte chunks XOR-swizzled by row
+//     weight   [TileN] rows, 32 bytes for 64 k, swizzled in units of 32 bytes
+//     scales   [TileN] rows, 4 bytes for 64 k
+//
+// The weight is the A operand of mma.m16n8k16 (16 weight rows × 16 k), dequantized in registers, and used for every 8
+// rows of x. The two halves of k are reduced in shared memory, over the stages.
+//
+// Bytes: 0.5625 a weight for every tile in M, from memory the first time; x 2·TileM·K for every 64 or 128 weight rows,
+// from L2. Operations: for 16 weight rows and 64 k a warp issues some 80 instructions to dequantize, and 6 for every 8
+// rows of x, 4 of them mma.sync. Up to TileM 16 memory is the bound, but not by much: beside its loads an SM
+// dequantizes 21 bytes a clock, and an H200's memory delivers 18. At TileM 64, ldmatrix and the tensor cores take
+// equally long.
 #pragma once
 
 #include "kernels/cuda/mma/mma_sync.cuh"
@@ -20,69 +23,71 @@
 
 namespace untorch::kernels::cuda {
 
-// Rows of x: 8, 16, 32 or 64.
-template <int Rows>
-struct MoeTile {
-  static constexpr int kThreads = 256, kRows = Rows, kPlanes = 2;  // planes of sums, for two halves of k
-  static constexpr int kWarpTiles = Rows <= 16 ? 1 : 2;            // of 16 lines
-  static constexpr int kLines = 64 * kWarpTiles;
-  static constexpr int kGroups = Rows <= 16 ? 4 : 2;  // of 64 k's, in a stage
-  static constexpr int kWeights = kLines * kGroups * 32, kScales = kLines * kGroups * 4, kX = Rows * kGroups * 128;
-  static constexpr int kBytes = kX + kWeights + kScales;
-  static constexpr int kStages = Rows == 64 ? 3 : 4;  // on sm_90 four blocks of 8 rows have room, on sm_80 two of 64
-  // Blocks of a multiprocessor that registers are to allow.
-  static constexpr int kResident = Rows == 8 ? 4 : Rows == 16 ? 3 : 2;
-  static constexpr int kPitch = kLines + 4;  // of sums, so that lanes meet different banks
-  static constexpr int kPlane = Rows * kPitch, kSums = kPlanes * kPlane * 4;
-  static constexpr int kAlign = 0, kShared = kStages * kBytes > kSums ? kStages *kBytes : kSums;
+template <int TileM>
+struct MoeSm80Config {
+  static constexpr int kThreads = 256, kTileM = TileM, kWarpSplitK = 2;  // two halves of k
+  static constexpr int kWarpTiles = TileM <= 16 ? 1 : 2;                 // of 16 weight rows
+  static constexpr int kTileN = 64 * kWarpTiles;
+  static constexpr int kKGroups = TileM <= 16 ? 4 : 2;  // of 64 k, in a stage
+  static constexpr int kWeightBytes = kTileN * kKGroups * 32, kScaleBytes = kTileN * kKGroups * 4,
+                       kXBytes = TileM * kKGroups * 128;
+  static constexpr int kStageBytes = kXBytes + kWeightBytes + kScaleBytes;
+  static constexpr int kStages = TileM == 64 ? 3 : 4;  // sm_90 has room for four CTAs of TileM 8, sm_80 for two of 64
+  // CTAs an SM that registers are to allow.
+  static constexpr int kCtasPerSm = TileM == 8 ? 4 : TileM == 16 ? 3 : 2;
+  static constexpr int kAccStride = kTileN + 4;  // in floats: no bank conflicts
+  static constexpr int kAccPlane = TileM * kAccStride, kAccumulatorBytes = kWarpSplitK * kAccPlane * 4;
+  static constexpr int kAlign = 0, kSharedBytes = kStages * kStageBytes > kAccumulatorBytes ? kStages *kStageBytes
+                                                                                            : kAccumulatorBytes;
 };
 
-template <class T, int Rows, bool First>
-__global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResident))
-    multiply_tile(Nvfp4Moe p, int tiles) {
-  using Tile = MoeTile<Rows>;
-  constexpr int kWarpTiles = Tile::kWarpTiles, kStages = Tile::kStages, kGroups = Tile::kGroups;
+template <class T, int TileM, bool GateUp>
+__global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config<TileM>::kCtasPerSm))
+    moe_gemm_sm80_kernel(Nvfp4Moe p, int tiles_n) {
+  using Config = MoeSm80Config<TileM>;
+  constexpr int kWarpTiles = Config::kWarpTiles, kStages = Config::kStages, kKGroups = Config::kKGroups;
   extern __shared__ __align__(128) unsigned char memory[];
-  const int at = static_cast<int>(blockIdx.x) / tiles;
-  const MoeBlock block = p.list[at];
-  if (block.rows == 0) return;
-  const int column = (static_cast<int>(blockIdx.x) - at * tiles) * (First ? Tile::kLines / 2 : Tile::kLines);
+  const int tile_index = static_cast<int>(blockIdx.x) / tiles_n;
+  const ExpertTile tile = p.tiles[tile_index];
+  if (tile.rows == 0) return;
+  const int n0 = (static_cast<int>(blockIdx.x) - tile_index * tiles_n) * (GateUp ? Config::kTileN / 2 : Config::kTileN);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4, side = warp % 4, other = warp / 4;
+  const int g = lane / 4, t = lane % 4, warp_n = warp % 4, warp_k = warp / 4;
   const std::uint32_t base = shared_address(memory);
-  MoeCopies<Tile, First> copies(p, block, column);
-  const int steps = copies.steps();
+  MoeStageLoader<Config, GateUp> loader(p, tile, n0);
+  const int steps = loader.steps();
 
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    if (i < steps) copies.load(memory + i * Tile::kBytes, base + i * Tile::kBytes);
-    commit_copies();
+    if (i < steps) loader.load(memory + i * Config::kStageBytes, base + i * Config::kStageBytes);
+    cp_async_commit();
   }
 
-  float acc[kWarpTiles][Rows / 8][4] = {};
-  const unsigned selector = 0x4040u + t * 0x0101u;  // of a word: byte t, twice, with zeros above
-  const auto multiply_stage = [&](int stage, int step) {
-    wait_copies_but<kStages - 2>();
-    __syncthreads();  // this stage is here, and nobody reads the one before it any more
+  float acc[kWarpTiles][TileM / 8][4] = {};
+  const unsigned selector = 0x4040u + t * 0x0101u;  // __byte_perm: byte t, twice, with zeros above
+  const auto mma_stage = [&](int stage, int step) {
+    cp_async_wait_group<kStages - 2>();
+    __syncthreads();  // this stage has arrived, and no warp reads the one before it
     if (step + kStages - 1 < steps) {
-      const int next = (stage == 0 ? kStages - 1 : stage - 1) * Tile::kBytes;
-      copies.load(memory + next, base + next);
+      const int next = (stage == 0 ? kStages - 1 : stage - 1) * Config::kStageBytes;
+      loader.load(memory + next, base + next);
     }
-    commit_copies();
-    const unsigned char* const here = memory + stage * Tile::kBytes;
-    const std::uint32_t x = base + stage * Tile::kBytes + (lane & 7) * 128;
+    cp_async_commit();
+    const unsigned char* const here = memory + stage * Config::kStageBytes;
+    const std::uint32_t x = base + stage * Config::kStageBytes + (lane & 7) * 128;
 #pragma unroll
-    for (int i = 0; i < kGroups / 2; ++i) {
-      const int group = other * (kGroups / 2) + i;
+    for (int i = 0; i < kKGroups / 2; ++i) {
+      const int group = warp_k * (kKGroups / 2) + i;
       uint2 words[kWarpTiles][2];
       std::uint32_t scales[kWarpTiles][2];
 #pragma unroll
       for (int j = 0; j < kWarpTiles * 2; ++j) {
-        const int line = (side * kWarpTiles * 2 + j) * 8 + g;
-        const unsigned char* const from = here + Tile::kX + line * (kGroups * 32);
-        words[j / 2][j % 2] = *reinterpret_cast<const uint2*>(from + (group ^ moe_turn<kGroups>(line)) * 32 + t * 8);
-        const std::uint32_t four =
-            *reinterpret_cast<const std::uint32_t*>(here + Tile::kX + Tile::kWeights + (line * kGroups + group) * 4);
+        const int weight_row = (warp_n * kWarpTiles * 2 + j) * 8 + g;
+        const unsigned char* const from = here + Config::kXBytes + weight_row * (kKGroups * 32);
+        words[j / 2][j % 2] =
+            *reinterpret_cast<const uint2*>(from + (group ^ moe_swizzle<kKGroups>(weight_row)) * 32 + t * 8);
+        const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(
+            here + Config::kXBytes + Config::kWeightBytes + (weight_row * kKGroups + group) * 4);
         scales[j / 2][j % 2] = Nvfp4Values<T>::scale_pair_of(__byte_perm(four, 0, selector));
       }
 #pragma unroll
@@ -91,12 +96,12 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
 #pragma unroll
         for (int j = 0; j < kWarpTiles * 2; ++j) {
           const uint2 both = words[j / 2][j % 2];
-          unpack_codes<T>(w == 0 ? both.x : both.y, scales[j / 2][j % 2], pairs[j / 2][j % 2]);
+          dequantize_pairs<T>(w == 0 ? both.x : both.y, scales[j / 2][j % 2], pairs[j / 2][j % 2]);
         }
 #pragma unroll
-        for (int r = 0; r < Rows / 8; ++r) {
+        for (int r = 0; r < TileM / 8; ++r) {
           std::uint32_t b[4];
-          load_matrices(b, x + group * (Rows * 128) + r * 1024 + (((w * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
+          ldmatrix_x4(b, x + group * (TileM * 128) + r * 1024 + (((w * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
 #pragma unroll
           for (int j = 0; j < kWarpTiles; ++j) {
             const auto& low = pairs[j][0];
@@ -108,58 +113,59 @@ __global__ void __launch_bounds__(MoeTile<Rows>::kThreads, (MoeTile<Rows>::kResi
       }
     }
   };
-  // With few rows addresses are a good part of the instructions: constants then.
-  if constexpr (Rows <= 16) {
+  // At small TileM address arithmetic is a good part of the instructions: the stage is a compile-time constant.
+  if constexpr (TileM <= 16) {
     for (int step = 0; step < steps; step += kStages) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
-        if (step + stage < steps) multiply_stage(stage, step + stage);
+        if (step + stage < steps) mma_stage(stage, step + stage);
       }
     }
   } else {
     for (int step = 0, stage = 0; step < steps; ++step) {
-      multiply_stage(stage, step);
+      mma_stage(stage, step);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
   }
-  wait_copies_but<0>();
+  cp_async_wait_group<0>();
   __syncthreads();
 
   float* const sums = reinterpret_cast<float*>(memory);
 #pragma unroll
   for (int j = 0; j < kWarpTiles; ++j) {
 #pragma unroll
-    for (int r = 0; r < Rows / 8; ++r) {
-      float* const to = sums + (other * Rows + r * 8 + 2 * t) * Tile::kPitch + (side * kWarpTiles + j) * 16 + g;
-      to[0] = acc[j][r][0], to[Tile::kPitch] = acc[j][r][1];
-      to[8] = acc[j][r][2], to[Tile::kPitch + 8] = acc[j][r][3];
+    for (int r = 0; r < TileM / 8; ++r) {
+      float* const to =
+          sums + (warp_k * TileM + r * 8 + 2 * t) * Config::kAccStride + (warp_n * kWarpTiles + j) * 16 + g;
+      to[0] = acc[j][r][0], to[Config::kAccStride] = acc[j][r][1];
+      to[8] = acc[j][r][2], to[Config::kAccStride + 8] = acc[j][r][3];
     }
   }
   __syncthreads();
-  if constexpr (First) {
-    finish_first<T, Tile>(p, block, column, sums);
+  if constexpr (GateUp) {
+    epilogue_gate_up<T, Config>(p, tile, n0, sums);
   } else {
-    finish_second<T, Tile>(p, block, column, sums);
+    epilogue_down<T, Config>(p, tile, n0, sums);
   }
 }
 
-template <class T, int Rows, bool First>
-int launch_rows(const Nvfp4Moe& p, Stream stream) {
-  return launch_tiles<MoeTile<Rows>, First>(multiply_tile<T, Rows, First>, p, stream);
+template <class T, int TileM, bool GateUp>
+int launch_gemm_sm80(const Nvfp4Moe& p, Stream stream) {
+  return launch_moe_gemm<MoeSm80Config<TileM>, GateUp>(moe_gemm_sm80_kernel<T, TileM, GateUp>, p, stream);
 }
 
-template <class T, bool First>
-int tile_of_rows(const Nvfp4Moe& p, Stream stream) {
-  if (p.rows == 8) return launch_rows<T, 8, First>(p, stream);
-  if (p.rows == 16) return launch_rows<T, 16, First>(p, stream);
-  if (p.rows == 32) return launch_rows<T, 32, First>(p, stream);
-  return p.rows == 64 ? launch_rows<T, 64, First>(p, stream) : kNoKernel;
+template <class T, bool GateUp>
+int moe_gemm_sm80_for_m(const Nvfp4Moe& p, Stream stream) {
+  if (p.tile_m == 8) return launch_gemm_sm80<T, 8, GateUp>(p, stream);
+  if (p.tile_m == 16) return launch_gemm_sm80<T, 16, GateUp>(p, stream);
+  if (p.tile_m == 32) return launch_gemm_sm80<T, 32, GateUp>(p, stream);
+  return p.tile_m == 64 ? launch_gemm_sm80<T, 64, GateUp>(p, stream) : kNoKernel;
 }
 
-template <bool First>
-int tile_product(const Nvfp4Moe& p, Stream stream) {
-  if (p.dtype == DType::kFloat16) return tile_of_rows<__half, First>(p, stream);
-  return p.dtype == DType::kBFloat16 ? tile_of_rows<__nv_bfloat16, First>(p, stream) : kNoKernel;
+template <bool GateUp>
+int moe_gemm_sm80(const Nvfp4Moe& p, Stream stream) {
+  if (p.dtype == DType::kFloat16) return moe_gemm_sm80_for_m<__half, GateUp>(p, stream);
+  return p.dtype == DType::kBFloat16 ? moe_gemm_sm80_for_m<__nv_bfloat16, GateUp>(p, stream) : kNoKernel;
 }
 
 }  // namespace untorch::kernels::cuda

@@ -1,151 +1,153 @@
-// One product of a mixture of experts for many rows of an expert, by the tensor instructions of sm_90.
+// NVFP4 MoE grouped GEMM on sm_90a, for many rows an expert: WGMMA from a multistage cp.async pipeline.
 //
-// Layout: a block has 256 lines of a weight and up to 160 rows of x, in three stages of 128 k's (nvfp4_tile.cuh)
-// that cp.async fills. Four warpgroups have 64 lines each. The weights are the instruction's first operand, unpacked in
-// registers, where a warp's 16 lines and 16 k's lie as in mma.m16n8k16; x is the second one, from shared memory, whose
-// 128-byte rows are permuted as its swizzle wants them. Of a stage a warpgroup unpacks the next 32 k's while the tensor
-// cores work on the last. A block of fewer rows has its own loop, for 32, 64 or 128 of them.
+// CTA tile TileM × 256: up to 160 rows of one expert (an ExpertTile), with mainloops for 32, 64, 128 and 160; four
+// warpgroups of 64 weight rows each. Three stages of 128 k, as in nvfp4_gemm_sm80.cuh, x with WGMMA's 128-byte swizzle.
+// The weight is the A operand, dequantized in registers (fragments as in mma.m16n8k16); x is the B operand, from shared
+// memory. A warpgroup dequantizes the next 32 k while its WGMMAs of the last 32 run.
 //
-// Bytes: of shared memory and from the second-level cache a stage, 256·rows + 18432: x is what costs, so lines are
-// many. Operations: for 32 k's a warp issues some 70 instructions, 280 clocks for the 16 of them, beside 2·rows clocks
-// on the tensor cores. With few rows memory is the bound, and instructions take as long; from about 140 rows on it is
-// the tensor cores, but for the start of a stage, when they wait for the first words. The share that is reached has not
-// been measured yet.
+// Bytes: of shared memory, and from L2, a stage 256·M + 18432: x is what costs, so TileN is large. Operations: for 32 k
+// a warp issues some 70 instructions, 280 clocks for the 16 warps, beside 2·M clocks of WGMMA. With few rows memory is
+// the bound, and instructions take as long; from about 140 rows on it is the tensor cores, but for the start of a
+// stage, when they wait for the first words. The share that is reached has not been measured yet.
 #include "kernels/cuda/moe/nvfp4_tile.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kPart = 128;  // rows of x an instruction, at most
+constexpr int kMaxWgmmaN = 128;  // rows of x in one WGMMA here
 
-struct Tile {
-  static constexpr int kThreads = 512, kRows = kMoeWgmmaRows, kPlanes = 1, kLines = 256, kGroups = 2, kStages = 3;
-  static constexpr int kGroupBytes = kRows * 128, kX = kGroups * kGroupBytes;
-  static constexpr int kWeights = kLines * kGroups * 32, kScales = kLines * kGroups * 4;
-  static constexpr int kBytes = kX + kWeights + kScales;
-  static constexpr int kPitch = kLines + 4, kPlane = kRows * kPitch, kSums = kPlane * 4;
-  static constexpr int kAlign = 1024, kShared = kStages * kBytes + kAlign;  // to begin at a multiple of it
-  static_assert(kSums <= kStages * kBytes && kBytes % 1024 == 0 && kGroupBytes % 1024 == 0);
+struct MoeSm90Config {
+  static constexpr int kThreads = 512, kTileM = kMoeSm90TileM, kWarpSplitK = 1, kTileN = 256, kKGroups = 2, kStages = 3;
+  static constexpr int kXGroupBytes = kTileM * 128, kXBytes = kKGroups * kXGroupBytes;
+  static constexpr int kWeightBytes = kTileN * kKGroups * 32, kScaleBytes = kTileN * kKGroups * 4;
+  static constexpr int kStageBytes = kXBytes + kWeightBytes + kScaleBytes;
+  static constexpr int kAccStride = kTileN + 4, kAccPlane = kTileM * kAccStride, kAccumulatorBytes = kAccPlane * 4;
+  static constexpr int kAlign = 1024, kSharedBytes = kStages * kStageBytes + kAlign;  // to begin at a multiple of it
+  static_assert(kAccumulatorBytes <= kStages * kStageBytes && kStageBytes % 1024 == 0 && kXGroupBytes % 1024 == 0);
 };
 
-// sums [row][pitch] = x · weightᵀ for the first Rows rows of the block.
-template <class T, int Rows, bool First>
-__device__ __forceinline__ void multiply(MoeCopies<Tile, First>& copies, unsigned char* memory, std::uint32_t base) {
-  constexpr int kStages = Tile::kStages, kFirst = Rows < kPart ? Rows : kPart, kRest = Rows - kFirst;
+// sums [row][kAccStride] = x · weightᵀ for the first M rows of the tile.
+template <class T, int M, bool GateUp>
+__device__ __forceinline__ void mainloop(MoeStageLoader<MoeSm90Config, GateUp>& loader, unsigned char* memory,
+                                         std::uint32_t base) {
+  constexpr int kStages = MoeSm90Config::kStages, kFirstN = M < kMaxWgmmaN ? M : kMaxWgmmaN, kSecondN = M - kFirstN;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4, line = warp * 16 + g;
-  const int steps = copies.steps();
-  const unsigned selector = 0x4040u + t * 0x0101u;  // of a word: byte t, twice, with zeros above
+  const int g = lane / 4, t = lane % 4, weight_row = warp * 16 + g;
+  const int steps = loader.steps();
+  const unsigned selector = 0x4040u + t * 0x0101u;  // __byte_perm: byte t, twice, with zeros above
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    if (i < steps) copies.template load<Rows>(memory + i * Tile::kBytes, base + i * Tile::kBytes);
-    commit_copies();
+    if (i < steps)
+      loader.template load<M>(memory + i * MoeSm90Config::kStageBytes, base + i * MoeSm90Config::kStageBytes);
+    cp_async_commit();
   }
-  float acc[kFirst / 2] = {}, rest[kRest > 0 ? kRest / 2 : 1] = {};
+  float acc[kFirstN / 2] = {}, acc2[kSecondN > 0 ? kSecondN / 2 : 1] = {};
   int stage = 0;
   for (int step = 0; step < steps; ++step) {
-    wait_copies_but<kStages - 2>();
-    publish_shared();
-    __syncthreads();  // this stage is here, and the tensor cores are done with the one before it
-    const unsigned char* const weights = memory + stage * Tile::kBytes + Tile::kX;
-    const std::uint32_t x = base + stage * Tile::kBytes;
+    cp_async_wait_group<kStages - 2>();
+    fence_proxy_async();
+    __syncthreads();  // this stage has arrived, and the WGMMAs of the one before it are done
+    const unsigned char* const weights = memory + stage * MoeSm90Config::kStageBytes + MoeSm90Config::kXBytes;
+    const std::uint32_t x = base + stage * MoeSm90Config::kStageBytes;
 #pragma unroll
-    for (int group = 0; group < Tile::kGroups; ++group) {
+    for (int group = 0; group < MoeSm90Config::kKGroups; ++group) {
       uint2 words[2];
       std::uint32_t scales[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = line + 8 * i;
-        words[i] = *reinterpret_cast<const uint2*>(weights + at * (Tile::kGroups * 32) +
-                                                   (group ^ moe_turn<Tile::kGroups>(at)) * 32 + t * 8);
-        const std::uint32_t four =
-            *reinterpret_cast<const std::uint32_t*>(weights + Tile::kWeights + (at * Tile::kGroups + group) * 4);
+        const int at = weight_row + 8 * i;
+        words[i] = *reinterpret_cast<const uint2*>(weights + at * (MoeSm90Config::kKGroups * 32) +
+                                                   (group ^ moe_swizzle<MoeSm90Config::kKGroups>(at)) * 32 + t * 8);
+        const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(weights + MoeSm90Config::kWeightBytes +
+                                                                           (at * MoeSm90Config::kKGroups + group) * 4);
         scales[i] = Nvfp4Values<T>::scale_pair_of(__byte_perm(four, 0, selector));
       }
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        std::uint32_t low[4], high[4], operand[2][4];
-        unpack_codes<T>(w == 0 ? words[0].x : words[0].y, scales[0], low);
-        unpack_codes<T>(w == 0 ? words[1].x : words[1].y, scales[1], high);
-        operands_of_words(low, high, operand);
-        warpgroup_fence();
+        std::uint32_t low[4], high[4], fragments[2][4];
+        dequantize_pairs<T>(w == 0 ? words[0].x : words[0].y, scales[0], low);
+        dequantize_pairs<T>(w == 0 ? words[1].x : words[1].y, scales[1], high);
+        pack_a_fragments(low, high, fragments);
+        wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const std::uint32_t from = x + group * Tile::kGroupBytes + (2 * w + half) * 32;
-          warpgroup_mma<T>(acc, operand[half], operand_at(from));
-          if constexpr (kRest > 0) warpgroup_mma<T>(rest, operand[half], operand_at(from + kFirst * 128));
+          const std::uint32_t from = x + group * MoeSm90Config::kXGroupBytes + (2 * w + half) * 32;
+          wgmma<T>(acc, fragments[half], smem_descriptor(from));
+          if constexpr (kSecondN > 0) wgmma<T>(acc2, fragments[half], smem_descriptor(from + kFirstN * 128));
         }
-        warpgroup_commit();
-        // The operand before this one is free. All are at a stage's end: ptxas keeps instructions of one turn of a loop
-        // out of the next one by making all of them wait for each other.
-        if (group == Tile::kGroups - 1 && w == 1) {
-          warpgroup_wait<0>();
+        wgmma_commit_group();
+        // The registers of the fragments before these are free. At a stage's end none is in flight: ptxas serialises
+        // WGMMAs that are in flight across iterations of a loop.
+        if (group == MoeSm90Config::kKGroups - 1 && w == 1) {
+          wgmma_wait_group<0>();
         } else {
-          warpgroup_wait<1>();
+          wgmma_wait_group<1>();
         }
         if (group == 0 && w == 0) {
           if (step + kStages - 1 < steps) {
-            const int next = (stage == 0 ? kStages - 1 : stage - 1) * Tile::kBytes;
-            copies.template load<Rows>(memory + next, base + next);
+            const int next = (stage == 0 ? kStages - 1 : stage - 1) * MoeSm90Config::kStageBytes;
+            loader.template load<M>(memory + next, base + next);
           }
-          commit_copies();
+          cp_async_commit();
         }
       }
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
-  wait_copies_but<0>();
+  cp_async_wait_group<0>();
   __syncthreads();
   float* const sums = reinterpret_cast<float*>(memory);
   const auto put = [&](int row, int i, float sum) {
-    sums[(row + i / 4 * 8 + 2 * t + (i & 1)) * Tile::kPitch + line + (i >> 1 & 1) * 8] = sum;
+    sums[(row + i / 4 * 8 + 2 * t + (i & 1)) * MoeSm90Config::kAccStride + weight_row + (i >> 1 & 1) * 8] = sum;
   };
 #pragma unroll
-  for (int i = 0; i < kFirst / 2; ++i) put(0, i, acc[i]);
+  for (int i = 0; i < kFirstN / 2; ++i) put(0, i, acc[i]);
 #pragma unroll
-  for (int i = 0; i < kRest / 2; ++i) put(kFirst, i, rest[i]);
+  for (int i = 0; i < kSecondN / 2; ++i) put(kFirstN, i, acc2[i]);
   __syncthreads();
 }
 
-template <class T, bool First>
-__global__ void __launch_bounds__(Tile::kThreads, 1) multiply_wgmma(Nvfp4Moe p, int tiles) {
+template <class T, bool GateUp>
+__global__ void __launch_bounds__(MoeSm90Config::kThreads, 1) moe_gemm_sm90_kernel(Nvfp4Moe p, int tiles_n) {
   extern __shared__ __align__(128) unsigned char memory[];
-  const int at = static_cast<int>(blockIdx.x) / tiles;
-  const MoeBlock block = p.list[at];
-  if (block.rows == 0) return;
-  const int column = (static_cast<int>(blockIdx.x) - at * tiles) * (First ? Tile::kLines / 2 : Tile::kLines);
+  const int tile_index = static_cast<int>(blockIdx.x) / tiles_n;
+  const ExpertTile tile = p.tiles[tile_index];
+  if (tile.rows == 0) return;
+  const int n0 = (static_cast<int>(blockIdx.x) - tile_index * tiles_n) *
+                 (GateUp ? MoeSm90Config::kTileN / 2 : MoeSm90Config::kTileN);
   const std::uint32_t start = shared_address(memory), base = (start + 1023) / 1024 * 1024;
   unsigned char* const stages = memory + (base - start);
-  MoeCopies<Tile, First> copies(p, block, column);
-  if (block.rows <= 32) {
-    multiply<T, 32, First>(copies, stages, base);
-  } else if (block.rows <= 64) {
-    multiply<T, 64, First>(copies, stages, base);
-  } else if (block.rows <= 128) {
-    multiply<T, 128, First>(copies, stages, base);
+  MoeStageLoader<MoeSm90Config, GateUp> loader(p, tile, n0);
+  if (tile.rows <= 32) {
+    mainloop<T, 32, GateUp>(loader, stages, base);
+  } else if (tile.rows <= 64) {
+    mainloop<T, 64, GateUp>(loader, stages, base);
+  } else if (tile.rows <= 128) {
+    mainloop<T, 128, GateUp>(loader, stages, base);
   } else {
-    multiply<T, 160, First>(copies, stages, base);
+    mainloop<T, 160, GateUp>(loader, stages, base);
   }
   const float* const sums = reinterpret_cast<const float*>(stages);
-  if constexpr (First) {
-    finish_first<T, Tile>(p, block, column, sums);
+  if constexpr (GateUp) {
+    epilogue_gate_up<T, MoeSm90Config>(p, tile, n0, sums);
   } else {
-    finish_second<T, Tile>(p, block, column, sums);
+    epilogue_down<T, MoeSm90Config>(p, tile, n0, sums);
   }
 }
 
-template <bool First>
-int wgmma_product(const Nvfp4Moe& p, Stream stream) {
-  if (!p.has_wgmma || p.rows != Tile::kRows) return kNoKernel;
-  if (p.dtype == DType::kFloat16) return launch_tiles<Tile, First>(multiply_wgmma<__half, First>, p, stream);
+template <bool GateUp>
+int moe_gemm_sm90(const Nvfp4Moe& p, Stream stream) {
+  if (!p.has_wgmma || p.tile_m != MoeSm90Config::kTileM) return kNoKernel;
+  if (p.dtype == DType::kFloat16)
+    return launch_moe_gemm<MoeSm90Config, GateUp>(moe_gemm_sm90_kernel<__half, GateUp>, p, stream);
   if (p.dtype != DType::kBFloat16) return kNoKernel;
-  return launch_tiles<Tile, First>(multiply_wgmma<__nv_bfloat16, First>, p, stream);
+  return launch_moe_gemm<MoeSm90Config, GateUp>(moe_gemm_sm90_kernel<__nv_bfloat16, GateUp>, p, stream);
 }
 
 }  // namespace
 
-int nvfp4_moe_gate_up_wgmma(const Nvfp4Moe& p, Stream stream) { return wgmma_product<true>(p, stream); }
-int nvfp4_moe_down_wgmma(const Nvfp4Moe& p, Stream stream) { return wgmma_product<false>(p, stream); }
+int nvfp4_moe_gate_up_sm90(const Nvfp4Moe& p, Stream stream) { return moe_gemm_sm90<true>(p, stream); }
+int nvfp4_moe_down_sm90(const Nvfp4Moe& p, Stream stream) { return moe_gemm_sm90<false>(p, stream); }
 
 }  // namespace untorch::kernels::cuda

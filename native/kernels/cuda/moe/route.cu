@@ -1,17 +1,18 @@
-// Which rows belong to which expert, and x in the order that the tensor cores take.
+// MoE routing: a stable counting sort of pairs by expert in one CTA, the tiles in M, and a permuted copy of x.
 //
-// Layout: the first block sorts the pairs by expert, stably, 256 experts at a time. Each of its warps has a run of
-// neighbouring pairs and a row of counters in shared memory, so no two threads count in the same place; the lanes that
-// have the same expert find each other by a match, and the first of them counts for all. Counters are summed over
-// warps, then over experts, and become the places where the warp's pairs go in a second pass. The other blocks of the
-// launch copy x: a thread makes 16 bytes of a row, eight k's that are four apart or sixteen.
+// CTA 0 sorts, 256 experts at a time. A warp has a contiguous range of pairs and a row of counters in shared memory, so
+// there are no atomics: __match_any_sync finds the lanes with the same expert, and the first of them counts for all.
+// Counters are scanned over warps, then over experts, and are the offsets of the second pass. The other CTAs copy x: a
+// thread writes 16 bytes of a row, eight k that are four or sixteen apart.
 //
-// Bytes: 8 a pair (twice 4 of ids, for every 256 experts, 4 of the result), 16 a block of rows; x once read and once
-// written. Operations: some 30 instructions for 32 pairs, one after the other in a warp. It is latency: a launch and
-// some trips to memory, for few tokens; the copy of x runs beside it.
+//   shared memory   counters [32 warps][256 experts], starts [257], first_tiles [257], warp totals
+//
+// Bytes: 8 a pair (4 of ids twice, for every 256 experts; 4 of the result), 16 a tile; x once read and once written.
+// Operations: some 30 instructions for 32 pairs, serially in a warp. For few tokens it is latency-bound: a launch and
+// some round trips to memory; the copy of x runs beside it.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/moe/nvfp4_moe.h"
 #include "kernels/cuda/moe/nvfp4_mainloop.cuh"
+#include "kernels/cuda/moe/nvfp4_moe.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -20,12 +21,12 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kChunk = 256;  // experts at a time
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Shared memory: counters, then where each expert's rows and blocks begin (and the last one's end), then sums of warps.
-constexpr int kCounters = kWarps * kChunk, kStarts = kCounters, kFirstBlocks = kStarts + kChunk + 1,
-              kWarpRows = kFirstBlocks + kChunk + 1, kWarpBlocks = kWarpRows + kChunk / 32,
-              kSharedInts = kWarpBlocks + kChunk / 32;
+// Shared memory: counters, then the first row and tile of each expert (and the end), then totals of warps.
+constexpr int kCounters = kWarps * kChunk, kStarts = kCounters, kFirstTiles = kStarts + kChunk + 1,
+              kWarpRows = kFirstTiles + kChunk + 1, kWarpTiles = kWarpRows + kChunk / 32,
+              kSharedInts = kWarpTiles + kChunk / 32;
 
-// Pairs of one warp: body(pair, place among the experts of this chunk or -1).
+// Pairs of a warp: body(pair, id, bin), bin the expert's index in this chunk of experts, or -1.
 template <class Body>
 __device__ __forceinline__ void for_pairs(const Nvfp4Moe& p, int first, int begin, int end, Body&& body) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -42,102 +43,102 @@ __device__ void sort_pairs(const Nvfp4Moe& p, int* memory) {
   const int run = (pairs + kThreads - 1) / kThreads * 32;  // of a warp
   const int warps = (pairs + run - 1) / run, begin = warp * run, end = begin + run < pairs ? begin + run : pairs;
   int* const counters = memory + warp * kChunk;
-  int *const starts = memory + kStarts, *const first_blocks = memory + kFirstBlocks;
+  int *const starts = memory + kStarts, *const first_tiles = memory + kFirstTiles;
   const unsigned before_me = (1u << lane) - 1;
-  int row = 0, block = 0;  // what the chunks before have taken
+  int row = 0, tile = 0;  // what the chunks before have taken
   for (int first = 0; first < experts || first == 0; first += kChunk) {
     for (int i = thread; i < warps * kChunk; i += kThreads) memory[i] = 0;
     __syncthreads();
-    for_pairs(p, first, begin, end, [&](int, int id, int place) {
+    for_pairs(p, first, begin, end, [&](int, int id, int bin) {
       if (first == 0 && (id < -1 || id >= experts)) report(p.fault, DeviceFault::kExpert, id);
-      const unsigned same = __match_any_sync(kAllLanes, place);
-      if (place >= 0 && (same & before_me) == 0) counters[place] += __popc(same);
+      const unsigned same = __match_any_sync(kAllLanes, bin);
+      if (bin >= 0 && (same & before_me) == 0) counters[bin] += __popc(same);
       __syncwarp();
     });
     __syncthreads();
-    int rows = 0, blocks = 0;
+    int rows = 0, tiles = 0;
     if (thread < kChunk) {
       for (int w = 0; w < warps; ++w) {
         const int count = memory[w * kChunk + thread];
         memory[w * kChunk + thread] = rows;
         rows += count;
       }
-      blocks = (rows + p.rows - 1) / p.rows;
+      tiles = (rows + p.tile_m - 1) / p.tile_m;
       for (int step = 1; step < 32; step *= 2) {
         const int more_rows = __shfl_up_sync(kAllLanes, rows, step),
-                  more_blocks = __shfl_up_sync(kAllLanes, blocks, step);
-        if (lane >= step) rows += more_rows, blocks += more_blocks;
+                  more_tiles = __shfl_up_sync(kAllLanes, tiles, step);
+        if (lane >= step) rows += more_rows, tiles += more_tiles;
       }
-      if (lane == 31) memory[kWarpRows + warp] = rows, memory[kWarpBlocks + warp] = blocks;
+      if (lane == 31) memory[kWarpRows + warp] = rows, memory[kWarpTiles + warp] = tiles;
     }
     __syncthreads();
     if (thread < kChunk) {
-      rows += row, blocks += block;
-      for (int w = 0; w < warp; ++w) rows += memory[kWarpRows + w], blocks += memory[kWarpBlocks + w];
-      starts[thread + 1] = rows, first_blocks[thread + 1] = blocks;
-      if (thread == 0) starts[0] = row, first_blocks[0] = block;
+      rows += row, tiles += tile;
+      for (int w = 0; w < warp; ++w) rows += memory[kWarpRows + w], tiles += memory[kWarpTiles + w];
+      starts[thread + 1] = rows, first_tiles[thread + 1] = tiles;
+      if (thread == 0) starts[0] = row, first_tiles[0] = tile;
     }
     __syncthreads();
-    for_pairs(p, first, begin, end, [&](int pair, int, int place) {
-      const unsigned same = __match_any_sync(kAllLanes, place);
-      const int at = place >= 0 ? starts[place] + counters[place] + __popc(same & before_me) : 0;
+    for_pairs(p, first, begin, end, [&](int pair, int, int bin) {
+      const unsigned same = __match_any_sync(kAllLanes, bin);
+      const int at = bin >= 0 ? starts[bin] + counters[bin] + __popc(same & before_me) : 0;
       __syncwarp();
-      if (place >= 0) {
-        p.sorted[at] = pair;
-        if ((same & before_me) == 0) counters[place] += __popc(same);
+      if (bin >= 0) {
+        p.sorted_pairs[at] = pair;
+        if ((same & before_me) == 0) counters[bin] += __popc(same);
       }
       __syncwarp();
     });
-    const int last = first_blocks[kChunk];
-    for (int b = block + thread; b < last; b += kThreads) {
-      int low = 0, high = kChunk;  // the last expert whose first block is not after b
+    const int last = first_tiles[kChunk];
+    for (int b = tile + thread; b < last; b += kThreads) {
+      int low = 0, high = kChunk;  // the last expert whose first tile is not after b
       while (high - low > 1) {
         const int middle = (low + high) / 2;
-        (first_blocks[middle] <= b ? low : high) = middle;
+        (first_tiles[middle] <= b ? low : high) = middle;
       }
-      const int at = starts[low] + (b - first_blocks[low]) * p.rows, left = starts[low + 1] - at;
-      p.list[b] = {first + low, at, left < p.rows ? left : p.rows, 0};
+      const int at = starts[low] + (b - first_tiles[low]) * p.tile_m, left = starts[low + 1] - at;
+      p.tiles[b] = {first + low, at, left < p.tile_m ? left : p.tile_m, 0};
     }
-    row = starts[kChunk], block = last;
+    row = starts[kChunk], tile = last;
     __syncthreads();
   }
-  for (int b = block + thread; b < p.blocks; b += kThreads) p.list[b] = {-1, 0, 0, 0};
+  for (int b = tile + thread; b < p.num_tiles; b += kThreads) p.tiles[b] = {-1, 0, 0, 0};
 }
 
-// Eight places of a row, with zeros behind its last k.
-__device__ void arrange(const Nvfp4Moe& p, std::int64_t index) {
-  const std::int64_t row_chunks = p.arranged_row / 8, token = index / row_chunks;
+// Eight positions of a row, zeros behind its last k.
+__device__ void permute_activations(const Nvfp4Moe& p, std::int64_t index) {
+  const std::int64_t row_chunks = p.permuted_stride / 8, token = index / row_chunks;
   const int chunk = static_cast<int>(index - token * row_chunks);
-  const auto* const from = static_cast<const std::uint16_t*>(p.x) + token * p.x_row;
+  const auto* const from = static_cast<const std::uint16_t*>(p.x) + token * p.x_stride;
   struct alignas(16) Eight {
     std::uint16_t values[8];
   } out;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int k = chunk / 8 * kMoeGroup + arranged_k(chunk % 8 * 8 + i);
+    const int k = chunk / 8 * kMoeKGroup + permuted_k(chunk % 8 * 8 + i);
     out.values[i] = k < p.k ? from[k] : std::uint16_t{0};
   }
-  *reinterpret_cast<Eight*>(static_cast<char*>(p.arranged) + index * 16) = out;
+  *reinterpret_cast<Eight*>(static_cast<char*>(p.permuted_x) + index * 16) = out;
 }
 
-__global__ void __launch_bounds__(kThreads) route_pairs(Nvfp4Moe p, std::int64_t chunks) {
+__global__ void __launch_bounds__(kThreads) moe_route_kernel(Nvfp4Moe p, std::int64_t chunks) {
   extern __shared__ __align__(128) unsigned char memory[];
   if (blockIdx.x == 0) {
     sort_pairs(p, reinterpret_cast<int*>(memory));
     return;
   }
   const std::int64_t index = std::int64_t{blockIdx.x - 1} * kThreads + threadIdx.x;
-  if (index < chunks) arrange(p, index);
+  if (index < chunks) permute_activations(p, index);
 }
 
 }  // namespace
 
 int nvfp4_moe_route(const Nvfp4Moe& p, Stream stream) {
   if (p.pairs() == 0) return 0;
-  if (p.pairs() > kMoeMostPairs || p.experts > kMoeMostPairs) return kNoKernel;
-  const std::int64_t chunks = p.dtype == DType::kFloat32 ? 0 : p.tokens * p.arranged_row / 8;
+  if (p.pairs() > kMoeMaxPairs || p.experts > kMoeMaxPairs) return kNoKernel;
+  const std::int64_t chunks = p.dtype == DType::kFloat32 ? 0 : p.tokens * p.permuted_stride / 8;
   const unsigned copies = chunks > 0 ? blocks_for(chunks, kThreads) : 0;
-  route_pairs<<<1 + copies, kThreads, kSharedInts * sizeof(int), stream>>>(p, chunks);
+  moe_route_kernel<<<1 + copies, kThreads, kSharedInts * sizeof(int), stream>>>(p, chunks);
   return cudaGetLastError();
 }
 

@@ -1,8 +1,8 @@
-// Rows in float8_e4m3fn with a scale each.
+// Dynamic per-row (per-token) quantization of activations to FP8 E4M3.
 //
-// A thread block makes a row: its largest size first, then the row again, from the first-level cache, in E4M3. Bytes: 2
-// an element read (4 of float32), 1 written; the second reading is not of memory. Operations: about 15 instructions an
-// element. Not measured yet.
+// A CTA has a row: absmax first, then the row again, from L1, scaled and rounded. Bytes: 2 an element read (4 of
+// float32), 1 written; the second read is not of memory. Operations: about 15 instructions an element. The share of the
+// roofline has not been measured yet.
 #include "kernels/cuda/quantize/fp8_rows.h"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 
@@ -10,12 +10,12 @@ namespace untorch::kernels::cuda {
 namespace {
 
 template <class T>
-__device__ __forceinline__ void make_row(const Float8Rows& p, std::int64_t m) {
+__device__ __forceinline__ void quantize_row(const Fp8Rows& p, std::int64_t m) {
   const T* const from = static_cast<const T*>(p.x) + m * p.row;
   auto* const to = static_cast<std::uint8_t*>(p.to) + m * p.to_width;
-  const RowSize found = row_size(from, p.width);
-  const float by = kE4m3Max / found.size;
-  if (threadIdx.x == 0) p.scales[m] = found.finite ? found.size / kE4m3Max : __uint_as_float(0x7fc00000u);
+  const RowAbsMax found = row_absmax(from, p.width);
+  const float inv_scale = kE4m3Max / found.absmax;
+  if (threadIdx.x == 0) p.scales[m] = found.finite ? found.absmax / kE4m3Max : __uint_as_float(0x7fc00000u);
   const std::int64_t first = std::int64_t{threadIdx.x} * kStep, step = std::int64_t{kThreads} * kStep;
   for (std::int64_t k = first; k < p.to_width; k += step) {
     uint2 bytes{0, 0};
@@ -24,41 +24,41 @@ __device__ __forceinline__ void make_row(const Float8Rows& p, std::int64_t m) {
       load_step(from + k, values);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        bytes.x |= e4m3_of(values[i] * by) << 8 * i;
-        bytes.y |= e4m3_of(values[4 + i] * by) << 8 * i;
+        bytes.x |= e4m3_of(values[i] * inv_scale) << 8 * i;
+        bytes.y |= e4m3_of(values[4 + i] * inv_scale) << 8 * i;
       }
     }
     *reinterpret_cast<uint2*>(to + k) = bytes;
   }
 }
 
-// The first blocks make rows, those behind them the factors of columns.
+// The first CTAs quantize rows, those behind them scale the column factors.
 template <class T>
-__global__ void __launch_bounds__(kThreads) make_rows(Float8Rows p, std::int64_t row_blocks) {
-  if (blockIdx.x < row_blocks) {
-    for (std::int64_t m = blockIdx.x; m < p.m; m += row_blocks) make_row<T>(p, m);
+__global__ void __launch_bounds__(kThreads) quantize_rows_kernel(Fp8Rows p, std::int64_t row_ctas) {
+  if (blockIdx.x < row_ctas) {
+    for (std::int64_t m = blockIdx.x; m < p.m; m += row_ctas) quantize_row<T>(p, m);
     return;
   }
-  const std::int64_t step = (std::int64_t{gridDim.x} - row_blocks) * kThreads;
-  for (std::int64_t i = (blockIdx.x - row_blocks) * kThreads + threadIdx.x; i < p.n; i += step) {
+  const std::int64_t step = (std::int64_t{gridDim.x} - row_ctas) * kThreads;
+  for (std::int64_t i = (blockIdx.x - row_ctas) * kThreads + threadIdx.x; i < p.n; i += step) {
     p.columns[i] = p.factors[p.one_factor ? 0 : i] * p.by;
   }
 }
 
 }  // namespace
 
-int float8_rows(const Float8Rows& p, Stream stream) {
-  constexpr std::int64_t kMostBlocks = 1 << 30;
-  const std::int64_t rows = p.m < kMostBlocks ? p.m : kMostBlocks;
-  const std::int64_t blocks = rows + (p.n + kThreads - 1) / kThreads;
-  if (blocks == 0) return 0;
-  if (blocks > 0x7fffffff) return kNoKernel;
+int quantize_rows_fp8(const Fp8Rows& p, Stream stream) {
+  constexpr std::int64_t kMaxCtas = 1 << 30;
+  const std::int64_t rows = p.m < kMaxCtas ? p.m : kMaxCtas;
+  const std::int64_t ctas = rows + (p.n + kThreads - 1) / kThreads;
+  if (ctas == 0) return 0;
+  if (ctas > 0x7fffffff) return kNoKernel;
   return dispatch_floating(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
     if constexpr (std::is_same_v<T, double>) {
       return kNoKernel;
     } else {
-      make_rows<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, rows);
+      quantize_rows_kernel<T><<<static_cast<unsigned>(ctas), kThreads, 0, stream>>>(p, rows);
       return cudaGetLastError();
     }
   });

@@ -1,7 +1,7 @@
-// Rows in NVFP4 with a scale each, and NVFP4 weights, as operands of a product of four-bit numbers.
+// Dynamic quantization of activations to NVFP4, and NVFP4 weights in cuBLASLt's layout: operands of a W4A4 GEMM.
 //
-// A thread makes the 16 values of a scale. Bytes: 2 an element read (4 of float32; rows twice, the second time from the
-// first-level cache), 0.5625 written; of weights 0.5625 read and written. Never run on a GPU that multiplies them.
+// A thread has the 16 values of a block scale. Bytes: 2 an element read (4 of float32; rows twice, the second time from
+// L1), 0.5625 written; of weights 0.5625 read and written. Never run on a GPU with FP4 tensor cores.
 #include "kernels/cuda/quantize/nvfp4_operands.h"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 
@@ -11,57 +11,57 @@ namespace {
 constexpr int kBlock = 16;
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) make_rows(Float4Rows p, std::int64_t rows) {
+__global__ void __launch_bounds__(kThreads) quantize_rows_kernel(Nvfp4Rows p, std::int64_t rows) {
   const std::int64_t blocks = p.k / kBlock;
   auto* const codes = static_cast<std::uint64_t*>(p.codes);
   auto* const block_scales = static_cast<std::uint8_t*>(p.block_scales);
   for (std::int64_t m = blockIdx.x; m < rows; m += gridDim.x) {
     const T* const from = static_cast<const T*>(p.x) + m * p.row;
-    const bool there = m < p.m;  // the whole block agrees
+    const bool in_bounds = m < p.m;  // uniform over the CTA
     float by = 0.0f;
-    if (there) {
-      const RowSize found = row_size(from, p.width);
-      by = kE2m1Max * kE4m3Max / found.size;
+    if (in_bounds) {
+      const RowAbsMax found = row_absmax(from, p.width);
+      by = kE2m1Max * kE4m3Max / found.absmax;
       if (threadIdx.x == 0) {
-        p.scales[m] = found.finite ? found.size / (kE2m1Max * kE4m3Max) : __uint_as_float(0x7fc00000u);
+        p.scales[m] = found.finite ? found.absmax / (kE2m1Max * kE4m3Max) : __uint_as_float(0x7fc00000u);
       }
     }
     for (std::int64_t block = threadIdx.x; block < blocks; block += kThreads) {
       std::uint32_t scale = 0;
-      if (there) {
+      if (in_bounds) {
         float values[kBlock] = {};
         const std::int64_t k = block * kBlock;
         if (k < p.width) load_step(from + k, values);
         if (k + kStep < p.width) load_step(from + k + kStep, values + kStep);
-        codes[m * blocks + block] = float4_block(values, by, scale);
+        codes[m * blocks + block] = quantize_nvfp4_block(values, by, scale);
       }
-      block_scales[float4_scale_at(m, block, p.k)] = static_cast<std::uint8_t>(scale);
+      block_scales[nvfp4_scale_offset(m, block, p.k)] = static_cast<std::uint8_t>(scale);
     }
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    make_weight(Nvfp4Gemm p, std::int64_t first, std::int64_t columns, std::int64_t rows, std::int64_t k,
-                std::uint64_t* __restrict__ codes, std::uint8_t* __restrict__ block_scales) {
+    repack_weight_kernel(Nvfp4Gemm p, std::int64_t n0, std::int64_t n, std::int64_t rows, std::int64_t k,
+                         std::uint64_t* __restrict__ codes, std::uint8_t* __restrict__ block_scales) {
   const std::int64_t blocks = k / kBlock, own = p.k / kBlock, step = std::int64_t{gridDim.x} * kThreads;
   const auto* const from = static_cast<const std::uint8_t*>(p.block_scales);
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < rows * blocks; i += step) {
     const std::int64_t column = i / blocks, block = i - column * blocks;
     std::uint32_t scale = 0;
-    if (column < columns) {
+    if (column < n) {
       std::uint64_t word = 0;
       if (block < own) {
-        scale = from[(first + column) * own + block];
-        word = float4_codes(p, first + column, block) ^ ((scale & 0x80u) != 0 ? 0x8888888888888888ull : 0);
+        scale = from[(n0 + column) * own + block];
+        word = nvfp4_block_codes(p, n0 + column, block) ^ ((scale & 0x80u) != 0 ? 0x8888888888888888ull : 0);
       }
       codes[i] = word;
     }
-    block_scales[float4_scale_at(column, block, k)] = static_cast<std::uint8_t>(scale & 0x7fu);
+    block_scales[nvfp4_scale_offset(column, block, k)] = static_cast<std::uint8_t>(scale & 0x7fu);
   }
 }
 
-// E2M1, twice as large.
-__device__ __forceinline__ float twice(std::uint64_t codes, int i) {
+// 2 · E2M1, an integer.
+__device__ __forceinline__ float doubled_e2m1(std::uint64_t codes, int i) {
   const auto code = static_cast<unsigned>(codes >> 4 * i) & 15u, size = code & 7u;
   const float value = static_cast<float>(size < 4 ? size : size < 6 ? 2 * size - 4 : 4 * size - 16);
   return code > 7u ? -value : value;
@@ -72,7 +72,7 @@ __device__ __forceinline__ float scale_value(const void* scales, std::int64_t at
   return bits == 0x7fu ? __uint_as_float(0x7fc00000u) : e4m3_value(bits);
 }
 
-__global__ void __launch_bounds__(kThreads) multiply(Float4Product p) {
+__global__ void __launch_bounds__(kThreads) reference_gemm_kernel(Nvfp4ReferenceGemm p) {
   const std::int64_t blocks = p.k / kBlock, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.m * p.n; i += step) {
     const std::int64_t m = i / p.n, n = i - m * p.n;
@@ -81,19 +81,21 @@ __global__ void __launch_bounds__(kThreads) multiply(Float4Product p) {
       const std::uint64_t a = static_cast<const std::uint64_t*>(p.a)[m * blocks + block];
       const std::uint64_t b = static_cast<const std::uint64_t*>(p.b)[n * blocks + block];
       float part = 0.0f;
-      for (int k = 0; k < kBlock; ++k) part += twice(a, k) * twice(b, k);
-      sum += 0.25f * part * scale_value(p.a_scales, float4_scale_at(m, block, p.k)) *
-             scale_value(p.b_scales, float4_scale_at(n, block, p.k));
+      for (int k = 0; k < kBlock; ++k) part += doubled_e2m1(a, k) * doubled_e2m1(b, k);
+      sum += 0.25f * part * scale_value(p.a_scales, nvfp4_scale_offset(m, block, p.k)) *
+             scale_value(p.b_scales, nvfp4_scale_offset(n, block, p.k));
     }
     p.sums[m * p.sums_row + n] = sum;
   }
 }
 
-std::int64_t padded_rows(std::int64_t rows) { return (rows + kFloat4TileRows - 1) / kFloat4TileRows * kFloat4TileRows; }
+std::int64_t padded_rows(std::int64_t rows) {
+  return (rows + kNvfp4ScaleTileRows - 1) / kNvfp4ScaleTileRows * kNvfp4ScaleTileRows;
+}
 
 }  // namespace
 
-int float4_rows(const Float4Rows& p, Stream stream) {
+int quantize_rows_nvfp4(const Nvfp4Rows& p, Stream stream) {
   const std::int64_t rows = padded_rows(p.m);
   if (rows == 0) return 0;
   return dispatch_floating(p.dtype, [&](auto type) -> int {
@@ -101,24 +103,24 @@ int float4_rows(const Float4Rows& p, Stream stream) {
     if constexpr (std::is_same_v<T, double>) {
       return kNoKernel;
     } else {
-      make_rows<T><<<blocks_for(rows, 1), kThreads, 0, stream>>>(p, rows);
+      quantize_rows_kernel<T><<<blocks_for(rows, 1), kThreads, 0, stream>>>(p, rows);
       return cudaGetLastError();
     }
   });
 }
 
-int nvfp4_to_float4(const Nvfp4Gemm& p, std::int64_t first, std::int64_t columns, std::int64_t k, void* codes,
-                    void* block_scales, Stream stream) {
-  const std::int64_t rows = padded_rows(columns), count = rows * (k / kBlock);
+int make_nvfp4_operand(const Nvfp4Gemm& p, std::int64_t n0, std::int64_t n, std::int64_t k, void* codes,
+                       void* block_scales, Stream stream) {
+  const std::int64_t rows = padded_rows(n), count = rows * (k / kBlock);
   if (count == 0) return 0;
-  make_weight<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
-      p, first, columns, rows, k, static_cast<std::uint64_t*>(codes), static_cast<std::uint8_t*>(block_scales));
+  repack_weight_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
+      p, n0, n, rows, k, static_cast<std::uint64_t*>(codes), static_cast<std::uint8_t*>(block_scales));
   return cudaGetLastError();
 }
 
-int float4_multiply(const Float4Product& p, Stream stream) {
+int nvfp4_reference_gemm(const Nvfp4ReferenceGemm& p, Stream stream) {
   if (p.m == 0 || p.n == 0) return 0;
-  multiply<<<blocks_for(p.m * p.n, kThreads), kThreads, 0, stream>>>(p);
+  reference_gemm_kernel<<<blocks_for(p.m * p.n, kThreads), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

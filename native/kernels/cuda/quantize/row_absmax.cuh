@@ -1,4 +1,4 @@
-// The largest size in a row, found by a thread block, for rows that become narrow numbers with a scale.
+// The absolute maximum of a row, by a CTA, for dynamic per-row quantization.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
@@ -6,9 +6,9 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256, kStep = 8;  // elements that are read at a time
-// Where a reciprocal would be more than float32 holds, rows are so small that their last digits do not matter.
-constexpr float kLeastSize = 0x1p-110f;
+constexpr int kThreads = 256, kStep = 8;  // elements of a load
+// The reciprocal of a smaller one would overflow float32.
+constexpr float kMinAbsMax = 0x1p-110f;
 
 template <class T>
 __device__ __forceinline__ void load_step(const T* from, float* values) {
@@ -23,14 +23,14 @@ __device__ __forceinline__ void load_step(const T* from, float* values) {
   }
 }
 
-// Of a row of `width` elements; all threads get it.
-struct RowSize {
+// Of a row of `width` elements, for all threads.
+struct RowAbsMax {
   bool finite;
-  float size;  // kLeastSize at least; 1 where it is not finite
+  float absmax;  // at least kMinAbsMax; 1 where it is not finite
 };
 template <class T>
-__device__ __forceinline__ RowSize row_size(const T* from, std::int64_t width) {
-  // Bits of sizes are in the order of the sizes, and what is not finite comes last.
+__device__ __forceinline__ RowAbsMax row_absmax(const T* from, std::int64_t width) {
+  // Absolute values compare as their bits do, and what is not finite is largest.
   std::uint32_t largest = 0;
   for (std::int64_t k = std::int64_t{threadIdx.x} * kStep; k < width; k += std::int64_t{kThreads} * kStep) {
     float values[kStep];
@@ -44,9 +44,9 @@ __device__ __forceinline__ RowSize row_size(const T* from, std::int64_t width) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, warps[i]);
-  __syncthreads();  // before the next row's are written
+  __syncthreads();  // before the next row overwrites `warps`
   const bool finite = largest < 0x7f800000u;
-  return {finite, fmaxf(finite ? __uint_as_float(largest) : 1.0f, kLeastSize)};
+  return {finite, fmaxf(finite ? __uint_as_float(largest) : 1.0f, kMinAbsMax)};
 }
 
 }  // namespace

@@ -1,27 +1,27 @@
-// Barriers in shared memory for which a part of a block waits while another part works on.
+// mbarriers in shared memory (sm_90): initialisation, arrival, expected TMA bytes, wait for a phase.
 #pragma once
 
 #include <cstdint>
 
 namespace untorch::kernels::cuda {
 
-// A phase of the barrier at `address` ends with `count` arrivals; the first phase has parity 0.
-__device__ __forceinline__ void make_barrier(std::uint32_t address, int count) {
+// A phase ends with `count` arrivals; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_init(std::uint32_t address, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
 }
-__device__ __forceinline__ void arrive_at(std::uint32_t address) {
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 }
-// Makes new barriers known to copies by boxes.
-__device__ __forceinline__ void publish_barriers() {
+// Makes initialised mbarriers visible to TMA, the async proxy.
+__device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Arrives, and has the phase wait for so many bytes besides.
-__device__ __forceinline__ void expect_bytes(std::uint32_t address, int bytes) {
+// Arrives, and adds `bytes` to what the phase expects of TMA loads.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(std::uint32_t address, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
 // Returns when the phase of this parity has ended.
-__device__ __forceinline__ void wait_at(std::uint32_t address, int parity) {
+__device__ __forceinline__ void mbarrier_wait(std::uint32_t address, int parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"

@@ -1,35 +1,34 @@
-// The matrix instructions of sm_90 that a warpgroup, four warps, issues together and that run on their own.
+// WGMMA (wgmma.mma_async, sm_90a): the asynchronous tensor-core instructions of a warpgroup, A from registers.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
 
 namespace untorch::kernels::cuda {
 
-// Orders what the warpgroup's threads wrote to registers before the instructions that follow.
-__device__ __forceinline__ void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Orders the warpgroup's register writes before the WGMMAs that follow.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Pending>
-__device__ __forceinline__ void warpgroup_wait() {
+__device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
-// Makes what this thread copied to shared memory visible to the tensor cores' own reads.
-__device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's writes to shared memory visible to the async proxy: to WGMMA's reads of B.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// An operand in shared memory: rows of 128 bytes along k, swizzled, 8 of them 1024 bytes, at `address`. The lower half
-// of its description; 16 bytes further on is one more. The upper half is the same for all: UNTORCH_OPERAND.
-__device__ __forceinline__ std::uint32_t operand_at(std::uint32_t address) {
+// The lower half of the shared-memory descriptor of a K-major operand with 128-byte swizzle (8 rows of 128 bytes are
+// 1024) at `address`; 16 bytes further along K add 1. The upper half is the same for all: UNTORCH_DESCRIPTOR.
+__device__ __forceinline__ std::uint32_t smem_descriptor(std::uint32_t address) {
   constexpr std::uint32_t kUnused = 1u << 16;
   return kUnused | ((address & 0x3ffff) >> 4);
 }
 
-// A lane's pairs of two tiles of 8 columns, unpacked from a word of each, as the first operands for 16 k's and the
-// next.
-__device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4], const std::uint32_t (&high)[4],
-                                                  std::uint32_t (&operand)[2][4]) {
+// The A fragments of two k16 steps, from the pairs that a lane dequantized of a word of two 8-column tiles each.
+__device__ __forceinline__ void pack_a_fragments(const std::uint32_t (&low)[4], const std::uint32_t (&high)[4],
+                                                 std::uint32_t (&a)[2][4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    operand[half][0] = low[2 * half], operand[half][1] = high[2 * half];
-    operand[half][2] = low[2 * half + 1], operand[half][3] = high[2 * half + 1];
+    a[half][0] = low[2 * half], a[half][1] = high[2 * half];
+    a[half][2] = low[2 * half + 1], a[half][3] = high[2 * half + 1];
   }
 }
 
@@ -51,48 +50,49 @@ __device__ __forceinline__ void operands_of_words(const std::uint32_t (&low)[4],
   UNTORCH_REGS96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define UNTORCH_REGS128 \
   UNTORCH_REGS112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define UNTORCH_SUMS4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define UNTORCH_SUMS8(i) UNTORCH_SUMS4(i), UNTORCH_SUMS4((i) + 4)
-#define UNTORCH_SUMS16(i) UNTORCH_SUMS8(i), UNTORCH_SUMS8((i) + 8)
-#define UNTORCH_SUMS32(i) UNTORCH_SUMS16(i), UNTORCH_SUMS16((i) + 16)
-#define UNTORCH_SUMS64(i) UNTORCH_SUMS32(i), UNTORCH_SUMS32((i) + 32)
-#define UNTORCH_SUMS96(i) UNTORCH_SUMS64(i), UNTORCH_SUMS32((i) + 64)
-#define UNTORCH_SUMS112(i) UNTORCH_SUMS96(i), UNTORCH_SUMS16((i) + 96)
-#define UNTORCH_SUMS128(i) UNTORCH_SUMS64(i), UNTORCH_SUMS64((i) + 64)
-// 128-byte swizzle, and 1024 bytes in units of 16.
-#define UNTORCH_OPERAND(at) "{.reg .b32 up;\n.reg .b64 b;\nmov.b32 up, 0x40000040;\nmov.b64 b, {%" #at ", up};\n"
-#define UNTORCH_WGMMA(columns, type, sums, a0, a1, a2, a3, at)                                           \
-  asm volatile(UNTORCH_OPERAND(at) "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type \
-                                   " {" UNTORCH_REGS##sums "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3     \
-                                                           "}, b, 1, 1, 1, 0;\n}"                        \
-               : UNTORCH_SUMS##sums(0)                                                                   \
+#define UNTORCH_ACC4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define UNTORCH_ACC8(i) UNTORCH_ACC4(i), UNTORCH_ACC4((i) + 4)
+#define UNTORCH_ACC16(i) UNTORCH_ACC8(i), UNTORCH_ACC8((i) + 8)
+#define UNTORCH_ACC32(i) UNTORCH_ACC16(i), UNTORCH_ACC16((i) + 16)
+#define UNTORCH_ACC64(i) UNTORCH_ACC32(i), UNTORCH_ACC32((i) + 32)
+#define UNTORCH_ACC96(i) UNTORCH_ACC64(i), UNTORCH_ACC32((i) + 64)
+#define UNTORCH_ACC112(i) UNTORCH_ACC96(i), UNTORCH_ACC16((i) + 96)
+#define UNTORCH_ACC128(i) UNTORCH_ACC64(i), UNTORCH_ACC64((i) + 64)
+// The upper half of the descriptor: 128-byte swizzle, and a stride of 1024 bytes, in units of 16.
+#define UNTORCH_DESCRIPTOR(at) "{.reg .b32 up;\n.reg .b64 b;\nmov.b32 up, 0x40000040;\nmov.b64 b, {%" #at ", up};\n"
+#define UNTORCH_WGMMA(n, type, accumulators, a0, a1, a2, a3, at)                                                \
+  asm volatile(UNTORCH_DESCRIPTOR(at) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+                                      " {" UNTORCH_REGS##accumulators "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 \
+                                                                      "}, b, 1, 1, 1, 0;\n}"                    \
+               : UNTORCH_ACC##accumulators(0)                                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
-#define UNTORCH_WGMMA_OF(columns, sums, a0, a1, a2, a3, at)   \
-  if constexpr (std::is_same_v<T, __half>) {                  \
-    UNTORCH_WGMMA(columns, "f16", sums, a0, a1, a2, a3, at);  \
-  } else {                                                    \
-    UNTORCH_WGMMA(columns, "bf16", sums, a0, a1, a2, a3, at); \
+#define UNTORCH_WGMMA_OF(n, accumulators, a0, a1, a2, a3, at)   \
+  if constexpr (std::is_same_v<T, __half>) {                    \
+    UNTORCH_WGMMA(n, "f16", accumulators, a0, a1, a2, a3, at);  \
+  } else {                                                      \
+    UNTORCH_WGMMA(n, "bf16", accumulators, a0, a1, a2, a3, at); \
   }
 
-// d (64 x 2 Sums, float32) += a (64 x 16, in registers) · b (16 x 2 Sums). A warp has 16 rows of a and d, as in
-// mma_sync.cuh; of d the columns 8 i + 2 t and the next in d[4 i] to d[4 i + 3]. b: operand_at's.
-template <class T, int Sums>
-__device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint32_t (&a)[4], std::uint32_t b) {
-  static_assert(Sums == 4 || Sums == 8 || Sums == 16 || Sums == 32 || Sums == 64 || Sums == 96 || Sums == 112 ||
-                Sums == 128);
-  if constexpr (Sums == 4) {
+// wgmma.m64nNk16, N = 2 · Accumulators: d (64 × N, float32) += a (64 × 16, registers) · b (16 × N, shared memory). A
+// warp has 16 rows of a and d, with fragments as in mma_sync.cuh; columns 8i + 2t and the next of d are in d[4i] to
+// d[4i + 3]. b: smem_descriptor's.
+template <class T, int Accumulators>
+__device__ __forceinline__ void wgmma(float (&d)[Accumulators], const std::uint32_t (&a)[4], std::uint32_t b) {
+  static_assert(Accumulators == 4 || Accumulators == 8 || Accumulators == 16 || Accumulators == 32 ||
+                Accumulators == 64 || Accumulators == 96 || Accumulators == 112 || Accumulators == 128);
+  if constexpr (Accumulators == 4) {
     UNTORCH_WGMMA_OF(8, 4, 4, 5, 6, 7, 8)
-  } else if constexpr (Sums == 8) {
+  } else if constexpr (Accumulators == 8) {
     UNTORCH_WGMMA_OF(16, 8, 8, 9, 10, 11, 12)
-  } else if constexpr (Sums == 16) {
+  } else if constexpr (Accumulators == 16) {
     UNTORCH_WGMMA_OF(32, 16, 16, 17, 18, 19, 20)
-  } else if constexpr (Sums == 32) {
+  } else if constexpr (Accumulators == 32) {
     UNTORCH_WGMMA_OF(64, 32, 32, 33, 34, 35, 36)
-  } else if constexpr (Sums == 64) {
+  } else if constexpr (Accumulators == 64) {
     UNTORCH_WGMMA_OF(128, 64, 64, 65, 66, 67, 68)
-  } else if constexpr (Sums == 96) {
+  } else if constexpr (Accumulators == 96) {
     UNTORCH_WGMMA_OF(192, 96, 96, 97, 98, 99, 100)
-  } else if constexpr (Sums == 112) {
+  } else if constexpr (Accumulators == 112) {
     UNTORCH_WGMMA_OF(224, 112, 112, 113, 114, 115, 116)
   } else {
     UNTORCH_WGMMA_OF(256, 128, 128, 129, 130, 131, 132)
@@ -107,15 +107,15 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[Sums], const std::uint3
 #undef UNTORCH_REGS96
 #undef UNTORCH_REGS112
 #undef UNTORCH_REGS128
-#undef UNTORCH_SUMS4
-#undef UNTORCH_SUMS8
-#undef UNTORCH_SUMS16
-#undef UNTORCH_SUMS32
-#undef UNTORCH_SUMS64
-#undef UNTORCH_SUMS96
-#undef UNTORCH_SUMS112
-#undef UNTORCH_SUMS128
-#undef UNTORCH_OPERAND
+#undef UNTORCH_ACC4
+#undef UNTORCH_ACC8
+#undef UNTORCH_ACC16
+#undef UNTORCH_ACC32
+#undef UNTORCH_ACC64
+#undef UNTORCH_ACC96
+#undef UNTORCH_ACC112
+#undef UNTORCH_ACC128
+#undef UNTORCH_DESCRIPTOR
 #undef UNTORCH_WGMMA
 #undef UNTORCH_WGMMA_OF
 

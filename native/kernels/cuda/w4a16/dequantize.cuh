@@ -1,13 +1,15 @@
-// Packed weights of four bits as a dense matrix, for products of many rows by cuBLASLt.
+// Dequantizes packed 4-bit weights to a dense matrix, for cuBLASLt at large M.
 //
-// Layout: a warp unpacks a block, 8 columns by 128 k's, 512 bytes. Of 32 k's the four lanes of a column have four pairs
-// each, every fourth of the 16; they trade them, so that each has 16 bytes that follow each other and a column's 32 k's
-// are one run of 64 bytes.
+// A warp dequantizes an 8-column tile's k block, 8 × 128 weights, 512 bytes. Of 32 k the four lanes of a column have
+// four pairs each, every fourth of the 16; a 4 × 4 transpose by shuffles gives each lane 16 contiguous bytes, and a
+// column's 32 k are one store of 64 bytes:
 //
-// Bytes: 0.5 a weight read (and 4/group for int4, 1/16 for NVFP4), 2 written, 4 for float32; the caller unpacks a chunk
-// of columns, and multiplies with them: heuristic.h. Operations: 15 instructions for 256 weights (45 for NVFP4,
-// with its global scale) and 12 to trade. On an H200 the product of 4096 rows by way of this takes 160 to 200 µs more
-// than bfloat16's, 2400, of 8192 × 28672, whose 595 MB read and written take 130.
+//   lane t before   pairs t, 4 + t, 8 + t, 12 + t          after   pairs 4t, 4t + 1, 4t + 2, 4t + 3
+//
+// Bytes: 0.5 a weight read (and 4 / group for int4, 1/16 for NVFP4), 2 written, 4 for float32; the caller dequantizes a
+// chunk of columns, then multiplies: heuristic.h. Operations: 15 instructions for 256 weights (45 for NVFP4, with its
+// global scale) and 12 for the transpose. On an H200 the GEMM of M = 4096 with dequantization takes 160 to 200 µs more
+// than bfloat16's 2400, of 8192 × 28672, whose 595 MB read and written take 130.
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
@@ -19,9 +21,9 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Lane t of four gets what lanes 0 to 3 have in place t.
+// A 4 × 4 transpose over four lanes: lane t gets element t of lanes 0 to 3.
 __device__ __forceinline__ uint4 transposed(const std::uint32_t (&v)[4], int t) {
-  // First between neighbours in pairs of places, then between pairs.
+  // First within 2 × 2 k_blocks, then between them.
   const bool odd = (t & 1) != 0, high = (t & 2) != 0;
   const std::uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v[0] : v[1], 1),
                       b = __shfl_xor_sync(0xffffffffu, odd ? v[2] : v[3], 1);
@@ -35,7 +37,7 @@ __device__ __forceinline__ uint4 transposed(const std::uint32_t (&v)[4], int t) 
 __device__ __forceinline__ uint2 transposed_bytes(const std::uint32_t (&v)[4], int t) {
   const bool odd = (t & 1) != 0, high = (t & 2) != 0;
   const std::uint32_t low_places = __byte_perm(v[0], v[1], 0x7531), high_places = __byte_perm(v[2], v[3], 0x7531);
-  // First between pairs of lanes, then between neighbours: places of this pair, of lane t & 1 and of that and 2.
+  // First between pairs of lanes, then between neighbours: elements of this pair, of lane t & 1 and of that and 2.
   const std::uint32_t other = __shfl_xor_sync(0xffffffffu, high ? low_places : high_places, 2);
   const std::uint32_t first = high ? other : low_places, second = high ? high_places : other;
   const std::uint32_t even_places = __byte_perm(first, second, 0x5410), odd_places = __byte_perm(first, second, 0x7632);
@@ -44,38 +46,38 @@ __device__ __forceinline__ uint2 transposed_bytes(const std::uint32_t (&v)[4], i
   return uint2{__byte_perm(lower, upper, 0x5410), __byte_perm(lower, upper, 0x7632)};
 }
 
-// Two neighbours of a column: bits of T's pairs, or float32. Bytes are float8: bytes 1 and 3 of a word.
+// Two neighbours along k: a pair of T in 32 bits, or float2. FP8: bytes 1 and 3 of a word.
 template <class T>
 using PairOf = std::conditional_t<std::is_same_v<T, float>, float2, std::uint32_t>;
 
-// Format: made of the product, `values(k, column, word, pairs)` gives the four pairs of a lane's word.
+// Format: constructed from the problem; `dequantize(k, column, word, pairs)` gives the four pairs of a lane's word.
 template <class Format, class T>
 __global__ void __launch_bounds__(kThreads)
-    unpack_columns(typename Format::Gemm p, std::int64_t first, std::int64_t columns, T* __restrict__ to) {
+    dequantize_tiles_kernel(typename Format::Gemm p, std::int64_t n0, std::int64_t n, T* __restrict__ to) {
   const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4, lane_words = p.inner_k_tiles / 2;
-  const int depth = static_cast<int>(p.k);
+  const int k_end = static_cast<int>(p.k);
   const Format format(p);
-  const int blocks = (depth + kW4A16BlockK - 1) / kW4A16BlockK;
-  const std::int64_t count = columns / 8 * blocks, step = std::int64_t{gridDim.x} * kWarps;
+  const int k_blocks = (k_end + kW4A16BlockK - 1) / kW4A16BlockK;
+  const std::int64_t count = n / 8 * k_blocks, step = std::int64_t{gridDim.x} * kWarps;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < count; i += step) {
-    const std::int64_t column = i / blocks * 8;
-    const int k0 = static_cast<int>(i % blocks) * kW4A16BlockK;
-    const std::uint32_t* const words = static_cast<const std::uint32_t*>(p.weight) + (first + column) / 8 * p.k + k0;
+    const std::int64_t column = i / k_blocks * 8;
+    const int k0 = static_cast<int>(i % k_blocks) * kW4A16BlockK;
+    const std::uint32_t* const words = static_cast<const std::uint32_t*>(p.weight) + (n0 + column) / 8 * p.k + k0;
     std::uint32_t word[4];
     if (lane_words == 4) {
       const uint4 v = __ldg(reinterpret_cast<const uint4*>(words) + lane);
       word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) word[j] = k0 + 32 * j < depth ? __ldg(words + word_at(lane_words, j, lane)) : 0u;
+      for (int j = 0; j < 4; ++j) word[j] = k0 + 32 * j < k_end ? __ldg(words + word_index(lane_words, j, lane)) : 0u;
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int k = k0 + 32 * j;
-      if (k >= depth) break;  // the whole warp agrees
+      if (k >= k_end) break;  // warp-uniform
       T* const row = to + (column + g) * p.k + k;
       PairOf<T> pairs[4];
-      format.template values<T>(k, first + column + g, word[j], pairs);
+      format.template dequantize<T>(k, n0 + column + g, word[j], pairs);
       if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
         for (int q = 0; q < 4; ++q) *reinterpret_cast<float2*>(row + 8 * q + 2 * t) = pairs[q];
@@ -88,27 +90,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// body(Type<T>{}) for the dtypes that weights are unpacked to.
+// body(Type<T>{}) for the dtypes that weights are dequantized to.
 template <class Body>
-int dispatch_unpacked(DType dtype, Body&& body) {
+int dispatch_dequantized(DType dtype, Body&& body) {
   if (dtype == DType::kFloat32) return body(Type<float>{});
   if (dtype == DType::kFloat16) return body(Type<__half>{});
   return dtype == DType::kBFloat16 ? body(Type<__nv_bfloat16>{}) : kNoKernel;
 }
 
 template <class Format, class T>
-int dequantize_tiles_as(const typename Format::Gemm& p, std::int64_t first, std::int64_t columns, T* to, Stream stream) {
-  const std::int64_t count = columns / 8 * ((p.k + kW4A16BlockK - 1) / kW4A16BlockK);
+int dequantize_tiles_as(const typename Format::Gemm& p, std::int64_t n0, std::int64_t n, T* to, Stream stream) {
+  const std::int64_t count = n / 8 * ((p.k + kW4A16BlockK - 1) / kW4A16BlockK);
   if (count == 0) return 0;
-  unpack_columns<Format, T><<<blocks_for(count, kWarps), kThreads, 0, stream>>>(p, first, columns, to);
+  dequantize_tiles_kernel<Format, T><<<blocks_for(count, kWarps), kThreads, 0, stream>>>(p, n0, n, to);
   return cudaGetLastError();
 }
 
 template <class Format>
-int dequantize_tiles(const typename Format::Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream) {
-  return dispatch_unpacked(p.dtype, [&](auto type) -> int {
+int dequantize_tiles(const typename Format::Gemm& p, std::int64_t n0, std::int64_t n, void* to, Stream stream) {
+  return dispatch_dequantized(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    return dequantize_tiles_as<Format, T>(p, first, columns, static_cast<T*>(to), stream);
+    return dequantize_tiles_as<Format, T>(p, n0, n, static_cast<T*>(to), stream);
   });
 }
 

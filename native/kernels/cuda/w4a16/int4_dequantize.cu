@@ -1,18 +1,19 @@
-// Int4 weights as a dense matrix.
-#include "kernels/cuda/w4a16/int4_scales.cuh"
+// Dequantizes int4 weights to a dense matrix: dequantize.cuh.
 #include "kernels/cuda/w4a16/dequantize.cuh"
+#include "kernels/cuda/w4a16/int4_scales.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-class Int4Dense {
+class Int4Dequantize {
  public:
   using Gemm = Int4Gemm;
-  __device__ __forceinline__ explicit Int4Dense(const Int4Gemm& p)
-      : scales_(p.scales), n_(p.n), group_bits_(bits_of_group(p)) {}
+  __device__ __forceinline__ explicit Int4Dequantize(const Int4Gemm& p)
+      : scales_(p.scales), n_(p.n), group_bits_(log2_group(p)) {}
 
   template <class T>
-  __device__ __forceinline__ void values(int k, std::int64_t column, std::uint32_t word, PairOf<T> (&pairs)[4]) const {
+  __device__ __forceinline__ void dequantize(int k, std::int64_t column, std::uint32_t word,
+                                             PairOf<T> (&pairs)[4]) const {
     const std::int64_t scale = std::int64_t{k >> group_bits_} * n_ + column;
     if constexpr (std::is_same_v<T, float>) {
       const float2 by = __ldg(static_cast<const float2*>(scales_) + scale);
@@ -24,7 +25,7 @@ class Int4Dense {
         pairs[q] = float2{value(q), value(q + 4)};
       }
     } else {
-      unpack<T>(word, scale_pair<T>(__ldg(static_cast<const std::uint32_t*>(scales_) + scale)), pairs);
+      dequantize_pairs<T>(word, scale_pair<T>(__ldg(static_cast<const std::uint32_t*>(scales_) + scale)), pairs);
     }
   }
 
@@ -36,8 +37,8 @@ class Int4Dense {
 
 }  // namespace
 
-int int4_dequantize(const Int4Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream) {
-  return dequantize_tiles<Int4Dense>(p, first, columns, to, stream);
+int int4_dequantize(const Int4Gemm& p, std::int64_t n0, std::int64_t n, void* to, Stream stream) {
+  return dequantize_tiles<Int4Dequantize>(p, n0, n, to, stream);
 }
 
 }  // namespace untorch::kernels::cuda

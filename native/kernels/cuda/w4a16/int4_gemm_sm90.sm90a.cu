@@ -1,4 +1,4 @@
-// Products of any number of rows with int4 weights, by the tensor instructions of sm_90.
+// Int4 W4A16 GEMM on sm_90a: instances of w4a16_gemm_sm90.cuh, by group size.
 #include "kernels/cuda/w4a16/int4_scales.cuh"
 #include "kernels/cuda/w4a16/w4a16_gemm_sm90.cuh"
 

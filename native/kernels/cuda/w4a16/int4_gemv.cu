@@ -1,4 +1,4 @@
-// Products of at most 16 rows with int4 weights.
+// Int4 W4A16 GEMV, M up to 16: instances of w4a16_gemv.cuh.
 #include "kernels/cuda/w4a16/int4_heuristic.h"
 #include "kernels/cuda/w4a16/int4_scales.cuh"
 #include "kernels/cuda/w4a16/w4a16_gemv.cuh"
@@ -10,7 +10,7 @@ template <class T>
 int gemv_of(const Int4Gemm& p, Stream stream) {
   if (p.inner_k_tiles != 8) return gemv_for_m<Int4GemvFormat<4>, T, false>(p, stream);
   return p.group >= kW4A16BlockK ? gemv_for_m<Int4GemvFormat<1>, T, true>(p, stream)
-                                  : gemv_for_m<Int4GemvFormat<4>, T, true>(p, stream);
+                                 : gemv_for_m<Int4GemvFormat<4>, T, true>(p, stream);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which kernel serves a product with int4 weights: the one place that says so.
+// Heuristic of the int4 W4A16 GEMM: which algorithm serves a problem on a GPU.
 #pragma once
 
 #include "kernels/cuda/w4a16/heuristic.h"
@@ -6,38 +6,42 @@
 
 namespace untorch::kernels::cuda {
 
-// kDequantized: by cuBLASLt, from a weight that lies unpacked beside the packed one.
-enum class Int4Path : std::int8_t { kGemv, kGemmSm80, kDequantizeChunks, kGemmSm90, kDequantized };
+// kDequantizeChunks: dequantize a chunk of columns, then cuBLASLt, chunk after chunk. kDequantized: cuBLASLt, with a
+// dequantized copy of the weight that the loader made.
+enum class Int4Algorithm : std::int8_t { kGemv, kGemmSm80, kDequantizeChunks, kGemmSm90, kDequantized };
 
-// Read off benchmarks/gpu_int4.py on an H200, whose options move them for a run.
-struct Int4Limits {
-  GemvMLimit narrow;                  // of int4_gemv
-  Sm90MLimit stream;                  // of int4_gemm_sm90, where the GPU has it
-  std::int64_t tile_rows = 0;         // of its tiles: W4A16Gemm::tile_rows
-  std::int64_t mma_rows = 0;          // above those, of int4_gemm_sm80
-  std::int64_t mma_rows_alone = 256;  // of int4_gemm_sm80, where the GPU has no int4_gemm_sm90
-  DequantizedMLimit whole;
+// Measured by benchmarks/gpu_int4.py on an H200; its options override them for a run.
+struct Int4Thresholds {
+  GemvMaxM gemv_max_m;
+  Sm90MaxM sm90_max_m;                      // where the GPU has the sm_90 GEMM
+  std::int64_t sm90_tile_m = 0;             // W4A16Gemm::tile_m
+  std::int64_t sm80_max_m_beside_sm90 = 0;  // of the sm_80 GEMM above sm90_max_m
+  std::int64_t sm80_max_m = 256;            // of the sm_80 GEMM where the GPU has no sm_90 GEMM
+  PackedMaxM packed_max_m;
 };
 
-// Shared memory of int4_gemv's blocks at most, with so many rows.
+// Dynamic shared memory of the GEMV's CTAs, at most, for M up to 8 and up to 16.
 inline constexpr int kInt4GemvSharedBytes = 153600, kInt4GemvSharedBytesM16 = 227328;
 inline bool int4_gemv_fits(const Int4Gemm& p) {
   return p.max_shared_bytes >= (p.m <= 8 ? kInt4GemvSharedBytes : kInt4GemvSharedBytesM16) &&
          (p.m <= 8 || p.inner_k_tiles == 8);
 }
 
-// By dtype, m, inner_k_tiles, what the GPU can, and whether the weight lies there unpacked, too.
-inline Int4Path choose_int4_kernel(const Int4Gemm& p, const Int4Limits& limits = {}, bool has_whole = false) {
+// By dtype, M, inner_k_tiles, the GPU's features, and whether a dequantized copy of the weight lies there.
+inline Int4Algorithm choose_int4_algorithm(const Int4Gemm& p, const Int4Thresholds& thresholds = {},
+                                           bool has_dequantized = false) {
   const bool has_kernels = p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16;
-  const bool has_stream = p.has_wgmma && p.inner_k_tiles == 8;
-  if (has_whole && (!has_kernels || p.m > limits.whole.of(p, has_stream))) return Int4Path::kDequantized;
-  if (!has_kernels) return Int4Path::kDequantizeChunks;
-  if (p.m <= limits.narrow.of(p, has_stream) && int4_gemv_fits(p)) return Int4Path::kGemv;
-  if (!has_stream) {
-    return p.m <= limits.mma_rows_alone ? Int4Path::kGemmSm80 : Int4Path::kDequantizeChunks;
+  const bool has_sm90 = p.has_wgmma && p.inner_k_tiles == 8;
+  if (has_dequantized && (!has_kernels || p.m > thresholds.packed_max_m.of(p, has_sm90))) {
+    return Int4Algorithm::kDequantized;
   }
-  if (p.m <= limits.stream.of(p)) return Int4Path::kGemmSm90;
-  return p.m <= limits.mma_rows ? Int4Path::kGemmSm80 : Int4Path::kDequantizeChunks;
+  if (!has_kernels) return Int4Algorithm::kDequantizeChunks;
+  if (p.m <= thresholds.gemv_max_m.of(p, has_sm90) && int4_gemv_fits(p)) return Int4Algorithm::kGemv;
+  if (!has_sm90) {
+    return p.m <= thresholds.sm80_max_m ? Int4Algorithm::kGemmSm80 : Int4Algorithm::kDequantizeChunks;
+  }
+  if (p.m <= thresholds.sm90_max_m.of(p)) return Int4Algorithm::kGemmSm90;
+  return p.m <= thresholds.sm80_max_m_beside_sm90 ? Int4Algorithm::kGemmSm80 : Int4Algorithm::kDequantizeChunks;
 }
 
 }  // namespace untorch::kernels::cuda

@@ -1,14 +1,15 @@
-// NVFP4 weights as a dense matrix, from tiles or from bytes.
+// Dequantizes NVFP4 weights to a dense matrix, from tiles (dequantize.cuh) or from bytes.
 //
-// Of bytes, a thread unpacks the 16 values of a scale: 8 bytes read, 32 or 64 written, that its neighbours' follow.
+// From bytes, a thread dequantizes the 16 weights of a block scale: 8 bytes read, 32 or 64 written, coalesced over the
+// warp. Bytes: 0.5625 a weight read, 2 or 4 written.
+#include "kernels/cuda/w4a16/dequantize.cuh"
 #include "kernels/cuda/w4a16/nvfp4.h"
 #include "kernels/cuda/w4a16/nvfp4_fragments.cuh"
-#include "kernels/cuda/w4a16/dequantize.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-// Values are exact in float16, smaller by a power of two.
+// Code · block scale is exact in float16, scaled by a power of two.
 using Exact = Nvfp4Values<__half>;
 
 __device__ __forceinline__ float global_scale(const Nvfp4Gemm& p, std::int64_t column) {
@@ -29,14 +30,15 @@ __device__ __forceinline__ PairOf<T> finished(std::uint32_t pair, float scale) {
   }
 }
 
-class Nvfp4Dense {
+class Nvfp4Dequantize {
  public:
   using Gemm = Nvfp4Gemm;
-  __device__ __forceinline__ explicit Nvfp4Dense(const Nvfp4Gemm& p) : p_(p) {}
+  __device__ __forceinline__ explicit Nvfp4Dequantize(const Nvfp4Gemm& p) : p_(p) {}
 
   template <class T>
-  __device__ __forceinline__ void values(int k, std::int64_t column, std::uint32_t word, PairOf<T> (&pairs)[4]) const {
-    // Two bytes: of the 16 k's that the first two pairs are of, and of the others.
+  __device__ __forceinline__ void dequantize(int k, std::int64_t column, std::uint32_t word,
+                                             PairOf<T> (&pairs)[4]) const {
+    // Two scales: of the 16 k of the first two pairs, and of the other 16.
     const std::uint32_t two = __ldg(reinterpret_cast<const unsigned short*>(static_cast<const char*>(p_.block_scales) +
                                                                             column * (p_.k / 16) + k / 16));
     const std::uint32_t scales = Exact::scale_pair_of(two | two << 8);
@@ -56,10 +58,10 @@ class Nvfp4Dense {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    unpack_bytes(Nvfp4Gemm p, std::int64_t first, std::int64_t blocks, T* __restrict__ to) {
+    dequantize_bytes_kernel(Nvfp4Gemm p, std::int64_t n0, std::int64_t blocks, T* __restrict__ to) {
   const std::int64_t row_blocks = p.k / 16, step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < blocks; i += step) {
-    const std::int64_t column = first + i / row_blocks, at = first * row_blocks + i;
+    const std::int64_t column = n0 + i / row_blocks, at = n0 * row_blocks + i;
     const uint2 codes = __ldg(static_cast<const uint2*>(p.weight) + at);
     const std::uint32_t byte = __ldg(static_cast<const unsigned char*>(p.block_scales) + at);
     const std::uint32_t scales = Exact::scale_pair_of(byte | byte << 16);
@@ -82,13 +84,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int nvfp4_dequantize(const Nvfp4Gemm& p, std::int64_t first, std::int64_t columns, void* to, Stream stream) {
-  if (p.inner_k_tiles != 0) return dequantize_tiles<Nvfp4Dense>(p, first, columns, to, stream);
-  const std::int64_t blocks = columns * (p.k / 16);
+int nvfp4_dequantize(const Nvfp4Gemm& p, std::int64_t n0, std::int64_t n, void* to, Stream stream) {
+  if (p.inner_k_tiles != 0) return dequantize_tiles<Nvfp4Dequantize>(p, n0, n, to, stream);
+  const std::int64_t blocks = n * (p.k / 16);
   if (blocks == 0) return 0;
-  return dispatch_unpacked(p.dtype, [&](auto type) -> int {
+  return dispatch_dequantized(p.dtype, [&](auto type) -> int {
     using T = typename decltype(type)::type;
-    unpack_bytes<T><<<blocks_for(blocks, kThreads), kThreads, 0, stream>>>(p, first, blocks, static_cast<T*>(to));
+    dequantize_bytes_kernel<T>
+        <<<blocks_for(blocks, kThreads), kThreads, 0, stream>>>(p, n0, blocks, static_cast<T*>(to));
     return cudaGetLastError();
   });
 }

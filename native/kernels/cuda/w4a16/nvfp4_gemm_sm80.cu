@@ -1,4 +1,4 @@
-// Products of some dozens of rows with NVFP4 weights.
+// NVFP4 W4A16 GEMM on sm_80: instances of w4a16_gemm_sm80.cuh.
 #include "kernels/cuda/w4a16/nvfp4_scales.cuh"
 #include "kernels/cuda/w4a16/w4a16_gemm_sm80.cuh"
 

@@ -1,4 +1,4 @@
-// Products of any number of rows with NVFP4 weights, by the tensor instructions of sm_90.
+// NVFP4 W4A16 GEMM on sm_90a: instances of w4a16_gemm_sm90.cuh.
 #include "kernels/cuda/w4a16/nvfp4_scales.cuh"
 #include "kernels/cuda/w4a16/w4a16_gemm_sm90.cuh"
 

@@ -1,4 +1,4 @@
-// Products of at most 16 rows with NVFP4 weights.
+// NVFP4 W4A16 GEMV, M up to 16: instances of w4a16_gemv.cuh.
 #include "kernels/cuda/w4a16/nvfp4_heuristic.h"
 #include "kernels/cuda/w4a16/nvfp4_scales.cuh"
 #include "kernels/cuda/w4a16/w4a16_gemv.cuh"

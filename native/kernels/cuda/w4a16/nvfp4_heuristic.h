@@ -1,4 +1,4 @@
-// Which kernel serves a product with NVFP4 weights: the one place that says so.
+// Heuristic of the NVFP4 W4A16 GEMM: which algorithm serves a problem on a GPU.
 #pragma once
 
 #include "kernels/cuda/w4a16/heuristic.h"
@@ -7,52 +7,58 @@
 
 namespace untorch::kernels::cuda {
 
-// kFloat8, kFloat4: both operands are made that and multiplied by cuBLASLt. kWhole: by cuBLASLt, from a weight that
-// lies unpacked beside the packed one.
-enum class Nvfp4Path : std::int8_t { kGemv, kGemmSm80, kGemmSm90, kDequantizeChunks, kFloat8, kFloat4, kDequantized };
+// kDequantizeChunks: dequantize a chunk of columns, then cuBLASLt, chunk after chunk. kFp8, kFp4: quantize activations
+// and convert the weight to FP8 (W8A8) or to cuBLASLt's NVFP4 layout (W4A4), then cuBLASLt. kDequantized: cuBLASLt,
+// with a dequantized copy of the weight that the loader made.
+enum class Nvfp4Algorithm : std::int8_t { kGemv, kGemmSm80, kGemmSm90, kDequantizeChunks, kFp8, kFp4, kDequantized };
 
-// Read off benchmarks/gpu_nvfp4.py on an H200, whose options move them for a run.
-struct Nvfp4Limits {
-  GemvMLimit narrow;                  // of nvfp4_gemv
-  Sm90MLimit stream;                  // of nvfp4_gemm_sm90, where the GPU has it
-  std::int64_t tile_rows = 0;         // of its tiles: W4A16Gemm::tile_rows
-  std::int64_t mma_rows = 0;          // above those, of nvfp4_gemm_sm80
-  std::int64_t mma_rows_alone = 256;  // of nvfp4_gemm_sm80 where the GPU has no nvfp4_gemm_sm90
-  // Rows from which what is asked for as `prefill` serves: above them. That of fp4 is not measured yet.
-  std::int64_t fp8_rows = 512, fp4_rows = 256;
-  bool fp8_fast_accumulation = false;  // of cuBLASLt: sums of fewer digits
-  DequantizedMLimit whole;
-  bool fp4_emulated = false;  // on GPUs that cannot, slowly, for tests
+// Measured by benchmarks/gpu_nvfp4.py on an H200; its options override them for a run.
+struct Nvfp4Thresholds {
+  GemvMaxM gemv_max_m;
+  Sm90MaxM sm90_max_m;                      // where the GPU has the sm_90 GEMM
+  std::int64_t sm90_tile_m = 0;             // W4A16Gemm::tile_m
+  std::int64_t sm80_max_m_beside_sm90 = 0;  // of the sm_80 GEMM above sm90_max_m
+  std::int64_t sm80_max_m = 256;            // of the sm_80 GEMM where the GPU has no sm_90 GEMM
+  // The largest M that the W4A16 algorithms serve where `prefill` asks for fp8 or fp4. That of fp4 is not measured yet.
+  std::int64_t fp8_above_m = 512, fp4_above_m = 256;
+  bool fp8_fast_accumulation = false;  // of cuBLASLt: fewer bits in the accumulators
+  PackedMaxM packed_max_m;
+  bool fp4_emulated = false;  // by a reference kernel, on GPUs without FP4 tensor cores, for tests
 };
 
-// Shared memory of nvfp4_gemv's blocks at most, with so many rows.
-inline constexpr int kNvfp4NarrowShared = 159744, kNvfp4NarrowShared16 = 227328;
-inline int nvfp4_narrow_shared(std::int64_t m) { return m <= 8 ? kNvfp4NarrowShared : kNvfp4NarrowShared16; }
+// Dynamic shared memory of the GEMV's CTAs, at most, for M up to 8 and up to 16.
+inline constexpr int kNvfp4GemvSharedBytes = 159744, kNvfp4GemvSharedBytesM16 = 227328;
+inline int nvfp4_gemv_shared_bytes(std::int64_t m) { return m <= 8 ? kNvfp4GemvSharedBytes : kNvfp4GemvSharedBytesM16; }
 
-// By dtype, m, layout, what the GPU can, what is asked for, and whether the weight lies there unpacked, too. Only tiles
-// with inner_k_tiles 8 have kernels that multiply.
-inline Nvfp4Path choose_nvfp4_kernel(const Nvfp4Gemm& p, const Nvfp4Limits& limits = {},
-                                     Nvfp4Prefill prefill = Nvfp4Prefill::kExact, bool has_whole = false) {
-  if (prefill == Nvfp4Prefill::kFloat8 && p.m > limits.fp8_rows) return Nvfp4Path::kFloat8;
-  if (prefill == Nvfp4Prefill::kFloat4 && p.m > limits.fp4_rows) return Nvfp4Path::kFloat4;
+// By dtype, M, layout, the GPU's features, `prefill`, and whether a dequantized copy of the weight lies there. The GEMV
+// and the GEMMs take inner_k_tiles 8 alone.
+inline Nvfp4Algorithm choose_nvfp4_algorithm(const Nvfp4Gemm& p, const Nvfp4Thresholds& thresholds = {},
+                                             Nvfp4Prefill prefill = Nvfp4Prefill::kExact,
+                                             bool has_dequantized = false) {
+  if (prefill == Nvfp4Prefill::kFp8 && p.m > thresholds.fp8_above_m) return Nvfp4Algorithm::kFp8;
+  if (prefill == Nvfp4Prefill::kFp4 && p.m > thresholds.fp4_above_m) return Nvfp4Algorithm::kFp4;
   const bool has_kernels = (p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16) && p.inner_k_tiles == 8;
-  if (has_whole && (!has_kernels || p.m > limits.whole.of(p, p.has_wgmma))) return Nvfp4Path::kDequantized;
-  if (!has_kernels) return Nvfp4Path::kDequantizeChunks;
-  if (p.m <= limits.narrow.of(p, p.has_wgmma) && p.max_shared_bytes >= nvfp4_narrow_shared(p.m)) {
-    return Nvfp4Path::kGemv;
+  if (has_dequantized && (!has_kernels || p.m > thresholds.packed_max_m.of(p, p.has_wgmma))) {
+    return Nvfp4Algorithm::kDequantized;
   }
-  if (!p.has_wgmma) return p.m <= limits.mma_rows_alone ? Nvfp4Path::kGemmSm80 : Nvfp4Path::kDequantizeChunks;
-  if (p.m <= limits.stream.of(p)) return Nvfp4Path::kGemmSm90;
-  return p.m <= limits.mma_rows ? Nvfp4Path::kGemmSm80 : Nvfp4Path::kDequantizeChunks;
+  if (!has_kernels) return Nvfp4Algorithm::kDequantizeChunks;
+  if (p.m <= thresholds.gemv_max_m.of(p, p.has_wgmma) && p.max_shared_bytes >= nvfp4_gemv_shared_bytes(p.m)) {
+    return Nvfp4Algorithm::kGemv;
+  }
+  if (!p.has_wgmma) {
+    return p.m <= thresholds.sm80_max_m ? Nvfp4Algorithm::kGemmSm80 : Nvfp4Algorithm::kDequantizeChunks;
+  }
+  if (p.m <= thresholds.sm90_max_m.of(p)) return Nvfp4Algorithm::kGemmSm90;
+  return p.m <= thresholds.sm80_max_m_beside_sm90 ? Nvfp4Algorithm::kGemmSm80 : Nvfp4Algorithm::kDequantizeChunks;
 }
 
-// Why a GPU of that compute capability cannot do what is asked for, and what to do; null where it can.
+// Why a GPU of that compute capability cannot serve `prefill`, and what to do instead; null where it can.
 inline const char* prefill_obstacle(Nvfp4Prefill prefill, int major, int minor) {
   const int gpu = major * 10 + minor;
-  if (prefill == Nvfp4Prefill::kFloat8 && gpu < 89) {
+  if (prefill == Nvfp4Prefill::kFp8 && gpu < 89) {
     return "prefill 'fp8' needs a GPU of compute capability 8.9 or newer: quantise with prefill='exact'";
   }
-  if (prefill != Nvfp4Prefill::kFloat4 || gpu == 100 || gpu == 103 || gpu == 120 || gpu == 121) return nullptr;
+  if (prefill != Nvfp4Prefill::kFp4 || gpu == 100 || gpu == 103 || gpu == 120 || gpu == 121) return nullptr;
   return gpu < 89 ? "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "
                     "quantise with prefill='exact'"
                   : "prefill 'fp4' needs a GPU that multiplies NVFP4 by NVFP4 (sm_100, sm_103, sm_120 or sm_121): "

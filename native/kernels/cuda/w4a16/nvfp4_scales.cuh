@@ -1,44 +1,44 @@
-// Block scales of NVFP4 weights beside their tiles in shared memory: how they come there, and how a lane unpacks with
-// them. What int4_scales.cuh is for int4.
+// NVFP4's `Format` parameters of the W4A16 kernels, as int4_scales.cuh has int4's: loads of block scales, and
+// dequantization with them. The global scale is applied to accumulators.
 //
-// A column has 8 bytes for 128 k's. Where threads copy them, they are the quarter of a sector, of which the first-level
-// cache keeps the rest for the blocks that follow; boxes bring those of two blocks (Nvfp4Sm90Format).
+// A column has 8 E4M3 scales for a k block (128 k). cp.async loads 8 bytes a column: a quarter of a sector, of which L1
+// keeps the rest for the next k blocks. TMA loads those of two k blocks (Nvfp4Sm90Format).
 #pragma once
 
-#include "kernels/cuda/w4a16/nvfp4_heuristic.h"
-#include "kernels/cuda/w4a16/nvfp4_fragments.cuh"
-#include "kernels/cuda/w4a16/weight_layout.cuh"
-#include "kernels/cuda/sm90/tensor_map.cuh"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
+#include "kernels/cuda/sm90/tensor_map.cuh"
+#include "kernels/cuda/w4a16/nvfp4_fragments.cuh"
+#include "kernels/cuda/w4a16/nvfp4_heuristic.h"
+#include "kernels/cuda/w4a16/weight_layout.cuh"
 
 namespace untorch::kernels::cuda {
 
-// A lane's view of a column's scales. The four lanes of a column prepare two of its eight each, and give them to each
-// other: all of the warp call it together.
+// A lane's scales of a column. The four lanes of a column prepare two of its eight each and exchange them by shuffles:
+// the whole warp calls it.
 template <class T>
-class Nvfp4Column {
+class Nvfp4ColumnScales {
  public:
   template <class Words>
-  __device__ __forceinline__ Nvfp4Column(const Nvfp4Gemm&, Words scales, int column)
-      : Nvfp4Column(scales, 2 * column) {}
+  __device__ __forceinline__ Nvfp4ColumnScales(const Nvfp4Gemm&, Words scales, int column)
+      : Nvfp4ColumnScales(scales, 2 * column) {}
 
  protected:
-  // first: which word the column's scales begin with.
+  // first: the word at which the column's scales begin.
   template <class Words>
-  __device__ __forceinline__ Nvfp4Column(Words scales, int first) {
+  __device__ __forceinline__ Nvfp4ColumnScales(Words scales, int first) {
     const int t = static_cast<int>(threadIdx.x) % 4;
-    // Of two words the first 16 k's, or the others: every second byte of four.
+    // The first 16 k of two words, or the other 16: every second byte of four.
     const std::uint32_t four = scales[first + t / 2];
     own_ = Values::scale_pair_of(four >> (t % 2 * 8));
   }
 
  public:
-  // Before word j: for an even one the four scales of this and the next.
+  // Before word j; an even one gets the four scales of this and the next.
   __device__ __forceinline__ void prepare(int j) {
     if (j % 2 != 0) return;
     first_ = __shfl_sync(0xffffffffu, own_, j, 4), second_ = __shfl_sync(0xffffffffu, own_, j + 1, 4);
   }
-  __device__ __forceinline__ void unpack_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
+  __device__ __forceinline__ void dequantize_word(int j, std::uint32_t word, std::uint32_t (&pairs)[4]) const {
     Values::codes(word, pairs);
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -51,115 +51,116 @@ class Nvfp4Column {
   using Values = Nvfp4Values<T>;
 
   std::uint32_t own_;
-  std::uint32_t first_ = 0, second_ = 0;  // of the first 16 k's of two words, and of the others
+  std::uint32_t first_ = 0, second_ = 0;  // of the first 16 k of two words, and of the other 16
 };
 
-struct Nvfp4Scales {
+struct Nvfp4Format {
   using Gemm = Nvfp4Gemm;
-  static constexpr bool kScalesSums = true, kByGroup = false;
-  static constexpr int kColumnBytes = 8;
-  template <class T, int Cols, class Words>
-  using Column = Nvfp4Column<T>;
+  static constexpr bool kHasGlobalScale = true, kScalesGroupSums = false;
+  static constexpr int kScaleBytesPerColumn = 8;
+  template <class T, int TileN, class Words>
+  using ColumnScales = Nvfp4ColumnScales<T>;
 
-  // What a sum of the column is multiplied by; the column may be one that is not there.
+  // The factor of a column's accumulators; the column may be out of bounds.
   template <class T>
-  __device__ __forceinline__ static float factor(const Nvfp4Gemm& p, std::int64_t column) {
+  __device__ __forceinline__ static float global_scale(const Nvfp4Gemm& p, std::int64_t column) {
     const std::int64_t at = !p.row_scales ? 0 : column < p.n ? column : p.n - 1;
     return p.global_scales[at] * Nvfp4Values<T>::kUnshift;
   }
 };
 
-// Copies by `Threads` threads in a row, of which this is number `thread`, for `Cols` columns of which `columns` are
-// there.
-template <int Cols, int Threads>
-class Nvfp4Copies {
+// ScaleLoader by `Threads` threads in a row, of which this is number `thread`, for `TileN` columns of which `columns`
+// are there.
+template <int TileN, int Threads>
+class Nvfp4ScaleLoader {
  public:
-  __device__ __forceinline__ Nvfp4Copies(const Nvfp4Gemm& p, std::int64_t first, int columns, int thread)
+  __device__ __forceinline__ Nvfp4ScaleLoader(const Nvfp4Gemm& p, std::int64_t n0, int columns, int thread)
       : thread_(thread),
         columns_(columns),
-        depth_(static_cast<int>(p.k)),
+        k_(static_cast<int>(p.k)),
         step_(p.k / 16 * Threads),
-        from_(static_cast<const char*>(p.block_scales) + (first + thread) * (p.k / 16)) {}
+        from_(static_cast<const char*>(p.block_scales) + (n0 + thread) * (p.k / 16)) {}
 
   __device__ __forceinline__ void load(std::uint32_t to, int k0) const {
     const char* from = from_ + k0 / 16;
 #pragma unroll
-    for (int i = 0; i < (Cols + Threads - 1) / Threads; ++i, from += step_) {
+    for (int i = 0; i < (TileN + Threads - 1) / Threads; ++i, from += step_) {
       const int column = i * Threads + thread_;
-      if (column < Cols) copy_half_chunk(to + column * 8, from, k0 < depth_ && column < columns_ ? 8 : 0);
+      if (column < TileN) cp_async_8(to + column * 8, from, k0 < k_ && column < columns_ ? 8 : 0);
     }
   }
 
  private:
-  int thread_, columns_, depth_;
+  int thread_, columns_, k_;
   std::int64_t step_;
   const char* from_;
 };
 
 // For w4a16_gemv.cuh.
-struct Nvfp4GemvFormat : Nvfp4Scales {
-  static constexpr int kNarrowShared = kNvfp4NarrowShared, kNarrowShared16 = kNvfp4NarrowShared16;
-  static constexpr int kLeastRows = 1;
+struct Nvfp4GemvFormat : Nvfp4Format {
+  static constexpr int kGemvSharedBytes = kNvfp4GemvSharedBytes, kGemvSharedBytesM16 = kNvfp4GemvSharedBytesM16;
+  static constexpr int kMinTileM = 1;
 
-  template <int Cols>
-  class Copies : public Nvfp4Copies<Cols, 32> {
+  template <int TileN>
+  class ScaleLoader : public Nvfp4ScaleLoader<TileN, 32> {
    public:
-    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, std::int64_t first, int columns)
-        : Nvfp4Copies<Cols, 32>(p, first, columns, static_cast<int>(threadIdx.x) % 32) {}
+    __device__ __forceinline__ ScaleLoader(const Nvfp4Gemm& p, std::int64_t n0, int columns)
+        : Nvfp4ScaleLoader<TileN, 32>(p, n0, columns, static_cast<int>(threadIdx.x) % 32) {}
   };
 };
 
 // For w4a16_gemm_sm80.cuh.
-struct Nvfp4Sm80Format : Nvfp4Scales {
-  class Copies : public Nvfp4Copies<128, 256> {
+struct Nvfp4Sm80Format : Nvfp4Format {
+  class ScaleLoader : public Nvfp4ScaleLoader<128, 256> {
    public:
-    __device__ __forceinline__ Copies(const Nvfp4Gemm& p, int first)
-        : Nvfp4Copies<128, 256>(p, first, static_cast<int>(p.n - first), static_cast<int>(threadIdx.x)) {}
+    __device__ __forceinline__ ScaleLoader(const Nvfp4Gemm& p, int n0)
+        : Nvfp4ScaleLoader<128, 256>(p, n0, static_cast<int>(p.n - n0), static_cast<int>(threadIdx.x)) {}
   };
 };
 
-// For w4a16_gemm_sm90.cuh. Boxes are 16 bytes wide and begin at a multiple of that: a column has those of two blocks.
-// They also want rows at a multiple of 16 bytes. Where k is an odd number of blocks, every other row is, so that the
-// matrix is one of half as many rows, and even and odd columns come as two boxes.
-struct Nvfp4Sm90Format : Nvfp4Scales {
-  static constexpr int kColumnBytes = 16;
+// For w4a16_gemm_sm90.cuh. A TMA box is a multiple of 16 bytes wide and begins at one: a stage has the scales of two k
+// blocks, 16 bytes a column. The row stride must be a multiple of 16 bytes as well. Where K is an odd number of k
+// blocks every other row is at one: the tensor map then has two columns of the weight in a row, and even and odd
+// columns are two loads.
+struct Nvfp4Sm90Format : Nvfp4Format {
+  static constexpr int kScaleBytesPerColumn = 16;
 
-  __host__ __device__ static bool in_pairs(const Nvfp4Gemm& p) { return p.k / kW4A16BlockK % 2 != 0; }
-  static MatrixOfBoxes scale_boxes(const Nvfp4Gemm& p, int columns) {
-    const int together = in_pairs(p) ? 2 : 1;
-    return {.from = p.block_scales,
+  __host__ __device__ static bool interleaves_columns(const Nvfp4Gemm& p) { return p.k / kW4A16BlockK % 2 != 0; }
+  static TensorMapSpec scale_map_spec(const Nvfp4Gemm& p, int columns) {
+    const int columns_per_row = interleaves_columns(p) ? 2 : 1;
+    return {.base = p.block_scales,
             .element_bytes = 1,
-            .rows = p.n / together,
-            .columns = p.k / 16 * together,
-            .row_bytes = p.k / 16 * together,
-            .box_rows = columns / together,
-            .box_columns = kColumnBytes};
+            .rows = p.n / columns_per_row,
+            .columns = p.k / 16 * columns_per_row,
+            .row_bytes = p.k / 16 * columns_per_row,
+            .box_rows = columns / columns_per_row,
+            .box_columns = kScaleBytesPerColumn};
   }
-  template <int Cols>
-  __device__ __forceinline__ static void copy_scales(const Nvfp4Gemm& p, const TensorMap& map, std::uint32_t to,
-                                                     int first, int k0, std::uint32_t barrier,
-                                                     std::uint64_t /*policy*/) {
-    // A sector has those of four blocks: it is kept as usual.
-    const auto from = [](int k) { return k / (2 * kW4A16BlockK) * kColumnBytes; };
-    if (!in_pairs(p)) {
-      copy_box(to, map, from(k0), first, barrier);
+  template <int TileN>
+  __device__ __forceinline__ static void load_scales(const Nvfp4Gemm& p, const TensorMap& map, std::uint32_t to, int n0,
+                                                     int k0, std::uint32_t mbarrier, std::uint64_t /*policy*/) {
+    // A sector has the scales of four k blocks: evict_normal.
+    const auto from = [](int k) { return k / (2 * kW4A16BlockK) * kScaleBytesPerColumn; };
+    if (!interleaves_columns(p)) {
+      tma_load_2d(to, map, from(k0), n0, mbarrier);
     } else {
-      copy_box(to, map, from(k0), first / 2, barrier);
-      copy_box(to + Cols / 2 * kColumnBytes, map, from(static_cast<int>(p.k) + k0), first / 2, barrier);
+      tma_load_2d(to, map, from(k0), n0 / 2, mbarrier);
+      tma_load_2d(to + TileN / 2 * kScaleBytesPerColumn, map, from(static_cast<int>(p.k) + k0), n0 / 2, mbarrier);
     }
   }
 
-  // Of a column's words in a stage the first, of an even block.
-  template <int Cols>
-  __device__ __forceinline__ static int place_of(const Nvfp4Gemm& p, int column) {
-    constexpr int kWords = kColumnBytes / 4;
-    return in_pairs(p) ? (column / 2 + column % 2 * (Cols / 2)) * kWords + column % 2 * (kWords / 2) : column * kWords;
+  // The first word of a column's scales in a stage, of an even k block.
+  template <int TileN>
+  __device__ __forceinline__ static int scale_index(const Nvfp4Gemm& p, int column) {
+    constexpr int kWords = kScaleBytesPerColumn / 4;
+    return interleaves_columns(p) ? (column / 2 + column % 2 * (TileN / 2)) * kWords + column % 2 * (kWords / 2)
+                                  : column * kWords;
   }
-  template <class T, int Cols, class Words>
-  class Column : public Nvfp4Column<T> {
+  template <class T, int TileN, class Words>
+  class ColumnScales : public Nvfp4ColumnScales<T> {
    public:
-    __device__ __forceinline__ Column(const Nvfp4Gemm&, Words scales, int place, int block)
-        : Nvfp4Column<T>(scales, place ^ (block & 1) * (kColumnBytes / 8)) {}
+    __device__ __forceinline__ ColumnScales(const Nvfp4Gemm&, Words scales, int index, int k_block)
+        : Nvfp4ColumnScales<T>(scales, index ^ (k_block & 1) * (kScaleBytesPerColumn / 8)) {}
   };
 };
 

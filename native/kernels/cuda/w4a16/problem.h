@@ -1,8 +1,15 @@
-// Products with weights of four bits, packed for tensor cores: what int4 and NVFP4 share.
+// W4A16 GEMM: out [m, n] = x [m, k] · weightᵀ + bias, x in 16 bits, the weight in four. What int4 and NVFP4 share.
 //
-// The weight is int32 [n/8][k/(16·t)][32][t/2] with t, inner_k_tiles, 2, 4 or 8: for every tile of 8 columns and 128
-// k's 512 bytes in a row. Of 32 k's a lane has one word; the lane (g, t) = (lane / 4, lane % 4) holds column g, and in
-// the nibbles p and p + 4 the k's 8·p + 2·t and the one after it. Sums run in float32, in a fixed order.
+// The weight is int32 [n/8][k/(16·t)][32][t/2] with t, inner_k_tiles, 2, 4 or 8: the layout of PyTorch's
+// _convert_weight_to_int4pack, in the order of mma.m16n8k16's fragments. With t = 8 a tile of 8 columns (n) and 128 k
+// is 512 contiguous bytes, 4 words a lane:
+//
+//   lane (g, t) = (lane / 4, lane % 4), column n = 8·tile + g; word j = k 32·j to 32·j + 31:
+//   nibble     0         4         1         5         2          6          3          7
+//   k of 32    2t        2t+1      2t+8      2t+9      2t+16      2t+17      2t+24      2t+25
+//              └ pair 0 ─────┘     └ pair 1 ─────┘     └ pair 2 ──────┘      └ pair 3 ───────┘
+//
+// Accumulation is in float32, in a fixed order: results are deterministic.
 #pragma once
 
 #include <cstddef>
@@ -11,31 +18,32 @@
 
 namespace untorch::kernels::cuda {
 
-inline constexpr int kW4A16BlockK = 128;  // k's of a block of weights, 512 bytes a tile of 8 columns
+inline constexpr int kW4A16BlockK = 128;  // K of a stage ("a k block"): 512 bytes of weights for 8 columns
 
 struct W4A16Gemm {
-  DType dtype = DType::kBFloat16;    // of x, bias and out: bfloat16 or float16
-  std::int64_t m = 0, n = 0, k = 0;  // k is the weight's, n a multiple of 8
-  const void* x = nullptr;           // [m, x_width], rows x_row apart; 16-byte aligned, both multiples of 8
-  std::int64_t x_row = 0, x_width = 0;
-  const void* weight = nullptr;  // 16-byte aligned
+  DType dtype = DType::kBFloat16;          // of x, bias and out: bfloat16 or float16
+  std::int64_t m = 0, n = 0, k = 0;        // k is the weight's, n a multiple of 8
+  const void* x = nullptr;                 // [m, x_width], x_width <= k; 16-byte aligned
+  std::int64_t x_stride = 0, x_width = 0;  // elements between rows, and in one; multiples of 8
+  const void* weight = nullptr;            // 16-byte aligned
   int inner_k_tiles = 8;
   const void* bias = nullptr;  // dense [n], or null
   void* out = nullptr;         // dense [m, n]
-  float* workspace = nullptr;  // of as many bytes as the kernel's function for that says
+  float* workspace = nullptr;  // of the bytes that the kernel's ..._workspace function returns
   int num_sms = 1;
-  int tile_rows = 0;          // of packed_stream; 0: tile_heuristic.h chooses
-  int max_shared_bytes = 0;   // a block may have
+  int tile_m = 0;             // of the sm_90 GEMM; 0: tile_heuristic.h chooses
+  int max_shared_bytes = 0;   // of a CTA
   bool has_clusters = false;  // sm_90 and newer
   bool has_wgmma = false;     // sm_90 alone
-  bool early = false;         // kernels may begin early: Launch::early
+  bool pdl = false;           // launch with programmatic stream serialization: Launch::pdl
 };
 
-// Adds up what `parts` blocks left of each tile in the workspace, [part][m][n].
-int w4a16_reduce_split_k(const W4A16Gemm& product, int parts, Stream stream);
+// Split-K reduction: out = the sum over workspace [split][m][n] + bias.
+int w4a16_reduce_split_k(const W4A16Gemm& p, int splits, Stream stream);
 
-// x [m, width] of 2-byte elements, rows `row` apart, as [m, to_width], dense, zeros behind `width`.
-int w4a16_pad_activations(const void* x, std::int64_t m, std::int64_t width, std::int64_t row, void* to,
-                          std::int64_t to_width, Stream stream);
+// Pads activations along K: x [m, width] of 2-byte elements, rows `stride` apart, to dense [m, padded_width] with
+// zeros.
+int w4a16_pad_activations(const void* x, std::int64_t m, std::int64_t width, std::int64_t stride, void* padded,
+                          std::int64_t padded_width, Stream stream);
 
 }  // namespace untorch::kernels::cuda

@@ -1,10 +1,19 @@
-// Work that is shared evenly between thread blocks which are all there at a time: tiles, and within them blocks of k.
+// Stream-K tile scheduler of a persistent kernel, and its fix-up through global memory.
 //
-// Every multiprocessor has one block, and all have the same number of blocks of k, in a row: tiles one after the other,
-// the last one first. So a tile may be shared by several thread blocks. Whoever has its end adds up what the others
-// left in global memory, in the order of k; they did that tile first and have nobody to wait for. The warps that
-// multiply wait for global memory only to read those sums: a warp of its own tells others of sums that were left, and
-// watches for theirs. While memory is busy, a wait for what was written took up to 5 µs.
+// The k blocks of all output tiles, tile after tile, are one sequence; CTA i has a contiguous range of it, and all
+// ranges are equally long (the first `remainder` one longer). One CTA an SM, all resident:
+//
+//   k blocks   | tile 0          | tile 1          | tile 2          |
+//   CTA        | 0         | 1         | 2         | 3               |
+//                          └ 0 and 1 contribute to tile 0, 1 and 2 to tile 1: 1 reduces tile 0, 2 reduces tile 1
+//
+// A CTA works on its range from the end: its last tile, which another CTA ends, comes first. The last CTA of a tile, in
+// the order of k, reduces the partial sums (fix-up), in the order of k. The others stored theirs as their first work
+// tile and wait for no other CTA, so there is no deadlock.
+//
+// Consumer warps wait for global memory only to read partial sums. A warp of its own publishes the CTA's flag when its
+// partial sums are stored, and polls the flags of the other contributors: while memory is busy, a wait for a store to
+// become visible took up to 5 µs. Bytes: 4 · tile_m · tile_n written and read for each contributor but the last.
 #pragma once
 
 #include <atomic>
@@ -16,96 +25,106 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-// The work: blocks of 128 k's of all tiles, a row of tiles after the other, shared evenly.
-struct Work {
-  int column_tiles = 0, depth = 0;
-  int share = 0, longer = 0;            // blocks of k of a thread block; one more for each of the first `longer`
-  float* partials = nullptr;            // [thread block][Rows / 8][threads that multiply][4]
-  unsigned long long* flags = nullptr;  // [thread block]: `token` when its partial sums are there
-  unsigned long long token = 0;         // of this launch alone
+// Tiles are in row-major order: the index of a tile is tile_m_index · tiles_n + tile_n_index.
+struct TileScheduler {
+  int tiles_n = 0, k_blocks = 0;            // k blocks of a tile
+  int k_blocks_per_cta = 0, remainder = 0;  // one more for each of the first `remainder` CTAs
+  float* partials = nullptr;                // [CTA][tile_m / 8][consumer threads][4]
+  unsigned long long* flags = nullptr;      // [CTA]: launch_id when its partial sums are stored
+  unsigned long long launch_id = 0;         // unique_launch_id
 
-  __device__ __forceinline__ int begin_of(int block) const { return block * share + (block < longer ? block : longer); }
-  // The first thread block with a part of the tile that begins there, of those before `own`.
-  __device__ __forceinline__ int first_of(int tile_begin, int own) const {
-    int first = own - 1;
-    while (begin_of(first) > tile_begin) --first;
+  __device__ __forceinline__ int range_begin(int cta) const {
+    return cta * k_blocks_per_cta + (cta < remainder ? cta : remainder);
+  }
+  // The first contributor, before `cta`, to the tile whose k blocks begin at `tile_begin`.
+  __device__ __forceinline__ int first_contributor(int tile_begin, int cta) const {
+    int first = cta - 1;
+    while (range_begin(first) > tile_begin) --first;
     return first;
   }
 };
 
-// What a thread block does of a tile: the blocks of k [from, to).
-struct Segment {
-  int tile, from, to;
+// A CTA's part of an output tile: the tile's k blocks [k_begin, k_end).
+struct WorkTile {
+  int tile, k_begin, k_end;
 };
-__device__ __forceinline__ Segment segment_before(const Work& work, int begin, int stop) {
-  const int tile = (stop - 1) / work.depth, first = tile * work.depth;
-  return {tile, (begin > first ? begin : first) - first, stop - first};
+// The last one of the k blocks [begin, end) of the sequence.
+__device__ __forceinline__ WorkTile last_work_tile(const TileScheduler& scheduler, int begin, int end) {
+  const int tile = (end - 1) / scheduler.k_blocks, tile_begin = tile * scheduler.k_blocks;
+  return {tile, (begin > tile_begin ? begin : tile_begin) - tile_begin, end - tile_begin};
 }
 
-__device__ __forceinline__ unsigned long long flag_at(const unsigned long long* flag) {
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* flag) {
   unsigned long long value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
-__device__ __forceinline__ void raise_flag(unsigned long long* flag, unsigned long long value) {
+__device__ __forceinline__ void store_release(unsigned long long* flag, unsigned long long value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-// By one thread: raises the thread block's flag when all of its warps have arrived at `left`; arrives at `ready` when
-// all others have left their sums of the tile that this thread block ends, if there are any.
-__device__ __forceinline__ void exchange_partials(const Work& work, std::uint32_t left, std::uint32_t ready) {
-  const auto own = static_cast<int>(blockIdx.x);
-  const int begin = work.begin_of(own), stop = work.begin_of(own + 1), tile_begin = begin / work.depth * work.depth;
-  if (stop % work.depth != 0) {
-    wait_at(left, 0);
-    raise_flag(work.flags + own, work.token);
+// The fix-up warp, by one thread. Publishes this CTA's flag when all consumer warps have arrived at the mbarrier
+// `partial_stored`; arrives at `partials_ready` when the other contributors to the tile that this CTA ends, if there
+// are any, have published theirs.
+__device__ __forceinline__ void exchange_fixup_flags(const TileScheduler& scheduler, std::uint32_t partial_stored,
+                                                     std::uint32_t partials_ready) {
+  const auto cta = static_cast<int>(blockIdx.x);
+  const int begin = scheduler.range_begin(cta), end = scheduler.range_begin(cta + 1),
+            tile_begin = begin / scheduler.k_blocks * scheduler.k_blocks;
+  if (end % scheduler.k_blocks != 0) {
+    mbarrier_wait(partial_stored, 0);
+    store_release(scheduler.flags + cta, scheduler.launch_id);
   }
-  if (begin == tile_begin || stop < tile_begin + work.depth) return;
-  for (int other = work.first_of(tile_begin, own); other < own; ++other) {
-    while (flag_at(work.flags + other) != work.token) {
+  if (begin == tile_begin || end < tile_begin + scheduler.k_blocks) return;
+  for (int other = scheduler.first_contributor(tile_begin, cta); other < cta; ++other) {
+    while (load_acquire(scheduler.flags + other) != scheduler.launch_id) {
     }
-    work.flags[other] = 0;  // a graph's next replay has the same token
+    scheduler.flags[other] = 0;  // a CUDA graph's next replay has the same launch_id
   }
-  arrive_at(ready);
+  mbarrier_arrive(partials_ready);
 }
 
-// Leaves the sums for whoever has the tile's end.
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void leave_partial(const Work& work, const float (&acc)[Sums], std::uint32_t left) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  auto* const to = reinterpret_cast<float4*>(work.partials) + std::int64_t{own} * (Sums / 4) * kMultiply + thread;
+// Stores the accumulators for the CTA that reduces the tile.
+template <int ConsumerThreads, int Accumulators>
+__device__ __forceinline__ void store_partial(const TileScheduler& scheduler, const float (&acc)[Accumulators],
+                                              std::uint32_t partial_stored) {
+  const auto cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  auto* const to =
+      reinterpret_cast<float4*>(scheduler.partials) + std::int64_t{cta} * (Accumulators / 4) * ConsumerThreads + thread;
 #pragma unroll
-  for (int i = 0; i < Sums / 4; ++i) {
-    to[i * kMultiply] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+  for (int i = 0; i < Accumulators / 4; ++i) {
+    to[i * ConsumerThreads] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
   }
   __syncwarp();
-  if (thread % 32 == 0) arrive_at(left);
+  if (thread % 32 == 0) mbarrier_arrive(partial_stored);
 }
 
-// Adds what other thread blocks did of the tile whose rest this one has.
-template <int kMultiply, int Sums>
-__device__ __forceinline__ void add_partials(const Work& work, int tile_begin, float (&acc)[Sums],
-                                             std::uint32_t ready) {
-  const auto own = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const int first = work.first_of(tile_begin, own);
-  wait_at(ready, 0);
-  // Several at a time are under way; they are added one after the other.
-  constexpr int kBatch = Sums <= 8 ? 4 : Sums <= 16 ? 2 : 1;
-  const auto* const from = reinterpret_cast<const float4*>(work.partials) + thread;
-  for (int other = first; other < own; other += kBatch) {
-    float4 part[kBatch][Sums / 4];
+// Fix-up: adds the other contributors' partial sums of the tile that begins at `tile_begin`.
+template <int ConsumerThreads, int Accumulators>
+__device__ __forceinline__ void reduce_partials(const TileScheduler& scheduler, int tile_begin,
+                                                float (&acc)[Accumulators], std::uint32_t partials_ready) {
+  const auto cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int first = scheduler.first_contributor(tile_begin, cta);
+  mbarrier_wait(partials_ready, 0);
+  // The loads of several contributors are in flight; the order of the additions is that of k.
+  constexpr int kBatch = Accumulators <= 8 ? 4 : Accumulators <= 16 ? 2 : 1;
+  const auto* const from = reinterpret_cast<const float4*>(scheduler.partials) + thread;
+  for (int other = first; other < cta; other += kBatch) {
+    float4 part[kBatch][Accumulators / 4];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
-      for (int i = 0; i < Sums / 4; ++i) {
-        if (other + b < own) part[b][i] = __ldcg(from + (std::int64_t{other + b} * (Sums / 4) + i) * kMultiply);
+      for (int i = 0; i < Accumulators / 4; ++i) {
+        if (other + b < cta) {
+          part[b][i] = __ldcg(from + (std::int64_t{other + b} * (Accumulators / 4) + i) * ConsumerThreads);
+        }
       }
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (other + b >= own) break;
+      if (other + b >= cta) break;
 #pragma unroll
-      for (int i = 0; i < Sums / 4; ++i) {
+      for (int i = 0; i < Accumulators / 4; ++i) {
         const float4 v = part[b][i];
         acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
       }
@@ -113,8 +132,9 @@ __device__ __forceinline__ void add_partials(const Work& work, int tile_begin, f
   }
 }
 
-// Of this process and launch: what a flag held before is something else.
-inline unsigned long long fresh_token() {
+// Unique to this process and launch, so that the workspace's flags need no initialisation: what they held before is
+// another value.
+inline unsigned long long unique_launch_id() {
   static std::atomic<unsigned long long> count{
       static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count())};
   unsigned long long z = count.fetch_add(0x9e3779b97f4a7c15ull) + 0x9e3779b97f4a7c15ull;

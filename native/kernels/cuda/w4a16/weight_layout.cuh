@@ -1,24 +1,24 @@
-// Where packed weights of four bits lie in a tile of 8 columns and 128 k's; and sums of them that are scaled by group.
+// Word order of the packed 4-bit weight within an 8-column tile's k block; and group scales applied to partial sums.
 #pragma once
 
 #include "kernels/cuda/w4a16/problem.h"
 
 namespace untorch::kernels::cuda {
 
-// Where word j (32 k's) of a lane lies among the 128 words of a tile's block.
-__device__ __forceinline__ int word_at(int words_of_lane, int j, int lane) {
-  return j / words_of_lane * (32 * words_of_lane) + lane * words_of_lane + j % words_of_lane;
+// The index of a lane's word j (32 k) among the 128 words of a tile's k block.
+__device__ __forceinline__ int word_index(int lane_words, int j, int lane) {
+  return j / lane_words * (32 * lane_words) + lane * lane_words + j % lane_words;
 }
 
-// What makes sums of codes times x over a group sums of weights: ·scale, and rest times the sum of x.
-struct GroupFactors {
-  float scale, rest;
+// Σ w·x over a group = scale · Σ q·x + offset · Σ x.
+struct GroupScale {
+  float scale, offset;
 };
-// Two rows' sums of a column.
-__device__ __forceinline__ void add_group(float& first, float& second, float sum_first, float sum_second,
-                                          GroupFactors by, float2 x) {
-  first = fmaf(by.scale, sum_first, fmaf(by.rest, x.x, first));
-  second = fmaf(by.scale, sum_second, fmaf(by.rest, x.y, second));
+// For two rows of x and one column: x has their Σ x.
+__device__ __forceinline__ void accumulate_group(float& first, float& second, float sum_first, float sum_second,
+                                                 GroupScale group, float2 x) {
+  first = fmaf(group.scale, sum_first, fmaf(group.offset, x.x, first));
+  second = fmaf(group.scale, sum_second, fmaf(group.offset, x.y, second));
 }
 
 }  // namespace untorch::kernels::cuda

@@ -1,5 +1,5 @@
-// What linear layers with packed weights of four bits, int4 and NVFP4, share on CUDA.
-#include "shims/cuda/w4a16_linear.h"
+// Shared by W4A16 linear layers on CUDA: operands, the GPU's features, dequantize + cuBLASLt.
+#include "shims/w4a16_cuda.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,43 +7,45 @@
 #include "cuda/blas.h"
 #include "cuda/memory_pool.h"
 #include "shims/matmul_checks.h"
-#include "shims/unpack.h"
+#include "tensor/copy.h"
+#include "tensor/dequantized_weight.h"
 
 namespace untorch::shims {
 namespace {
 
-constexpr std::uintptr_t kAlignment = 16;  // of what the kernels read 16 bytes at a time
-constexpr std::int64_t kStep = 8;          // elements of x in that
+constexpr std::uintptr_t kAlignment = 16;  // of the kernels' loads, in bytes
+constexpr std::int64_t kStep = 8;          // elements of x in one
 
 bool is_aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0; }
 
-// Where the bias cannot be cuBLAS's epilogue it is the result that the product is added to; true if so. For such n
-// results were seen that the epilogue had rounded before it added a bias; beta · c adds it to sums.
+// Copies the bias to `out`, to which the GEMM is then added (beta 1), where it cannot be cuBLAS's epilogue; true if so.
+// For N that are no multiple of 8 epilogues were seen that round before they add a bias; beta · c is added to
+// accumulators.
 bool start_with_bias(const kernels::cuda::W4A16Gemm& p, const Tensor& out, const Tensor* bias) {
   if (bias == nullptr || p.n % kStep == 0) return false;
   copy(out, *bias);
   return true;
 }
 
-// The result's columns [first, first + columns), from as many rows of the weight, [columns, p.k].
-void multiply_columns(const char* op, const OnDevice& on, const kernels::cuda::W4A16Gemm& p, const Tensor& out,
-                      bool starts_with_bias, const void* weight, std::int64_t first, std::int64_t columns) {
+// Columns [n0, n0 + n) of the result, from as many rows of the weight, [n, p.k].
+void gemm_columns(const char* op, const OnDevice& on, const kernels::cuda::W4A16Gemm& p, const Tensor& out,
+                  bool starts_with_bias, const void* weight, std::int64_t n0, std::int64_t n) {
   const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
-  cuda::BlasGemm product;
-  product.m = p.m, product.n = columns, product.k = p.x_width;
-  product.a = {p.x, out.dtype(), false, p.x_row, 0};
-  product.b = {weight, out.dtype(), true, p.k, 0};
-  product.d = static_cast<std::byte*>(out.raw()) + first * bytes;
-  product.d_dtype = out.dtype(), product.ldd = p.n;
+  cuda::BlasGemm gemm;
+  gemm.m = p.m, gemm.n = n, gemm.k = p.x_width;
+  gemm.a = {p.x, out.dtype(), false, p.x_stride, 0};
+  gemm.b = {weight, out.dtype(), true, p.k, 0};
+  gemm.d = static_cast<std::byte*>(out.raw()) + n0 * bytes;
+  gemm.d_dtype = out.dtype(), gemm.ldd = p.n;
   if (starts_with_bias) {
-    product.c = product.d, product.ldc = p.n, product.beta = 1.0;
+    gemm.c = gemm.d, gemm.ldc = p.n, gemm.beta = 1.0;
   } else if (p.bias != nullptr) {
-    product.bias = static_cast<const std::byte*>(p.bias) + first * bytes;
-    product.bias_dtype = out.dtype();
+    gemm.bias = static_cast<const std::byte*>(p.bias) + n0 * bytes;
+    gemm.bias_dtype = out.dtype();
   }
-  if (!cuda::blas_gemm(op, product, on.index(), on.stream())) {
+  if (!cuda::blas_gemm(op, gemm, on.index(), on.stream())) {
     throw_error(ErrorKind::kUnsupported, op, ": cuBLAS has no algorithm for ", dtype_name(out.dtype()), " [", p.m, ", ",
-                p.x_width, "] times [", p.x_width, ", ", columns, "] on this GPU");
+                p.x_width, "] times [", p.x_width, ", ", n, "] on this GPU");
   }
 }
 
@@ -70,7 +72,7 @@ TensorPtr aligned_cuda(const Tensor& tensor) {
 }
 
 W4A16Activations w4a16_activations(const OnDevice& on, const Tensor& x, std::int64_t m, std::int64_t k,
-                                   std::int64_t x_width, bool apart) {
+                                   std::int64_t x_width, bool disjoint_rows) {
   W4A16Activations out{std::make_unique<Tensor>(x), x_width, x_width};
   const std::optional<std::int64_t> stride = row_stride_of(x);
   if (stride) {
@@ -79,7 +81,7 @@ W4A16Activations w4a16_activations(const OnDevice& on, const Tensor& x, std::int
     out.tensor = contiguous(x);
   }
   const bool served = is_aligned(out.tensor->raw()) && out.stride % kStep == 0 && out.width % kStep == 0 &&
-                      (!apart || out.stride >= out.width);
+                      (!disjoint_rows || out.stride >= out.width);
   if (served && out.width > 0) return out;
   const std::int64_t width = std::max((x_width + kStep - 1) / kStep * kStep, kStep);
   const auto halves = static_cast<std::int64_t>(element_size(x.dtype()) / 2);
@@ -95,7 +97,7 @@ void describe_gpu(const OnDevice& on, kernels::cuda::W4A16Gemm& p) {
   p.max_shared_bytes = gpu.max_shared_per_block;
   p.has_clusters = gpu.major >= 9;
   p.has_wgmma = gpu.major == 9 && gpu.minor == 0;
-  p.early = gpu.early_launches;
+  p.pdl = gpu.has_pdl;
 }
 
 const Tensor* dequantized_weight(const Tensor& weight, DType dtype, std::int64_t n, std::int64_t k,
@@ -108,7 +110,7 @@ const Tensor* dequantized_weight(const Tensor& weight, DType dtype, std::int64_t
 
 TensorPtr empty_dequantized(const char* op, const OnDevice& on, DType dtype, std::int64_t n, std::int64_t k) {
   check(dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16, op,
-        ": a weight is unpacked to float32, bfloat16 or float16, not to ", dtype_name(dtype));
+        ": a weight is dequantized to float32, bfloat16 or float16, not to ", dtype_name(dtype));
   const Dims sizes{n, k};
   StorageRef storage =
       cuda::allocate_unpooled(static_cast<std::size_t>(checked_numel(sizes)) * element_size(dtype), on.index());
@@ -116,20 +118,20 @@ TensorPtr empty_dequantized(const char* op, const OnDevice& on, DType dtype, std
 }
 
 void gemm_dequantized(const char* op, const OnDevice& on, const kernels::cuda::W4A16Gemm& p, const Tensor& out,
-                      const Tensor* bias, const Tensor& whole) {
-  multiply_columns(op, on, p, out, start_with_bias(p, out, bias), whole.raw(), 0, p.n);
+                      const Tensor* bias, const Tensor& dequantized) {
+  gemm_columns(op, on, p, out, start_with_bias(p, out, bias), dequantized.raw(), 0, p.n);
 }
 
 void gemm_dequantize_chunks(const char* op, const OnDevice& on, const kernels::cuda::W4A16Gemm& p, const Tensor& out,
                             const Tensor* bias, std::int64_t chunk,
-                            const std::function<int(std::int64_t, std::int64_t, void*)>& unpack) {
+                            const std::function<int(std::int64_t, std::int64_t, void*)>& dequantize) {
   const auto bytes = static_cast<std::int64_t>(element_size(out.dtype()));
   const StorageRef scratch = on.scratch(static_cast<std::size_t>(chunk * p.k * bytes));
   const bool starts_with_bias = start_with_bias(p, out, bias);
-  for (std::int64_t first = 0; first < p.n; first += chunk) {
-    const std::int64_t columns = std::min(chunk, p.n - first);
-    on.launched(unpack(first, columns, scratch->data()));
-    multiply_columns(op, on, p, out, starts_with_bias, scratch->data(), first, columns);
+  for (std::int64_t n0 = 0; n0 < p.n; n0 += chunk) {
+    const std::int64_t n = std::min(chunk, p.n - n0);
+    on.launched(dequantize(n0, n, scratch->data()));
+    gemm_columns(op, on, p, out, starts_with_bias, scratch->data(), n0, n);
   }
 }
 

@@ -1,0 +1,30 @@
+// nvfp4_moe: its arguments, and its implementation on CUDA (nvfp4_moe_cuda.cpp).
+#pragma once
+
+#include <cmath>
+
+#include "cuda/on_device.h"
+#include "tensor/tensor.h"
+
+namespace untorch::shims {
+
+struct Nvfp4MoeShape {
+  std::int64_t tokens = 0, k = 0, experts = 0, intermediate = 0, top_k = 0;
+  bool two_scales = false;  // gate and up have a global scale each
+};
+
+struct Nvfp4MoeArguments {
+  const Tensor &hidden_states, &topk_weights, &topk_ids, &w13, &w13_scale, &w2, &w2_scale, &w13_global, &w2_global;
+  const Tensor *w13_bias = nullptr, *w2_bias = nullptr;
+  double swiglu_alpha = 1.0, swiglu_beta = 0.0;
+  const double* swiglu_limit = nullptr;  // none
+
+  float limit() const;  // infinity for none
+  // Plain silu(gate) · up.
+  bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && std::isinf(limit()); }
+};
+
+TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArguments& given,
+                         const Nvfp4MoeShape& shape);
+
+}  // namespace untorch::shims
