@@ -1,4 +1,4 @@
-// How many rows are multiplied with an NVFP4 weight: what a caller may ask for, by the names of the argument `prefill`.
+// nvfp4_linear's argument `prefill`: the arithmetic of the GEMM at large M. exact: W4A16; fp8: W8A8; fp4: W4A4.
 #pragma once
 
 #include <cstdint>

@@ -55,8 +55,8 @@ bool is_served(DType dtype) { return is_floating(dtype) && dtype != DType::kFloa
 
 // aten::_weight_int4pack_mm: x bfloat16 [m, k], dense; weight int32 [n/8][k/(16·t)][32][t/2], dense; scales bfloat16
 // [k/group][n][2], dense. Looks at no device.
-Int4Shape check_int4pack(const char* op, const Tensor& x, const Tensor& weight, std::int64_t group,
-                         const Tensor& scales) {
+[[maybe_unused]] Int4Shape check_int4pack(const char* op, const Tensor& x, const Tensor& weight, std::int64_t group,
+                                          const Tensor& scales) {
   check(x.dtype() == DType::kBFloat16, op, ": argument 'self' must be bfloat16, got ", dtype_name(x.dtype()));
   check(x.dim() == 2, op, ": argument 'self' must be 2-D, got shape ", to_string(x.sizes()));
   check_dense(op, "self", x);

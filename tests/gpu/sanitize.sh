@@ -1,7 +1,7 @@
 #!/bin/sh
 # The kernels' tests under compute-sanitizer: bad memory accesses in all of them, races in those that share memory.
 # usage: tests/gpu/sanitize.sh     PYTHON: an interpreter with torch and CUDA (default: python3)
-#        MEMCHECK, RACECHECK, RACECHECK_PACKED: what to run instead of the defaults; empty: nothing
+#        MEMCHECK, RACECHECK, RACECHECK_W4A16: what to run instead of the defaults; empty: nothing
 #        RACECHECK_LIBRARY: a libuntorch.so that was built with -DUNTORCH_RACECHECK=ON, for the last of them
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -13,7 +13,7 @@ test -x "$tool" || { echo "compute-sanitizer was not found: it comes with the CU
 native=tests/gpu/native
 MEMCHECK=${MEMCHECK-$native}
 RACECHECK=${RACECHECK-$native/test_sort.py $native/test_scan.py $native/test_select.py}
-RACECHECK_PACKED=${RACECHECK_PACKED-$native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py}
+RACECHECK_W4A16=${RACECHECK_W4A16-$native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py}
 
 # Few examples a property; torch's own allocations one by one, so that a step beyond one is seen.
 # Few queues a process, as a GPU has so many: without one left, CUDA says that it is out of memory.
@@ -36,19 +36,19 @@ check() {
 test -z "$MEMCHECK" || check memcheck $MEMCHECK
 test -z "$RACECHECK" || check racecheck $RACECHECK
 
-# Under racecheck cuBLAS's kernels for sm_90 end the process. So what packed weights are multiplied with is our own, and
-# at the second time w4a16_gemm_sm80.cuh for all rows; left out are the tests where that is not so: of float32, of other
-# layouts than the kernels', and those that run others with limits of their own. Unpacking shares no memory.
+# Under racecheck cuBLAS's kernels for sm_90 end the process. So W4A16 GEMMs are our own kernels', and in the second run
+# w4a16_gemm_sm80.cuh's for every M; left out are the tests where that is not so: of float32, of other layouts than the
+# kernels', and those that run others with thresholds of their own. Dequantize kernels use no shared memory.
 own="(moe or not dtype2) and not other_kernels and not layouts and not bytes_of and not every_value \
   and not test_int4_linear and not test_nvfp4_linear and not test_scales_of_another and not not_aligned"
-if test -n "$RACECHECK_PACKED"; then
+if test -n "$RACECHECK_W4A16"; then
   test -z "${RACECHECK_LIBRARY:-}" || export UNTORCH_LIBRARY="$RACECHECK_LIBRARY"
-  # Small weights by the streaming kernels, too; where there are none, by w4a16_gemm_sm80.cuh.
+  # Small weights by the sm_90 GEMM, too; where there is none, by w4a16_gemm_sm80.cuh.
   for format in INT4 NVFP4; do
     export UNTORCH_${format}_SM90_M=1000000 UNTORCH_${format}_SM80_M=1000000
   done
-  check racecheck $RACECHECK_PACKED -k "$own"
+  check racecheck $RACECHECK_W4A16 -k "$own"
   for format in INT4 NVFP4; do export UNTORCH_${format}_GEMV_M=0 UNTORCH_${format}_SM90_M=0; done
-  check racecheck $RACECHECK_PACKED -k "$own and not moe"
+  check racecheck $RACECHECK_W4A16 -k "$own and not moe"
 fi
 exit "$status"

@@ -1,4 +1,4 @@
-"""What ``prefill="fp4"`` multiplies: rows in NVFP4 with a scale each; and where cuBLASLt wants the scales of blocks."""
+"""The operands of ``prefill="fp4"``: rows in NVFP4 with a scale each; and cuBLASLt's layout of block scales."""
 
 from __future__ import annotations
 

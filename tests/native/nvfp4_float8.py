@@ -1,4 +1,4 @@
-"""What ``prefill="fp8"`` multiplies: rows and weights in E4M3 with their scales; and by how much that is not exact."""
+"""The operands of ``prefill="fp8"``: rows and weights in E4M3 with their scales; and a bound of the error."""
 
 from __future__ import annotations
 

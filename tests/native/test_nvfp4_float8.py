@@ -1,4 +1,4 @@
-"""The bound that docs/quantization.md gives for products in float8, on the CPU, where sums are exact."""
+"""The bound that docs/quantization.md gives for FP8 GEMMs, on the CPU, where sums are exact."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Weight:
     dense: torch.Tensor
 
     def rounded(self, dtype: torch.dtype) -> torch.Tensor:
-        """As it is unpacked for many rows."""
+        """As it is dequantized for a large M."""
         return dequantize_nvfp4(self.packed, self.scales, self.world, dtype).double()
 
 

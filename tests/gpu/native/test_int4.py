@@ -33,7 +33,7 @@ def check(got: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.T
     assert got.dtype == x.dtype
     assert got.is_contiguous()
     added = torch.zeros(1, dtype=torch.float64) if bias is None else bias.double().cpu()
-    x64 = x.double().cuda()  # float64 products are exact enough anywhere
+    x64 = x.double().cuda()  # float64 GEMMs are exact enough anywhere
     least = torch.finfo(x.dtype).smallest_normal * ROUNDING[x.dtype]
     right = torch.zeros(got.shape[:-1], dtype=torch.bool, device="cuda")
     for weights in (dense.cuda(), rounded_once(dense, x.dtype).cuda()):
@@ -49,7 +49,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 200, 257, 700, 1024, 4099, 8192])
-def test_every_number_of_rows(m: int) -> None:
+def test_every_m(m: int) -> None:
     for dtype, n, k, group in [(BF16, 1024, 1024, 128), (F16, 264, 2304, 32)]:
         w, x, bias = random_weight(n, k, group, 8, dtype), random(m, k, dtype=dtype), random(n, dtype=dtype)
         check(linear(x.cuda(), w, bias), x, w.dense, bias)
@@ -192,17 +192,17 @@ def test_on_streams_side_by_side(m: int) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("narrow", "stream", "mma"), [(0, 100000, 0), (0, 0, 100000), (8, 0, 100000), (0, 0, 0)])
-def test_other_kernels(narrow: int, stream: int, mma: int) -> None:
-    """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
+@pytest.mark.parametrize(("gemv", "sm90", "sm80"), [(0, 100000, 0), (0, 0, 100000), (8, 0, 100000), (0, 0, 0)])
+def test_other_kernels(gemv: int, sm90: int, sm80: int) -> None:
+    """The same tests with the algorithms of other GPUs, or of other M."""
     selected = "not other_kernels and not weight_int4pack_mm and not refusals"
-    run_again(__file__, selected, INT4_GEMV_M=narrow, INT4_SM80_M=mma, INT4_SM90_M=stream)
+    run_again(__file__, selected, INT4_GEMV_M=gemv, INT4_SM80_M=sm80, INT4_SM90_M=sm90)
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
-def test_other_kernels_tiles(rows: int) -> None:
-    selected = "every_number_of_rows or the_same_bits"
-    run_again(__file__, selected, INT4_GEMV_M=0, INT4_SM90_M=100000, INT4_TILE_M=rows)
+@pytest.mark.parametrize("tile_m", [8, 16, 32, 64, 128, 192, 224, 256])
+def test_other_kernels_tiles(tile_m: int) -> None:
+    selected = "every_m or the_same_bits"
+    run_again(__file__, selected, INT4_GEMV_M=0, INT4_SM90_M=100000, INT4_TILE_M=tile_m)
 
 
 def test_refusals_launch_nothing() -> None:

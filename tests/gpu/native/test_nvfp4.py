@@ -30,7 +30,7 @@ ROWS = [1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 200, 257, 512, 5
 def excess(got: torch.Tensor, x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None) -> float:
     """By how much the largest difference is more than rounding explains."""
     added = torch.zeros(1, dtype=torch.float64).cuda() if bias is None else bias.double().cuda()
-    x64, dense = x.double().cuda(), dense[:, : x.shape[-1]].cuda()  # float64 products are exact enough anywhere
+    x64, dense = x.double().cuda(), dense[:, : x.shape[-1]].cuda()  # float64 GEMMs are exact enough anywhere
     want, size = x64 @ dense.t() + added, x64.abs() @ dense.abs().t() + added.abs()
     least = torch.finfo(got.dtype).smallest_normal * ROUNDING[x.dtype]
     over = (got.double() - want).abs() - (want.abs() * ROUNDING[x.dtype] + size * 2.0**-17 + least)
@@ -47,7 +47,7 @@ def check(got: torch.Tensor, x: torch.Tensor, w: Weight, bias: torch.Tensor | No
 
 
 @pytest.mark.parametrize("m", ROWS)
-def test_every_number_of_rows(m: int) -> None:
+def test_every_m(m: int) -> None:
     for dtype, n, k in [(BF16, 1024, 1024), (F16, 264, 2304)]:
         w, x, bias = weight(n, k), random(m, k, dtype=dtype), random(n, dtype=dtype)
         check(linear(x.cuda(), w, bias), x, w, bias)
@@ -89,21 +89,19 @@ def test_nvfp4_linear(data: st.DataObject) -> None:
     check(linear(x, w, bias), x, w, bias)
 
 
-@pytest.mark.parametrize(("narrow", "mma", "stream"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
-def test_other_kernels(narrow: int, mma: int, stream: int) -> None:
-    """The same tests where the kernels of other GPUs, or of other numbers of rows, serve."""
-    selected = (
-        "every_number_of_rows or sizes or every_value or the_same_bits or in_a_graph or side_by_side or not_aligned"
-    )
-    if narrow or mma or stream:  # weights that are unpacked for cuBLAS are rounded
+@pytest.mark.parametrize(("gemv", "sm80", "sm90"), [(0, 100000, 0), (0, 0, 100000), (8, 100000, 0), (0, 0, 0)])
+def test_other_kernels(gemv: int, sm80: int, sm90: int) -> None:
+    """The same tests with the algorithms of other GPUs, or of other M."""
+    selected = "every_m or sizes or every_value or the_same_bits or in_a_graph or side_by_side or not_aligned"
+    if gemv or sm80 or sm90:  # dequantize + cuBLAS rounds weights
         selected += " or only_sums"
-    run_again(__file__, selected, NVFP4_GEMV_M=narrow, NVFP4_SM80_M=mma, NVFP4_SM90_M=stream)
+    run_again(__file__, selected, NVFP4_GEMV_M=gemv, NVFP4_SM80_M=sm80, NVFP4_SM90_M=sm90)
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128, 192, 224, 256])
-def test_other_kernels_tiles(rows: int) -> None:
-    selected = "every_number_of_rows or the_same_bits"
-    run_again(__file__, selected, NVFP4_GEMV_M=0, NVFP4_SM90_M=100000, NVFP4_TILE_M=rows)
+@pytest.mark.parametrize("tile_m", [8, 16, 32, 64, 128, 192, 224, 256])
+def test_other_kernels_tiles(tile_m: int) -> None:
+    selected = "every_m or the_same_bits"
+    run_again(__file__, selected, NVFP4_GEMV_M=0, NVFP4_SM90_M=100000, NVFP4_TILE_M=tile_m)
 
 
 @pytest.mark.parametrize("tiles", [0, 2, 8])
@@ -135,9 +133,9 @@ def test_nan_among_the_scales_counts_as_480(m: int) -> None:
 @pytest.mark.parametrize("m", [1, 8, 9, 64, 256])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_only_sums_are_rounded(dtype: torch.dtype, m: int) -> None:
-    """One product a result, of numbers that are exact: weights rounded to x's dtype would show.
+    """One term a result, of values that are exact: weights rounded to x's dtype would show.
 
-    Small ones are unpacked, and rounded, for more rows than 16.
+    Small ones are dequantized for cuBLAS, and rounded, from M = 17 on.
     """
     w = weight(64 if m <= 16 else 65536, 256)
     x = (torch.eye(256)[:m] * (1 + 2.0**-7)).to(dtype)

@@ -26,7 +26,7 @@ from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_ti
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
 SUMS = 2.0**-12  # of sums, by their size
-LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP4_M", "256"))  # rows that are exact
+LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP4_M", "256"))  # largest M that is exact
 EMULATED = os.environ.get("UNTORCH_NVFP4_FP4_EMULATED") == "1"
 GPU = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 MULTIPLIES = GPU in {(10, 0), (10, 3), (12, 0), (12, 1)}
@@ -52,7 +52,7 @@ def check(got: torch.Tensor, x: torch.Tensor, w: Weight, bias: torch.Tensor | No
 
 @pytest.mark.skipif(MULTIPLIES, reason="this GPU multiplies them")
 @pytest.mark.parametrize("m", [1, 300])
-def test_other_gpus_refuse_any_number_of_rows(m: int) -> None:
+def test_other_gpus_refuse_any_m(m: int) -> None:
     if EMULATED:
         pytest.skip("emulated")
     w, x = weight(16, 128), random(m, 128, dtype=BF16).cuda()

@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights in float8, which ``prefill="fp8"`` asks for: many rows on the GPU."""
+"""NVFP4 linear layers with ``prefill="fp8"``: a W8A8 GEMM at large M, on the GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from untorch.ops.nvfp4_layout import dequantize_nvfp4, pack_nvfp4, pack_nvfp4_ti
 
 ROUNDING = {F32: 2.0**-22, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
 SUMS = 2.0**-10  # of sums in tensor cores, by their size; those with fast accumulation too
-LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP8_M", "512"))  # rows that are exact
+LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP8_M", "512"))  # largest M that is exact
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs float8 products"
@@ -53,7 +53,7 @@ def check(got: torch.Tensor, x: torch.Tensor, w: Weight, bias: torch.Tensor | No
 
 
 @pytest.mark.parametrize("m", [513, 600, 777, 1024, 4099])
-def test_every_number_of_rows(m: int) -> None:
+def test_every_m(m: int) -> None:
     for dtype, n, k in [(BF16, 1024, 1024), (F16, 272, 2304), (F32, 128, 256)]:
         w, x, bias = weight(n, k), random(m, k, dtype=dtype), random(n, dtype=dtype)
         check(linear(x.cuda(), w, bias, "fp8"), x, w, bias)
@@ -61,8 +61,8 @@ def test_every_number_of_rows(m: int) -> None:
 
 @pytest.mark.parametrize("tiles", [0, 8])
 @pytest.mark.parametrize("m", [1, 2, 5, 16, 33, 128, 512])
-def test_few_rows(m: int, tiles: int) -> None:
-    """Exact up to the limit, which test_any_number_of_rows moves."""
+def test_small_m(m: int, tiles: int) -> None:
+    """Exact up to the limit, which test_any_m moves."""
     w, x, bias = weight(264, 512, tiles), random(m, 512, dtype=BF16), random(264, dtype=BF16)
     got, exact = linear(x.cuda(), w, bias, "fp8"), linear(x.cuda(), w, bias)
     if m > LIMIT:
@@ -73,10 +73,8 @@ def test_few_rows(m: int, tiles: int) -> None:
 
 
 @pytest.mark.parametrize("fast", [0, 1])
-def test_any_number_of_rows(fast: int) -> None:
-    run_again(
-        __file__, "few_rows or every_number_of_rows or nvfp4_linear", NVFP4_FP8_M=0, NVFP4_FP8_FAST_ACCUMULATION=fast
-    )
+def test_any_m(fast: int) -> None:
+    run_again(__file__, "few_rows or every_m or nvfp4_linear", NVFP4_FP8_M=0, NVFP4_FP8_FAST_ACCUMULATION=fast)
 
 
 @pytest.mark.parametrize("tiles", [0, 2, 4, 8])
@@ -93,7 +91,7 @@ def test_sizes(n: int, k: int) -> None:
     check(linear(x.cuda(), w, bias, "fp8"), x, w, bias)
 
 
-def test_more_rows_than_there_is_room_for_sums_of() -> None:
+def test_chunks_of_accumulators() -> None:
     """float32, whose columns are multiplied 256 at a time."""
     w = weight(1032, 128)
     x = random(200_000, 128, dtype=F32)

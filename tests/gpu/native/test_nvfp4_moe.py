@@ -52,7 +52,7 @@ def rows(m: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def check(got: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor, swiglu: SwiGLU = SILU) -> None:
-    """Half types round what lies between the products, as well as the result; sums are of float32."""
+    """float16 and bfloat16 round act as well as the result; accumulation is in float32."""
     assert (got.shape, got.dtype, got.is_contiguous()) == (x.shape, x.dtype, True)
     want, size, relative, absolute = in_float64(x.cuda(), *(tensor.cuda() for tensor in rest), swiglu=swiglu.cuda())
     rounding = ROUNDING[x.dtype]
@@ -195,7 +195,7 @@ def test_more_tokens_than_one_launch_takes() -> None:
 
 @pytest.mark.parametrize("mean", [-1, 100000])
 def test_other_kernels(mean: int) -> None:
-    """The same tests where sm_90's tensor instructions serve all numbers of rows, or none: as on other GPUs."""
+    """The same tests where the sm_90 GEMM serves every M, or none, as on other GPUs."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("this GPU has one kind of kernel")
     selected = (

@@ -29,8 +29,8 @@ struct State {
   std::deque<std::string> names;  // of kernels; a handle is the address of its name
   std::string launches;           // a line each
   std::string events;             // what was enqueued or waited for, with its stream, a line each
-  std::string boxes;              // what was asked of cuTensorMapEncodeTiled, a line each
-  int early = 0;                  // launches that may begin before the kernel ahead of them has ended
+  std::string tensor_maps;        // arguments of cuTensorMapEncodeTiled, a line each
+  int pdl = 0;                    // programmatic dependent launches
   std::uintptr_t handles = 0;     // of streams and events
 };
 State& state() {
@@ -87,8 +87,8 @@ extern "C" {
 // For tests: what was launched so far, and what was enqueued and waited for, a line each; the bytes that a GPU holds;
 // and its block number `index`, 0 bytes where there is none.
 const char* fake_events() { return state().events.c_str(); }
-const char* fake_boxes() { return state().boxes.c_str(); }
-int fake_early() { return state().early; }
+const char* fake_tensor_maps() { return state().tensor_maps.c_str(); }
+int fake_pdl() { return state().pdl; }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -259,20 +259,19 @@ Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned,
 Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, void**) {
   // Of CUlaunchAttribute: 64 bytes, of which the first four say that it is PROGRAMMATIC_STREAM_SERIALIZATION, and those
   // from the eighth on its value.
-  constexpr int kEarly = 6;
+  constexpr int kProgrammaticStreamSerialization = 6;
   struct Attribute {
     int id, padding, value[14];
   };
   static_assert(sizeof(Attribute) == 64);
   const auto* const attributes = static_cast<const Attribute*>(config->attributes);
   for (unsigned i = 0; i < config->num_attributes; ++i) {
-    if (attributes[i].id == kEarly && attributes[i].value[0] == 1) ++state().early;
+    if (attributes[i].id == kProgrammaticStreamSerialization && attributes[i].value[0] == 1) ++state().pdl;
   }
   return launched(function, config->stream);
 }
 
-// What the driver refuses of it is refused here: places and distances that are no multiples of 16 bytes, boxes that are
-// wider or higher than 256.
+// Refuses what the driver refuses: addresses and strides that are no multiples of 16 bytes, box dimensions above 256.
 Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes,
                               const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                               int swizzle, int, int) {
@@ -286,7 +285,7 @@ Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address
     line += " " + std::to_string(value);
   }
   const std::lock_guard lock(state().mutex);
-  state().boxes += line + " " + std::to_string(swizzle) + "\n";
+  state().tensor_maps += line + " " + std::to_string(swizzle) + "\n";
   return kSuccess;
 }
 

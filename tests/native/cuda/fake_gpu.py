@@ -16,11 +16,11 @@ import numpy as np
 import untorch
 assert "torch" not in sys.modules
 fake = ctypes.CDLL("libcuda.so.1")
-fake.fake_launches.restype = fake.fake_events.restype = fake.fake_boxes.restype = ctypes.c_char_p
+fake.fake_launches.restype = fake.fake_events.restype = fake.fake_tensor_maps.restype = ctypes.c_char_p
 fake.fake_live_bytes.restype = fake.fake_block.restype = ctypes.c_size_t
 path, found = sys.argv[1], {}
-def unpacking():
-    return sum("unpack" in name for name in fake.fake_launches().decode().split())
+def dequantizing():
+    return sum("dequantize" in name for name in fake.fake_launches().decode().split())
 """
 EPILOGUE = """
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""What products with NVFP4 weights refuse on CUDA, and with which words. Needs no GPU: the addresses are made up."""
+"""What NVFP4 linear layers refuse on CUDA, and with which words. Needs no GPU: the addresses are made up."""
 
 from __future__ import annotations
 

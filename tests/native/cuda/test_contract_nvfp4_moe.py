@@ -1,4 +1,4 @@
-"""What a mixture of experts in NVFP4 refuses on CUDA, and with which words. Needs no GPU: the addresses are made up."""
+"""What NVFP4 MoE refuses on CUDA, and with which words. Needs no GPU: the addresses are made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernel serves an int4 product on CUDA, compiled from its header. Needs no GPU."""
+"""The algorithm of an int4 W4A16 GEMM on CUDA, compiled from its header. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ SOURCE = r"""
 using namespace untorch;
 using namespace untorch::kernels::cuda;
 int main() {
-  const char* const names[] = {"narrow", "mma", "unpack", "stream", "whole"};
+  const char* const names[] = {"gemv", "sm80", "chunks", "sm90", "dequantized"};
   for (long m : {1, 8, 9, 16, 17, 32, 33, 128, 129, 256, 257, 1024, 1025, 2049, 4096, 4097}) {
     Int4Gemm h200, a100, l4;
     h200.m = a100.m = l4.m = m;
     h200.max_shared_bytes = 232448, a100.max_shared_bytes = 166912, l4.max_shared_bytes = 101376;
     h200.has_clusters = h200.has_wgmma = true;
-    Int4Gemm narrow_lanes = h200, wide = h200, large = h200, small = h200, medium = h200, long_sums = h200;
-    narrow_lanes.inner_k_tiles = 4;
+    Int4Gemm few_k_tiles = h200, wide = h200, large = h200, small = h200, medium = h200, long_sums = h200;
+    few_k_tiles.inner_k_tiles = 4;
     a100.dtype = DType::kFloat16;
     wide.dtype = DType::kFloat32;
     large.n = 16384, large.k = 8192, small.n = 768, small.k = 2048, medium.n = 4096, medium.k = 3072;
     long_sums.n = 4096, long_sums.k = 14336;
-    for (Int4Gemm* p : {&h200, &a100, &l4, &narrow_lanes, &wide}) p->n = p->k = 4096;
-    std::printf("rows %ld", m);
-    for (const Int4Gemm& p : {small, medium, h200, long_sums, large, a100, l4, narrow_lanes, wide}) {
+    for (Int4Gemm* p : {&h200, &a100, &l4, &few_k_tiles, &wide}) p->n = p->k = 4096;
+    std::printf("M %ld", m);
+    for (const Int4Gemm& p : {small, medium, h200, long_sums, large, a100, l4, few_k_tiles, wide}) {
       std::printf(" %s", names[int(choose_int4_algorithm(p))]);
     }
     std::printf(";");
@@ -59,25 +59,25 @@ int main() {
 def test_the_choice(tmp_path: Path) -> None:
     lines = lines_of(SOURCE, tmp_path)
     # On an H200 with weights of five sizes; an A100 and an L4, which has little shared memory; with 4 inner k tiles; in
-    # float32. Then, with unpacked weights at hand, on an H200 small, medium and large, on an A100, and in float32. Then a
-    # large one where the GPU has much shared memory and no int4_gemm_sm90.
+    # float32. Then, with a dequantized copy beside the weight, on an H200 small, medium and large, on an A100, and in
+    # float32. Then a large one where the GPU has much shared memory and no int4_gemm_sm90.
     assert lines == [
-        "rows 1 narrow narrow narrow narrow stream narrow mma narrow unpack; narrow narrow stream narrow whole; narrow",
-        "rows 8 narrow narrow narrow narrow stream narrow mma narrow unpack; narrow narrow stream narrow whole; narrow",
-        "rows 9 narrow narrow narrow stream stream mma mma mma unpack; whole narrow stream mma whole; narrow",
-        "rows 16 narrow narrow narrow stream stream mma mma mma unpack; whole narrow stream mma whole; narrow",
-        "rows 17 stream stream stream stream stream mma mma mma unpack; whole stream stream whole whole; mma",
-        "rows 32 stream stream stream stream stream mma mma mma unpack; whole stream stream whole whole; mma",
-        "rows 33 stream stream stream stream stream mma mma mma unpack; whole stream stream whole whole; mma",
-        "rows 128 stream stream stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
-        "rows 129 stream stream stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
-        "rows 256 stream stream stream stream stream mma mma mma unpack; whole whole stream whole whole; mma",
-        "rows 257 unpack stream stream stream stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
-        "rows 1024 unpack stream stream stream stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
-        "rows 1025 unpack unpack unpack stream stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
-        "rows 2049 unpack unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
-        "rows 4096 unpack unpack unpack unpack stream unpack unpack unpack unpack; whole whole whole whole whole; unpack",
-        "rows 4097 unpack unpack unpack unpack unpack unpack unpack unpack unpack; whole whole whole whole whole; unpack",
+        "M 1 gemv gemv gemv gemv sm90 gemv sm80 gemv chunks; gemv gemv sm90 gemv dequantized; gemv",
+        "M 8 gemv gemv gemv gemv sm90 gemv sm80 gemv chunks; gemv gemv sm90 gemv dequantized; gemv",
+        "M 9 gemv gemv gemv sm90 sm90 sm80 sm80 sm80 chunks; dequantized gemv sm90 sm80 dequantized; gemv",
+        "M 16 gemv gemv gemv sm90 sm90 sm80 sm80 sm80 chunks; dequantized gemv sm90 sm80 dequantized; gemv",
+        "M 17 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized sm90 sm90 dequantized dequantized; sm80",
+        "M 32 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized sm90 sm90 dequantized dequantized; sm80",
+        "M 33 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized sm90 sm90 dequantized dequantized; sm80",
+        "M 128 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized dequantized sm90 dequantized dequantized; sm80",
+        "M 129 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized dequantized sm90 dequantized dequantized; sm80",
+        "M 256 sm90 sm90 sm90 sm90 sm90 sm80 sm80 sm80 chunks; dequantized dequantized sm90 dequantized dequantized; sm80",
+        "M 257 chunks sm90 sm90 sm90 sm90 chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
+        "M 1024 chunks sm90 sm90 sm90 sm90 chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
+        "M 1025 chunks chunks chunks sm90 sm90 chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
+        "M 2049 chunks chunks chunks chunks sm90 chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
+        "M 4096 chunks chunks chunks chunks sm90 chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
+        "M 4097 chunks chunks chunks chunks chunks chunks chunks chunks chunks; dequantized dequantized dequantized dequantized dequantized; chunks",
         "tile 1 16 16 16",
         "tile 16 16 16 16",
         "tile 17 32 32 32",

@@ -82,14 +82,14 @@ def test_dequantized_weights(kind: str, driver: Path, package: Path) -> None:
     script = f"""
 packed = untorch.load(path)
 packed[{kind!r}]
-found["without"] = unpacking(), packed.memory()["dequantized"]
+found["without"] = dequantizing(), packed.memory()["dequantized"]
 first, second = untorch.load(path, dequantize_weights=True), untorch.load(path, dequantize_weights=True)
 first[{kind!r}]
-found["first"] = unpacking(), first.memory()["dequantized"], fake.fake_live_bytes(0)
+found["first"] = dequantizing(), first.memory()["dequantized"], fake.fake_live_bytes(0)
 second[{kind!r}]
 session = second.session()
 session[{kind!r}]
-found["second"] = unpacking(), second.memory()["dequantized"], fake.fake_live_bytes(0)
+found["second"] = dequantizing(), second.memory()["dequantized"], fake.fake_live_bytes(0)
 first.close()
 found["left"] = packed.memory()["dequantized"]
 session.close()
@@ -106,8 +106,8 @@ found["gone"] = packed.memory()["dequantized"], fake.fake_live_bytes(0)
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_what_multiplies(kind: str, driver: Path, package: Path) -> None:
-    """The packed weight serves few rows, and where it lies alone more of them; with many a matrix goes to cuBLAS, which
-    finds no GPU here: dequantized before, or now.
+    """W4A16 kernels serve a small M, and a larger one where no dequantized copy lies beside the weight; a large M goes to
+    cuBLAS, which finds no GPU here: with the copy, or dequantized in chunks.
     """
     script = f"""
 def called(program, rows):
@@ -119,7 +119,7 @@ def called(program, rows):
     except untorch.UntorchError as error:
         end = "cuBLAS" if "cublas" in str(error).lower() else str(error)
     names = fake.fake_launches()[before:].decode().split()
-    return *(sum(part in name for name in names) for part in ("narrow", "stream", "unpack")), end
+    return *(sum(part in name for name in names) for part in ("gemv", "gemm_sm90", "dequantize")), end
 packed, dequantized = untorch.load(path), untorch.load(path, dequantize_weights=True)
 for rows in (1, 8, 100, 300):
     found[str(rows)] = called(packed, rows), called(dequantized, rows)

@@ -1,4 +1,4 @@
-"""How large a mixture of experts is cut on CUDA, compiled from its header. Needs no GPU."""
+"""Tiles and workspace of NVFP4 MoE on CUDA, compiled from its header. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plans(program: Path, cases: list[tuple[int, int, int]]) -> list[list[int]]:
-    """For tokens, experts and top_k: rows, blocks and widths on sm_80, on sm_90 and in float32; bytes between."""
+    """For tokens, experts and top_k: tile_m, num_tiles and strides on sm_80, on sm_90 and in float32; bytes of the workspace."""
     text = "\n".join(" ".join(map(str, case)) for case in cases)
     done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
     return [list(map(int, line.split())) for line in done.stdout.splitlines()]
 
 
-def test_rows_of_a_block(program: Path) -> None:
-    """By the mean of an expert: of Qwen3-30B-A3B's 128 with 8 a token, 16 tokens are one row each."""
+def test_tile_m(program: Path) -> None:
+    """By the mean M of an expert: of Qwen3-30B-A3B's 128 with 8 a token, 16 tokens are one row each."""
     tokens = [1, 16, 47, 48, 128, 144, 256, 400, 2048]
     found = plans(program, [(m, 128, 8) for m in tokens])
     assert [(plan[0], plan[4], plan[8]) for plan in found] == [
@@ -57,26 +57,26 @@ def test_rows_of_a_block(program: Path) -> None:
     ]  # fmt: skip
 
 
-def test_widths_and_bytes(program: Path) -> None:
+def test_strides_and_bytes(program: Path) -> None:
     (plan,) = plans(program, [(5, 4, 2)])
     assert plan[2:4] == [128, 64]
     assert plan[10:12] == [80, 48]
     assert plan[12:] == [10 * 4, plan[1] * 16, 5 * 128 * 2, 10 * 64 * 2, 10 * 80 * 4, 10 * 48 * 4]
 
 
-def test_there_are_blocks_enough(program: Path) -> None:
+def test_there_are_enough_tiles(program: Path) -> None:
     chance = random.Random(0)
     cases = [(0, 4, 2), (3, 0, 2), (3, 4, 0), (1, 1, 1)]
     cases += [(chance.randint(1, 400), chance.choice([1, 2, 7, 64, 300]), chance.randint(1, 9)) for _ in range(300)]
     for (tokens, experts, top_k), plan in zip(cases, plans(program, cases), strict=True):
         pairs = tokens * top_k
-        for rows, blocks in (plan[0:2], plan[4:6], plan[8:10]):
-            assert blocks <= pairs
+        for tile_m, num_tiles in (plan[0:2], plan[4:6], plan[8:10]):
+            assert num_tiles <= pairs
             if experts == 0:
-                assert blocks == 0
+                assert num_tiles == 0
                 continue
-            # As many experts as there can be with one row more than whole blocks: nothing needs more blocks.
+            # As many experts as there can be with one row more than full tiles: nothing needs more tiles.
             counts = [1] * min(experts, pairs)
-            for i in range((pairs - len(counts)) // rows):
-                counts[i % len(counts)] += rows
-            assert sum(-(-count // rows) for count in counts) <= blocks
+            for i in range((pairs - len(counts)) // tile_m):
+                counts[i % len(counts)] += tile_m
+            assert sum(-(-count // tile_m) for count in counts) <= num_tiles

@@ -1,4 +1,4 @@
-"""Operands of products of NVFP4 by NVFP4, as the CUDA kernels make them, compiled from their header. Needs no GPU."""
+"""NVFP4 operands of a W4A4 GEMM, as the CUDA kernels quantize them, compiled from their header. Needs no GPU."""
 
 from __future__ import annotations
 

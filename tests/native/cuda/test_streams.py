@@ -116,17 +116,17 @@ except untorch.InvalidArgumentError as error:
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-@pytest.mark.parametrize(("version", "early"), [(13000, 2), (12030, 2), (12020, 0)])
-def test_launches_that_may_begin_early(version: int, early: int, kind: str, driver: Path, package: Path) -> None:
-    """Both layers' products, before the kernel ahead of them has ended; where the driver can capture such launches."""
+@pytest.mark.parametrize(("version", "launches"), [(13000, 2), (12030, 2), (12020, 0)])
+def test_programmatic_dependent_launches(version: int, launches: int, kind: str, driver: Path, package: Path) -> None:
+    """PDL for both layers' kernels, where the driver can capture it in graphs."""
     script = f"""
 import os
 os.environ["UNTORCH_{kind.upper()}_SM90_M"] = "100000"
-for kernel, rows in (("narrow", 1), ("stream", 100)):
-    before = fake.fake_early()
+for kernel, rows in (("gemv", 1), ("gemm_sm90", 100)):
+    before = fake.fake_pdl()
     untorch.load(path)[{kind!r}](np.zeros((rows, 500), np.float16))
-    found[kernel] = fake.fake_early() - before
+    found[kernel] = fake.fake_pdl() - before
 found["kernels"] = [sum(part in name for name in fake.fake_launches().decode().split()) for part in found]
 """
     result = found(driver, package, script, DRIVER=version)
-    assert result == {"narrow": early, "stream": early, "kernels": [2, 2]}
+    assert result == {"gemv": launches, "gemm_sm90": launches, "kernels": [2, 2]}

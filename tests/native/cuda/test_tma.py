@@ -1,4 +1,4 @@
-"""What products of packed weights have copied by boxes, as a driver without a GPU writes it down."""
+"""Tensor maps of the W4A16 sm_90 GEMM, as a driver without a GPU records them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.native.cuda.fake_gpu import found
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
-# Elements (0: of one byte, 1: of two, 2: of four), columns, rows, bytes from row to row, a box's columns and rows, swizzle.
-# The model's layers have 500 and 896 inputs, which rows of x are padded to 504 for and weights to 512, and 896 and 255
+# Elements (0: of one byte, 1: of two, 2: of four), columns, rows, row stride in bytes, boxDim (columns, rows), swizzle.
+# The model's layers have 500 and 896 inputs, x is padded to 504 and weights to 512, and 896 and 255
 # outputs, padded to 256.
 X = [[1, 504, 0, 1008, 64, 0, 3], [1, 896, 0, 1792, 64, 0, 3]]
 WEIGHTS = [[2, 512, 112, 2048, 128, 0, 0], [2, 896, 32, 3584, 128, 0, 0]]
@@ -24,17 +24,17 @@ NVFP4_SCALES = [[0, 32, 896, 32, 16, 0, 0], [0, 112, 128, 112, 16, 0, 0]]
     ("rows", "tile", "columns"),
     [(3, 8, 256), (20, 32, 256), (64, 64, 256), (300, 128, 192), (384, 192, 128), (388, 224, 128), (500, 256, 128)],
 )
-def test_boxes(rows: int, tile: int, columns: int, kind: str, driver: Path, package: Path) -> None:
-    """Boxes of a tile's rows and columns, and of the last tile's rows alone; of NVFP4's scales for two columns each where
-    a row's bytes are no multiple of 16, as of 896 inputs.
+def test_tensor_maps(rows: int, tile: int, columns: int, kind: str, driver: Path, package: Path) -> None:
+    """Boxes of TileM and TileN, and of the residue in M; of NVFP4's scales with two columns a row where the row stride is no
+    multiple of 16 bytes, as of 896 inputs.
     """
     script = f"""
 import os
 for kernel, m in (("GEMV", "0"), ("SM90", "100000"), ("TILE", "{tile}")):
     os.environ["UNTORCH_{kind.upper()}_" + kernel + "_M"] = m
 untorch.load(path)[{kind!r}](np.zeros(({rows}, 500), np.float16))
-found["boxes"] = [[int(number) for number in line.split()] for line in fake.fake_boxes().decode().splitlines()]
-found["kernels"] = sum("stream_packed" in name for name in fake.fake_launches().decode().split())
+found["maps"] = [[int(number) for number in line.split()] for line in fake.fake_tensor_maps().decode().splitlines()]
+found["kernels"] = sum("w4a16_gemm_sm90_kernel" in name for name in fake.fake_launches().decode().split())
 """
     result = found(driver, package, script)
     expected = []
@@ -49,4 +49,4 @@ found["kernels"] = sum("stream_packed" in name for name in fake.fake_launches().
         else:
             scales = NVFP4_SCALES[layer]
             expected.append([*scales[:5], columns // (1, 2)[layer], scales[6]])
-    assert result == {"boxes": expected, "kernels": 2}
+    assert result == {"maps": expected, "kernels": 2}

@@ -1,11 +1,11 @@
-// The int4 linear layer's inner loops.
+// The int4 W4A16 linear layer's inner loops, by instruction-set level.
 //
-// Few rows: bytes are what counts, 0.5 a weight and 2·(bytes of a scale)/group beside it, each read once. The 16 words
-// that a column has in a block of 128 k's lie in one run of 64 bytes, so a vector holds one column; a shift by 4·i and
-// a mask (with AVX-512 a permutation of a table of the 16 values, which needs no mask) give the nibble i of 16 words,
-// and x was put into that order beforehand. For each 16 weights: 2 to 4 instructions, and a multiply-add a row.
+// Small M: memory-bound, 0.5 bytes a weight and 2·(bytes of a scale)/group, each read once. The 16 words of a column's
+// k block (128 k) are 64 contiguous bytes, so a vector holds one column; a shift by 4·i and a mask (with AVX-512 a
+// permutation of a table of the 16 values, which needs no mask) give nibble i of 16 words, and x is permuted to match
+// beforehand. For each 16 weights: 2 to 4 instructions, and an FMA a row.
 //
-// Many rows: the weight is unpacked into panels for the packed matrix product (gemm_packed.isa.cpp).
+// Large M: weights are dequantized to panels for the packed GEMM (gemm_packed.isa.cpp).
 #include <cstdint>
 
 #include "kernels/cpu/gemm/gemm_micro.h"
@@ -62,7 +62,7 @@ float float_of(std::uint32_t bits) {
   return value;
 }
 
-// `count` numbers from `at` on as floats.
+// `count` scales from `at` on as floats.
 void load_scales(const Int4Linear& p, std::int64_t at, int count, float* to) {
   if (p.scale_type == ScaleType::kFloat32) {
     const float* const from = static_cast<const float*>(p.scales) + at;
@@ -74,7 +74,7 @@ void load_scales(const Int4Linear& p, std::int64_t at, int count, float* to) {
     const std::uint16_t* const from = static_cast<const std::uint16_t*>(p.scales) + at;
     for (int i = 0; i < count; ++i) {
       const std::uint32_t magnitude = from[i] & 0x7fffu, sign = std::uint32_t{from[i] & 0x8000u} << 16;
-      // The exponents differ by 112; the product is exact, for subnormals too.
+      // The exponent biases differ by 112; exact, for subnormals too.
       const float scaled = float_of(magnitude << 13) * 0x1p112f;
       std::uint32_t bits;
       __builtin_memcpy(&bits, &scaled, sizeof bits);
@@ -83,7 +83,7 @@ void load_scales(const Int4Linear& p, std::int64_t at, int count, float* to) {
   }
 }
 
-// Scale and zero of a tile's columns over one block: the four values are those of the words j = 0 … 3, 32 k's each.
+// Scale and zero of a tile's columns over a k block, for the words j = 0 … 3, 32 k each.
 struct TileScales {
   alignas(64) float scale[8][4], zero[8][4];
 };
@@ -93,7 +93,7 @@ void load_tile_scales(const Int4Linear& p, std::int64_t tile, std::int64_t block
   std::int64_t loaded = -1;
   for (int j = 0; j < 4; ++j) {
     const std::int64_t at = block * kInt4Block + 32 * j, group = at / p.group;
-    if (at >= p.k) {  // nothing, whatever the last scale is
+    if (at >= p.k) {  // zero beyond k, whatever the last scale is
       for (int c = 0; c < 16; ++c) row[c] = 0.0f;
     } else if (group != loaded) {
       load_scales(p, (group * p.n + tile * kInt4Tile) * 2, 16, row);
@@ -103,15 +103,15 @@ void load_tile_scales(const Int4Linear& p, std::int64_t tile, std::int64_t block
   }
 }
 
-// The 128 words of a tile over one block, [column][lane % 4][4]: in place for inner_k_tiles 8, else put together in
-// `buffer` with zeros behind k.
+// The 128 words of a tile's k block, [column][lane % 4][4]: in place for inner_k_tiles 8, else gathered in `buffer`
+// with zeros behind k.
 const std::int32_t* block_of(const Int4Linear& p, std::int64_t tile, std::int64_t block, std::int32_t* buffer) {
   const std::int64_t words_of_tile = p.k;  // 8 columns, 8 values a word
   const std::int32_t* const from = p.weight + tile * words_of_tile;
   if (p.inner_k_tiles == 8) return from + block * kWordsOfBlock;
   const int words = p.inner_k_tiles / 2;
   for (int j = 0; j < 4; ++j) {
-    const std::int64_t at = block * 4 + j;  // among the tile's 32 k's
+    const std::int64_t at = block * 4 + j;  // among the tile's words of 32 k
     const bool inside = at * 32 < p.k;
     const std::int32_t* const lane0 = from + at / words * 32 * words + at % words;
     for (int lane = 0; lane < 32; ++lane) buffer[lane * 4 + j] = inside ? lane0[lane * words] : 0;
@@ -136,7 +136,7 @@ template <int I, int R>
 #endif
 
 template <int R>
-void multiply_tile(const Int4Linear& p, std::int64_t row, const float* arranged, std::int64_t tile) {
+void gemm_tile(const Int4Linear& p, std::int64_t row, const float* permuted, std::int64_t tile) {
   alignas(64) float sums[8][R][16] = {};
   alignas(64) std::int32_t buffer[kWordsOfBlock];
   TileScales scales;
@@ -144,7 +144,7 @@ void multiply_tile(const Int4Linear& p, std::int64_t row, const float* arranged,
   const bool one_group = p.group >= kInt4Block;
   for (std::int64_t b = 0; b < blocks; ++b) {
     const std::int32_t* const words = block_of(p, tile, b, buffer);
-    const float* const x = arranged + b * (8 * R * 16);
+    const float* const x = permuted + b * (8 * R * 16);
     if (!one_group || b % (p.group / kInt4Block) == 0) load_tile_scales(p, tile, b, scales);
     for (int c = 0; c < 8; ++c) {
 #if defined(__AVX512F__)
@@ -201,17 +201,16 @@ void multiply_tile(const Int4Linear& p, std::int64_t row, const float* arranged,
 }
 
 template <int R>
-void multiply_rows(const Int4Linear& p, std::int64_t row, const float* arranged, std::int64_t tile,
-                   std::int64_t tile_end) {
-  for (; tile < tile_end; ++tile) multiply_tile<R>(p, row, arranged, tile);
+void gemm_rows(const Int4Linear& p, std::int64_t row, const float* permuted, std::int64_t tile, std::int64_t tile_end) {
+  for (; tile < tile_end; ++tile) gemm_tile<R>(p, row, permuted, tile);
 }
 
 }  // namespace
 
-void arrange_rows(const Int4Linear& p, std::int64_t row, std::int64_t rows, float* arranged) {
+void permute_rows(const Int4Linear& p, std::int64_t row, std::int64_t rows, float* permuted) {
   const std::int64_t blocks = int4_blocks(p.k);
   for (std::int64_t b = 0; b < blocks; ++b) {
-    float* const to = arranged + b * (8 * rows * 16);
+    float* const to = permuted + b * (8 * rows * 16);
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* const from = p.x + (row + r) * p.x_stride;
       for (int nibble = 0; nibble < 8; ++nibble) {
@@ -224,22 +223,22 @@ void arrange_rows(const Int4Linear& p, std::int64_t row, std::int64_t rows, floa
   }
 }
 
-void multiply_tiles(const Int4Linear& p, std::int64_t row, std::int64_t rows, const float* arranged, std::int64_t tile,
-                    std::int64_t tile_end) {
+void gemm_tiles(const Int4Linear& p, std::int64_t row, std::int64_t rows, const float* permuted, std::int64_t tile,
+                std::int64_t tile_end) {
   static_assert(kInt4Rows == 8);
   using Kernel = void (*)(const Int4Linear&, std::int64_t, const float*, std::int64_t, std::int64_t);
-  constexpr Kernel kKernels[] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
-                                 multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
-  kKernels[rows - 1](p, row, arranged, tile, tile_end);
+  constexpr Kernel kKernels[] = {gemm_rows<1>, gemm_rows<2>, gemm_rows<3>, gemm_rows<4>,
+                                 gemm_rows<5>, gemm_rows<6>, gemm_rows<7>, gemm_rows<8>};
+  kKernels[rows - 1](p, row, permuted, tile, tile_end);
 }
 
 namespace {
 
 // Rows [32·at, 32·at + 32) of a panel of 16 columns: two tiles, or one and zeros.
 template <int I>
-[[gnu::always_inline]] inline void unpack_nibble(const std::int32_t (&words)[16], const float (&scale)[16],
-                                                 const float (&zero)[16], std::int64_t row, std::int64_t rows,
-                                                 float* panel) {
+[[gnu::always_inline]] inline void dequantize_nibble(const std::int32_t (&words)[16], const float (&scale)[16],
+                                                     const float (&zero)[16], std::int64_t row, std::int64_t rows,
+                                                     float* panel) {
   if (row + offset_of(I) >= rows) return;
   float* const to = panel + (row + offset_of(I)) * 16;
 #pragma GCC unroll 4
@@ -251,7 +250,7 @@ template <int I>
 
 }  // namespace
 
-void unpack_panels(const Int4Linear& p, std::int64_t col, std::int64_t col_end, float* panels) {
+void dequantize_panels(const Int4Linear& p, std::int64_t col, std::int64_t col_end, float* panels) {
   const int words_of_lane = p.inner_k_tiles / 2;
   const std::int64_t rows = p.x_width;
   alignas(64) float pairs[32], scale[16], zero[16];
@@ -269,14 +268,14 @@ void unpack_panels(const Int4Linear& p, std::int64_t col, std::int64_t col_end, 
       for (int t = 0; t < 4; ++t) {
         for (int c = 0; c < width; ++c) words[c] = lane0[c / 8 * p.k + (c % 8 * 4 + t) * words_of_lane];
         const std::int64_t row = at * 32 + 2 * t;
-        unpack_nibble<0>(words, scale, zero, row, rows, panels);
-        unpack_nibble<1>(words, scale, zero, row, rows, panels);
-        unpack_nibble<2>(words, scale, zero, row, rows, panels);
-        unpack_nibble<3>(words, scale, zero, row, rows, panels);
-        unpack_nibble<4>(words, scale, zero, row, rows, panels);
-        unpack_nibble<5>(words, scale, zero, row, rows, panels);
-        unpack_nibble<6>(words, scale, zero, row, rows, panels);
-        unpack_nibble<7>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<0>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<1>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<2>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<3>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<4>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<5>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<6>(words, scale, zero, row, rows, panels);
+        dequantize_nibble<7>(words, scale, zero, row, rows, panels);
       }
     }
   }

@@ -1,7 +1,7 @@
 // NVFP4 MoE grouped GEMM on sm_80 and newer: mma.sync from a multistage cp.async pipeline, tiles of one expert.
 //
 // CTA tile TileM × TileN: TileM 8, 16, 32 or 64 rows of one expert (an ExpertTile), TileN 64 rows of its weight, or 128
-// from TileM 32 on. 8 warps: 4 along N, 16 or 32 each; the warp_k 4 take the warp_k half of a stage's k.
+// from TileM 32 on. 8 warps: 4 along N, 16 or 32 each; the other 4 take the other half of a stage's k.
 //
 //   a stage in shared memory: 256 k (TileM up to 16) or 128; 4 stages, 3 for TileM 64
 //     x        [k / 64][TileM] rows of 128 bytes, 16-byte chunks XOR-swizzled by row

@@ -35,17 +35,18 @@ struct SwiGlu {
 
 struct Nvfp4Moe {
   DType dtype = DType::kBFloat16;  // of x and out: bfloat16, float16 or float32
-  std::int64_t tokens = 0, k = 0, experts = 0, intermediate = 0, top_k = 0;  // k and width are multiples of 16
-  const void* x = nullptr;                                                   // [tokens, k], rows x_row apart
+  std::int64_t tokens = 0, k = 0, experts = 0, intermediate = 0, top_k = 0;  // k, intermediate: multiples of 16
+  const void* x = nullptr;                                                   // [tokens, k], rows x_stride apart
   std::int64_t x_stride = 0;
   const float* topk_weights = nullptr;     // dense [tokens, top_k]
   const std::int32_t* topk_ids = nullptr;  // the same; pairs of no expert (-1) add nothing
-  // Dense [experts, 2·width, k/2] and [experts, k, width/2], the even k in the lower half; their scales, E4M3, a
-  // sixteenth as wide as k. 16-byte aligned.
+  // Dense [experts, 2·intermediate, k/2] and [experts, k, intermediate/2], the even k in the lower half; their scales,
+  // E4M3, a sixteenth as wide as k. 16-byte aligned.
   const std::uint8_t *w13 = nullptr, *w13_scale = nullptr, *w2 = nullptr, *w2_scale = nullptr;
   const float *w13_global = nullptr, *w2_global = nullptr;  // [experts]; w13's [experts, 2] with two_scales
   bool two_scales = false;
-  const float *w13_bias = nullptr, *w2_bias = nullptr;  // null, or dense [experts, 2·width] and, aligned, [experts, k]
+  const float *w13_bias = nullptr,
+              *w2_bias = nullptr;  // null, or dense [experts, 2·intermediate], [experts, k]; w2's aligned
   SwiGlu swiglu;
   void* out = nullptr;     // dense [tokens, k]
   bool has_wgmma = false;  // sm_90 alone
@@ -56,9 +57,9 @@ struct Nvfp4Moe {
   std::int64_t permuted_stride = 0, act_stride = 0;  // elements: padded to multiples of 64 with zeros, but for float32
 
   // The workspace, 16-byte aligned, of the bytes that nvfp4_moe_workspace returns.
-  int* sorted_pairs = nullptr;  // pairs by expert, [pairs]; those of no expert are left out
+  int* sorted_pairs = nullptr;  // [pairs], by expert; those of no expert are left out
   ExpertTile* tiles = nullptr;  // [num_tiles]
-  void* permuted_x = nullptr;   // [tokens, permuted_stride], for half types
+  void* permuted_x = nullptr;   // [tokens, permuted_stride]; not for float32
   void* act = nullptr;          // [pairs, act_stride], by position in sorted_pairs
   float* pair_out = nullptr;    // [pairs, k]
   FaultWord* fault = nullptr;   // of the device
@@ -75,8 +76,8 @@ inline constexpr std::int64_t kMoeMaxPairs = std::int64_t{1} << 30, kMoeChunkByt
 // tile_m of the sm_90 GEMM.
 inline constexpr int kMoeSm90TileM = 160;
 
-// The mean number of rows of an expert up to which tile_m is 8, 16 and 32; above it is 64, or kMoeSm90TileM where the
-// GPU has WGMMA. max_mean_sm80 is measured by benchmarks/gpu_nvfp4_moe.py, whose --sm80-mean overrides it for a run.
+// The mean M of an expert up to which tile_m is 8, 16 and 32; above it is 64, or kMoeSm90TileM where the GPU has
+// WGMMA. max_mean_sm80 is measured by benchmarks/gpu_nvfp4_moe.py, whose --sm80-mean overrides it for a run.
 struct Nvfp4MoeThresholds {
   std::int64_t max_mean_m8 = 2, max_mean_m16 = 8, max_mean_m32 = 24, max_mean_sm80 = 24;
 };

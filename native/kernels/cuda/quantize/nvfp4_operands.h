@@ -64,7 +64,7 @@ UNTORCH_ANYWHERE std::uint64_t nvfp4_block_codes(const Nvfp4Gemm& p, std::int64_
   const auto* const words = static_cast<const std::uint32_t*>(p.weight);
   std::uint64_t codes = 0;
   for (int t = 0; t < 4; ++t) {
-    // The nibbles q and q + 4 are the k's 8 · q + 2 · t and the one after it, of 32.
+    // Nibbles q and q + 4 are k 8q + 2t and 8q + 2t + 1 of 32.
     const std::uint32_t of_lane = words[(lanes + t) * (inner / 2) + word] >> (8 * half);
     for (int q = 0; q < 2; ++q) {
       const std::uint32_t pair = (of_lane >> 4 * q & 15u) | (of_lane >> (16 + 4 * q) & 15u) << 4;

@@ -69,8 +69,7 @@ struct Nvfp4Format {
   }
 };
 
-// ScaleLoader by `Threads` threads in a row, of which this is number `thread`, for `TileN` columns of which `columns`
-// are there.
+// cp.async by `Threads` threads, of which this is `thread`, for TileN columns, of which `columns` are in bounds.
 template <int TileN, int Threads>
 class Nvfp4ScaleLoader {
  public:

@@ -6,8 +6,7 @@
 //     x        [TileM] rows of 256 bytes, 16-byte chunks XOR-swizzled by row: ldmatrix without bank conflicts
 //     weight   [16] 8-column tiles of 512 bytes, as packed
 //     scales   as `Format` has them
-//   warps      4 along N, 32 columns each; the other 4 take the other half of M (TileM 128) or of the k block (up to
-//   64)
+//   warps      4 along N, 32 columns each, by 2 along M (TileM 128) or along K (TileM up to 64)
 //
 // The weight is the A operand of mma.m16n8k16 (16 columns × 16 k), dequantized in registers, as in w4a16_gemv.cuh; its
 // fragments are used for every 8 rows of the warp. Split-K over CTAs: tile_sm80.cuh.

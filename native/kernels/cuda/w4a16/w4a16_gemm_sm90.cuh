@@ -1,13 +1,14 @@
-// W4A16 GEMM for any M on sm_90a: a warp-specialised persistent kernel, WGMMA and TMA, with a stream-K schedule.
+// W4A16 GEMM for any M on sm_90a: a warp-specialized persistent kernel, WGMMA and TMA, with a stream-K schedule.
 //
 // One CTA an SM; tiles of TileM × TileN, TileM 8 to 256, TileN 256 (192 for TileM 128, 128 above): tile_heuristic.h
 // chooses the tile and the number of CTAs, stream_k.cuh schedules them and does the fix-up. Large TileN saves bytes
 // from L2, where x costs four times what weights do.
 //
-//   warps of a CTA     8, 12 or 16 consumer warps (2 to 4 warpgroups of 64 columns each) │ 4 more: producer, fix-up, 2
-//   idle producer           1 thread: waits for empty[s], issues TMA loads of stage s, which complete full[s] consumers
-//   wait for full[s], dequantize a k block in registers, WGMMA, arrive at empty[s] fix-up warp        1 thread: flags
-//   of partial sums in global memory registers          setmaxnreg: 104 to 224 for consumers, 56 or 64 for the rest
+//   consumers    8, 12 or 16 warps, warpgroups of 64 columns: wait for full[s], dequantize a k block in registers,
+//                WGMMA, arrive at empty[s]
+//   producer     1 thread of 4 more warps: waits for empty[s], issues the TMA loads of stage s, which complete full[s]
+//   fix-up       1 thread of another of the 4: flags of partial sums in global memory
+//   registers    setmaxnreg: 104 to 224 a consumer thread, 56 or 64 for the others
 //
 //   a stage in shared memory, one k block (128 k), up to 5 stages
 //     x        [2][TileM][64] 16-bit    two halves of 64 k, rows of 128 bytes, 128-byte swizzle
@@ -112,8 +113,8 @@ __device__ __forceinline__ std::uint32_t pack_pair(float x, float y) {
   return out;
 }
 
-// x in boxes of TileM rows and 64 k; x_residue in boxes of the rows that the last tile in M has, because TMA fills
-// out-of-bounds rows more slowly than it copies others. weight and scales in boxes of a stage.
+// x: loads of TileM rows and 64 k; x_residue: of the rows that the last tile in M has, because TMA fills out-of-bounds
+// rows more slowly than it copies others. weight, scales: loads of a stage.
 struct TensorMaps {
   TensorMap x, x_residue, weight, scales;
 };
