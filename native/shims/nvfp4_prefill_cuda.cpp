@@ -51,8 +51,8 @@ void gemm_to_sums(const char* op, const OnDevice& on, cuda::BlasGemm gemm, const
 }
 
 // Where cuBLASLt has no GEMM with row-wise scales for this GPU, these sizes or this dtype.
-void gemm_and_scale(const char* op, const OnDevice& on, const cuda::BlasGemm& gemm,
-                    const kernels::cuda::Nvfp4Gemm& p, const Tensor& out, std::int64_t n0, const StorageRef& sums) {
+void gemm_and_scale(const char* op, const OnDevice& on, const cuda::BlasGemm& gemm, const kernels::cuda::Nvfp4Gemm& p,
+                    const Tensor& out, std::int64_t n0, const StorageRef& sums) {
   const std::int64_t step = columns_of_sums(p.m, gemm.n);
   cuda::BlasGemm part = gemm;
   part.scale_a = part.scale_b = nullptr, part.rowwise_scales = false, part.bias = nullptr;

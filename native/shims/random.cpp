@@ -8,12 +8,12 @@
 
 #include "cuda/random_state.h"
 #include "shims/broadcast.h"
-#include "shims/cuda/sorting.h"
 #include "shims/factory.h"
 #include "shims/generator.h"
 #include "shims/layout.h"
 #include "shims/promotion.h"
 #include "shims/random.h"
+#include "shims/segments.h"
 #include "tensor/iteration.h"
 
 using namespace untorch;

@@ -1,8 +1,8 @@
 // cummax and cummin. The values are compared as sort keys (NaN above everything), so two types of state serve every
 // dtype; the winning value is copied from its position. See scan.cuh. Also the scratch size of every scan.
 #include "kernels/cuda/scan/scan.cuh"
-#include "kernels/scan.h"
 #include "kernels/cuda/sort/sort_key.cuh"
+#include "kernels/scan.h"
 
 namespace untorch::kernels::cuda {
 namespace {

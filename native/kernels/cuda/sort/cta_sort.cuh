@@ -72,7 +72,7 @@ int launch_rows(const CtaSortParams<Key>& params, Stream stream) {
 
 template <class Key>
 int sort_cta(const SortParams& params, const KeyRule& rule, std::int64_t first_row, std::int64_t rows, const Key* keys,
-               const std::uint32_t* order, Stream stream) {
+             const std::uint32_t* order, Stream stream) {
   const std::int64_t n = params.lanes.n;
   if (rows == 0 || n == 0 || params.take == 0) return 0;
   const CtaSortParams<Key> in{params, rule, first_row, rows, keys, order};

@@ -2,8 +2,8 @@
 // neighbouring threads write neighbouring outputs of each channel. Bytes: the grid and the output once, the input as
 // often as the points lie apart; eight multiply-adds an output value.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/grid_sampler.h"
 #include "kernels/cuda/common/index_split.cuh"
+#include "kernels/grid_sampler.h"
 
 namespace untorch::kernels::cuda {
 namespace {

@@ -122,7 +122,7 @@ class Driver:
 
 
 class Convolution:
-    """The layout of a convolution's result, by the rule of native/shims/cuda/convolution.cpp, which is cuDNN's."""
+    """The layout of a convolution's result, by the rule of native/shims/convolution.cpp, which is cuDNN's."""
 
     @staticmethod
     def select(
