@@ -115,8 +115,8 @@ def test_segment_reduce(reduce: str, initial: float | None) -> None:
     offsets = torch.tensor([0, 2, 2, 6, 7])
     got = call("aoti_torch_cpu_segment_reduce", data, reduce, None, None, Opt(offsets), 0, False, start, returns=1)
     torch.testing.assert_close(got, expected, equal_nan=True)
+    cuts = Opt(torch.tensor([3.0, 4.0]))
     with pytest.raises(ShimError, match="segment_reduce: 'lengths' is float32, expected int32 or int64"):
-        cuts = Opt(torch.tensor([3.0, 4.0]))
         call("aoti_torch_cpu_segment_reduce", data, reduce, cuts, None, None, 0, False, start, returns=1)
     with pytest.raises(ShimError, match="segment_reduce: 'lengths' sum to 5, expected 7"):
         call(

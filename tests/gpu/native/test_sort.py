@@ -14,7 +14,7 @@ DTYPES = [
     torch.uint8, torch.bool,
 ]  # fmt: skip
 NAN = float("nan")
-# Around the limits of the kernels: a warp's tile, a block's, rows sorted in one block.
+# Around the limits of the kernels: a warp's tile, a CTA's, rows sorted in one CTA.
 LENGTHS = [1, 2, 31, 32, 127, 128, 129, 1000, 1024, 1025, 4095, 4096, 4097, 5000, 20000]
 
 

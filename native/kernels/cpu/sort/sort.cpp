@@ -109,13 +109,14 @@ std::int64_t sort_cost(std::int64_t n) {
 template <class Body>
 void for_each_row(const char* op, const SortParams& params, Body&& body) {
   const Lanes<3>& lanes = params.lanes;
+  const bool single = lanes.rows.numel == 1;  // nothing to share between threads
   dispatch_real(op, params.dtype, [&]<class T>() {
     const T* input = static_cast<const T*>(params.input);
     T* values = static_cast<T*>(params.values);
-    for_each_lane(lanes, sort_cost(lanes.n), [&](const std::array<std::int64_t, 3>& at) {
+    for_each_lane(lanes, single ? 1 : sort_cost(lanes.n), [&](const std::array<std::int64_t, 3>& at) {
       static thread_local std::vector<Keyed<T>> kept;
       std::vector<Keyed<T>> own;  // a single row may be all of a large tensor: its memory is not kept
-      std::vector<Keyed<T>>& keyed = lanes.rows.numel == 1 ? own : kept;
+      std::vector<Keyed<T>>& keyed = single ? own : kept;
       load_row(keyed, input + at[2], lanes.step[2], lanes.n);
       body(keyed, values + at[0], params.indices == nullptr ? nullptr : params.indices + at[1]);
     });
@@ -147,20 +148,27 @@ void sort(const SortParams& params) {
   });
 }
 
+// A loop for each kind: the comparisons are inlined into it.
 void select(const SelectParams& params) {
-  for_each_row("select", params.sort, [&]<class T>(std::vector<Keyed<T>>& keyed, T* values, std::int64_t* indices) {
-    switch (params.what) {
-      case Select::kFirst:
-        select_top(keyed, params.rank, params.sort.descending);
-        return store(params.sort, keyed, params.rank, values, indices);
-      case Select::kRank:
-        return store_one(select_rank(keyed, params.rank), values, indices);
-      case Select::kMedian:
-        return store_one(median_of(keyed, false), values, indices);
-      case Select::kNanMedian:
-        return store_one(median_of(keyed, true), values, indices);
-    }
-  });
+  const auto one = [&](auto&& pick) {
+    for_each_row("select", params.sort, [&]<class T>(std::vector<Keyed<T>>& keyed, T* values, std::int64_t* indices) {
+      store_one(pick(keyed), values, indices);
+    });
+  };
+  switch (params.what) {
+    case Select::kFirst:
+      return for_each_row("select", params.sort,
+                          [&]<class T>(std::vector<Keyed<T>>& keyed, T* values, std::int64_t* indices) {
+                            select_top(keyed, params.rank, params.sort.descending);
+                            store(params.sort, keyed, params.rank, values, indices);
+                          });
+    case Select::kRank:
+      return one([&](auto& keyed) { return select_rank(keyed, params.rank); });
+    case Select::kMedian:
+      return one([](auto& keyed) { return median_of(keyed, false); });
+    case Select::kNanMedian:
+      return one([](auto& keyed) { return median_of(keyed, true); });
+  }
 }
 
 void mode(const SortParams& params) {
