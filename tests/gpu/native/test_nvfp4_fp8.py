@@ -74,7 +74,7 @@ def test_small_m(m: int, tiles: int) -> None:
 
 @pytest.mark.parametrize("fast", [0, 1])
 def test_any_m(fast: int) -> None:
-    run_again(__file__, "few_rows or every_m or nvfp4_linear", NVFP4_FP8_M=0, NVFP4_FP8_FAST_ACCUMULATION=fast)
+    run_again(__file__, "small_m or every_m or nvfp4_linear", NVFP4_FP8_M=0, NVFP4_FP8_FAST_ACCUMULATION=fast)
 
 
 @pytest.mark.parametrize("tiles", [0, 2, 4, 8])
