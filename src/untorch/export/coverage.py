@@ -29,7 +29,15 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
-_LIBRARY_CODE = ("/torch/", "/site-packages/", "/dist-packages/", "/untorch/ops/", "/untorch/quant/", "<")
+_LIBRARY_CODE = (
+    "/torch/",
+    "/site-packages/",
+    "/dist-packages/",
+    "/untorch/ops/",
+    "/untorch/quant/",
+    "/untorch/torch_compile/",
+    "<",
+)
 # Operators that call an object of this process (untorch.torch_compile), and those whose weights are tensors.
 _TENSOR_OPERATORS = {
     "untorch::run_linear": "untorch::nvfp4_linear",
