@@ -32,28 +32,6 @@ StorageRef StorageRef::borrow(void* data, std::size_t nbytes, Device device) {
   return StorageRef(new Storage(data, nbytes, device, nullptr, nullptr));
 }
 
-void Dims::assign(std::span<const std::int64_t> values) {
-  if (values.size() <= kInline) {
-    std::copy(values.begin(), values.end(), inline_.begin());
-    heap_.reset();
-  } else {
-    auto heap = std::make_unique<std::int64_t[]>(values.size());
-    std::copy(values.begin(), values.end(), heap.get());
-    heap_ = std::move(heap);
-  }
-  size_ = values.size();
-}
-
-void Dims::resize(std::size_t size) {
-  std::vector<std::int64_t> values(begin(), end());
-  values.resize(size, 0);
-  assign(values);
-}
-
-bool Dims::operator==(const Dims& other) const noexcept {
-  return size_ == other.size_ && std::equal(begin(), end(), other.begin());
-}
-
 std::ostream& operator<<(std::ostream& out, const DimsText& text) {
   out << '[';
   for (std::size_t i = 0; i < text.dims.size(); ++i) out << (i == 0 ? "" : ", ") << text.dims[i];

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +14,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/half.h"
+#include "base/small_vector.h"
 
 namespace untorch {
 
@@ -101,37 +100,7 @@ class StorageRef {
 };
 
 // Sizes or strides. Up to six stay inside the tensor; the address of data() is stable while the tensor lives.
-class Dims {
- public:
-  static constexpr std::size_t kInline = 6;
-  Dims() noexcept : size_(0) {}
-  Dims(std::span<const std::int64_t> values) { assign(values); }  // NOLINT(google-explicit-constructor)
-  Dims(std::initializer_list<std::int64_t> values) { assign({values.begin(), values.size()}); }
-  Dims(const Dims& other) { assign(other); }
-  Dims& operator=(const Dims& other) {
-    if (this != &other) assign(other);
-    return *this;
-  }
-  void assign(std::span<const std::int64_t> values);
-  void resize(std::size_t size);  // new entries are 0
-  std::size_t size() const noexcept { return size_; }
-  bool empty() const noexcept { return size_ == 0; }
-  std::int64_t* data() noexcept { return size_ <= kInline ? inline_.data() : heap_.get(); }
-  const std::int64_t* data() const noexcept { return size_ <= kInline ? inline_.data() : heap_.get(); }
-  std::int64_t& operator[](std::size_t i) noexcept { return data()[i]; }
-  std::int64_t operator[](std::size_t i) const noexcept { return data()[i]; }
-  std::int64_t* begin() noexcept { return data(); }
-  std::int64_t* end() noexcept { return data() + size_; }
-  const std::int64_t* begin() const noexcept { return data(); }
-  const std::int64_t* end() const noexcept { return data() + size_; }
-  operator std::span<const std::int64_t>() const noexcept { return {data(), size_}; }  // NOLINT
-  bool operator==(const Dims& other) const noexcept;
-
- private:
-  std::size_t size_ = 0;
-  std::array<std::int64_t, kInline> inline_{};
-  std::unique_ptr<std::int64_t[]> heap_;
-};
+using Dims = SmallVector<std::int64_t, 6>;
 
 // "[2, 3]", formatted lazily: checks name shapes in their texts, and a check that passes must cost nothing.
 struct DimsText {
