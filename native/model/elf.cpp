@@ -1,13 +1,7 @@
-// Reads the dynamic section through the program headers, as the dynamic linker does.
+// Reads program headers, dynamic section and symbol table, as the dynamic linker does.
 #include "model/elf.h"
 
-#include <elf.h>
-
 #include <algorithm>
-#include <cstring>
-#include <optional>
-
-#include "base/error.h"
 
 namespace untorch {
 namespace {
@@ -20,40 +14,7 @@ constexpr std::uint16_t kMachine = EM_AARCH64;
 #error "untorch runs on x86-64 and aarch64"
 #endif
 
-bool is_libtorch(const std::string& name) { return name.rfind("libtorch", 0) == 0 || name.rfind("libc10", 0) == 0; }
-
-class Image {
- public:
-  Image(std::span<const std::byte> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
-
-  [[noreturn]] void damaged(const char* why) const {
-    throw_error(ErrorKind::kInvalidFile, name_, " is no usable shared library: ", why);
-  }
-
-  template <class T>
-  T at(std::uint64_t offset) const {
-    if (offset > bytes_.size() || sizeof(T) > bytes_.size() - offset) damaged("an offset points outside of the file");
-    T value;
-    std::memcpy(&value, bytes_.data() + offset, sizeof value);
-    return value;
-  }
-
-  std::string string(std::uint64_t table, std::uint64_t table_size, std::uint64_t offset) const {
-    if (offset >= table_size || table > bytes_.size() || table_size > bytes_.size() - table) {
-      damaged("a name lies outside of the string table");
-    }
-    const char* start = reinterpret_cast<const char*>(bytes_.data()) + table + offset;
-    const void* end = std::memchr(start, 0, table_size - offset);
-    if (end == nullptr) damaged("a name in the string table has no end");
-    return {start, static_cast<const char*>(end)};
-  }
-
-  std::uint64_t size() const noexcept { return bytes_.size(); }
-
- private:
-  std::span<const std::byte> bytes_;
-  const std::string& name_;
-};
+constexpr std::size_t kMaxVersions = 1 << 16;
 
 }  // namespace
 
@@ -78,127 +39,165 @@ std::string elf_machine_name(std::uint16_t machine) {
   }
 }
 
-ElfLibrary::ElfLibrary(std::span<const std::byte> bytes, std::string name) : name_(std::move(name)) {
-  const Image image(bytes, name_);
-  if (bytes.size() < sizeof(Elf64_Ehdr) || std::memcmp(bytes.data(), ELFMAG, SELFMAG) != 0) {
-    image.damaged("it has no ELF header");
-  }
-  const auto header = image.at<Elf64_Ehdr>(0);
-  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_DYN) {
-    image.damaged("it is not a 64-bit little-endian shared object");
-  }
-  if (header.e_machine != kMachine) {
-    throw_error(ErrorKind::kUnsupported, name_, " was compiled for ", elf_machine_name(header.e_machine),
-                ", this machine is ", elf_machine_name(kMachine));
-  }
-  if (header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phnum == 0 || header.e_phnum > 1024) {
-    image.damaged("its program headers are damaged");
-  }
+void check_elf_machine(const ElfImage& elf) {
+  if (elf.header().e_machine == kMachine) return;
+  throw_error(ErrorKind::kUnsupported, elf.name(), " was compiled for ", elf_machine_name(elf.header().e_machine),
+              ", this machine is ", elf_machine_name(kMachine));
+}
 
-  std::vector<Elf64_Phdr> loads;
-  std::optional<Elf64_Phdr> dynamic;
-  if (header.e_phoff > image.size()) image.damaged("its program headers are damaged");
-  for (unsigned i = 0; i < header.e_phnum; ++i) {
-    const auto segment = image.at<Elf64_Phdr>(header.e_phoff + i * sizeof(Elf64_Phdr));
-    if (segment.p_type == PT_GNU_STACK && (segment.p_flags & PF_X) != 0) {
-      executable_stack_ = header.e_phoff + i * sizeof(Elf64_Phdr);
+ElfImage::ElfImage(std::span<const std::byte> bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {
+  require(bytes.size() >= sizeof(Elf64_Ehdr) && std::memcmp(bytes.data(), ELFMAG, SELFMAG) == 0,
+          "it has no ELF header");
+  header_ = at<Elf64_Ehdr>(0);
+  require(
+      header_.e_ident[EI_CLASS] == ELFCLASS64 && header_.e_ident[EI_DATA] == ELFDATA2LSB && header_.e_type == ET_DYN,
+      "it is not a 64-bit little-endian shared object");
+  read_segments();
+  read_dynamic();
+  read_symbols();
+}
+
+void ElfImage::read_segments() {
+  const std::uint64_t table = header_.e_phnum * sizeof(Elf64_Phdr);
+  require(header_.e_phentsize == sizeof(Elf64_Phdr) && header_.e_phnum != 0 && header_.e_phnum <= 1024 &&
+              header_.e_phoff <= bytes_.size() && table <= bytes_.size() - header_.e_phoff,
+          "its program headers are damaged");
+  for (unsigned i = 0; i < header_.e_phnum; ++i) {
+    const auto segment = at<Elf64_Phdr>(header_.e_phoff + i * sizeof(Elf64_Phdr));
+    segments_.push_back(segment);
+    if (segment.p_type != PT_LOAD && segment.p_type != PT_DYNAMIC) continue;
+    require(segment.p_offset <= bytes_.size() && segment.p_filesz <= bytes_.size() - segment.p_offset,
+            "a segment reaches past the end of the file");
+    require(segment.p_filesz <= segment.p_memsz && segment.p_vaddr + segment.p_memsz >= segment.p_vaddr,
+            "a segment has impossible sizes");
+    if (segment.p_type == PT_LOAD) loads_.push_back(segment);
+  }
+}
+
+const Elf64_Phdr* ElfImage::segment(std::uint32_t type) const noexcept {
+  for (const Elf64_Phdr& segment : segments_) {
+    if (segment.p_type == type) return &segment;
+  }
+  return nullptr;
+}
+
+const Elf64_Phdr* ElfImage::find(std::uint64_t address, std::uint64_t size, std::uint32_t flags,
+                                 bool in_file) const noexcept {
+  for (const Elf64_Phdr& load : loads_) {
+    const std::uint64_t extent = in_file ? load.p_filesz : load.p_memsz;
+    if (address < load.p_vaddr || address - load.p_vaddr > extent || size > extent - (address - load.p_vaddr)) continue;
+    if ((load.p_flags & flags) == flags) return &load;
+  }
+  return nullptr;
+}
+
+std::uint64_t ElfImage::offset_of(std::uint64_t address, std::uint64_t size, const char* what) const {
+  const Elf64_Phdr* load = find(address, size, PF_R, true);
+  if (load == nullptr) damaged(std::string(what) + " lies outside of its segments");
+  return load->p_offset + (address - load->p_vaddr);
+}
+
+void ElfImage::read_dynamic() {
+  const Elf64_Phdr* section = segment(PT_DYNAMIC);
+  require(section != nullptr, "it has no dynamic section");
+  bool ended = false;
+  for (std::uint64_t i = 0; i < section->p_filesz / sizeof(Elf64_Dyn) && !ended; ++i) {
+    const std::uint64_t offset = section->p_offset + i * sizeof(Elf64_Dyn);
+    const auto entry = at<Elf64_Dyn>(offset);
+    dynamic_[entry.d_tag] = entry.d_un.d_val;
+    if (entry.d_tag == DT_NEEDED) needed_.push_back({offset, entry.d_un.d_val, nullptr});
+    ended = entry.d_tag == DT_NULL;
+  }
+  require(ended, "its dynamic section has no end");
+  require(has(DT_STRTAB) && has(DT_SYMTAB) && has(DT_STRSZ), "it has no dynamic symbols");
+  require(!has(DT_SYMENT) || tag(DT_SYMENT) == sizeof(Elf64_Sym), "its symbols have an impossible size");
+  strings_size_ = tag(DT_STRSZ);
+  strings_ = offset_of(tag(DT_STRTAB), strings_size_, "the string table");
+  // With this, every name that starts in the table also ends in it.
+  require(strings_size_ != 0 && at<char>(strings_ + strings_size_ - 1) == '\0', "its string table has no end");
+  for (Needed& needed : needed_) {
+    needed.name = string(needed.string_offset);
+    needed.string_offset += strings_;
+  }
+}
+
+const char* ElfImage::string(std::uint64_t offset) const {
+  require(offset < strings_size_, "a name lies outside of the string table");
+  return reinterpret_cast<const char*>(bytes_.data()) + strings_ + offset;
+}
+
+bool ElfImage::needs(std::string_view soname) const noexcept {
+  return std::any_of(needed_.begin(), needed_.end(), [&](const Needed& needed) { return needed.name == soname; });
+}
+
+void ElfImage::read_symbols() {
+  require(has(DT_HASH) || has(DT_GNU_HASH), "it has no symbol hash table");
+  num_symbols_ =
+      has(DT_HASH) ? value_at<std::uint32_t>(tag(DT_HASH) + 4, "the hash table") : gnu_hash_symbols(tag(DT_GNU_HASH));
+  require(num_symbols_ <= bytes_.size() / sizeof(Elf64_Sym), "it claims more symbols than the file can hold");
+  symbols_ = offset_of(tag(DT_SYMTAB), num_symbols_ * sizeof(Elf64_Sym), "the symbol table");
+}
+
+// The GNU hash table does not hold the number of symbols: the chain that starts last ends with the last symbol.
+std::uint64_t ElfImage::gnu_hash_symbols(std::uint64_t address) const {
+  const std::uint64_t at_header = offset_of(address, 16, "the hash table");
+  const auto buckets = at<std::uint32_t>(at_header), first = at<std::uint32_t>(at_header + 4),
+             words = at<std::uint32_t>(at_header + 8);
+  const std::uint64_t size = 16 + 8ull * words + 4ull * buckets;
+  const std::uint64_t heads = offset_of(address, size, "the hash table") + 16 + 8ull * words;
+  std::uint32_t last = 0;
+  for (std::uint64_t i = 0; i < buckets; ++i) last = std::max(last, at<std::uint32_t>(heads + 4 * i));
+  if (last == 0 || last < first) return first;
+  for (std::uint64_t i = last;; ++i) {
+    if ((value_at<std::uint32_t>(address + size + 4 * (i - first), "the hash table") & 1u) != 0) return i + 1;
+  }
+}
+
+std::vector<ElfVersionNeed> ElfImage::version_needs() const {
+  std::vector<ElfVersionNeed> found;
+  if (!has(DT_VERNEED)) return found;
+  for (std::uint64_t address = tag(DT_VERNEED);;) {
+    const auto need = value_at<Elf64_Verneed>(address, "a symbol version");
+    const char* const file = string(need.vn_file);
+    for (std::uint64_t entry = address + need.vn_aux;;) {
+      const auto aux = value_at<Elf64_Vernaux>(entry, "a symbol version");
+      require(found.size() < kMaxVersions, "its symbol versions are damaged");
+      found.push_back({static_cast<std::uint16_t>(aux.vna_other & 0x7fffu), file, string(aux.vna_name)});
+      if (aux.vna_next == 0) break;
+      entry += aux.vna_next;
     }
-    if (segment.p_type == PT_LOAD || segment.p_type == PT_DYNAMIC) {
-      if (segment.p_offset > image.size() || segment.p_filesz > image.size() - segment.p_offset) {
-        image.damaged("a segment reaches past the end of the file");
+    if (need.vn_next == 0) break;
+    address += need.vn_next;
+  }
+  return found;
+}
+
+std::vector<ElfSymbol> ElfImage::symbols() const {
+  std::map<std::uint16_t, ElfVersionNeed> versions;
+  std::uint64_t indices = 0;
+  if (has(DT_VERSYM)) {
+    for (const ElfVersionNeed& need : version_needs()) versions.emplace(need.index, need);
+    indices = offset_of(tag(DT_VERSYM), 2 * num_symbols_, "a symbol version");
+  }
+  std::vector<ElfSymbol> found;
+  std::uint64_t total = 0;  // names may share their ends, but not so that a small file makes a long list
+  for (std::uint64_t i = 1; i < num_symbols_; ++i) {
+    const Elf64_Sym entry = symbol(i);
+    if (ELF64_ST_BIND(entry.st_info) == STB_LOCAL || entry.st_name == 0) continue;
+    ElfSymbol made{string(entry.st_name), strings_ + entry.st_name, entry.st_shndx != SHN_UNDEF,
+                   ELF64_ST_BIND(entry.st_info) == STB_WEAK};
+    if (!made.is_defined && indices != 0) {
+      const auto it = versions.find(at<std::uint16_t>(indices + 2 * i) & 0x7fffu);
+      if (it != versions.end()) {
+        made.version = it->second.name;
+        made.version_file = it->second.file;
       }
-      if (segment.p_filesz > segment.p_memsz || segment.p_vaddr + segment.p_memsz < segment.p_vaddr) {
-        image.damaged("a segment has impossible sizes");
-      }
     }
-    if (segment.p_type == PT_LOAD) loads.push_back(segment);
-    if (segment.p_type == PT_DYNAMIC) dynamic = segment;
+    total += made.name.size();
+    require(total <= 4 * bytes_.size(), "its symbols' names overlap");
+    found.push_back(made);
   }
-  if (!dynamic) image.damaged("it has no dynamic section");
-
-  // Addresses in the dynamic section are virtual; this is where they lie in the file.
-  const auto file_offset = [&](std::uint64_t address) -> std::uint64_t {
-    for (const auto& load : loads) {
-      if (address >= load.p_vaddr && address - load.p_vaddr < load.p_filesz)
-        return load.p_offset + (address - load.p_vaddr);
-    }
-    image.damaged("an address lies in no segment");
-  };
-
-  std::uint64_t strings = 0, strings_size = 0, symbols = 0, gnu_hash = 0, sysv_hash = 0;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> needed;  // entry offset, string offset
-  for (std::uint64_t i = 0; i < dynamic->p_filesz / sizeof(Elf64_Dyn); ++i) {
-    const std::uint64_t offset = dynamic->p_offset + i * sizeof(Elf64_Dyn);
-    const auto entry = image.at<Elf64_Dyn>(offset);
-    if (entry.d_tag == DT_NULL) break;
-    if (entry.d_tag == DT_STRTAB) strings = file_offset(entry.d_un.d_ptr);
-    if (entry.d_tag == DT_STRSZ) strings_size = entry.d_un.d_val;
-    if (entry.d_tag == DT_SYMTAB) symbols = file_offset(entry.d_un.d_ptr);
-    if (entry.d_tag == DT_GNU_HASH) gnu_hash = file_offset(entry.d_un.d_ptr);
-    if (entry.d_tag == DT_HASH) sysv_hash = file_offset(entry.d_un.d_ptr);
-    if (entry.d_tag == DT_NEEDED) needed.emplace_back(offset, entry.d_un.d_val);
-  }
-  if (strings == 0 || symbols == 0) image.damaged("it has no dynamic symbols");
-  strings_file_offset_ = strings;
-  for (const auto& [entry, string] : needed) {
-    needed_entries_.push_back({entry, string, image.string(strings, strings_size, string)});
-    needed_.push_back(needed_entries_.back().name);
-  }
-
-  // The number of symbols: from the old hash table, or from the GNU one, whose chains hold the defined symbols last;
-  // undefined ones come before its first symbol, which is all that is needed here.
-  std::uint64_t count = 0;
-  if (sysv_hash != 0) {
-    count = image.at<std::uint32_t>(sysv_hash + 4);
-  } else if (gnu_hash != 0) {
-    count = image.at<std::uint32_t>(gnu_hash + 4);
-  } else {
-    image.damaged("it has no symbol hash table");
-  }
-  if (count > image.size() / sizeof(Elf64_Sym)) image.damaged("it claims more symbols than the file can hold");
-  std::uint64_t total = 0;  // names may share their ends, but not so that a small file makes a big list
-  for (std::uint64_t i = 1; i < count; ++i) {
-    const auto symbol = image.at<Elf64_Sym>(symbols + i * sizeof(Elf64_Sym));
-    if (symbol.st_shndx != SHN_UNDEF || symbol.st_name == 0) continue;
-    undefined_.push_back({image.string(strings, strings_size, symbol.st_name),
-                          ELF64_ST_BIND(symbol.st_info) == STB_WEAK, strings + symbol.st_name});
-    total += undefined_.back().name.size();
-    if (total > 4 * image.size()) image.damaged("its symbols' names overlap");
-  }
-}
-
-void ElfLibrary::rename(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name) {
-  check(name.size() == symbol.name.size(), "cannot rename ", symbol.name, " to ", name);
-  std::memcpy(copy.data() + symbol.file_offset, name.data(), name.size());
-}
-
-void ElfLibrary::clear_executable_stack(std::span<std::byte> copy) const {
-  if (executable_stack_ == 0) return;
-  std::byte* const field = copy.data() + executable_stack_ + offsetof(Elf64_Phdr, p_flags);
-  Elf64_Word flags = 0;
-  std::memcpy(&flags, field, sizeof flags);
-  flags &= ~static_cast<Elf64_Word>(PF_X);
-  std::memcpy(field, &flags, sizeof flags);
-}
-
-bool ElfLibrary::needs_libtorch() const noexcept { return std::any_of(needed_.begin(), needed_.end(), is_libtorch); }
-
-void ElfLibrary::rebind_libtorch(std::span<std::byte> copy, const std::string& soname) const {
-  const NeededEntry* host = nullptr;
-  for (const auto& entry : needed_entries_) {
-    if (is_libtorch(entry.name) && entry.name.size() >= soname.size()) host = &entry;
-  }
-  if (host == nullptr) {
-    throw_error(ErrorKind::kUnsupported, name_, " needs libtorch under a name that is too short to be replaced by ",
-                soname);
-  }
-  std::memcpy(copy.data() + strings_file_offset_ + host->string_offset, soname.c_str(), soname.size() + 1);
-  for (const auto& entry : needed_entries_) {
-    if (!is_libtorch(entry.name)) continue;
-    // The entry is { tag, value }; the value is the name's offset in the string table.
-    std::memcpy(copy.data() + entry.entry_offset + offsetof(Elf64_Dyn, d_un), &host->string_offset,
-                sizeof(std::uint64_t));
-  }
+  return found;
 }
 
 }  // namespace untorch

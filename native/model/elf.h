@@ -1,58 +1,121 @@
-// Shared libraries, looked into before the dynamic linker sees them: what they need, and for which machine they are.
+// ElfImage: the reader of ELF shared libraries. Bounds-checked views of segments, dynamic section, symbols, versions.
 #pragma once
+
+#include <elf.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "base/error.h"
 
 namespace untorch {
 
+// A global or weak symbol of the dynamic symbol table.
 struct ElfSymbol {
-  std::string name;
-  bool weak;
-  std::uint64_t file_offset;  // of the name
+  std::string_view name;
+  std::uint64_t name_offset;  // in the file
+  bool is_defined, is_weak;
+  const char* version = nullptr;  // of an undefined, versioned symbol
+  const char* version_file = nullptr;
 };
 
-// The parts of a 64-bit little-endian ELF shared library that decide whether it can run here. Every offset in the file
-// is checked; a damaged or foreign file throws kInvalidFile or kUnsupported, naming `name`.
-class ElfLibrary {
+// A version that the library needs of another one.
+struct ElfVersionNeed {
+  std::uint16_t index;  // in DT_VERSYM
+  const char* file;
+  const char* name;
+};
+
+// A 64-bit little-endian shared library of any machine, as the dynamic linker sees it: program headers and dynamic
+// section, so that a stripped library is read, too. What it takes for granted beyond that is checked by
+// check_elf_image. Layouts: System V gABI chapters 4 and 5, GNU symbol versioning (Linux Standard Base).
+class ElfImage {
  public:
-  ElfLibrary(std::span<const std::byte> bytes, std::string name);
+  // Throws kInvalidFile, naming `name`, where an offset leaves the file. `bytes` must outlive it.
+  ElfImage(std::span<const std::byte> bytes, std::string name);
 
-  const std::vector<std::string>& needed() const noexcept { return needed_; }
-  const std::vector<ElfSymbol>& undefined() const noexcept { return undefined_; }
-  // Names of libtorch's libraries among needed(): libtorch.so, libtorch_cpu.so, libtorch_cuda.so, libc10.so …
-  bool needs_libtorch() const noexcept;
+  const std::string& name() const noexcept { return name_; }
+  std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  const Elf64_Ehdr& header() const noexcept { return header_; }
 
-  // Rewrites, in `copy` (the same bytes, writeable), the needed libtorch libraries to `soname`: one of the old names is
-  // overwritten by it in the string table and the other entries are pointed to the same place, so that no byte moves.
-  void rebind_libtorch(std::span<std::byte> copy, const std::string& soname) const;
-  // Renames, in `copy`, an undefined symbol; both names have the same length. Undefined symbols are in no hash table,
-  // so nothing else has to change.
-  static void rename(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name);
-  // Offset of a program header that asks for an executable stack, 0 when there is none. Weights that were assembled
-  // into a library ask for one by accident, and newer C libraries then refuse to open it.
-  std::uint64_t executable_stack() const noexcept { return executable_stack_; }
-  // Takes that wish out of `copy`.
-  void clear_executable_stack(std::span<std::byte> copy) const;
+  [[noreturn]] void damaged(const std::string& why) const {
+    throw_error(ErrorKind::kInvalidFile, name_, " is no usable shared library: ", why);
+  }
+  void require(bool condition, const char* why) const {
+    if (!condition) [[unlikely]]
+      damaged(why);
+  }
+  template <class T>
+  T at(std::uint64_t offset) const {
+    require(offset <= bytes_.size() && sizeof(T) <= bytes_.size() - offset, "an offset points outside of the file");
+    T value;
+    std::memcpy(&value, bytes_.data() + offset, sizeof value);
+    return value;
+  }
+
+  // Segments in the order of the program headers, and the first of a type (null: none).
+  const std::vector<Elf64_Phdr>& segments() const noexcept { return segments_; }
+  const Elf64_Phdr* segment(std::uint32_t type) const noexcept;
+  // The loadable segment that holds [address, address + size) with these PF_ flags; null when there is none. in_file:
+  // all of it must come from the file, not from the zeroed rest.
+  const Elf64_Phdr* find(std::uint64_t address, std::uint64_t size, std::uint32_t flags, bool in_file) const noexcept;
+  // File offset of readable bytes at an address.
+  std::uint64_t offset_of(std::uint64_t address, std::uint64_t size, const char* what) const;
+  template <class T>
+  T value_at(std::uint64_t address, const char* what) const {
+    return at<T>(offset_of(address, sizeof(T), what));
+  }
+  bool executable(std::uint64_t address) const noexcept { return find(address, 1, PF_X, true) != nullptr; }
+
+  bool has(std::int64_t tag) const noexcept { return dynamic_.count(tag) != 0; }
+  // The last entry of that tag, as the dynamic linker takes it; 0 when there is none.
+  std::uint64_t tag(std::int64_t tag) const noexcept {
+    const auto it = dynamic_.find(tag);
+    return it == dynamic_.end() ? 0 : it->second;
+  }
+  // A string of the dynamic string table, which ends in the table.
+  const char* string(std::uint64_t offset) const;
+
+  struct Needed {
+    std::uint64_t entry_offset;   // of the dynamic entry, in the file
+    std::uint64_t string_offset;  // of the name, in the file
+    const char* name;
+  };
+  const std::vector<Needed>& needed() const noexcept { return needed_; }
+  bool needs(std::string_view soname) const noexcept;
+
+  // Entries of the dynamic symbol table; the first is unused. The hash tables tell their number.
+  std::uint64_t num_symbols() const noexcept { return num_symbols_; }
+  Elf64_Sym symbol(std::uint64_t index) const { return at<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym)); }
+  // Those that other libraries can see, or that other libraries have to give.
+  std::vector<ElfSymbol> symbols() const;
+  std::vector<ElfVersionNeed> version_needs() const;
 
  private:
-  struct NeededEntry {
-    std::uint64_t entry_offset;   // file offset of the dynamic entry
-    std::uint64_t string_offset;  // of its name, in the string table
-    std::string name;
-  };
+  void read_segments();
+  void read_dynamic();
+  void read_symbols();
+  std::uint64_t gnu_hash_symbols(std::uint64_t address) const;
+
+  std::span<const std::byte> bytes_;
   std::string name_;
-  std::uint64_t strings_file_offset_ = 0;
-  std::vector<NeededEntry> needed_entries_;
-  std::vector<std::string> needed_;
-  std::vector<ElfSymbol> undefined_;
-  std::uint64_t executable_stack_ = 0;
+  Elf64_Ehdr header_{};
+  std::vector<Elf64_Phdr> segments_, loads_;
+  std::map<std::int64_t, std::uint64_t> dynamic_;
+  std::vector<Needed> needed_;
+  std::uint64_t strings_ = 0, strings_size_ = 0;
+  std::uint64_t symbols_ = 0, num_symbols_ = 0;
 };
 
-// e_machine codes by name, for messages: "x86_64", "aarch64", "machine 243".
+// e_machine codes by name: "x86_64", "aarch64", "machine 999".
 std::string elf_machine_name(std::uint16_t machine);
+// Throws kUnsupported for a library of another machine than this one.
+void check_elf_machine(const ElfImage& elf);
 
 }  // namespace untorch

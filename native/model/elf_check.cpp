@@ -1,10 +1,7 @@
-// Hash tables, symbols, versions, relocations, initialisers and section headers of a library, one after the other.
+// Headers, segments, dynamic section, hash tables, symbols, versions, relocations, initialisers and section headers.
 #include "model/elf_check.h"
 
 #include <algorithm>
-
-#include "model/elf_view.h"
-
 namespace untorch {
 namespace {
 
@@ -24,14 +21,24 @@ constexpr std::uint32_t kRelocations[] = {R_AARCH64_ABS64,     R_AARCH64_GLOB_DA
                                           R_AARCH64_RELATIVE,  R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL,
                                           R_AARCH64_TLS_TPREL, R_AARCH64_TLSDESC,    R_AARCH64_IRELATIVE};
 #endif
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPage = 4096;            // the smallest page of the machines served
+constexpr std::uint64_t kMaxImage = 1ull << 40;  // address space of one library
+constexpr std::uint64_t kMaxTls = 1ull << 24;
+constexpr std::uint64_t kMaxAlign = 1ull << 30;
+
+bool power_of_two(std::uint64_t n) noexcept { return n != 0 && (n & (n - 1)) == 0; }
 
 class Checker {
  public:
-  explicit Checker(const ElfView& elf) : elf_(elf) {}
+  explicit Checker(const ElfImage& elf) : elf_(elf) {}
 
   void run() {
-    count_symbols();
+    check_header();
+    check_loads();
+    check_other_segments();
+    check_notes();
+    check_dynamic();
+    check_hash_tables();
     check_symbols();
     check_versions();
     open_arrays();
@@ -47,25 +54,139 @@ class Checker {
 
   std::vector<std::string_view> functions() const {
     std::vector<std::string_view> names;
-    for (std::uint64_t i = 1; i < count_; ++i) {
-      const Elf64_Sym s = symbol(i);
+    for (std::uint64_t i = 1; i < elf_.num_symbols(); ++i) {
+      const Elf64_Sym s = elf_.symbol(i);
       if (s.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s.st_info) == STT_FUNC) names.emplace_back(elf_.string(s.st_name));
     }
     return names;
   }
 
  private:
-  Elf64_Sym symbol(std::uint64_t index) const { return elf_.at<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym)); }
+  void check_header() const {
+    const Elf64_Ehdr& header = elf_.header();
+    elf_.require(header.e_ident[EI_VERSION] == EV_CURRENT && header.e_version == EV_CURRENT,
+                 "its ELF header is damaged");
+  }
 
-  void count_symbols() {
-    elf_.require(elf_.has(DT_HASH) || elf_.has(DT_GNU_HASH), "it has no symbol hash table");
-    std::uint64_t gnu_count = 0;
-    if (elf_.has(DT_GNU_HASH)) gnu_count = count_ = check_gnu_hash(elf_.tag(DT_GNU_HASH));
-    if (elf_.has(DT_HASH)) {
-      count_ = check_hash(elf_.tag(DT_HASH));
-      elf_.require(gnu_count <= count_, "its hash tables contradict each other");
+  void check_loads() const {
+    std::uint64_t end = 0;
+    for (const Elf64_Phdr& segment : elf_.segments()) {
+      if (segment.p_type != PT_LOAD) continue;
+      elf_.require(segment.p_memsz != 0 && segment.p_memsz <= kMaxImage && segment.p_vaddr <= kMaxImage,
+                   "a segment has impossible sizes");
+      elf_.require(power_of_two(segment.p_align) && segment.p_align % kPage == 0 && segment.p_align <= kMaxAlign &&
+                       (segment.p_vaddr - segment.p_offset) % segment.p_align == 0,
+                   "a segment is not aligned");
+      // Out of order or overlapping, they would be mapped over each other, or over the memory of others.
+      elf_.require(segment.p_vaddr / kPage * kPage >= end, "its segments overlap or are out of order");
+      end = (segment.p_vaddr + segment.p_memsz + kPage - 1) / kPage * kPage;
+      elf_.require(
+          (segment.p_flags & PF_R) != 0 && (segment.p_filesz == segment.p_memsz || (segment.p_flags & PF_W) != 0),
+          "a segment has impossible access rights");
     }
-    symbols_ = elf_.offset_of(elf_.tag(DT_SYMTAB), count_ * sizeof(Elf64_Sym), "the symbol table");
+    elf_.require(end != 0, "it has no segments to load");
+  }
+
+  void check_other_segments() const {
+    unsigned dynamics = 0, threads = 0;
+    for (const Elf64_Phdr& segment : elf_.segments()) {
+      switch (segment.p_type) {
+        case PT_DYNAMIC: {
+          const Elf64_Phdr* load = elf_.find(segment.p_vaddr, segment.p_filesz, PF_R | PF_W, true);
+          elf_.require(++dynamics == 1 && load != nullptr && segment.p_vaddr % 8 == 0 &&
+                           load->p_offset + (segment.p_vaddr - load->p_vaddr) == segment.p_offset,
+                       "its dynamic section lies outside of its segments");
+          break;
+        }
+        case PT_TLS:
+          elf_.require(
+              ++threads == 1 && segment.p_filesz <= segment.p_memsz && segment.p_memsz <= kMaxTls &&
+                  segment.p_align <= kPage && (segment.p_align == 0 || power_of_two(segment.p_align)) &&
+                  (segment.p_filesz == 0 || elf_.find(segment.p_vaddr, segment.p_filesz, PF_R, true) != nullptr),
+              "its thread-local data are damaged");
+          break;
+        case PT_GNU_RELRO: {
+          const Elf64_Phdr* load = elf_.find(segment.p_vaddr, 1, PF_W, false);
+          elf_.require(load != nullptr && segment.p_memsz <= kMaxImage &&
+                           (segment.p_vaddr + segment.p_memsz) / kPage * kPage <=
+                               (load->p_vaddr + load->p_memsz + kPage - 1) / kPage * kPage,
+                       "its read-only data lie outside of its segments");
+          break;
+        }
+        case PT_PHDR:
+          elf_.require(elf_.offset_of(segment.p_vaddr, elf_.segments().size() * sizeof(Elf64_Phdr),
+                                      "the program header table") == elf_.header().e_phoff,
+                       "its program headers are damaged");
+          break;
+        case PT_NOTE:
+        case PT_GNU_PROPERTY:
+        case PT_GNU_EH_FRAME:
+          elf_.require(segment.p_memsz == segment.p_filesz &&
+                           elf_.offset_of(segment.p_vaddr, segment.p_memsz, "a note") == segment.p_offset,
+                       "a segment contradicts another one");
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+  void check_notes() const {
+    for (const Elf64_Phdr& segment : elf_.segments()) {
+      if (segment.p_type != PT_NOTE && segment.p_type != PT_GNU_PROPERTY) continue;
+      const std::uint64_t align = segment.p_align == 8 ? 8 : 4;
+      for (std::uint64_t done = 0; done < segment.p_filesz;) {
+        elf_.require(segment.p_filesz - done >= sizeof(Elf64_Nhdr), "a note is cut off");
+        const auto note = elf_.at<Elf64_Nhdr>(segment.p_offset + done);
+        const std::uint64_t length = sizeof note + (std::uint64_t{note.n_namesz} + align - 1) / align * align +
+                                     (std::uint64_t{note.n_descsz} + align - 1) / align * align;
+        elf_.require(length <= segment.p_filesz - done + align - 1, "a note is cut off");
+        done += length;
+      }
+    }
+  }
+
+  void check_dynamic() const {
+    const Elf64_Phdr& section = *elf_.segment(PT_DYNAMIC);
+    for (std::uint64_t i = 0; i < section.p_filesz / sizeof(Elf64_Dyn); ++i) {
+      const auto entry = elf_.at<Elf64_Dyn>(section.p_offset + i * sizeof(Elf64_Dyn));
+      if (entry.d_tag == DT_NULL) break;
+      switch (entry.d_tag) {
+        case DT_SONAME:
+        case DT_RPATH:
+        case DT_RUNPATH:
+        case DT_FILTER:
+        case DT_AUXILIARY:
+          (void)elf_.string(entry.d_un.d_val);
+          break;
+        default:
+          break;
+      }
+    }
+    elf_.require(!elf_.has(DT_RELAENT) || elf_.tag(DT_RELAENT) == sizeof(Elf64_Rela),
+                 "its relocations have an impossible size");
+    elf_.require(!elf_.has(DT_RELRENT) || elf_.tag(DT_RELRENT) == sizeof(Elf64_Relr),
+                 "its relocations have an impossible size");
+    elf_.require(!elf_.has(DT_JMPREL) || elf_.tag(DT_PLTREL) == DT_RELA, "its relocations are of an unknown kind");
+    elf_.require(!elf_.has(DT_REL) && !elf_.has(DT_TEXTREL) && (elf_.tag(DT_FLAGS) & DF_TEXTREL) == 0,
+                 "it has relocations that position-independent code does not have");
+    elf_.require(elf_.has(DT_JMPREL) == elf_.has(DT_PLTRELSZ) && elf_.has(DT_RELR) == elf_.has(DT_RELRSZ) &&
+                     elf_.has(DT_RELA) == elf_.has(DT_RELASZ),
+                 "its relocations have no size");
+    elf_.require(!elf_.has(DT_RELA) || (elf_.has(DT_RELASZ) && elf_.has(DT_RELAENT)), "its relocations have no size");
+    elf_.require((elf_.tag(DT_FLAGS_1) & DF_1_GLOBAL) == 0, "it asks to be visible to other libraries");
+    elf_.require(!elf_.has(DT_PLTGOT) || elf_.find(elf_.tag(DT_PLTGOT), 8, PF_W, false) != nullptr,
+                 "its offset table lies outside of its segments");
+    for (const std::int64_t code : {DT_INIT, DT_FINI}) {
+      elf_.require(!elf_.has(code) || elf_.executable(elf_.tag(code)), "an initialiser lies outside of its code");
+    }
+  }
+
+  void check_hash_tables() const {
+    std::uint64_t gnu_count = 0;
+    if (elf_.has(DT_GNU_HASH)) gnu_count = check_gnu_hash(elf_.tag(DT_GNU_HASH));
+    if (elf_.has(DT_HASH)) check_hash(elf_.tag(DT_HASH));
+    elf_.require(gnu_count <= elf_.num_symbols(), "its hash tables contradict each other");
   }
 
   // Returns the number of symbols.
@@ -90,7 +211,7 @@ class Checker {
     }
   }
 
-  std::uint64_t check_hash(std::uint64_t address) const {
+  void check_hash(std::uint64_t address) const {
     const std::uint64_t at = elf_.offset_of(address, 8, "the hash table");
     const auto buckets = elf_.at<std::uint32_t>(at), chains = elf_.at<std::uint32_t>(at + 4);
     elf_.require(buckets != 0, "its hash table is damaged");
@@ -106,13 +227,12 @@ class Checker {
         i = elf_.at<std::uint32_t>(at + 8 + 4ull * buckets + 4ull * i);
       }
     }
-    return chains;
   }
 
   void check_symbols() const {
     const Elf64_Phdr* thread = elf_.segment(PT_TLS);
-    for (std::uint64_t i = 1; i < count_; ++i) {
-      const Elf64_Sym s = symbol(i);
+    for (std::uint64_t i = 1; i < elf_.num_symbols(); ++i) {
+      const Elf64_Sym s = elf_.symbol(i);
       (void)elf_.string(s.st_name);
       if (s.st_shndx == SHN_UNDEF || s.st_shndx == SHN_ABS) continue;
       bool inside = true;
@@ -137,24 +257,10 @@ class Checker {
   void check_versions() const {
     if (!elf_.has(DT_VERSYM)) return;
     std::uint32_t highest = 0;
-    if (elf_.has(DT_VERNEED)) {
-      for (std::uint64_t at = elf_.tag(DT_VERNEED);;) {
-        const auto need = elf_.value_at<Elf64_Verneed>(at, "a symbol version");
-        const std::string file = elf_.string(need.vn_file);
-        const auto& needed = elf_.needed();
-        // The dynamic linker asserts this.
-        elf_.require(std::any_of(needed.begin(), needed.end(), [&](std::uint64_t s) { return file == elf_.string(s); }),
-                     "a symbol version is of a library that it does not need");
-        for (std::uint64_t entry = at + need.vn_aux;;) {
-          const auto aux = elf_.value_at<Elf64_Vernaux>(entry, "a symbol version");
-          (void)elf_.string(aux.vna_name);
-          highest = std::max<std::uint32_t>(highest, aux.vna_other & 0x7fffu);
-          if (aux.vna_next == 0) break;
-          entry += aux.vna_next;
-        }
-        if (need.vn_next == 0) break;
-        at += need.vn_next;
-      }
+    for (const ElfVersionNeed& need : elf_.version_needs()) {
+      // The dynamic linker asserts this.
+      elf_.require(elf_.needs(need.file), "a symbol version is of a library that it does not need");
+      highest = std::max<std::uint32_t>(highest, need.index);
     }
     if (elf_.has(DT_VERDEF)) {
       for (std::uint64_t at = elf_.tag(DT_VERDEF);;) {
@@ -167,8 +273,8 @@ class Checker {
       }
     }
     elf_.require(highest != 0, "its symbol versions are damaged");
-    const std::uint64_t table = elf_.offset_of(elf_.tag(DT_VERSYM), 2 * count_, "a symbol version");
-    for (std::uint64_t i = 0; i < count_; ++i) {
+    const std::uint64_t table = elf_.offset_of(elf_.tag(DT_VERSYM), 2 * elf_.num_symbols(), "a symbol version");
+    for (std::uint64_t i = 0; i < elf_.num_symbols(); ++i) {
       elf_.require((elf_.at<std::uint16_t>(table + 2 * i) & 0x7fffu) <= std::max(highest, 1u),
                    "its symbol versions are damaged");
     }
@@ -215,7 +321,7 @@ class Checker {
       if (std::find(std::begin(kRelocations), std::end(kRelocations), type) == std::end(kRelocations)) {
         elf_.damaged("it has relocations of the unknown type " + std::to_string(type));
       }
-      elf_.require(index < count_, "a relocation names a symbol that is not there");
+      elf_.require(index < elf_.num_symbols(), "a relocation names a symbol that is not there");
       elf_.require(elf_.find(r.r_offset, type == kTlsDescriptor ? 16 : 8, PF_W, false) != nullptr,
                    "a relocation lies outside of its data");
       const auto addend = static_cast<std::uint64_t>(r.r_addend);
@@ -224,7 +330,7 @@ class Checker {
           std::find(std::begin(kThreadLocal), std::end(kThreadLocal), type) != std::end(kThreadLocal);
       elf_.require(!thread_local_data || index != 0 || elf_.segment(PT_TLS) != nullptr,
                    "a relocation is of thread-local data that are not there");
-      const Elf64_Sym target = index != 0 ? symbol(index) : Elf64_Sym{};
+      const Elf64_Sym target = index != 0 ? elf_.symbol(index) : Elf64_Sym{};
       fill(r.r_offset, type == kRelative ? addend : target.st_value + addend,
            type == kRelative || (type == kAbsolute && target.st_shndx != SHN_UNDEF));
     }
@@ -282,7 +388,7 @@ class Checker {
           agree(s.sh_addr == elf_.segment(PT_DYNAMIC)->p_vaddr);
           break;
         case SHT_DYNSYM:
-          agree(s.sh_addr == elf_.tag(DT_SYMTAB) && s.sh_size >= count_ * sizeof(Elf64_Sym));
+          agree(s.sh_addr == elf_.tag(DT_SYMTAB) && s.sh_size >= elf_.num_symbols() * sizeof(Elf64_Sym));
           break;
         case SHT_HASH:
           agree(s.sh_addr == elf_.tag(DT_HASH));
@@ -340,15 +446,13 @@ class Checker {
     elf_.require(condition, "its section headers and its segments contradict each other");
   }
 
-  const ElfView& elf_;
-  std::uint64_t count_ = 0, symbols_ = 0;
+  const ElfImage& elf_;
   std::vector<Array> arrays_;
 };
 
 }  // namespace
 
-std::vector<std::string_view> check_elf_image(std::span<const std::byte> bytes, const std::string& name) {
-  const ElfView elf(bytes, name);
+std::vector<std::string_view> check_elf_image(const ElfImage& elf) {
   Checker checker(elf);
   checker.run();
   return checker.functions();

@@ -15,6 +15,7 @@
 #include "cuda/kernel_registry.h"
 #include "model/elf.h"
 #include "model/elf_check.h"
+#include "model/elf_rewrite.h"
 
 namespace untorch {
 namespace {
@@ -35,30 +36,30 @@ void* own_handle() {
 }
 
 // True for names that only libtorch, or untorch in its place, can define.
-bool is_ours_to_serve(const std::string& symbol) {
+bool is_ours_to_serve(std::string_view symbol) {
   for (const char* prefix : {"aoti_", "torch_", "Sleef_", "_ZN2at", "_ZNK2at", "_ZN3c10", "_ZNK3c10", "_ZN5torch"}) {
-    if (symbol.rfind(prefix, 0) == 0) return true;
+    if (symbol.starts_with(prefix)) return true;
   }
   return false;
 }
 
 // The CUDA runtime's functions and the one driver function that reads a file are ours, under names of their own:
 // NVIDIA's may be in the process too, and would be found first. Empty for every other symbol.
-std::string own_name(const std::string& symbol) {
-  if (symbol.rfind("cuda", 0) == 0) return "ut" + symbol.substr(2);
+std::string own_name(std::string_view symbol) {
+  if (symbol.starts_with("cuda")) return "ut" + std::string(symbol.substr(2));
   if (symbol == "cuModuleLoad") return "utModuleLoad";
   return {};
 }
 
-void check_symbols(const ElfLibrary& elf, const std::string& name) {
+void check_symbols(const std::vector<ElfSymbol>& symbols, const std::string& name) {
   std::string missing;
   std::size_t count = 0, of_cuda = 0;
-  for (const ElfSymbol& symbol : elf.undefined()) {
+  for (const ElfSymbol& symbol : symbols) {
     const std::string own = own_name(symbol.name);
-    if (symbol.weak || (own.empty() && !is_ours_to_serve(symbol.name))) continue;
-    if (exports_symbol(own.empty() ? symbol.name.c_str() : own.c_str())) continue;
-    missing += (count++ == 0 ? "" : ", ") + symbol.name;
-    if (symbol.name.rfind("aoti_torch_cuda_", 0) == 0) ++of_cuda;
+    if (symbol.is_defined || symbol.is_weak || (own.empty() && !is_ours_to_serve(symbol.name))) continue;
+    if (exports_symbol(own.empty() ? symbol.name.data() : own.c_str())) continue;
+    missing += (count++ == 0 ? "" : ", ") + std::string(symbol.name);
+    if (symbol.name.starts_with("aoti_torch_cuda_")) ++of_cuda;
   }
   if (count != 0) {
     const std::string todo = of_cuda != 0 && !cuda::has_kernels() ? std::string("; ") + cuda::kBuiltWithoutCuda
@@ -77,7 +78,9 @@ std::string unique_path(int fd) {
   return path + "/" + std::to_string(fd);
 }
 
-int copy_to_memory(std::span<const std::byte> bytes, const ElfLibrary& elf, const std::string& name) {
+int copy_to_memory(const ElfImage& elf, const std::vector<ElfSymbol>& symbols) {
+  const std::span<const std::byte> bytes = elf.bytes();
+  const std::string& name = elf.name();
   const int fd = memfd_create("untorch-model", MFD_CLOEXEC);
   if (fd < 0)
     throw_error(ErrorKind::kUnsupported, "cannot create a memory file for ", name, ": ", std::strerror(errno));
@@ -94,24 +97,25 @@ int copy_to_memory(std::span<const std::byte> bytes, const ElfLibrary& elf, cons
     if (n <= 0) fail("cannot fill a memory file");
     done += static_cast<std::size_t>(n);
   }
-  const bool renames = std::any_of(elf.undefined().begin(), elf.undefined().end(),
-                                   [](const ElfSymbol& symbol) { return !own_name(symbol.name).empty(); });
-  if (renames || elf.needs_libtorch() || elf.executable_stack() != 0) {
-    void* copy = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (copy == MAP_FAILED) fail("cannot map a memory file");
+  const bool renames = std::ranges::any_of(
+      symbols, [](const ElfSymbol& symbol) { return !symbol.is_defined && !own_name(symbol.name).empty(); });
+  if (renames || needs_libtorch(elf) || asks_for_executable_stack(elf)) {
+    void* mapped = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED) fail("cannot map a memory file");
+    const std::span<std::byte> copy(static_cast<std::byte*>(mapped), bytes.size());
     try {
-      elf.clear_executable_stack({static_cast<std::byte*>(copy), bytes.size()});
-      for (const ElfSymbol& symbol : elf.undefined()) {
-        const std::string own = own_name(symbol.name);
-        if (!own.empty()) ElfLibrary::rename({static_cast<std::byte*>(copy), bytes.size()}, symbol, own);
+      clear_executable_stack(elf, copy);
+      for (const ElfSymbol& symbol : symbols) {
+        const std::string own = symbol.is_defined ? std::string() : own_name(symbol.name);
+        if (!own.empty()) rename_symbol(copy, symbol, own);
       }
-      if (elf.needs_libtorch()) elf.rebind_libtorch({static_cast<std::byte*>(copy), bytes.size()}, kSoname);
+      if (needs_libtorch(elf)) rebind_libtorch(elf, copy, kSoname);
     } catch (...) {
-      munmap(copy, bytes.size());
+      munmap(mapped, bytes.size());
       close(fd);
       throw;
     }
-    munmap(copy, bytes.size());
+    munmap(mapped, bytes.size());
   }
   return fd;
 }
@@ -133,11 +137,13 @@ bool exports_symbol(const char* name) noexcept {
 
 ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs)
     : name_(name) {
-  const ElfLibrary elf(bytes, name);
-  check_symbols(elf, name);
-  own_ = std::find(elf.needed().begin(), elf.needed().end(), kSoname) != elf.needed().end();
+  const ElfImage elf(bytes, name);
+  check_elf_machine(elf);
+  const std::vector<ElfSymbol> symbols = elf.symbols();
+  check_symbols(symbols, name);
+  own_ = elf.needs(kSoname);
   // Before it is opened: opening runs its initialisers, and those of a library that is no model may do anything.
-  const std::vector<std::string_view> functions = check_elf_image(bytes, name);
+  const std::vector<std::string_view> functions = check_elf_image(elf);
   for (const char* required : {"CreateWithDevice", "Delete", "Run", "GetNumInputs", "GetNumOutputs", "GetCallSpec"}) {
     const std::string symbol = std::string("AOTInductorModelContainer") + required;
     if (std::find(functions.begin(), functions.end(), symbol) == functions.end()) {
@@ -148,7 +154,7 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
     // Generated code looks at this variable before a library's first run. A value that the user has set stays.
     setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
   }
-  fd_ = copy_to_memory(bytes, elf, name);
+  fd_ = copy_to_memory(elf, symbols);
   // RTLD_LOCAL: two models in one process must not run each other's code.
   handle_ = dlopen(unique_path(fd_).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle_ == nullptr) {

@@ -50,7 +50,7 @@ bool exports_symbol(const char* name) noexcept;
 class ModelLibrary {
  public:
   // Checks `bytes` (machine, symbols: everything that is missing is named at once) and opens a private copy of them
-  // from memory. `name` is for messages. checks_its_inputs: nobody else knows what the library's inputs must be, so
+  // from memory. `name` is for messages. checks_its_inputs: no manifest says what the library's inputs must be, so
   // its own checks are switched on; they cost a few microseconds a call.
   ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs);
   ~ModelLibrary();
