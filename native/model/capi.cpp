@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/common/isa.h"
 #include "model/capi.h"
+#include "model/capi_handles.h"
 #include "model/cpu_features.h"
 
 #ifndef UNTORCH_VERSION
@@ -163,8 +164,9 @@ void untorch_set_error(untorch_status status, const char* message) {
 untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                   untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
   return guarded([&] {
-    with_tensors(inputs, num_inputs, outputs, num_outputs,
-                 [&](auto views, auto results) { method->method->run(views, results, {aliases, num_outputs}); });
+    with_outputs(outputs, num_outputs, [&](std::span<untorch::TensorPtr> results) {
+      method->method->run({inputs, num_inputs}, results, {aliases, num_outputs});
+    });
   });
 }
 
@@ -199,16 +201,16 @@ int32_t untorch_tensor_is_writable(const untorch_tensor* tensor) {
 
 untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view* value) {
   return guarded([&] {
-    const untorch::TensorView view = to_view(*value);
-    check(untorch::is_known(view.dtype), "unknown dtype code ", value->dtype);
-    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
-    const untorch::Tensor source(untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype)), 0,
-                                 view.dtype, view.sizes, view.strides);
+    const untorch::TensorPtr source = borrow_checked(*value);
     // Generated code relies on the strides that PyTorch gives a result, so those of `value` are kept.
-    untorch::TensorPtr copy = untorch::Tensor::empty_strided(view.sizes, view.strides, view.dtype);
-    untorch::copy_cpu(*copy, source);
+    untorch::TensorPtr copy = untorch::Tensor::empty_strided(source->sizes(), source->strides(), source->dtype());
+    untorch::copy_cpu(*copy, *source);
     *unwrap(tensor) = *copy;
   });
+}
+
+untorch_status untorch_tensor_share(const untorch_tensor* tensor, untorch_tensor** out) {
+  return guarded([&] { *out = wrap(new untorch::Tensor(*unwrap(tensor))); });
 }
 
 void untorch_tensor_free(untorch_tensor* tensor) { delete unwrap(tensor); }

@@ -7,7 +7,7 @@
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "cuda/transfer.h"
-#include "model/capi.h"
+#include "model/capi_handles.h"
 #include "model/cuda_graph.h"
 #include "model/dequantized_weights.h"
 #include "tensor/device.h"
@@ -154,7 +154,7 @@ untorch_status untorch_program_memory(untorch_program* program, const char** jso
     for (const auto& method : program->program->methods()) device = std::max(device, method->device().index);
     text = "{\"mapped\": " + std::to_string(program->program->archive().file()->bytes().size()) +
            ", \"weights\": " + std::to_string(weights) +
-           ", \"state\": " + std::to_string(program->program->states().nbytes());
+           ", \"state\": " + std::to_string(program->program->buffers().nbytes());
     if (device >= 0) {
       const untorch::cuda::MemoryUse use = untorch::cuda::memory_use(device);
       std::size_t free_bytes = 0, total = 0;
@@ -178,17 +178,16 @@ untorch_status untorch_graph_capture(untorch_method* method, const untorch_view*
                                      untorch_graph** out) {
   return guarded([&] {
     check(out != nullptr, "untorch_graph_capture: out is null");
-    std::vector<untorch::TensorView> views;
-    for (std::size_t i = 0; i < num_inputs; ++i) views.push_back(to_view(inputs[i]));
-    *out = new untorch_graph{{*method->method, views}};
+    *out = new untorch_graph{{*method->method, {inputs, num_inputs}}};
   });
 }
 
 untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
                                  untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
   return guarded([&] {
-    with_tensors(inputs, num_inputs, outputs, num_outputs,
-                 [&](auto views, auto results) { graph->graph.run(views, results, {aliases, num_outputs}); });
+    with_outputs(outputs, num_outputs, [&](std::span<untorch::TensorPtr> results) {
+      graph->graph.run({inputs, num_inputs}, results, {aliases, num_outputs});
+    });
   });
 }
 
@@ -287,32 +286,23 @@ untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t devi
   return guarded([&] {
     check(source != nullptr && out != nullptr, "untorch_tensor_to_device: an argument is null");
     check(source->device_type == 0, "untorch_tensor_to_device: the source is not on the CPU");
-    const untorch::TensorView view = to_view(*source);
-    check(untorch::is_known(view.dtype), "unknown dtype code ", source->dtype);
-    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
-    const untorch::Tensor from(untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype)), 0,
-                               view.dtype, view.sizes, view.strides);
+    const untorch::TensorPtr from = borrow_checked(*source);
     const untorch::cuda::DeviceGuard guard(device_index);
-    *out = wrap(untorch::cuda::to_device(from, device_index).release());
+    *out = wrap(untorch::cuda::to_device(*from, device_index).release());
   });
 }
 
 untorch_status untorch_tensor_copy(const untorch_view* destination, const untorch_tensor* source) {
   return guarded([&] {
     check(destination != nullptr && source != nullptr, "untorch_tensor_copy: an argument is null");
-    const untorch::TensorView view = to_view(*destination);
     const untorch::Tensor& from = *unwrap(source);
     check(from.defined(), "untorch_tensor_copy: the source is undefined");
     check(destination->read_only == 0, "untorch_tensor_copy: the destination is read-only");
-    check(view.dtype == from.dtype(), "untorch_tensor_copy: the destination is ", untorch::dtype_name(view.dtype),
+    const untorch::TensorPtr to = borrow_checked(*destination);
+    check(to->dtype() == from.dtype(), "untorch_tensor_copy: the destination is ", untorch::dtype_name(to->dtype()),
           ", the source ", untorch::dtype_name(from.dtype()));
-    check(std::equal(view.sizes.begin(), view.sizes.end(), from.sizes().begin(), from.sizes().end()),
-          "untorch_tensor_copy: the destination's shape is not the source's");
-    const auto extent = static_cast<std::size_t>(untorch::storage_extent(view.sizes, view.strides));
-    const untorch::Tensor to(
-        untorch::StorageRef::borrow(view.data, extent * untorch::element_size(view.dtype), view.device), 0, view.dtype,
-        view.sizes, view.strides);
-    untorch::copy(to, from);
+    check(to->sizes() == from.sizes(), "untorch_tensor_copy: the destination's shape is not the source's");
+    untorch::copy(*to, from);
   });
 }
 

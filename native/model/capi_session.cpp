@@ -1,5 +1,5 @@
 // untorch.h: sessions.
-#include "model/capi.h"
+#include "model/capi_handles.h"
 
 using untorch::check;
 using namespace untorch::capi;
@@ -16,9 +16,9 @@ struct untorch_session {
 
 namespace {
 
-untorch::States& states_of(untorch_program* program, untorch_session* session) {
+untorch::MutableBuffers& buffers_of(untorch_program* program, untorch_session* session) {
   check(program != nullptr || session != nullptr, "expected a session or a program, both are null");
-  return session != nullptr ? session->session->states() : program->program->states();
+  return session != nullptr ? session->session->buffers() : program->program->buffers();
 }
 
 }  // namespace
@@ -37,18 +37,18 @@ untorch_method* untorch_session_method(const untorch_session* session, size_t in
 }
 
 untorch_status untorch_session_reset(untorch_program* program, untorch_session* session) {
-  return guarded([&] { states_of(program, session).reset(); });
+  return guarded([&] { buffers_of(program, session).reset(); });
 }
 
 untorch_status untorch_session_fork(untorch_program* program, untorch_session* session, untorch_session** out) {
   return guarded([&] {
     check(program != nullptr && out != nullptr, "untorch_session_fork: program and out must not be null");
     *out = new untorch_session(
-        std::make_unique<untorch::Session>(program->program->methods(), states_of(program, session).fork()));
+        std::make_unique<untorch::Session>(program->program->methods(), buffers_of(program, session).fork()));
   });
 }
 
-size_t untorch_session_nbytes(const untorch_session* session) { return session->session->states().nbytes(); }
+size_t untorch_session_nbytes(const untorch_session* session) { return session->session->buffers().nbytes(); }
 
 void untorch_session_close(untorch_session* session) {
   if (session != nullptr) session->session->close();

@@ -3,7 +3,6 @@
 #include "model/container.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <unordered_map>
 
@@ -49,9 +48,10 @@ std::vector<PackedWeight> packed_weights(const MethodSpec& spec, const Bound& bo
 }  // namespace
 
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
-                     const MethodSpec& spec, std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states,
-                     Device device, std::size_t num_runners, bool dequantize, cuda::UploadRing& ring)
-    : method_(spec.name), library_(std::move(library)), states_(std::move(states)), device_(device) {
+                     const MethodSpec& spec, std::shared_ptr<ModelLibrary> library,
+                     std::shared_ptr<MutableBuffers> buffers, Device device, std::size_t num_runners, bool dequantize,
+                     cuda::UploadRing& ring)
+    : method_(spec.name), library_(std::move(library)), buffers_(std::move(buffers)), device_(device) {
   const Archive& archive = *shared_archive;
   const std::string& name = library_->name();
   const bool on_cuda = device.type == DeviceType::kCUDA;
@@ -123,7 +123,7 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
     return std::make_unique<Tensor>(std::move(storage), constant.storage_offset, constant.dtype, constant.shape,
                                     constant.strides);
   };
-  if (constant.mutated) return tensor(states_->storage(constant.state));
+  if (constant.mutated) return tensor(buffers_->storage(constant.state));
   if (device_.type == DeviceType::kCUDA && !constant.on_cpu) return tensor(shared[constant.weight]);
   const WeightSpec& weight = manifest.weights[constant.weight];
   const auto bytes = archive.read(weight.file).first(weight.nbytes);
@@ -234,21 +234,15 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
 
 void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
                     cuda::Stream stream) {
-  constexpr std::size_t kFew = 8;
-  std::array<AtenTensorHandle, 2 * kFew> few{};
-  std::vector<AtenTensorHandle> many;
-  AtenTensorHandle* in = few.data();
-  if (inputs.size() > kFew || outputs.size() > kFew) {
-    many.resize(inputs.size() + outputs.size(), nullptr);
-    in = many.data();
-  }
-  AtenTensorHandle* out = in + (many.empty() ? kFew : inputs.size());
+  SmallVector<AtenTensorHandle, 16> handles(inputs.size() + outputs.size());
+  AtenTensorHandle* const in = handles.data();
+  AtenTensorHandle* const out = in + inputs.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) in[i] = shims::wrap(inputs[i].release());
 
   std::int32_t code = 0;
   {
     const bool on_cuda = device_.type == DeviceType::kCUDA;
-    const States::Turn turn(states_.get(), device_, stream);
+    const MutableBuffers::RunLock run_lock(buffers_.get(), device_, stream);
     std::unique_lock<std::mutex> lock(enqueue_mutex_, std::defer_lock);
     if (on_cuda) lock.lock();
     clear_last_error();

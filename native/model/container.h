@@ -14,7 +14,7 @@
 #include "model/cubins.h"
 #include "model/library.h"
 #include "model/manifest.h"
-#include "model/session.h"
+#include "model/mutable_buffers.h"
 #include "untorch/untorch.h"
 
 namespace untorch {
@@ -33,7 +33,7 @@ class Container {
   // one model serves all threads. The copies go up through `ring`; `dequantize` says whether weights in four bits are
   // kept there as whole matrices, too.
   Container(const std::shared_ptr<const Archive>& archive, const Manifest& manifest, const MethodSpec& spec,
-            std::shared_ptr<ModelLibrary> library, std::shared_ptr<States> states, Device device,
+            std::shared_ptr<ModelLibrary> library, std::shared_ptr<MutableBuffers> buffers, Device device,
             std::size_t num_runners, bool dequantize, cuda::UploadRing& ring);
   ~Container();
   Container(const Container&) = delete;
@@ -50,9 +50,9 @@ class Container {
   // On CUDA everything is enqueued on `stream`. Throws kModel with what the shims and the library said. Thread-safe.
   void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
            cuda::Stream stream = nullptr);
-  // The buffers that the model changes, whose turn every run takes; null when there are none. For graph launches, which
+  // The buffers that the model changes, whose lock every run holds; null when there are none. For graph launches, which
   // the container does not see.
-  States* states() const noexcept { return states_.get(); }
+  MutableBuffers* buffers() const noexcept { return buffers_.get(); }
 
  private:
   void destroy() noexcept;
@@ -66,7 +66,7 @@ class Container {
 
   std::string method_;
   std::shared_ptr<ModelLibrary> library_;
-  std::shared_ptr<States> states_;  // null when the model changes nothing
+  std::shared_ptr<MutableBuffers> buffers_;  // null when the model changes nothing
   ModelApi::Handle handle_ = nullptr;
   std::vector<TensorPtr> constants_;           // the container borrows them
   std::unordered_set<Tensor*> extra_handles_;  // on the same storages: the container makes them and forgets them

@@ -45,7 +45,7 @@ bool is_on_device(const Tensor& t) { return t.device().type == DeviceType::kCUDA
 
 }  // namespace
 
-CudaGraph::CudaGraph(Method& method, std::span<const TensorView> inputs)
+CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs)
     : method_(method), container_(method.container()), device_(method.device().index) {
   if (method.device().type != DeviceType::kCUDA) {
     throw_error(ErrorKind::kUnsupported, "method '", method.spec().name,
@@ -93,7 +93,7 @@ std::size_t CudaGraph::num_bindable() const noexcept {
   return static_cast<std::size_t>(std::count(bindable_.begin(), bindable_.end(), true));
 }
 
-CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
+CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs) {
   const cuda::Driver& api = cuda::driver();
   Captured made;
   made.arena = cuda::make_private_arena(device_);
@@ -103,17 +103,17 @@ CudaGraph::Captured CudaGraph::capture(std::span<const TensorView> inputs) {
   const Device device{DeviceType::kCUDA, device_};
   std::vector<TensorPtr> arguments;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorView& view = inputs[i];
+    const untorch_view& view = inputs[i];
     if (method_.input_on_cpu(i)) {
       // Read while the call is captured, so its value becomes part of the graph.
       const TensorPtr given = borrow_view(view);
-      TensorPtr kept = Tensor::empty_strided(view.sizes, view.strides, view.dtype);
+      TensorPtr kept = Tensor::empty_strided(sizes_of(view), strides_of(view), dtype_of(view));
       copy_cpu(*kept, *given);
       made.inputs.push_back(std::move(kept));
     } else {
       // The caller's strides: the model was compiled for them, and a replay may read the caller's memory.
       const TensorPtr given = borrow_view(view, method_.input_spec(i));
-      made.inputs.push_back(Tensor::empty_strided(view.sizes, given->strides(), view.dtype, device));
+      made.inputs.push_back(Tensor::empty_strided(sizes_of(view), given->strides(), dtype_of(view), device));
     }
     arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
   }
@@ -252,17 +252,16 @@ void CudaGraph::find_inputs(const Captured& other) {
   }
 }
 
-void CudaGraph::check_signature(std::span<const TensorView> inputs) const {
+void CudaGraph::check_signature(std::span<const untorch_view> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& captured = *captured_.inputs[i];
-    const TensorView& view = inputs[i];
+    const untorch_view& view = inputs[i];
     const std::string name = method_.spec().has_specs ? method_.spec().inputs[i].name : std::to_string(i);
-    const bool same_sizes =
-        std::equal(view.sizes.begin(), view.sizes.end(), captured.sizes().begin(), captured.sizes().end());
-    if (view.dtype != captured.dtype() || !same_sizes) {
+    const DimSpan sizes = sizes_of(view);
+    if (dtype_of(view) != captured.dtype() || !std::ranges::equal(sizes, captured.sizes())) {
       throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
                   "': it was captured for ", dtype_name(captured.dtype()), to_string(captured.sizes()), ", got ",
-                  dtype_name(view.dtype), to_string(view.sizes), ": capture another graph for that");
+                  dtype_name(dtype_of(view)), to_string(sizes), ": capture another graph for that");
     }
     if (is_on_device(captured)) continue;
     const TensorPtr given = borrow_view(view);
@@ -318,7 +317,8 @@ void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
   bound_[input] = start;
 }
 
-void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
+void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs,
+                    std::span<std::int32_t> aliases) {
   method_.check_inputs(inputs, *container_);
   check_signature(inputs);
   check(outputs.size() == captured_.outputs.size() && aliases.size() == outputs.size(), "graph of method '",
@@ -340,22 +340,22 @@ void CudaGraph::run(std::span<const TensorView> inputs, std::span<TensorPtr> out
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& own = *captured_.inputs[i];
     if (!is_on_device(own)) continue;
-    const TensorView& view = inputs[i];
+    const untorch_view& view = inputs[i];
     const TensorPtr source = borrow_view(view, method_.input_spec(i));
     const bool same_strides = source->strides() == own.strides();
     const auto given = reinterpret_cast<cuda::DevicePtr>(view.data);
-    in_place[i] = bindable_[i] && view.device.type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
+    in_place[i] = bindable_[i] && device_of(view).type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
     bind(i, in_place[i] ? given : address(own));
     if (in_place[i]) continue;
     before_filling();
-    if (view.device.type == DeviceType::kCPU) {
+    if (device_of(view).type == DeviceType::kCPU) {
       cuda::to_device(own, *source);
     } else {
       copy(own, *source);
     }
   }
   {
-    const States::Turn turn(container_->states(), method_.device(), stream);
+    const MutableBuffers::RunLock run_lock(container_->buffers(), method_.device(), stream);
     if (captured_.random_count != 0) {
       before_filling();
       const cuda::RandomBase base = cuda::reserve_replay(device_, captured_.random_count);

@@ -15,14 +15,14 @@ class CudaGraph {
  public:
   // Captures the call on `inputs` (their values do not matter, nothing runs). Throws what the call throws, and
   // kUnsupported for a model that has to look at results in between.
-  CudaGraph(Method& method, std::span<const TensorView> inputs);
+  CudaGraph(Method& method, std::span<const untorch_view> inputs);
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
   // Replays on the call stream. Outputs are new handles on the graph's own memory, which the next replay overwrites;
   // aliases[i]: the input whose memory output i is, or -1.
-  void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
+  void run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
   std::size_t num_outputs() const noexcept { return captured_.outputs.size(); }
   // Inputs that a replay reads where they lie, without a copy.
   std::size_t num_bindable() const noexcept;
@@ -52,14 +52,14 @@ class CudaGraph {
     std::vector<void*> pointers;
   };
 
-  Captured capture(std::span<const TensorView> inputs);
+  Captured capture(std::span<const untorch_view> inputs);
   void find_inputs(const Captured& other);
   // The nodes that take addresses; `complete` becomes false where another one may take one, too.
   static std::vector<Node> address_nodes(cuda::Graph graph, bool& complete);
   static void read_kernel(Node& node);
   bool compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other);
   bool explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const;
-  void check_signature(std::span<const TensorView> inputs) const;
+  void check_signature(std::span<const untorch_view> inputs) const;
   void bind(std::size_t input, cuda::DevicePtr address);
   void release() noexcept;
 

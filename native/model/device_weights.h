@@ -16,7 +16,7 @@ namespace untorch {
 // through `ring`. Kept as long as somebody holds one. Throws kOutOfMemory.
 std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& manifest,
                                        std::span<const std::size_t> indices, int device, cuda::UploadRing& ring);
-// A copy of one weight that nobody shares, for buffers that a model changes.
+// A private copy of one weight, for buffers that a model changes.
 StorageRef private_device_weight(const Archive& archive, const Manifest& manifest, std::size_t index, int device);
 
 }  // namespace untorch

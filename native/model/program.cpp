@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
 
 #include "cuda/device.h"
 #include "cuda/device_error.h"
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int kMaxParallel = 1024;
 
-bool has_states(const MethodSpec& spec) {
+bool changes_buffers(const MethodSpec& spec) {
   return std::any_of(spec.constants.begin(), spec.constants.end(), [](const ConstantSpec& c) { return c.mutated; });
 }
 
@@ -47,7 +46,7 @@ void MethodLibrary::release() noexcept {
 }
 
 Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-               const LoadOptions& options, Device device, std::shared_ptr<States> states,
+               const LoadOptions& options, Device device, std::shared_ptr<MutableBuffers> buffers,
                std::shared_ptr<cuda::UploadRing> ring)
     : archive_(std::move(archive)),
       manifest_(std::move(manifest)),
@@ -55,19 +54,19 @@ Method::Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Man
       options_(options),
       device_(device),
       library_(std::make_shared<MethodLibrary>(archive_, spec)),
-      states_(has_states(spec) ? std::move(states) : nullptr),
+      buffers_(changes_buffers(spec) ? std::move(buffers) : nullptr),
       owner_("program"),
       ring_(std::move(ring)) {}
 
-Method::Method(Method& shared, std::shared_ptr<States> states)
+Method::Method(Method& shared, std::shared_ptr<MutableBuffers> buffers)
     : archive_(shared.archive_),
       manifest_(shared.manifest_),
       spec_(shared.spec_),
       options_(shared.options_),
       device_(shared.device_),
       library_(shared.library_),
-      states_(shared.states_ ? std::move(states) : nullptr),
-      shared_(states_ ? nullptr : &shared),
+      buffers_(shared.buffers_ ? std::move(buffers) : nullptr),
+      shared_(buffers_ ? nullptr : &shared),
       owner_("session"),
       ring_(std::make_shared<cuda::UploadRing>()) {}
 
@@ -76,7 +75,7 @@ std::shared_ptr<Container> Method::container() {
   if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the ", owner_, " is closed");
   if (shared_ != nullptr) return shared_->container();
   if (!container_) {
-    container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), states_, device_,
+    container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), buffers_, device_,
                                              options_.num_runners, options_.dequantize_weights, *ring_);
     ring_.reset();
   }
@@ -106,29 +105,17 @@ TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container)
                                   tensor->strides());
 }
 
-void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
+void Method::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases) {
   const std::shared_ptr<Container> container = this->container();
   check_inputs(inputs, *container);
   check(outputs.size() == container->num_outputs() && aliases.size() == outputs.size(), "method '", spec_.name,
         "': expected room for ", container->num_outputs(), " outputs");
 
-  constexpr std::size_t kFew = 8;
-  std::array<TensorPtr, kFew> few;
-  std::array<StorageRef, kFew> few_storages;
-  std::vector<TensorPtr> many;
-  std::vector<StorageRef> many_storages;
-  std::span<TensorPtr> tensors(few.data(), std::min(inputs.size(), kFew));
-  std::span<StorageRef> storages(few_storages.data(), tensors.size());
-  if (inputs.size() > kFew) {
-    many.resize(inputs.size());
-    many_storages.resize(inputs.size());
-    tensors = many;
-    storages = many_storages;
-  }
+  SmallVector<StorageRef, 8> storages(inputs.size());
   if (device_.type == DeviceType::kCUDA) {
-    run_cuda(*container, inputs, tensors, storages, outputs);
+    run_cuda(*container, inputs, {storages.data(), storages.size()}, outputs);
   } else {
-    run_cpu(*container, inputs, tensors, storages, outputs);
+    run_cpu(*container, inputs, {storages.data(), storages.size()}, outputs);
   }
 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -146,8 +133,9 @@ void Method::run(std::span<const TensorView> inputs, std::span<TensorPtr> output
   }
 }
 
-void Method::run_cpu(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
-                     std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
+void Method::run_cpu(Container& container, std::span<const untorch_view> inputs, std::span<StorageRef> storages,
+                     std::span<TensorPtr> outputs) {
+  SmallVector<TensorPtr, 8> tensors(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     tensors[i] = borrow_view(inputs[i], input_spec(i));
     storages[i] = tensors[i]->storage();
@@ -159,22 +147,23 @@ void Method::run_cpu(Container& container, std::span<const TensorView> inputs, s
       explicit Threads(int n) { omp_set_num_threads(n); }
       ~Threads() { omp_set_num_threads(before); }
     } threads(options_.num_threads);
-    container.run(tensors, outputs, &proxy_);
+    container.run({tensors.data(), tensors.size()}, outputs, &proxy_);
   } else {
-    container.run(tensors, outputs, &proxy_);
+    container.run({tensors.data(), tensors.size()}, outputs, &proxy_);
   }
 }
 
-void Method::run_cuda(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
-                      std::span<StorageRef> storages, std::span<TensorPtr> outputs) {
+void Method::run_cuda(Container& container, std::span<const untorch_view> inputs, std::span<StorageRef> storages,
+                      std::span<TensorPtr> outputs) {
   const cuda::DeviceGuard guard(device_.index);
   cuda::DeviceErrors::check(device_.index);  // of earlier calls
   const cuda::Stream stream = cuda::call_stream(device_.index);
   const cuda::StreamScope scope(device_.index, stream);
   const cuda::ArenaScope arena(device_.index, cuda::arena_for(device_.index, stream));
+  SmallVector<TensorPtr, 8> tensors(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     tensors[i] = borrow_view(inputs[i], input_spec(i));
-    if (inputs[i].device.type == DeviceType::kCPU && !input_on_cpu(i)) {
+    if (device_of(inputs[i]).type == DeviceType::kCPU && !input_on_cpu(i)) {
       if (cuda::is_capturing(stream)) {
         throw_error(ErrorKind::kInvalidArgument, "method '", spec_.name, "', input ", i,
                     ": is in the CPU's memory, and the stream is being captured into a graph, which would read that "
@@ -185,7 +174,7 @@ void Method::run_cuda(Container& container, std::span<const TensorView> inputs, 
     }
     storages[i] = tensors[i]->storage();
   }
-  container.run(tensors, outputs, &proxy_, stream);
+  container.run({tensors.data(), tensors.size()}, outputs, &proxy_, stream);
 }
 
 Program::Program(const std::string& path, const LoadOptions& options) {
@@ -205,21 +194,21 @@ Program::Program(const std::string& path, const LoadOptions& options) {
   }
   if (options.dequantize_weights) check_dequantizable(path, manifest, has_cuda);
   manifest_ = std::make_shared<const Manifest>(std::move(manifest));
-  states_ = std::make_shared<States>(archive_, manifest_, device_index_);
+  buffers_ = std::make_shared<MutableBuffers>(archive_, manifest_, device_index_);
   const auto ring = std::make_shared<cuda::UploadRing>();
   for (std::size_t i = 0; i < devices.size(); ++i) {
     methods_.push_back(
-        std::make_unique<Method>(archive_, manifest_, manifest_->methods[i], options, devices[i], states_, ring));
+        std::make_unique<Method>(archive_, manifest_, manifest_->methods[i], options, devices[i], buffers_, ring));
   }
 }
 
 std::unique_ptr<Session> Program::session() {
-  return std::make_unique<Session>(methods_, std::make_shared<States>(archive_, manifest_, device_index_));
+  return std::make_unique<Session>(methods_, std::make_shared<MutableBuffers>(archive_, manifest_, device_index_));
 }
 
-Session::Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<States> states)
-    : states_(std::move(states)) {
-  for (const auto& method : methods) methods_.push_back(std::make_unique<Method>(*method, states_));
+Session::Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<MutableBuffers> buffers)
+    : buffers_(std::move(buffers)) {
+  for (const auto& method : methods) methods_.push_back(std::make_unique<Method>(*method, buffers_));
 }
 
 void Session::close() noexcept {

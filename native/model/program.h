@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/container.h"
+#include "model/view.h"
 
 namespace untorch {
 
@@ -17,15 +18,6 @@ struct LoadOptions {
   std::size_t num_runners = 1;      // calls of one method that may run at the same time
   int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
   bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
-};
-
-// The caller's memory as the model is to see it. Nothing is owned.
-struct TensorView {
-  void* data = nullptr;
-  DType dtype = DType::kFloat32;
-  Device device;
-  DimSpan sizes, strides;
-  bool read_only = false;
 };
 
 // What all sessions' instances of a method have in common: its library, opened when first needed.
@@ -47,10 +39,10 @@ class MethodLibrary {
 class Method {
  public:
   Method(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, const MethodSpec& spec,
-         const LoadOptions& options, Device device, std::shared_ptr<States> states,
+         const LoadOptions& options, Device device, std::shared_ptr<MutableBuffers> buffers,
          std::shared_ptr<cuda::UploadRing> ring);
   // The same method on a session's buffers. One that changes nothing is `shared` itself, which must outlive it.
-  Method(Method& shared, std::shared_ptr<States> states);
+  Method(Method& shared, std::shared_ptr<MutableBuffers> buffers);
 
   const MethodSpec& spec() const noexcept { return spec_; }
   Device device() const noexcept { return device_; }
@@ -66,13 +58,13 @@ class Method {
   // null where the model has None). aliases[i] is the input whose memory output i is, or -1. Thread-safe.
   // On CUDA it returns when everything is enqueued on the call stream (cuda/stream.h); inputs in the CPU's memory are
   // copied to the device in the stream's order.
-  void run(std::span<const TensorView> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
+  void run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs, std::span<std::int32_t> aliases);
   void close() noexcept;
   // Lets go of the library, for all sessions; for when the program is closed.
   void release_library() noexcept { library_->release(); }
 
   // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
-  void check_inputs(std::span<const TensorView> inputs, const Container& container) const;
+  void check_inputs(std::span<const untorch_view> inputs, const Container& container) const;
   ProxyExecutor& proxy() noexcept { return proxy_; }
   const TensorSpec* input_spec(std::size_t i) const noexcept { return spec_.has_specs ? &spec_.inputs[i] : nullptr; }
   // True when input i of a CUDA method is to be on the CPU.
@@ -81,10 +73,10 @@ class Method {
   }
 
  private:
-  void run_cpu(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
-               std::span<StorageRef> storages, std::span<TensorPtr> outputs);
-  void run_cuda(Container& container, std::span<const TensorView> inputs, std::span<TensorPtr> tensors,
-                std::span<StorageRef> storages, std::span<TensorPtr> outputs);
+  void run_cpu(Container& container, std::span<const untorch_view> inputs, std::span<StorageRef> storages,
+               std::span<TensorPtr> outputs);
+  void run_cuda(Container& container, std::span<const untorch_view> inputs, std::span<StorageRef> storages,
+                std::span<TensorPtr> outputs);
 
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
@@ -92,9 +84,9 @@ class Method {
   const LoadOptions options_;
   const Device device_;
   std::shared_ptr<MethodLibrary> library_;
-  std::shared_ptr<States> states_;  // null when the model changes nothing
-  Method* shared_ = nullptr;        // whose container this one uses
-  const char* const owner_;         // "program" or "session", for messages
+  std::shared_ptr<MutableBuffers> buffers_;  // null when the model changes nothing
+  Method* shared_ = nullptr;                 // whose container this one uses
+  const char* const owner_;                  // "program" or "session", for messages
   ProxyExecutor proxy_;
   std::mutex mutex_;
   std::shared_ptr<Container> container_;
@@ -104,22 +96,22 @@ class Method {
 
 // The view as a tensor that borrows the caller's memory. Dimensions of size 1 get the strides that `spec` (may be null)
 // expects: any would do, but generated code may compare them.
-TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec = nullptr);
+TensorPtr borrow_view(const untorch_view& view, const TensorSpec* spec = nullptr);
 // A view that the loader made itself, of an output that looks at memory of the model library: keeps the container.
 TensorPtr keep_container(TensorPtr tensor, std::shared_ptr<Container> container);
 
 // Buffers of its own and the program's methods on them. The program must outlive it.
 class Session {
  public:
-  Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<States> states);
+  Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<MutableBuffers> buffers);
 
   // In the program's order.
   std::span<const std::unique_ptr<Method>> methods() const noexcept { return methods_; }
-  States& states() const noexcept { return *states_; }
+  MutableBuffers& buffers() const noexcept { return *buffers_; }
   void close() noexcept;
 
  private:
-  std::shared_ptr<States> states_;
+  std::shared_ptr<MutableBuffers> buffers_;
   std::vector<std::unique_ptr<Method>> methods_;
 };
 
@@ -133,7 +125,7 @@ class Program {
   std::span<const std::unique_ptr<Method>> methods() const noexcept { return methods_; }
   // Buffers as they are in the file. The methods of the program itself have a session of their own.
   std::unique_ptr<Session> session();
-  States& states() const noexcept { return *states_; }
+  MutableBuffers& buffers() const noexcept { return *buffers_; }
   // Calls that still run finish; everything is freed when the last of them and the last output that looks at a weight
   // is gone.
   void close() noexcept;
@@ -142,7 +134,7 @@ class Program {
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
   int device_index_ = -1;
-  std::shared_ptr<States> states_;
+  std::shared_ptr<MutableBuffers> buffers_;
   std::vector<std::unique_ptr<Method>> methods_;
 };
 

@@ -1,4 +1,4 @@
-// The checks that stand between a caller's mistake and generated code that trusts its inputs.
+// Checks of a call's inputs against the method's specification: generated code trusts them.
 #include <algorithm>
 
 #include "model/program.h"
@@ -16,7 +16,7 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) {
 }
 
 // The value of an expression; nothing when it divides by zero or overflows.
-bool evaluate(const DimSpec& dim, const std::vector<std::int64_t>& symbols, std::int64_t& result) {
+bool evaluate(const DimSpec& dim, std::span<const std::int64_t> symbols, std::int64_t& result) {
   std::vector<std::int64_t> stack;
   for (const auto& token : dim.tokens) {
     using Token = DimSpec::Token;
@@ -78,62 +78,67 @@ std::string describe(const TensorSpec& spec) {
 
 }  // namespace
 
-void Method::check_inputs(std::span<const TensorView> inputs, const Container& container) const {
+void Method::check_inputs(std::span<const untorch_view> inputs, const Container& container) const {
   const std::string& method = spec_.name;
   if (inputs.size() != container.num_inputs()) {
     throw_error(ErrorKind::kInvalidArgument, "method '", method, "': expected ", container.num_inputs(),
                 " tensors, got ", inputs.size());
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorView& input = inputs[i];
+    const untorch_view& input = inputs[i];
+    check_view(input);
+    const DimSpan sizes = sizes_of(input), strides = strides_of(input);
+    const DType dtype = dtype_of(input);
+    const Device device = device_of(input);
     const std::string number = spec_.has_specs ? "" : std::to_string(i);
     const std::string& name = spec_.has_specs ? spec_.inputs[i].name : number;
-    if (!is_known(input.dtype)) {
+    if (!is_known(dtype)) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': unknown dtype code ",
-                  static_cast<int>(input.dtype));
+                  input.dtype);
     }
-    if (std::any_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s < 0; })) {
+    if (std::any_of(sizes.begin(), sizes.end(), [](std::int64_t s) { return s < 0; })) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative sizes ",
-                  to_string(input.sizes));
+                  to_string(sizes));
     }
-    const bool has_elements =
-        std::all_of(input.sizes.begin(), input.sizes.end(), [](std::int64_t s) { return s != 0; });
+    const bool has_elements = std::all_of(sizes.begin(), sizes.end(), [](std::int64_t s) { return s != 0; });
     if (has_elements &&
-        (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(input.dtype) != 0)) {
+        (input.data == nullptr || reinterpret_cast<std::uintptr_t>(input.data) % alignment_of(dtype) != 0)) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': its memory is ",
                   input.data == nullptr ? "null" : "not aligned to its dtype: pass a copy");
     }
     // A CUDA method takes CPU memory too: it is copied.
-    if (input.device.type != DeviceType::kCPU &&
-        (input_on_cpu(i) || input.device.type != device_.type || input.device.index != device_.index)) {
-      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ",
-                  device_name(input.device), ", expected ", input_on_cpu(i) ? "cpu" : device_name(device_));
+    if (device.type != DeviceType::kCPU &&
+        (input_on_cpu(i) || device.type != device_.type || device.index != device_.index)) {
+      throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': is on ", device_name(device),
+                  ", expected ", input_on_cpu(i) ? "cpu" : device_name(device_));
     }
-    if (std::any_of(input.strides.begin(), input.strides.end(), [](std::int64_t s) { return s < 0; })) {
+    if (std::any_of(strides.begin(), strides.end(), [](std::int64_t s) { return s < 0; })) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': has negative strides ",
-                  to_string(input.strides), ": pass a contiguous copy (numpy.ascontiguousarray)");
+                  to_string(strides), ": pass a contiguous copy (numpy.ascontiguousarray)");
     }
   }
   if (!spec_.has_specs) return;  // a stock package: the library checks itself
 
-  std::vector<std::int64_t> symbols(spec_.symbols.size(), -1);
-  std::vector<std::size_t> bound_by(spec_.symbols.size(), 0);
+  SmallVector<std::int64_t, 8> symbols(spec_.symbols.size());
+  SmallVector<std::size_t, 8> bound_by(spec_.symbols.size());
+  std::fill(symbols.begin(), symbols.end(), -1);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const TensorView& input = inputs[i];
+    const untorch_view& input = inputs[i];
+    const DimSpan sizes = sizes_of(input), strides = strides_of(input);
+    const DType dtype = dtype_of(input);
     const TensorSpec& expected = spec_.inputs[i];
     const auto fail = [&](const auto&... parts) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ",
-                  describe(expected), ", got ", dtype_name(input.dtype), to_string(input.sizes), parts...);
+                  describe(expected), ", got ", dtype_name(dtype), to_string(sizes), parts...);
     };
-    if (expected.mutated && input.read_only)
+    if (expected.mutated && input.read_only != 0)
       fail(", read-only: the model writes into this input, pass memory that may be written");
-    if (input.dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
-    if (input.sizes.size() != expected.shape.size())
-      fail(" (", input.sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
+    if (dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
+    if (sizes.size() != expected.shape.size()) fail(" (", sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
     bool empty = false;
-    for (std::size_t d = 0; d < input.sizes.size(); ++d) {
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
       const DimSpec& dim = expected.shape[d];
-      const std::int64_t size = input.sizes[d];
+      const std::int64_t size = sizes[d];
       empty = empty || size == 0;
       if (dim.kind == DimSpec::kFixed && size != dim.value) fail(": dimension ", d, " must be ", dim.value);
       if (dim.kind != DimSpec::kSymbol) continue;
@@ -151,43 +156,40 @@ void Method::check_inputs(std::span<const TensorView> inputs, const Container& c
     }
     if (empty) continue;
     std::int64_t running = 1;
-    for (std::size_t d = input.sizes.size(); d-- > 0;) {
-      const std::int64_t want = expected.contiguous ? running
-                                : expected.strides  ? (*expected.strides)[d]
-                                                    : input.strides[d];
-      if (input.sizes[d] != 1 && input.strides[d] != want) {
+    for (std::size_t d = sizes.size(); d-- > 0;) {
+      const std::int64_t want = expected.contiguous ? running : expected.strides ? (*expected.strides)[d] : strides[d];
+      if (sizes[d] != 1 && strides[d] != want) {
         if (expected.contiguous) {
-          fail(" with strides ", to_string(input.strides),
-               ": it must be contiguous (numpy.ascontiguousarray makes it so)");
+          fail(" with strides ", to_string(strides), ": it must be contiguous (numpy.ascontiguousarray makes it so)");
         }
-        fail(" with strides ", to_string(input.strides), ": expected strides ", to_string(*expected.strides));
+        fail(" with strides ", to_string(strides), ": expected strides ", to_string(*expected.strides));
       }
-      running *= input.sizes[d];
+      running *= sizes[d];
     }
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    for (std::size_t d = 0; d < inputs[i].sizes.size(); ++d) {
+    const DimSpan sizes = sizes_of(inputs[i]);
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
       const DimSpec& dim = spec_.inputs[i].shape[d];
       std::int64_t value = 0;
-      if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && inputs[i].sizes[d] != value) {
+      if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && sizes[d] != value) {
         throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", spec_.inputs[i].name, "': expected ",
-                    describe(spec_.inputs[i]), ", got ", dtype_name(inputs[i].dtype), to_string(inputs[i].sizes),
+                    describe(spec_.inputs[i]), ", got ", dtype_name(dtype_of(inputs[i])), to_string(sizes),
                     ": dimension ", d, " must be ", dim.text, " = ", value);
       }
     }
   }
 }
 
-TensorPtr borrow_view(const TensorView& view, const TensorSpec* spec) {
-  const auto extent = static_cast<std::size_t>(storage_extent(view.sizes, view.strides));
-  auto tensor = std::make_unique<Tensor>(StorageRef::borrow(view.data, extent * element_size(view.dtype), view.device),
-                                         0, view.dtype, view.sizes, view.strides);
+TensorPtr borrow_view(const untorch_view& view, const TensorSpec* spec) {
+  auto tensor = std::make_unique<Tensor>(borrowed_storage(view), 0, dtype_of(view), sizes_of(view), strides_of(view));
   if (spec == nullptr || (!spec->contiguous && !spec->strides)) return tensor;
+  const DimSpan sizes = sizes_of(view);
   Dims& strides = tensor->mutable_strides();
   std::int64_t running = 1;
-  for (std::size_t d = view.sizes.size(); d-- > 0;) {
-    if (view.sizes[d] == 1) strides[d] = spec->contiguous ? running : (*spec->strides)[d];
-    running *= view.sizes[d];
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] == 1) strides[d] = spec->contiguous ? running : (*spec->strides)[d];
+    running *= sizes[d];
   }
   return tensor;
 }

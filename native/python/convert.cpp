@@ -13,8 +13,6 @@
 #include "tensor.h"
 #include "types.h"
 
-extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
-
 namespace untorch::python {
 namespace {
 
@@ -94,36 +92,52 @@ bool need_numpy() {
   return there;
 }
 
-bool is_numpy(PyObject* object) {
-  return need_numpy() ? PyArray_Check(object) || PyArray_CheckScalar(object) : (PyErr_Clear(), false);
+bool is_ndarray(PyObject* object) {
+  if (!need_numpy()) throw nanobind::python_error();
+  return PyArray_Check(object) != 0;
 }
 
-bool is_array(PyObject* object) {
-  return is_numpy(object) || has_attribute(object, "__dlpack__") || has_attribute(object, "__cuda_array_interface__");
+bool has_array_protocol(PyObject* object) {
+  return has_attribute(object, "__dlpack__") || has_attribute(object, "__cuda_array_interface__");
 }
 
-Operand::~Operand() { Py_XDECREF(owner_); }
+bool is_writeable(PyObject* array) { return PyArray_ISWRITEABLE(reinterpret_cast<PyArrayObject*>(array)) != 0; }
 
-bool Operand::set(PyObject* object, const Taker& taker, std::size_t index) {
+bool same_form(PyObject* left, PyObject* right) {
+  auto *a = reinterpret_cast<PyArrayObject*>(left), *b = reinterpret_cast<PyArrayObject*>(right);
+  return PyArray_SAMESHAPE(a, b) && PyArray_EquivTypes(PyArray_DESCR(a), PyArray_DESCR(b)) != 0;
+}
+
+std::string form_of(PyObject* object) {
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  std::string text = text_of(reinterpret_cast<PyObject*>(PyArray_DESCR(array))) + "[";
+  for (int d = 0; d < PyArray_NDIM(array); ++d) text += (d == 0 ? "" : ", ") + std::to_string(PyArray_DIM(array, d));
+  return text + "]";
+}
+
+bool copy_values(PyObject* to, PyObject* from) {
+  return PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(to), reinterpret_cast<PyArrayObject*>(from)) == 0;
+}
+
+bool Operand::set(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view) {
   if (!need_numpy()) return false;
-  if (nanobind::isinstance<Tensor>(object)) return set_tensor(object, taker, index);
   if (PyArray_Check(object)) {
-    Py_INCREF(object);
-    owner_ = object;
-    return set_numpy(object, taker.method, index);
+    owner_ = Py_NewRef(object);
+    return set_numpy(object, taker.method, index, view);
   }
+  if (nanobind::isinstance<Tensor>(object)) return set_tensor(object, taker, index, view);
   if (PyArray_CheckScalar(object)) {
     owner_ = PyArray_FromAny(object, nullptr, 0, 0, 0, nullptr);
-    return owner_ != nullptr && set_numpy(owner_, taker.method, index);
+    return owner_ != nullptr && set_numpy(owner_, taker.method, index, view);
   }
-  if (has_attribute(object, "__dlpack__")) return set_dlpack(object, taker, index);
-  if (has_attribute(object, "__cuda_array_interface__")) return set_cuda_array(object, taker, index);
+  if (has_attribute(object, "__dlpack__")) return set_dlpack(object, taker, index, view);
+  if (has_attribute(object, "__cuda_array_interface__")) return set_cuda_array(object, taker, index, view);
   raise_argument_type(taker.method, index,
                       "expected an array (numpy, or anything with __dlpack__), got " + type_name(object));
   return false;
 }
 
-bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index) {
+bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index, untorch_view& view) {
   auto* array = reinterpret_cast<PyArrayObject*>(object);
   const std::int32_t code = code_of(array);
   if (code < 0 || !PyArray_ISNOTSWAPPED(array)) {
@@ -145,24 +159,24 @@ bool Operand::set_numpy(PyObject* object, const char* method, std::size_t index)
   const npy_intp itemsize = PyArray_ITEMSIZE(array);
   const npy_intp* shape = PyArray_DIMS(array);
   const npy_intp* bytes = PyArray_STRIDES(array);
+  make_room(ndim);
   for (int d = 0; d < ndim; ++d) {
     if (bytes[d] % itemsize != 0 && shape[d] > 1) {
       raise_argument(method, index, "the array's strides are no multiples of its item size: pass a copy");
       return false;
     }
-    sizes_[d] = shape[d];
+    const auto i = static_cast<std::size_t>(d);
+    sizes_[i] = shape[d];
     // numpy leaves any stride on dimensions of size 0 and 1; those must not look negative or odd.
-    strides_[d] = shape[d] > 1 ? bytes[d] / itemsize : (bytes[d] > 0 ? bytes[d] / itemsize : 1);
+    strides_[i] = shape[d] > 1 ? bytes[d] / itemsize : (bytes[d] > 0 ? bytes[d] / itemsize : 1);
   }
   numpy_ = true;
   writable_ = PyArray_ISWRITEABLE(array) != 0;
-  view_ = {PyArray_DATA(array), code, 0, -1, ndim, sizes_, strides_, writable_ ? 0 : 1};
+  view = {PyArray_DATA(array), code, 0, -1, ndim, sizes_.data(), strides_.data(), writable_ ? 0 : 1};
   return true;
 }
 
-PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
-  untorch_view view;
-  untorch_tensor_view(tensor, &view);
+PyObject* to_numpy(untorch_tensor* tensor, const untorch_view& view, PyObject* owner, bool writable) {
   const TypeRow* row = row_of(view.dtype);
   PyArray_Descr* descr = row != nullptr && need_numpy() ? descr_of(*row) : nullptr;
   if (descr != nullptr && view.ndim > kMaxDims) {
@@ -259,13 +273,12 @@ PyObject* make_capsule(untorch_tensor* tensor, PyObject* owner, const DlpackOpti
     PyErr_SetString(PyExc_BufferError, "the tensor has a dtype that DLPack cannot describe");
     return nullptr;
   }
-  void* handle = nullptr;
-  if (aoti_torch_new_tensor_handle(tensor, &handle) != 0) {
-    raise_status(UNTORCH_INTERNAL);
+  untorch_tensor* handle = nullptr;
+  if (const untorch_status status = untorch_tensor_share(tensor, &handle); status != UNTORCH_OK) {
+    raise_status(status);
     return nullptr;
   }
-  auto* exported = new Exported{
-      static_cast<untorch_tensor*>(handle), Py_XNewRef(owner), Py_XNewRef(options.stream_owner), options, {}};
+  auto* exported = new Exported{handle, Py_XNewRef(owner), Py_XNewRef(options.stream_owner), options, {}};
   for (int d = 0; d < view.ndim; ++d) {
     exported->dims[d] = view.sizes[d];
     exported->dims[kMaxDims + d] = view.strides[d];

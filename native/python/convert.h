@@ -1,13 +1,14 @@
 // Arrays in and out: numpy through its C API, anything else through DLPack or the CUDA array interface.
 #pragma once
 
-#include <Python.h>
+#include <nanobind/nanobind.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
-#include "untorch/untorch.h"
+#include "model/capi.h"
 
 namespace untorch::python {
 
@@ -19,49 +20,67 @@ struct Taker {
   std::int32_t device_type, device_index;
 };
 
-// An array argument as a view, with what keeps it valid. Not copyable; lives for one call.
+// What keeps the view of an array argument valid: its owner, and room for sizes and strides. Lives for one call.
 class Operand {
  public:
   Operand() = default;
   Operand(const Operand&) = delete;
   Operand& operator=(const Operand&) = delete;
-  ~Operand();
+  ~Operand() { Py_XDECREF(owner_); }
 
-  // Fills the view from `object`; the producer of an array on a GPU orders its work before the call stream. On failure
+  // Fills `view` from `object`; the producer of an array on a GPU orders its work before the call stream. On failure
   // sets a Python exception that names the argument, and returns false.
-  bool set(PyObject* object, const Taker& taker, std::size_t index);
-  const untorch_view& view() const noexcept { return view_; }
+  bool set(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view);
   PyObject* owner() const noexcept { return owner_; }  // the array, or the DLPack capsule
   // The same, now the caller's reference.
   PyObject* take_owner() noexcept { return std::exchange(owner_, nullptr); }
   bool is_numpy() const noexcept { return numpy_; }
   // An array on a GPU that may not go away before the call's work is done. Not so for a Tensor of the call's own
   // stream: its memory is used again in that stream's order.
-  bool must_stay() const noexcept { return view_.device_type != 0 && !ordered_; }
+  bool must_stay() const noexcept { return on_gpu_ && !ordered_; }
   bool writable() const noexcept { return writable_; }
 
  private:
-  bool set_numpy(PyObject* array, const char* method, std::size_t index);
-  bool set_tensor(PyObject* tensor, const Taker& taker, std::size_t index);
-  bool set_dlpack(PyObject* object, const Taker& taker, std::size_t index);
-  bool set_cuda_array(PyObject* object, const Taker& taker, std::size_t index);
+  bool set_numpy(PyObject* array, const char* method, std::size_t index, untorch_view& view);
+  bool set_tensor(PyObject* tensor, const Taker& taker, std::size_t index, untorch_view& view);
+  bool set_dlpack(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view);
+  bool set_cuda_array(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view);
+  // Room for sizes and strides of `ndim` dimensions.
+  void make_room(int ndim) {
+    sizes_.resize(static_cast<std::size_t>(ndim));
+    strides_.resize(static_cast<std::size_t>(ndim));
+  }
 
-  untorch_view view_{};
   PyObject* owner_ = nullptr;
-  bool numpy_ = false, writable_ = false, ordered_ = false;
-  std::int64_t sizes_[kMaxDims], strides_[kMaxDims];
+  bool numpy_ = false, writable_ = false, on_gpu_ = false, ordered_ = false;
+  SmallVector<std::int64_t, 6> sizes_, strides_;
 };
 
 // Imports numpy and its C API, once: importing this module does not. Sets a Python exception on failure.
 bool need_numpy();
-// True for numpy.ndarray and its subclasses and numpy scalars.
-bool is_numpy(PyObject* object);
-// True for objects that this module can take as tensors.
-bool is_array(PyObject* object);
+// True for numpy.ndarray and its subclasses. Throws when numpy is missing.
+bool is_ndarray(PyObject* object);
+// True for what can be taken through DLPack or the CUDA array interface.
+bool has_array_protocol(PyObject* object);
+inline bool has_attribute(PyObject* object, const char* name) { return PyObject_HasAttrString(object, name) != 0; }
+
+// Of numpy arrays:
+bool is_writeable(PyObject* array);
+bool same_form(PyObject* a, PyObject* b);  // dtype and shape
+std::string form_of(PyObject* array);      // "float32[2, 3]"
+// Copies values into an array of the same form; false with a Python exception set.
+bool copy_values(PyObject* to, PyObject* from);
 
 // A numpy array over the tensor's memory; takes the handle over, also on failure (then null, with an exception set).
-// `owner` (borrowed, may be null): the input whose memory it is; then the array keeps that alive instead.
-PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable);
+// `view`: the tensor's. `owner` (borrowed, may be null): the input whose memory it is; then the array keeps that alive
+// instead.
+PyObject* to_numpy(untorch_tensor* tensor, const untorch_view& view, PyObject* owner, bool writable);
+
+inline PyObject* to_numpy(untorch_tensor* tensor, PyObject* owner, bool writable) {
+  untorch_view view;
+  untorch_tensor_view(tensor, &view);
+  return to_numpy(tensor, view, owner, writable);
+}
 
 // A numpy array with a copy of a CUDA tensor's values, for which it waits; takes the handle over likewise. On the
 // thread whose call made the tensor.
@@ -90,8 +109,21 @@ const char* typestr(std::int32_t dtype);
 // Bytes of an element; 0 for an unknown code.
 std::int64_t item_size(std::int32_t dtype);
 
+// The exception class of a status; borrowed from a module that stays loaded.
+PyObject* exception_class(untorch_status status);
+// Sets the Python exception for a status.
+void set_error(untorch_status status, const std::string& text);
+// The same, and throws it.
+[[noreturn]] void raise(untorch_status status, const std::string& text);
+// For an argument of another Python type: ArgumentTypeError, which is also a TypeError, where the package has it.
+void set_type_error(const std::string& text);
+[[noreturn]] void raise_type(const std::string& text);
 // Sets the Python exception for a status, with untorch_last_error() as its text.
 void raise_status(untorch_status status);
+// str(object) in UTF-8, for messages.
+std::string text_of(nanobind::handle object);
+// type(object).__name__
+std::string class_name(PyObject* object);
 // The status that stands for the Python exception that is set; its text goes to untorch_set_error.
 void store_python_error();
 

@@ -22,50 +22,68 @@ constexpr struct {
     {UNTORCH_MODEL, "ModelError"},
 };
 
-// An exception class by its name; borrowed from a module that stays loaded.
+// An exception class by its name; borrowed from a module that stays loaded. Null when there is none.
 PyObject* exception_class(const char* name) {
   PyObject* module = PyImport_ImportModule("untorch.runtime.errors");
   PyObject* type = module != nullptr ? PyObject_GetAttrString(module, name) : nullptr;
   Py_XDECREF(module);
-  if (type == nullptr) {
-    PyErr_Clear();
-    return PyExc_RuntimeError;
-  }
-  Py_DECREF(type);
+  if (type == nullptr) PyErr_Clear();
+  Py_XDECREF(type);
   return type;
 }
 
-PyObject* exception_class(untorch_status status) {
-  for (const auto& row : kExceptions) {
-    if (row.status == status) return exception_class(row.name);
-  }
-  return exception_class("UntorchError");
-}
-
-// Raises an exception; the class is looked up last, as importing it may run code that clears the thread's last error.
-template <class Which>
-void raise_as(Which which, const std::string& text) {
+void set_error_of(PyObject* type, const std::string& text) {
   // A path need not be UTF-8.
   PyObject* message = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
   if (message == nullptr) return;
-  PyErr_SetObject(exception_class(which), message);
+  PyErr_SetObject(type, message);
   Py_DECREF(message);
-}
-
-std::string argument_text(const char* method, std::size_t index, const std::string& text) {
-  return "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
 }
 
 }  // namespace
 
-void raise_status(untorch_status status) { raise_as(status, untorch_last_error()); }
-
-void raise_argument(const char* method, std::size_t index, const std::string& text) {
-  raise_as(UNTORCH_INVALID_ARGUMENT, argument_text(method, index, text));
+PyObject* exception_class(untorch_status status) {
+  const char* name = "UntorchError";
+  for (const auto& row : kExceptions) {
+    if (row.status == status) name = row.name;
+  }
+  PyObject* const type = exception_class(name);
+  return type != nullptr ? type : PyExc_RuntimeError;
 }
 
-void raise_argument_type(const char* method, std::size_t index, const std::string& text) {
-  raise_as("ArgumentTypeError", argument_text(method, index, text));
+void set_error(untorch_status status, const std::string& text) { set_error_of(exception_class(status), text); }
+
+void set_type_error(const std::string& text) {
+  PyObject* const type = exception_class("ArgumentTypeError");
+  set_error_of(type != nullptr ? type : exception_class(UNTORCH_INVALID_ARGUMENT), text);
+}
+
+void raise_type(const std::string& text) {
+  set_type_error(text);
+  throw nanobind::python_error();
+}
+
+void raise(untorch_status status, const std::string& text) {
+  set_error(status, text);
+  throw nanobind::python_error();
+}
+
+void raise_status(untorch_status status) {
+  set_error(status, std::string(untorch_last_error()));  // importing may run code that fails and clears it
+}
+
+std::string text_of(nanobind::handle object) {
+  PyObject* text = PyObject_Str(object.ptr());
+  PyObject* bytes = text != nullptr ? PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace") : nullptr;
+  Py_XDECREF(text);
+  if (bytes == nullptr) throw nanobind::python_error();
+  const std::string result(PyBytes_AS_STRING(bytes), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes)));
+  Py_DECREF(bytes);
+  return result;
+}
+
+std::string class_name(PyObject* object) {
+  return text_of(nanobind::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__name__"));
 }
 
 void store_python_error() {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "call.h"
+#include "signature.h"
 
 namespace untorch::python {
 
@@ -28,8 +29,22 @@ struct SessionHandle {
   untorch_session* session;
 };
 
-// One method as a callable. The usual call, arrays by position and a flat result, is served here; any other goes
-// through the functions that the Python side bound.
+// Python objects that are to be read as flat inputs: a list, or a tuple.
+inline nb::object as_sequence(const nb::object& inputs, const std::string& method) {
+  PyObject* const given = inputs.ptr();
+  if (PyTuple_Check(given) || PyList_Check(given)) return nb::steal(PySequence_Tuple(given));
+  raise_type("method '" + method +
+             "': run takes a list of arrays in the file's order, or a dict of arrays by input "
+             "name, got " +
+             class_name(given));
+}
+
+inline std::span<PyObject* const> items(const nb::object& tuple) {
+  return {reinterpret_cast<PyTupleObject*>(tuple.ptr())->ob_item,
+          static_cast<std::size_t>(PyTuple_GET_SIZE(tuple.ptr()))};
+}
+
+// One method as a callable.
 class Method {
  public:
   // `owner` keeps the method: its program or its session.
@@ -51,12 +66,6 @@ class Method {
 
   nb::tuple arity() const { return nb::make_tuple(num_inputs_, num_outputs_); }
 
-  nb::tuple call_spec() const {
-    const char *in = nullptr, *out = nullptr;
-    check(untorch_method_call_spec(method_, &in, &out));
-    return nb::make_tuple(in, out);
-  }
-
   nb::object extern_nodes() const {
     const char* text = nullptr;
     std::size_t length = 0;
@@ -65,12 +74,13 @@ class Method {
     return nb::str(text, length);
   }
 
-  // general(args, kwargs) serves the calls that are not flat. flat_inputs: num_inputs arrays by position and nothing
-  // else. outputs: 0 one array, 1 a tuple, 2 a list, -1 anything else.
-  void bind(nb::object general, bool flat_inputs, int outputs) {
-    general_ = std::move(general);
-    flat_inputs_ = flat_inputs;
-    flat_outputs_ = outputs;
+  // What the file says beside the call specification; see Signature. Before the first call.
+  void describe(const nb::list& names, const nb::dict& constants, const nb::list& none_outputs,
+                const std::string& text) {
+    const char *in = nullptr, *out = nullptr;
+    check(untorch_method_call_spec(method_, &in, &out));
+    signature_ = std::make_unique<const Signature>(name_, in, out, num_inputs_, num_outputs_, names, constants,
+                                                   none_outputs, text);
   }
 
   void set_proxy(nb::object handler) {
@@ -78,40 +88,60 @@ class Method {
     untorch_method_set_proxy(method_, &Method::run_proxy, this);
   }
 
-  nb::object call(const nb::args& args, const nb::kwargs& kwargs) {
-    return call_flat(args, kwargs, general_, [&](const nb::args& arrays) { return run(arrays, nb::none()); });
+  // args: a tuple; kwargs: a dict or null.
+  nb::object call(PyObject* args, PyObject* kwargs) const {
+    return call_by(args, kwargs, [&](auto... arguments) { return untorch_method_run(method_, arguments...); });
   }
 
-  // The usual call by `run`, any other by `general`.
-  template <class Run>
-  nb::object call_flat(const nb::args& args, const nb::kwargs& kwargs, const nb::object& general, Run&& run) const {
-    const std::size_t count = args.size();
-    if (flat_inputs_ && flat_outputs_ >= 0 && count == num_inputs_ && kwargs.size() == 0) {
-      bool arrays = true;
-      for (std::size_t i = 0; i < count && arrays; ++i)
-        arrays = is_array(PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i)));
-      if (arrays) {
-        nb::list results = run(args);
-        if (flat_outputs_ == 0) return results[0];
-        if (flat_outputs_ == 1) return nb::tuple(results);
-        return results;
+  // A call whose flat run is `body`; see run_on_arrays.
+  template <class Body>
+  nb::object call_by(PyObject* args, PyObject* kwargs, Body&& body) const {
+    References results;
+    const Signature& signature = this->signature();
+    if (signature.is_flat(args, kwargs)) {
+      run_on_arrays(taker(), items(nb::borrow(args)), num_outputs_, Form::kLikeInputs, results, body);
+      return signature.result(results, nullptr);
+    }
+    nb::object keywords = nb::borrow(kwargs);
+    const nb::object out = signature.take_out(keywords);
+    References inputs, buffers;
+    signature.flatten(args, keywords.ptr(), inputs);
+    Form form = Form::kLikeInputs;
+    if (out.is_valid()) {
+      signature.flatten_out(out.ptr(), device_type_ == 0, device_type_ == 0 ? "" : device(), buffers);
+      for (PyObject* buffer : buffers.span()) {
+        if (buffer != Py_None && !is_ndarray(buffer)) form = Form::kTensor;
       }
     }
-    if (!general.is_valid()) {
-      PyErr_SetString(PyExc_RuntimeError, "the method was not bound");
-      throw_python();
-    }
-    return general(args, kwargs);
+    run_on_arrays(taker(), inputs.span(), num_outputs_, form, results, body);
+    return signature.result(results, out.is_valid() ? &buffers : nullptr);
   }
 
-  // Runs on flat arrays; see run_on_arrays.
-  nb::list run(const nb::object& inputs, const nb::object& as_numpy) {
-    return run_on_arrays(taker(), inputs, num_outputs_, as_numpy,
-                         [&](auto... arguments) { return untorch_method_run(method_, arguments...); });
+  // The flat inputs of a call.
+  nb::list flatten(const nb::args& args, const nb::kwargs& kwargs) const {
+    References inputs;
+    signature().flatten(args.ptr(), kwargs.ptr(), inputs);
+    nb::list list;
+    for (PyObject* input : inputs.span()) list.append(nb::handle(input));
+    return list;
+  }
+
+  // Runs on a list of arrays; gives the list of outputs.
+  nb::list run(const nb::object& inputs) const {
+    return run_by(inputs, [&](auto... arguments) { return untorch_method_run(method_, arguments...); });
+  }
+
+  template <class Body>
+  nb::list run_by(const nb::object& inputs, Body&& body) const {
+    const nb::object arrays = as_sequence(inputs, name_);
+    References results;
+    run_on_arrays(taker(), items(arrays), num_outputs_, Form::kLikeInputs, results, body);
+    nb::list list;
+    for (PyObject* result : results.span()) list.append(nb::handle(result));
+    return list;
   }
 
   Taker taker() const { return {name_.c_str(), device_type_, device_index_}; }
-  std::size_t num_outputs() const { return num_outputs_; }
   std::string device() const {
     std::int32_t type = 0, index = -1;
     check(untorch_method_device(method_, &type, &index));
@@ -121,19 +151,14 @@ class Method {
   std::string gpu_architecture() const { return untorch_method_gpu_architecture(method_); }
 
   // A CUDA graph of the call on these arrays.
-  untorch_graph* capture(const nb::object& inputs) {
-    const std::size_t count = nb::len(inputs);
-    std::unique_ptr<Operand[]> operands(new Operand[count]);
-    std::vector<untorch_view> views(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (!operands[i].set(nb::object(inputs[i]).ptr(), taker(), i)) throw_python();
-      views[i] = operands[i].view();
-    }
+  untorch_graph* capture(const nb::object& given) const {
+    const nb::object arrays = as_sequence(given, name_);
+    const Inputs inputs(taker(), items(arrays));
     untorch_graph* graph = nullptr;
     untorch_status status;
     {
       nb::gil_scoped_release release;
-      status = untorch_graph_capture(method_, views.data(), count, &graph);
+      status = untorch_graph_capture(method_, inputs.views(), inputs.size(), &graph);
     }
     check(status);
     return graph;
@@ -170,14 +195,21 @@ class Method {
     return code;
   }
 
+  const Signature& signature() const {
+    if (signature_ == nullptr) {
+      PyErr_SetString(PyExc_RuntimeError, "the method was not described");
+      throw_python();
+    }
+    return *signature_;
+  }
+
   std::shared_ptr<void> owner_;
   untorch_method* method_;
   std::string name_;
+  std::unique_ptr<const Signature> signature_;
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::int32_t device_type_ = 0, device_index_ = -1;
-  bool flat_inputs_ = false;
-  int flat_outputs_ = -1;
-  nb::object general_, proxy_;
+  nb::object proxy_;
 };
 
 // A captured call; keeps its method, and through it the program.
@@ -186,30 +218,45 @@ class Graph {
   Graph(const nb::object& method, const nb::object& inputs)
       : method_(method), graph_(nb::cast<Method&>(method).capture(inputs), untorch_graph_free) {}
 
-  nb::list run(const nb::object& inputs, const nb::object& as_numpy) {
-    const std::shared_ptr<untorch_graph> graph = graph_;  // another thread may close it meanwhile
-    if (graph == nullptr) {
-      untorch_set_error(UNTORCH_CLOSED, "the graph was closed");
-      check(UNTORCH_CLOSED);
-    }
-    const Method& method = nb::cast<Method&>(method_);
-    return run_on_arrays(method.taker(), inputs, method.num_outputs(), as_numpy,
-                         [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
+  nb::list run(const nb::object& inputs) const {
+    const std::shared_ptr<untorch_graph> graph = open_graph();
+    return method().run_by(inputs, [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
   }
 
-  // general(args, kwargs) serves the calls that are not flat.
-  void bind(nb::object general) { general_ = std::move(general); }
-  nb::object call(const nb::args& args, const nb::kwargs& kwargs) {
-    return nb::cast<Method&>(method_).call_flat(args, kwargs, general_,
-                                                [&](const nb::args& arrays) { return run(arrays, nb::none()); });
+  nb::object call(PyObject* args, PyObject* kwargs) const {
+    const std::shared_ptr<untorch_graph> graph = open_graph();
+    return method().call_by(args, kwargs,
+                            [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
   }
 
   void close() { graph_.reset(); }
   bool closed() const { return graph_ == nullptr; }
 
  private:
-  nb::object method_, general_;
+  const Method& method() const { return nb::cast<Method&>(method_); }
+  // Another thread may close it meanwhile.
+  std::shared_ptr<untorch_graph> open_graph() const {
+    if (graph_ == nullptr) raise(UNTORCH_CLOSED, "the graph was closed");
+    return graph_;
+  }
+
+  nb::object method_;
   std::shared_ptr<untorch_graph> graph_;
 };
+
+// tp_call: without the tuple and the dict that a bound function would make of the arguments.
+template <class Callable>
+PyObject* call_slot(PyObject* self, PyObject* args, PyObject* kwargs) noexcept {
+  try {
+    return nb::inst_ptr<Callable>(self)->call(args, kwargs).release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 }  // namespace untorch::python

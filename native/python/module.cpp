@@ -1,8 +1,8 @@
-// untorch._core: Program, Method and Graph over the C interface. Thin: what a call costs is decided here, what a call
-// means (trees of arguments, names, files) lies in the Python package.
+// untorch._core: Program, Session, Method and Graph over the C interface. Calls are served here altogether.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <memory>
 
 #include "method.h"
@@ -120,24 +120,25 @@ class Program {
 NB_MODULE(_core, m) {
   bind_tensor(m);
 
-  nb::class_<Method>(m, "Method", nb::dynamic_attr())
+  static PyType_Slot method_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_slot<Method>)}, {0, nullptr}};
+  static PyType_Slot graph_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_slot<Graph>)}, {0, nullptr}};
+
+  nb::class_<Method>(m, "Method", nb::type_slots(method_slots))
       .def_prop_ro("name", &Method::name)
       .def("open", &Method::open)
       .def("arity", &Method::arity)
-      .def("call_spec", &Method::call_spec)
       .def("extern_nodes", &Method::extern_nodes)
-      .def("bind", &Method::bind)
+      .def("describe", &Method::describe, nb::arg("names"), nb::arg("constants"), nb::arg("none_outputs"),
+           nb::arg("text"))
       .def("set_proxy", &Method::set_proxy)
-      .def("run", &Method::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
+      .def("flatten", &Method::flatten)
+      .def("run", &Method::run, nb::arg("inputs"))
       .def_prop_ro("device", &Method::device)
-      .def_prop_ro("gpu_architecture", &Method::gpu_architecture)
-      .def("__call__", &Method::call);
+      .def_prop_ro("gpu_architecture", &Method::gpu_architecture);
 
-  nb::class_<Graph>(m, "Graph")
+  nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots))
       .def(nb::init<const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"))
-      .def("run", &Graph::run, nb::arg("inputs"), nb::arg("as_numpy").none() = nb::none())
-      .def("bind", &Graph::bind, nb::arg("general"))
-      .def("__call__", &Graph::call)
+      .def("run", &Graph::run, nb::arg("inputs"))
       .def("close", &Graph::close)
       .def_prop_ro("closed", &Graph::closed);
 
@@ -158,6 +159,54 @@ NB_MODULE(_core, m) {
       .def("reset", &Program::reset)
       .def_prop_ro("is_stock", &Program::is_stock)
       .def("close", &Program::close);
+
+  // For tests: a tree alone.
+  nb::class_<Tree>(m, "Tree")
+      .def("__init__", [](Tree* self, const std::string& text) { new (self) Tree(Tree::parse(text.c_str())); })
+      .def_prop_ro("num_leaves", &Tree::num_leaves)
+      .def("flatten",
+           [](const Tree& tree, nb::handle value, const std::string& root) {
+             References leaves;
+             tree.flatten(value.ptr(), root, leaves);
+             nb::list out;
+             for (std::size_t i = 0; i < leaves.size(); ++i)
+               out.append(nb::make_tuple(tree.path_of(i, root), nb::handle(leaves[i])));
+             return out;
+           })
+      .def("unflatten", [](const Tree& tree, const nb::list& leaves) {
+        if (leaves.size() != tree.num_leaves()) throw nb::value_error("another number of leaves than the tree has");
+        References given;
+        for (nb::handle leaf : leaves) given.add(leaf.ptr());
+        PyObject* const* next = given.span().data();
+        return tree.unflatten(next);
+      });
+
+  m.def(
+      "read_elf",
+      [](const nb::object& data, const nb::object& name) {
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(data.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw_python();
+        const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> keep(&buffer, PyBuffer_Release);
+        const untorch_elf* read = nullptr;
+        check(untorch_elf_read(buffer.buf, static_cast<std::size_t>(buffer.len), text_of(name).c_str(), &read));
+        const std::unique_ptr<const untorch_elf, void (*)(const untorch_elf*)> elf(read, untorch_elf_free);
+        const auto text = [](const char* bytes) -> nb::object {
+          if (bytes == nullptr) return nb::none();
+          return steal_or_throw(
+              PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(std::strlen(bytes)), "backslashreplace"));
+        };
+        nb::list needed, symbols, versions;
+        for (std::size_t i = 0; i < elf->num_needed; ++i) needed.append(text(elf->needed[i]));
+        for (std::size_t i = 0; i < elf->num_symbols; ++i) {
+          const untorch_elf_symbol& s = elf->symbols[i];
+          symbols.append(
+              nb::make_tuple(text(s.name), s.is_defined != 0, s.is_weak != 0, text(s.version), text(s.version_file)));
+        }
+        for (std::size_t i = 0; i < elf->num_versions; ++i)
+          versions.append(nb::make_tuple(text(elf->versions[i].file), text(elf->versions[i].name)));
+        return nb::make_tuple(text(elf->machine), text(elf->soname), needed, symbols, versions);
+      },
+      nb::arg("data"), nb::arg("name"));
 
   m.def("exchange_stream", &exchange_stream, nb::arg("handle").none(), nb::arg("owner").none());
   m.def("call_stream", [](int device) { return stream_number(current_producer(device).stream); }, nb::arg("device"));
@@ -188,13 +237,14 @@ NB_MODULE(_core, m) {
       "to_device",
       [](nb::handle array, int device) {
         Operand operand;
-        if (!operand.set(array.ptr(), {"to_device", 0, -1}, 0)) throw_python();
+        untorch_view given;
+        if (!operand.set(array.ptr(), {"to_device", 0, -1}, 0, given)) throw_python();
         const Producer producer = current_producer(device);
         untorch_tensor* tensor = nullptr;
         untorch_status status;
         {
           nb::gil_scoped_release release;
-          status = untorch_tensor_to_device(&operand.view(), device, &tensor);
+          status = untorch_tensor_to_device(&given, device, &tensor);
         }
         check(status);
         return nb::cast(new Tensor(tensor, producer), nb::rv_policy::take_ownership);
@@ -206,8 +256,8 @@ NB_MODULE(_core, m) {
       "view_of",
       [](nb::handle array, int device_type, int device_index) {
         Operand operand;
-        if (!operand.set(array.ptr(), {"view_of", device_type, device_index}, 0)) throw_python();
-        const untorch_view& v = operand.view();
+        untorch_view v;
+        if (!operand.set(array.ptr(), {"view_of", device_type, device_index}, 0, v)) throw_python();
         nb::list sizes, strides;
         for (int d = 0; d < v.ndim; ++d) {
           sizes.append(v.sizes[d]);

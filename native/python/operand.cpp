@@ -9,6 +9,21 @@
 #include "types.h"
 
 namespace untorch::python {
+namespace {
+
+std::string argument_text(const char* method, std::size_t index, const std::string& text) {
+  return "method '" + std::string(method) + "', argument " + std::to_string(index) + ": " + text;
+}
+
+}  // namespace
+
+void raise_argument(const char* method, std::size_t index, const std::string& text) {
+  set_error(UNTORCH_INVALID_ARGUMENT, argument_text(method, index, text));
+}
+
+void raise_argument_type(const char* method, std::size_t index, const std::string& text) {
+  set_type_error(argument_text(method, index, text));
+}
 
 namespace {
 
@@ -87,15 +102,16 @@ class CurrentDevice {
 
 }  // namespace
 
-bool Operand::set_tensor(PyObject* object, const Taker& taker, std::size_t index) {
+bool Operand::set_tensor(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view) {
   const Tensor& tensor = *nanobind::inst_ptr<Tensor>(object);
-  view_ = tensor.view();
-  if (view_.device_type != 0) {
-    if (!check_device(taker, index, view_.device_index)) return false;
+  view = tensor.view();
+  on_gpu_ = view.device_type != 0;
+  if (on_gpu_) {
+    if (!check_device(taker, index, view.device_index)) return false;
     void* stream = nullptr;
-    untorch_status status = untorch_call_stream(view_.device_index, &stream);
+    untorch_status status = untorch_call_stream(view.device_index, &stream);
     if (status == UNTORCH_OK && tensor.producer().known) {
-      status = untorch_stream_wait(view_.device_index, stream, tensor.producer().stream);
+      status = untorch_stream_wait(view.device_index, stream, tensor.producer().stream);
     }
     if (status != UNTORCH_OK) {
       raise_status(status);
@@ -106,11 +122,11 @@ bool Operand::set_tensor(PyObject* object, const Taker& taker, std::size_t index
   Py_INCREF(object);
   owner_ = object;
   writable_ = !tensor.read_only();
-  view_.read_only = writable_ ? 0 : 1;
+  view.read_only = writable_ ? 0 : 1;
   return true;
 }
 
-bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index) {
+bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view) {
   const char* const method = taker.method;
   long device_type = 0, device_index = 0;
   if (!dlpack_device(object, device_type, device_index)) return false;
@@ -167,8 +183,9 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
                        std::to_string(tensor->dtype.bits) + " bits) is not supported");
     return false;
   }
+  make_room(tensor->ndim);
   std::int64_t running = 1;
-  for (int d = tensor->ndim; d-- > 0;) {
+  for (auto d = static_cast<std::size_t>(tensor->ndim); d-- > 0;) {
     sizes_[d] = tensor->shape[d];
     strides_[d] = tensor->strides != nullptr ? tensor->strides[d] : running;
     // A shape that overflows here is refused later; it must not be undefined now.
@@ -178,18 +195,19 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
   const bool cuda = tensor->device.device_type == kDLCUDA || tensor->device.device_type == kDLCUDAManaged;
   const std::int32_t device = cpu ? 0 : cuda ? 1 : 14;
   writable_ = (flags & kDLReadOnly) == 0;
-  view_ = {static_cast<char*>(tensor->data) + tensor->byte_offset,
-           code,
-           device,
-           cpu ? -1 : tensor->device.device_id,
-           tensor->ndim,
-           sizes_,
-           strides_,
-           writable_ ? 0 : 1};
+  on_gpu_ = device != 0;
+  view = {static_cast<char*>(tensor->data) + tensor->byte_offset,
+          code,
+          device,
+          cpu ? -1 : tensor->device.device_id,
+          tensor->ndim,
+          sizes_.data(),
+          strides_.data(),
+          writable_ ? 0 : 1};
   return true;
 }
 
-bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t index) {
+bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view) {
   const auto refuse = [&](const std::string& text) {
     PyErr_Clear();
     raise_argument(taker.method, index, "__cuda_array_interface__: " + text);
@@ -223,11 +241,13 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
     return refuse("expected (address, read-only) as data");
   const int ndim = static_cast<int>(PyTuple_GET_SIZE(shape));
   const std::int64_t itemsize = item_size(code);
+  make_room(ndim);
   std::int64_t running = 1;
-  for (int d = ndim; d-- > 0;) {
-    sizes_[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+  for (auto d = static_cast<std::size_t>(ndim); d-- > 0;) {
+    const auto at = static_cast<Py_ssize_t>(d);
+    sizes_[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, at));
     const std::int64_t bytes =
-        strides != nullptr ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, d)) : running * itemsize;
+        strides != nullptr ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, at)) : running * itemsize;
     if (PyErr_Occurred() != nullptr || sizes_[d] < 0) return refuse("shape and strides must be integers");
     if (bytes % itemsize != 0 && sizes_[d] > 1)
       return refuse("the strides are no multiples of the item size: pass a copy");
@@ -259,7 +279,8 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
     if (!wait_for_stream(device_index, value == 1 ? nullptr : reinterpret_cast<void*>(value))) return false;
   }
   writable_ = read_only == 0;
-  view_ = {address, code, 1, device_index, ndim, sizes_, strides_, read_only};
+  on_gpu_ = true;
+  view = {address, code, 1, device_index, ndim, sizes_.data(), strides_.data(), read_only};
   return true;
 }
 

@@ -8,8 +8,6 @@
 
 #include "dlpack.h"
 
-extern "C" int32_t aoti_torch_new_tensor_handle(void* original, void** handle);
-
 namespace nb = nanobind;
 
 namespace untorch::python {
@@ -22,12 +20,6 @@ using OwnedTensor = std::unique_ptr<untorch_tensor, FreeTensor>;
 
 [[noreturn]] void raise_buffer_error(const std::string& text) {
   PyErr_SetString(PyExc_BufferError, text.c_str());
-  throw_python();
-}
-
-[[noreturn]] void raise(untorch_status status, const std::string& text) {
-  untorch_set_error(status, text.c_str());
-  raise_status(status);
   throw_python();
 }
 
@@ -77,12 +69,9 @@ nb::tuple Tensor::dims(bool strides) const {
 }
 
 untorch_tensor* Tensor::second_handle() const {
-  void* out = nullptr;
-  if (aoti_torch_new_tensor_handle(handle(), &out) != 0) {
-    raise_status(UNTORCH_INTERNAL);
-    throw_python();
-  }
-  return static_cast<untorch_tensor*>(out);
+  untorch_tensor* out = nullptr;
+  check(untorch_tensor_share(handle(), &out));
+  return out;
 }
 
 void Tensor::wait_for_producer() const {
@@ -208,23 +197,25 @@ nb::dict Tensor::cuda_array_interface() const {
 
 void Tensor::assign(nb::handle array) {
   Operand operand;
-  if (!operand.set(array.ptr(), {"proxy", 0, -1}, 0)) throw_python();
-  check(untorch_tensor_assign(handle(), &operand.view()));
+  untorch_view given;
+  if (!operand.set(array.ptr(), {"proxy", 0, -1}, 0, given)) throw_python();
+  check(untorch_tensor_assign(handle(), &given));
 }
 
 void Tensor::copy_to(nb::handle array) const {
   const untorch_view v = view();
   Operand operand;
-  if (!operand.set(array.ptr(), {"copy_to", v.device_type, v.device_index}, 0)) throw_python();
+  untorch_view given;
+  if (!operand.set(array.ptr(), {"copy_to", v.device_type, v.device_index}, 0, given)) throw_python();
   if (v.device_type != 0) wait_for_producer();
   untorch_tensor* const from = handle();
   untorch_status status;
   {
     nb::gil_scoped_release release;
-    status = untorch_tensor_copy(&operand.view(), from);
+    status = untorch_tensor_copy(&given, from);
   }
   check(status);
-  if (v.device_type != 0 && operand.view().device_type != 0 && !caller_has_stream()) {
+  if (v.device_type != 0 && given.device_type != 0 && !caller_has_stream()) {
     void* stream = nullptr;
     check(untorch_call_stream(v.device_index, &stream));
     keep_until_done(v.device_index, stream, {operand.take_owner()});

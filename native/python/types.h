@@ -57,6 +57,5 @@ void raise_argument(const char* method, std::size_t index, const std::string& te
 void raise_argument_type(const char* method, std::size_t index, const std::string& text);
 
 inline std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
-inline bool has_attribute(PyObject* object, const char* name) { return PyObject_HasAttrString(object, name) != 0; }
 
 }  // namespace untorch::python

@@ -1,5 +1,5 @@
 // Initial values come from the mapped file each time: a copy on the device would double what a cache takes.
-#include "model/session.h"
+#include "model/mutable_buffers.h"
 
 #include <algorithm>
 #include <cstring>
@@ -25,7 +25,8 @@ cuda::DevicePtr address(const StorageRef& storage) { return reinterpret_cast<cud
 
 }  // namespace
 
-States::States(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest, int device_index)
+MutableBuffers::MutableBuffers(std::shared_ptr<const Archive> archive, std::shared_ptr<const Manifest> manifest,
+                               int device_index)
     : archive_(std::move(archive)),
       manifest_(std::move(manifest)),
       device_index_(device_index),
@@ -33,11 +34,11 @@ States::States(std::shared_ptr<const Archive> archive, std::shared_ptr<const Man
   for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].on_cpu = manifest_->states[i].on_cpu;
 }
 
-States::~States() {
+MutableBuffers::~MutableBuffers() {
   if (last_ != nullptr) (void)cuda::driver().event_destroy(last_);
 }
 
-StorageRef States::make(std::size_t index, bool filled) const {
+StorageRef MutableBuffers::make(std::size_t index, bool filled) const {
   const StateSpec& state = manifest_->states[index];
   const auto bytes = initial(*archive_, *manifest_, state);
   if (!state.on_cpu) {
@@ -49,27 +50,27 @@ StorageRef States::make(std::size_t index, bool filled) const {
   return storage;
 }
 
-StorageRef States::storage(std::size_t index) {
+StorageRef MutableBuffers::storage(std::size_t index) {
   const std::lock_guard lock(buffers_mutex_);
   Buffer& buffer = buffers_.at(index);
   if (!buffer.storage) buffer.storage = make(index, true);
   return buffer.storage;
 }
 
-std::size_t States::nbytes() const {
+std::size_t MutableBuffers::nbytes() const {
   const std::lock_guard lock(buffers_mutex_);
   std::size_t total = 0;
   for (const Buffer& buffer : buffers_) total += buffer.storage ? buffer.storage->nbytes() : 0;
   return total;
 }
 
-void States::reset() {
+void MutableBuffers::reset() {
   const Device device{device_index_ >= 0 ? DeviceType::kCUDA : DeviceType::kCPU, device_index_};
   const bool on_cuda = device.type == DeviceType::kCUDA;
   std::unique_ptr<cuda::DeviceGuard> guard;
   if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device_index_);
   const cuda::Stream stream = on_cuda ? cuda::call_stream(device_index_) : nullptr;
-  const Turn turn(this, device, stream);
+  const RunLock run_lock(this, device, stream);
   const std::lock_guard lock(buffers_mutex_);
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const StorageRef& storage = buffers_[i].storage;
@@ -87,14 +88,14 @@ void States::reset() {
   }
 }
 
-std::shared_ptr<States> States::fork() {
-  auto copy = std::make_shared<States>(archive_, manifest_, device_index_);
+std::shared_ptr<MutableBuffers> MutableBuffers::fork() {
+  auto copy = std::make_shared<MutableBuffers>(archive_, manifest_, device_index_);
   const Device device{device_index_ >= 0 ? DeviceType::kCUDA : DeviceType::kCPU, device_index_};
   const bool on_cuda = device.type == DeviceType::kCUDA;
   std::unique_ptr<cuda::DeviceGuard> guard;
   if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device_index_);
   const cuda::Stream stream = on_cuda ? cuda::call_stream(device_index_) : nullptr;
-  const Turn mine(this, device, stream), theirs(copy.get(), device, stream);
+  const RunLock from_lock(this, device, stream), to_lock(copy.get(), device, stream);
   const std::lock_guard lock(buffers_mutex_);
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const StorageRef& from = buffers_[i].storage;
@@ -110,13 +111,13 @@ std::shared_ptr<States> States::fork() {
   return copy;
 }
 
-void States::wait(cuda::Stream stream) {
+void MutableBuffers::wait(cuda::Stream stream) {
   if (has_run_ && !cuda::is_capturing(stream)) {
     cuda::check_driver(cuda::driver().stream_wait_event(stream, last_, 0), "waiting for the last run");
   }
 }
 
-void States::note(cuda::Stream stream) {
+void MutableBuffers::note(cuda::Stream stream) {
   if (cuda::is_capturing(stream)) return;
   const cuda::Driver& api = cuda::driver();
   if (last_ == nullptr) cuda::check_driver(api.event_create(&last_, cuda::kEventDisableTiming), "running");
@@ -124,17 +125,17 @@ void States::note(cuda::Stream stream) {
   has_run_ = true;
 }
 
-States::Turn::Turn(States* states, Device device, cuda::Stream stream)
-    : states_(states), on_cuda_(device.type == DeviceType::kCUDA), stream_(stream) {
-  if (states_ == nullptr) return;
-  lock_ = std::unique_lock(states_->turn_);
-  if (on_cuda_) states_->wait(stream_);
+MutableBuffers::RunLock::RunLock(MutableBuffers* buffers, Device device, cuda::Stream stream)
+    : buffers_(buffers), on_cuda_(device.type == DeviceType::kCUDA), stream_(stream) {
+  if (buffers_ == nullptr) return;
+  lock_ = std::unique_lock(buffers_->run_mutex_);
+  if (on_cuda_) buffers_->wait(stream_);
 }
 
-States::Turn::~Turn() {
-  if (states_ == nullptr || !on_cuda_) return;
+MutableBuffers::RunLock::~RunLock() {
+  if (buffers_ == nullptr || !on_cuda_) return;
   try {
-    states_->note(stream_);
+    buffers_->note(stream_);
   } catch (...) {  // the stream is gone: there is nothing to wait for
   }
 }
