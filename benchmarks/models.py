@@ -1,6 +1,6 @@
 """Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
 
-``python benchmarks/models.py minilm mlp add_one``; files that exist and are up to date are kept.
+``python benchmarks/models.py minilm mlp add_one add_four``; files that exist and are up to date are kept.
 """
 
 from __future__ import annotations
@@ -152,7 +152,30 @@ def build_add_one() -> None:
     _build_small("add_one", AddOne().eval(), (torch.randn(8),))
 
 
-BUILDERS = {"minilm": build_minilm, "mlp": build_mlp, "add_one": build_add_one}
+def build_add_four() -> None:
+    """The same sum with four arrays by position and with a dict of four."""
+    import torch
+
+    from untorch.export import export
+
+    class AddFour(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+            return a + b + c + d
+
+    class AddDict(torch.nn.Module):
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return x["a"] + x["b"] + x["c"] + x["d"]
+
+    four = tuple(torch.randn(8) for _ in range(4))
+    _write_case("add_four_default", AddFour().eval(), four)
+    named = (dict(zip("abcd", four, strict=True)),)
+    frozen = {"freezing": True}
+    for name, model, example in (("add_four", AddFour().eval(), four), ("add_dict", AddDict().eval(), named)):
+        export(model, example, WORK / f"{name}.pt2", progress=False)
+        _stock(model, example, WORK / f"{name}_frozen.pt2", None, frozen)
+
+
+BUILDERS = {"minilm": build_minilm, "mlp": build_mlp, "add_one": build_add_one, "add_four": build_add_four}
 
 
 def main() -> None:

@@ -26,23 +26,23 @@ def open_numpy(file: str, threads: int | None) -> Prepare:
     return prepare
 
 
-def open_untorch(file: str, threads: int | None) -> Prepare:
-    """untorch; no thread count means all cores."""
+def open_untorch(file: str, threads: int | None, names: str = "") -> Prepare:
+    """untorch; no thread count means all cores. ``names``: the arrays go into a dict with these keys, a letter each."""
     import untorch
 
     forward = untorch.load(file, num_threads=threads or 0).forward
 
     def prepare(arrays: Sequence[Array]) -> Call:
-        if len(arrays) == 1:
-            (x,) = arrays
+        if len(arrays) == 1 or names:
+            x = dict(zip(names, arrays, strict=True)) if names else arrays[0]
             return lambda: forward(x)
         return lambda: forward(*arrays)
 
     return prepare
 
 
-def open_torch(file: str, threads: int | None, raw: bool = False) -> Prepare:
-    """torch's loader; ``raw`` skips the Python code that rebuilds nested arguments and results."""
+def open_torch(file: str, threads: int | None, raw: bool = False, names: str = "") -> Prepare:
+    """torch's loader; ``raw`` skips the Python code that rebuilds nested arguments and results. ``names``: a dict."""
     import torch
 
     if threads is not None:
@@ -54,6 +54,8 @@ def open_torch(file: str, threads: int | None, raw: bool = False) -> Prepare:
         if raw:
             run = model.loader.run
             return lambda: run([from_numpy(x) for x in arrays])[0].numpy()
+        if names:
+            return lambda: model({name: from_numpy(x) for name, x in zip(names, arrays, strict=True)}).numpy()
         return lambda: model(*[from_numpy(x) for x in arrays]).numpy()
 
     return prepare

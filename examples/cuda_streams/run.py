@@ -17,7 +17,7 @@ def main() -> None:
     with untorch.load(sys.argv[1], num_runners=2) as program:
         method = program[program.methods[0]]
         (spec,) = method.inputs
-        shape = [size if isinstance(size, int) else max(int(size["min"]), 4) for size in spec["shape"]]
+        shape = [size if isinstance(size, int) else max(size.min, 4) for size in spec.shape]
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
         results = []
         for number, stream in enumerate(streams):
