@@ -22,11 +22,11 @@ from untorch.runtime.errors import (
     UnsupportedError,
     UntorchError,
 )
-from untorch.runtime.graph import Graph
-from untorch.runtime.method import Method
+from untorch.runtime.method import Graph, Method
 from untorch.runtime.program import Program, Session, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import initial_seed, manual_seed
+from untorch.runtime.spec import SymbolicDim, TensorSpec
 from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
@@ -61,7 +61,9 @@ __all__ = [
     "OutOfMemoryError",
     "Program",
     "Session",
+    "SymbolicDim",
     "Tensor",
+    "TensorSpec",
     "UnknownMethodError",
     "UnsupportedError",
     "UntorchError",

@@ -47,6 +47,12 @@ def cache_package() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def forms_package() -> pathlib.Path:
+    """Made by untorch.export: a dict, a list of a tuple, a flag and a keyword in; a list and a dict out."""
+    return compiled("forms")
+
+
+@pytest.fixture(scope="session")
 def stock_tree() -> pathlib.Path:
     """Made by PyTorch: a dict and a keyword in; a dict with an alias, a list and a None out."""
     return compiled("stock_tree")

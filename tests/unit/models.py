@@ -96,6 +96,17 @@ class Tree(torch.nn.Module):
         return {"s": (a + b) * scale, "in": a, "l": [a.sum(0), None]}
 
 
+class Forms(torch.nn.Module):
+    """A dict, a list of a tuple, a flag and a keyword in; a list and a dict out."""
+
+    def forward(
+        self, d: dict[str, torch.Tensor], items: list[Any], double: bool, *, scale: torch.Tensor
+    ) -> tuple[Any, ...]:
+        (first, second), third = items
+        factor = 2 if double else 1
+        return [d["a"] * scale, None], {"b": d["b"] * factor, "c": (first + second, third + 1)}
+
+
 def types_inputs() -> tuple[Any, ...]:
     """One array of each dtype that numpy or ml_dtypes has."""
     names = (
@@ -125,6 +136,12 @@ def main(kind: str, path: str) -> None:
             },
             path=path,
         )
+        return
+    if kind == "forms":
+        from untorch.export import export
+
+        a, b, c, d, e = (torch.randn(4) for _ in range(5))
+        export(Forms(), ({"a": a, "b": b}, [(c, d), e], True), path, kwargs={"scale": torch.ones(())})
         return
     if kind == "cache":
         from untorch.export import export

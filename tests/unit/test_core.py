@@ -231,13 +231,23 @@ def test_torch_tensors_in_and_out(program: untorch.Program) -> None:
 
 
 def test_flat_runs(program: untorch.Program, x: np.ndarray[Any, Any]) -> None:
-    out = program["alias"].run_flat([x])
+    out = program["alias"].run([x])
     assert [type(item) for item in out] == [np.ndarray] * 3
-    np.testing.assert_array_equal(program["alias"].call_by_name({"x": x})[2], x * 2)
-    with pytest.raises(untorch.InvalidArgumentError, match="expected the inputs x, got y"):
-        program["alias"].call_by_name({"y": x})
+    assert [type(item) for item in program["alias"].run((x,))] == [np.ndarray] * 3
+    np.testing.assert_array_equal(program["alias"].run({"x": x})[2], x * 2)
+    for wrong, text in (({"y": x}, "got y"), ({}, "got none"), ({1: x, "x": x}, "got 1, x")):
+        with pytest.raises(untorch.InvalidArgumentError) as caught:
+            program["alias"].run(wrong)
+        assert str(caught.value) == f"method 'alias': expected the inputs x, {text}"
     with pytest.raises(untorch.InvalidArgumentError, match="method 'alias': expected 1 tensors, got 2"):
-        program["alias"].run_flat([x, x])
+        program["alias"].run([x, x])
+    for value, name in ((x, "ndarray"), (3, "int"), ("x", "str"), (iter([x]), "list_iterator")):
+        with pytest.raises(untorch.InvalidArgumentError) as caught:
+            program["alias"].run(value)
+        assert str(caught.value) == (
+            "method 'alias': run takes a list of arrays in the file's order, or a dict of arrays by input name, "
+            f"got {name}"
+        )
 
 
 def test_the_module_tells_about_itself() -> None:

@@ -62,7 +62,7 @@ def test_a_program_tells_about_itself(own_package: pathlib.Path) -> None:
         assert program.manifest["format"] == "untorch"
         assert program.linear is program["linear"]
         assert program.linear.name == "linear"
-        assert [item["name"] for item in program.linear.inputs] == ["x"]
+        assert [item.name for item in program.linear.inputs] == ["x"]
         assert program["types"].outputs[-1] is None
         assert repr(program.linear) == "<untorch.Method linear(x: float32[s77, 4])>"
         assert repr(program).startswith(f"<untorch.Program '{own_package}': alias, counter")

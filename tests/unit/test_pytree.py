@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
-from untorch.runtime.pytree import Struct, flatten, parse_spec, unflatten
+from untorch._core import Tree
+from untorch.runtime.pytree import Struct
 
 LEAF = {"type": None, "context": None, "children_spec": []}
 
@@ -18,8 +19,8 @@ def node(kind: str, context: Any, *children: Any) -> dict[str, Any]:
     return {"type": kind, "context": json.dumps(context), "children_spec": list(children)}
 
 
-def spec(root: Any) -> Any:
-    return parse_spec(json.dumps([1, root]))
+def spec(root: Any) -> Tree:
+    return Tree(json.dumps([1, root]))
 
 
 CASES = [
@@ -38,36 +39,36 @@ CASES = [
 @pytest.mark.parametrize(("root", "value"), CASES)
 def test_a_tree_survives_flatten_and_unflatten(root: Any, value: Any) -> None:
     tree = spec(root)
-    leaves = [leaf for _, leaf in flatten(value, tree, "x")]
+    leaves = [leaf for _, leaf in tree.flatten(value, "x")]
     assert len(leaves) == tree.num_leaves
-    rebuilt = unflatten(iter(leaves), tree)
+    rebuilt = tree.unflatten(leaves)
     assert rebuilt == value
     assert type(rebuilt) is type(value)
 
 
 def test_named_tuples_are_rebuilt_by_their_fields() -> None:
     tree = spec(node("collections.namedtuple", {"class_name": "m.Point", "fields": ["x", "y"]}, LEAF, LEAF))
-    point = unflatten(iter([1, 2]), tree)
+    point = tree.unflatten([1, 2])
     assert (point.x, point.y) == (1, 2)
     assert type(point).__name__ == "Point"
     odd = spec(node("collections.namedtuple", {"class_name": "class", "fields": ["def", "y"]}, LEAF, LEAF))
-    assert tuple(unflatten(iter([1, 2]), odd)) == (1, 2)
+    assert tuple(odd.unflatten([1, 2])) == (1, 2)
 
 
 def test_classes_that_are_not_here_become_a_struct() -> None:
     tree = spec(node("transformers.Output", ["logits", "loss"], LEAF, LEAF))
-    out = unflatten(iter([1, 2]), tree)
+    out = tree.unflatten([1, 2])
     assert isinstance(out, Struct)
     assert out["logits"] == out.logits == 1
     with pytest.raises(AttributeError, match="no field 'nope', there are: logits, loss"):
         _ = out.nope
-    assert [leaf for _, leaf in flatten(out, tree, "x")] == [1, 2]
-    assert unflatten(iter([1]), spec(node("some.Class", None, LEAF))) == (1,)
+    assert [leaf for _, leaf in tree.flatten(out, "x")] == [1, 2]
+    assert spec(node("some.Class", None, LEAF)).unflatten([1]) == (1,)
 
 
 def test_paths_name_the_leaves() -> None:
     tree = spec(node("builtins.dict", ["a"], node("builtins.list", None, LEAF, LEAF)))
-    assert [path for path, _ in flatten({"a": [1, 2]}, tree, "args[0]")] == ["args[0]['a'][0]", "args[0]['a'][1]"]
+    assert [path for path, _ in tree.flatten({"a": [1, 2]}, "args[0]")] == ["args[0]['a'][0]", "args[0]['a'][1]"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_paths_name_the_leaves() -> None:
 )
 def test_values_of_another_form_are_refused(root: Any, value: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        list(flatten(value, spec(root), "x"))
+        spec(root).flatten(value, "x")
     assert str(caught.value) == text
 
 
@@ -102,9 +103,9 @@ def test_values_of_another_form_are_refused(root: Any, value: Any, text: str) ->
 )  # fmt: skip
 def test_damaged_specifications_are_refused(text: str) -> None:
     with pytest.raises(InvalidFileError, match="the package's call specification is damaged"):
-        parse_spec(text)
+        Tree(text)
 
 
 def test_a_newer_protocol_is_unsupported() -> None:
     with pytest.raises(UnsupportedError, match="call specification of protocol 2; this untorch reads 1"):
-        parse_spec(json.dumps([2, LEAF]))
+        Tree(json.dumps([2, LEAF]))

@@ -70,7 +70,7 @@ def test_trees_aliases_and_none(stock_tree: pathlib.Path) -> None:
     with untorch.load(stock_tree) as program:
         assert program.methods == ["model"]
         assert program.forward is program["model"]
-        assert program.forward.inputs == []
+        assert program.forward.inputs == ()
         out = program({"a": a, "b": b}, scale=np.float32(2))
         np.testing.assert_array_equal(out["s"], (a + b) * 2)
         assert np.shares_memory(out["in"], a)

@@ -33,7 +33,7 @@ __all__ = ["bench"]
 
 _CALL_NOTE = (
     "On the CPU a call computes and returns: there is no queue, so the time to enqueue is the time of the call. It "
-    "includes input checks and making output arrays (Method.run_flat)."
+    "includes input checks and making output arrays (Method.run)."
 )
 _GPU_NOTE = (
     "Latency is a call on arrays that lie on the GPU, until its stream is done; enqueue is the part of it after which "
@@ -119,7 +119,8 @@ def bench(
 
         with untorch.load(file, device=device) as program:
             chosen = pick_method(program, method)
-            specs, number = chosen.inputs, chosen.num_inputs
+            specs = program.manifest.get("methods", {}).get(chosen.name, {}).get("inputs")
+            number = chosen.num_inputs
         request = {
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
             "dims": dim_texts, "seed": seed, "threads": counts[0],
@@ -164,7 +165,7 @@ def _measure_one(
         arrays = make_inputs(method.inputs, method.num_inputs, texts, dims, seed, fill_missing=True)
         loaded, _ = memory()
         start = time.perf_counter()
-        method.run_flat(arrays)
+        method.run(arrays)
         first_call = time.perf_counter() - start
         on_gpu: dict[str, Any] = {}
         if method.device != "cpu":
@@ -175,7 +176,7 @@ def _measure_one(
         elif graph:
             raise InvalidArgumentError(f"--graph: method {method.name} runs on the CPU")
         else:
-            times = measure(lambda: method.run_flat(arrays), plan)
+            times = measure(lambda: method.run(arrays), plan)
         after, peak = memory()
         return {
             "method": method.name,
@@ -195,7 +196,7 @@ def _measure_one(
 
 
 def _names(method: Any) -> list[str]:
-    return [spec["name"] for spec in method.inputs] or [str(i) for i in range(method.num_inputs)]
+    return [spec.name for spec in method.inputs] or [str(i) for i in range(method.num_inputs)]
 
 
 def _describe(name: str, array: NDArray[Any]) -> dict[str, Any]:

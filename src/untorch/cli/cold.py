@@ -69,8 +69,9 @@ def child(text: str, started: float) -> None:
 
     mark()
     from untorch.cli.inputs import make_inputs
+    from untorch.runtime.spec import parse_specs
 
-    specs = request["inputs"]
+    specs = [spec for spec in parse_specs(request["inputs"]) if spec is not None]
     arrays = make_inputs(specs, request["count"], request["texts"], request["dims"], request["seed"], bool(specs))
     mark()
     program = untorch.load(
@@ -78,6 +79,6 @@ def child(text: str, started: float) -> None:
     )
     method = program[request["method"]]
     mark()
-    method.run_flat(arrays)
+    method.run(arrays)
     mark()
     print(json.dumps(clocks))

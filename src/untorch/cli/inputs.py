@@ -13,6 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError, file_error
+from untorch.runtime.spec import SymbolicDim, TensorSpec
 
 __all__ = ["Recipe", "evaluate", "make_array", "make_inputs", "parse_dims", "parse_inputs", "symbols_of"]
 
@@ -85,22 +86,19 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return dims
 
 
-def symbols_of(specs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int | None]]:
-    """The symbols in the shapes of ``specs`` with their minimum and maximum (None: no limit)."""
-    found: dict[str, tuple[int, int | None]] = {}
-    for dimension in (d for spec in specs for d in spec["shape"] if isinstance(d, Mapping)):
-        if "symbol" in dimension:
-            low, high = dimension.get("min"), dimension.get("max")
-            found[str(dimension["symbol"])] = (0 if low is None else int(low), None if high is None else int(high))
-    for dimension in (d for spec in specs for d in spec["shape"] if isinstance(d, Mapping)):
-        for word in dimension.get("rpn") or ():
+def symbols_of(specs: Sequence[TensorSpec]) -> dict[str, tuple[int, int | None]]:
+    """The symbols in the shapes of ``specs`` with their least and largest value (None: no limit)."""
+    dims = [size for spec in specs for size in spec.shape if isinstance(size, SymbolicDim)]
+    found = {size.name: (size.min, size.max) for size in dims if not size.is_expression}
+    for size in dims:
+        for word in size.rpn or ():
             if isinstance(word, str) and word.isidentifier() and word not in _OPERATORS:
                 found.setdefault(word, (0, None))
     return found
 
 
 def make_inputs(
-    specs: Sequence[Mapping[str, Any]],
+    specs: Sequence[TensorSpec],
     count: int,
     texts: Sequence[str] = (),
     dim_texts: Sequence[str] = (),
@@ -112,7 +110,7 @@ def make_inputs(
     ``specs`` are its ``inputs``; a stock package has none, and then the names are "0", "1", …. ``fill_missing`` makes
     random arrays for the inputs that are not given. Raises InvalidArgumentError.
     """
-    names = [str(spec["name"]) for spec in specs] or [str(i) for i in range(count)]
+    names = [spec.name for spec in specs] or [str(i) for i in range(count)]
     unnamed, given = parse_inputs(texts)
     free = [name for name in names if name not in given]
     if len(unnamed) > len(free):
@@ -137,7 +135,7 @@ def make_inputs(
         )
     dims = _choose_dims(specs, parse_dims(dim_texts))
     generator = numpy.random.default_rng(seed)
-    by_name = {str(spec["name"]): spec for spec in specs}
+    by_name = {spec.name: spec for spec in specs}
     return [_resolve(name, given[name], by_name.get(name), dims, generator) for name in names]
 
 
@@ -185,15 +183,15 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def evaluate(dimension: Any, dims: Mapping[str, int]) -> int:
+def evaluate(dimension: int | SymbolicDim, dims: Mapping[str, int]) -> int:
     """The size that an entry of a shape has for the given sizes of the symbols."""
     if isinstance(dimension, int):
         return dimension
-    if isinstance(dimension, Mapping) and dimension.get("symbol") in dims:
-        return dims[dimension["symbol"]]
-    words = dimension.get("rpn") if isinstance(dimension, Mapping) else None
+    if not dimension.is_expression and dimension.name in dims:
+        return dims[dimension.name]
+    words = dimension.rpn
     if not words:
-        raise UnsupportedError(f"the size {dimension!r} cannot be computed: give the input with --input")
+        raise UnsupportedError(f"the size {dimension} cannot be computed: give the input with --input")
     stack: list[int] = []
     try:
         for word in words:
@@ -208,7 +206,7 @@ def evaluate(dimension: Any, dims: Mapping[str, int]) -> int:
     return size
 
 
-def _choose_dims(specs: Sequence[Mapping[str, Any]], chosen: Mapping[str, int]) -> dict[str, int]:
+def _choose_dims(specs: Sequence[TensorSpec], chosen: Mapping[str, int]) -> dict[str, int]:
     symbols = symbols_of(specs)
     for name, size in chosen.items():
         if name not in symbols:
@@ -261,15 +259,15 @@ def _read(text: str) -> Array | dict[str, Array]:
 
 
 def _resolve(
-    name: str, value: Array | Recipe, spec: Mapping[str, Any] | None, dims: Mapping[str, int],
+    name: str, value: Array | Recipe, spec: TensorSpec | None, dims: Mapping[str, int],
     generator: numpy.random.Generator,
 ) -> Array:  # fmt: skip
     if isinstance(value, numpy.ndarray):
         return _adapt(name, value, spec)
-    dtype = value.dtype or (str(spec["dtype"]) if spec is not None else None)
+    dtype = value.dtype or (spec.dtype if spec is not None else None)
     shape = value.shape
     if shape is None and spec is not None:
-        shape = tuple(evaluate(dimension, dims) for dimension in spec["shape"])
+        shape = tuple(evaluate(dimension, dims) for dimension in spec.shape)
     if dtype is None or shape is None:
         raise InvalidArgumentError(
             f"--input {name}={value.fill}: a stock package does not tell dtype and shape; give them: "
@@ -278,11 +276,11 @@ def _resolve(
     return _with_strides(make_array(value, dtype, shape, generator), spec)
 
 
-def _adapt(name: str, array: Array, spec: Mapping[str, Any] | None) -> Array:
+def _adapt(name: str, array: Array, spec: TensorSpec | None) -> Array:
     """A .npy file has no bfloat16 and no float8: they come as float32, or as the raw bits in an unsigned dtype."""
-    if spec is None or array.dtype.name == spec["dtype"]:
+    if spec is None or array.dtype.name == spec.dtype:
         return _with_strides(array, spec)
-    wanted = str(spec["dtype"])
+    wanted = spec.dtype
     if not wanted.startswith(("bfloat16", "float8")):
         return array
     kind = numpy_dtype(wanted)
@@ -295,17 +293,16 @@ def _adapt(name: str, array: Array, spec: Mapping[str, Any] | None) -> Array:
     )
 
 
-def _with_strides(array: Array, spec: Mapping[str, Any] | None) -> Array:
-    """A copy in the memory layout that the method was compiled for, if that is not row-major."""
-    strides = spec.get("strides") if spec is not None else None
-    if spec is None or spec.get("contiguous", True):
+def _with_strides(array: Array, spec: TensorSpec | None) -> Array:
+    """A copy in the memory layout that the method was compiled for, where that is not row-major."""
+    strides = spec.strides if spec is not None else None
+    if spec is None or spec.contiguous:
         return numpy.ascontiguousarray(array).reshape(array.shape)
-    if not strides or len(strides) != array.ndim or not all(isinstance(s, int) and s >= 0 for s in strides):
+    known = [stride for stride in strides or () if isinstance(stride, int) and stride >= 0]
+    if not known or len(known) != len(strides or ()) or len(known) != array.ndim or array.size == 0:
         return array
-    if array.size == 0:
-        return array
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, known, strict=True))
     memory = numpy.zeros(extent, array.dtype)
-    view = numpy.lib.stride_tricks.as_strided(memory, array.shape, [s * array.itemsize for s in strides])
+    view = numpy.lib.stride_tricks.as_strided(memory, array.shape, [stride * array.itemsize for stride in known])
     view[...] = array
     return view

@@ -18,9 +18,9 @@ _MAX_CALLS = 1000
 def measure_gpu(method: Method, arrays: list[Any], plan: Plan, graph: bool) -> tuple[Times, dict[str, Any]]:
     """Latency of calls with arrays on the GPU, and statistics of enqueue, of copies, and of calls with numpy arrays."""
     index = int(method.device.partition(":")[2])
-    on_cpu = [spec.get("device") == "cpu" for spec in method.inputs] or [False] * len(arrays)
+    on_cpu = [spec.device == "cpu" for spec in method.inputs] or [False] * len(arrays)
     placed = [array if stays else _core.to_device(array, index) for array, stays in zip(arrays, on_cpu, strict=True)]
-    run = method.run_flat
+    run: Callable[[list[Any]], list[Any]] = method.run
     captured = _core.Graph(method._core, placed) if graph else None
     if captured is not None:
         run = captured.run

@@ -54,7 +54,7 @@ def run(
         chosen = pick_method(program, method)
         arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
         start = time.perf_counter()
-        results = chosen.run_flat(arrays)
+        results = chosen.run(arrays)
         seconds = time.perf_counter() - start
         entries = _describe(chosen, results)
         if output is not None:
@@ -82,11 +82,11 @@ def _describe(method: Method, results: list[Any]) -> list[dict[str, Any]]:
     specs = method.outputs
     if len(specs) != len(results):
         # A None that was known when the model was compiled is no output of the library.
-        specs = [spec for spec in specs if spec is not None]
+        specs = tuple(spec for spec in specs if spec is not None)
     entries: list[dict[str, Any]] = []
     for i, result in enumerate(results):
         spec = specs[i] if len(specs) == len(results) else None
-        name = str(spec["name"]) if spec is not None else f"output_{i}"
+        name = spec.name if spec is not None else f"output_{i}"
         entries.append({"name": name, "file": None, **_statistics(result)})
     return entries
 

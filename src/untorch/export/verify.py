@@ -40,7 +40,7 @@ def load(name, dtype, shape, strides):
 with open(f"{folder}/inputs.json") as file:
     inputs = json.load(file)
 program = untorch.load(path)
-results = program[method].run_flat([load(f"input_{i}", *form) for i, form in enumerate(inputs)])
+results = program[method].run([load(f"input_{i}", *form) for i, form in enumerate(inputs)])
 written = []
 for i, result in enumerate(results):
     if result is None:

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from untorch.cli.inputs import Recipe, evaluate, make_array, make_inputs, parse_inputs, symbols_of
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.spec import SymbolicDim, TensorSpec, parse_specs
 
 
-def spec(dtype: str, shape: list[Any], **more: Any) -> dict[str, Any]:
-    return {"name": "x", "dtype": dtype, "shape": shape, "contiguous": True, **more}
+def spec(dtype: str, shape: list[Any], **more: Any) -> TensorSpec:
+    (made,) = parse_specs([{"name": "x", "dtype": dtype, "shape": shape, "contiguous": True, **more}])
+    assert made is not None
+    return made
+
+
+def expression(text: str, rpn: list[Any] | None) -> SymbolicDim:
+    return SymbolicDim(text, is_expression=True, rpn=None if rpn is None else tuple(rpn))
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,18 +75,18 @@ def test_sizes_that_depend_on_each_other() -> None:
      (["s", 2, "min"], 2), (["s", 9, "max"], 9)],
 )  # fmt: skip
 def test_every_operator(rpn: list[Any], size: int) -> None:
-    assert evaluate({"expr": "…", "rpn": rpn}, {"s": 5}) == size
+    assert evaluate(expression("…", rpn), {"s": 5}) == size
 
 
 @pytest.mark.parametrize("rpn", [["+"], ["s", "t"], ["s", "u", "+"], [1, 0, "//"]])
 def test_damaged_expression(rpn: list[Any]) -> None:
     with pytest.raises(InvalidFileError, match="is damaged"):
-        evaluate({"expr": "?", "rpn": rpn}, {"s": 5, "t": 1})
+        evaluate(expression("?", rpn), {"s": 5, "t": 1})
 
 
 def test_expression_without_postfix_form() -> None:
     with pytest.raises(UnsupportedError, match="give the input with --input"):
-        evaluate({"expr": "sqrt(s0)", "rpn": None}, {"s0": 4})
+        evaluate(expression("sqrt(s0)", None), {"s0": 4})
 
 
 def test_default_size_keeps_the_limits() -> None:
