@@ -115,7 +115,7 @@ PyObject* exception_class(untorch_status status);
 void set_error(untorch_status status, const std::string& text);
 // The same, and throws it.
 [[noreturn]] void raise(untorch_status status, const std::string& text);
-// For an argument of another Python type: ArgumentTypeError, which is also a TypeError, where the package has it.
+// For an argument of another Python type: ArgumentTypeError, which is also a TypeError.
 void set_type_error(const std::string& text);
 [[noreturn]] void raise_type(const std::string& text);
 // Sets the Python exception for a status, with untorch_last_error() as its text.

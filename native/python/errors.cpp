@@ -55,7 +55,7 @@ void set_error(untorch_status status, const std::string& text) { set_error_of(ex
 
 void set_type_error(const std::string& text) {
   PyObject* const type = exception_class("ArgumentTypeError");
-  set_error_of(type != nullptr ? type : exception_class(UNTORCH_INVALID_ARGUMENT), text);
+  set_error_of(type != nullptr ? type : PyExc_TypeError, text);
 }
 
 void raise_type(const std::string& text) {

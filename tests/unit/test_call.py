@@ -95,6 +95,25 @@ def test_what_does_not_fit_is_named(method: untorch.Method, change: Any, text: s
     assert text in str(caught.value)
 
 
+def test_another_form_is_a_type_error(method: untorch.Method) -> None:
+    args, kwargs = arguments()
+    calls: list[Any] = [
+        lambda: method(*args),
+        lambda: method(*args[:2], **kwargs),
+        lambda: method([], *args[1:], **kwargs),
+        lambda: method(args[0], [[], 3], True, **kwargs),
+        lambda: method({"a": 3.5, "b": 1}, *args[1:], **kwargs),
+        lambda: method(*args, **kwargs, out=5),
+        lambda: method(*args, **kwargs, out=([None, None], {"b": [], "c": (None, None)})),
+        lambda: method.run(3),
+    ]
+    for call in calls:
+        with pytest.raises(untorch.ArgumentTypeError) as caught:
+            call()
+        assert isinstance(caught.value, TypeError)
+        assert isinstance(caught.value, untorch.InvalidArgumentError)
+
+
 def test_what_a_mapping_raises_passes_through(method: untorch.Method) -> None:
     class Broken(UserDict[str, Any]):
         def __getitem__(self, key: str) -> Any:
