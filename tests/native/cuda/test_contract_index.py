@@ -180,3 +180,11 @@ def test_names_without_a_device_serve_cuda(name: str, arguments: tuple[Any, ...]
     with pytest.raises(ShimError) as refused:
         call(name, *arguments)
     assert "expected cpu" not in str(refused.value)
+
+
+def test_names_without_a_device_that_give_results_serve_cuda() -> None:
+    with pytest.raises(ShimError, match="^repeat_interleave: 'repeats' is float32, expected int32 or int64$"):
+        call("aoti_torch_repeat_interleave_Tensor", T(3), Opt(None), returns=1)
+    bags = (T(5, 3), long(4), long(2), I32(0), I32(3), I32(0), None, I32(0), I32(-1))
+    with pytest.raises(ShimError, match="^_embedding_bag: argument 'mode' must be 0 .* got 3$"):
+        call("aoti_torch__embedding_bag", *bags, returns=4)
