@@ -3,8 +3,10 @@
 //   UNTORCH_OP(cumsum, (AtenTensorHandle self, std::int64_t dim, AtenTensorHandle* ret0), self, dim, ret0) {
 //     const Tensor& t = op.input(self, "self");
 //     TensorPtr out = Tensor::empty(t.sizes(), t.dtype(), t.device());
-//     run(op, {&t}, [&] { kernels::cpu::cumsum(…); }, [&](const auto& on) { return kernels::cuda::cumsum(…,
-//     on.stream()); }); give(ret0, std::move(out), op);
+//     run(
+//         op, {&t}, [&] { kernels::cpu::cumsum(…); },
+//         [&](const auto& on) { return kernels::cuda::cumsum(…, on.stream()); });
+//     give(ret0, std::move(out), op);
 //   }
 //
 // emits aoti_torch_cpu_cumsum and, in a build with CUDA kernels, aoti_torch_cuda_cumsum. The body runs behind

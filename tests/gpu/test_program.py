@@ -195,7 +195,7 @@ else:
     print("loaded")
 """
     message = run_python(code, CUDA_VISIBLE_DEVICES="")
-    assert "was compiled for cuda" in message and "it sees no GPU (CUDA_ERROR_NO_DEVICE)" in message
+    assert "was compiled for cuda" in message and "reports no GPU (CUDA_ERROR_NO_DEVICE)" in message
 
 
 HIDE = r"""
@@ -244,4 +244,4 @@ with untorch.load({str(chain)!r}) as program:
     if run_python(code).strip() != "right":
         pytest.skip("there is no cuBLAS for processes without torch, hidden or not")
     message = run_python(code, LD_PRELOAD=str(library))
-    assert "need cuBLAS" in message and "libcublasLt.so" in message and "pip install" in message
+    assert "needs cuBLAS" in message and "libcublasLt.so" in message and "pip install" in message
