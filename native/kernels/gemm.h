@@ -94,7 +94,7 @@ int gemm_grouped(const GroupedGemm& p, Stream stream);
 // Both operands int8.
 int gemm_int8(const Int8Gemm& p, Stream stream);
 
-// W8A16 GEMV for a few rows of x: out[i, j] = scales[j] · sum over c of x[i, c] · weight[j, c]. Everything is dense
+// W8A16 GEMV for small M: out[i, j] = scales[j] · sum over c of x[i, c] · weight[j, c]. Everything is dense
 // row-major, weight int8 [n, k], the rest of `dtype` (float32, float16, bfloat16). Sums run in float32, in a fixed
 // order.
 int w8a16_gemv(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, const void* x, const void* weight,

@@ -1,4 +1,4 @@
-// NVFP4 MoE grouped GEMM on sm_90a, for many rows an expert: WGMMA from a multistage cp.async pipeline.
+// NVFP4 MoE grouped GEMM on sm_90a, for large M per expert: WGMMA from a multistage cp.async pipeline.
 //
 // CTA tile TileM × 256: up to 160 rows of one expert (an ExpertTile), with mainloops for 32, 64, 128 and 160; four
 // warpgroups of 64 weight rows each. Three stages of 128 k, as in nvfp4_gemm_sm80.cuh, x with WGMMA's 128-byte swizzle.
@@ -6,8 +6,8 @@
 // memory. A warpgroup dequantizes the next 32 k while its WGMMAs of the last 32 run.
 //
 // Bytes: of shared memory, and from L2, a stage 256·M + 18432: x is what costs, so TileN is large. Operations: for 32 k
-// a warp issues some 70 instructions, 280 clocks for the 16 warps, beside 2·M clocks of WGMMA. With few rows memory is
-// the bound, and instructions take as long; from about 140 rows on it is the tensor cores, but for the start of a
+// a warp issues some 70 instructions, 280 clocks for the 16 warps, beside 2·M clocks of WGMMA. At small M memory is
+// the bound, and instructions take as long; from about M = 140 on it is the tensor cores, but for the start of a
 // stage, when they wait for the first words. The share that is reached has not been measured yet.
 #include "kernels/cuda/moe/nvfp4_tile.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"

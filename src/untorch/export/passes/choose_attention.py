@@ -1,7 +1,7 @@
 """Chooses the attention backend of each scaled dot-product attention: Triton kernels, PyTorch's operators, or math.
 
 "native" leaves the call to AOTInductor, which takes a fused operator (flash, memory-efficient, cuDNN) that the runtime
-has; "math" makes it matrix products and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled
+has; "math" makes it GEMMs and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled
 into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere.
 """
 

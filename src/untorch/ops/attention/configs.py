@@ -23,7 +23,7 @@ class PrefillConfig:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """Keys of a block, warps, stages, and how many programs each multiprocessor should get."""
+    """Keys of a block, warps, stages, and how many programs each SM should get."""
 
     block_n: int
     num_warps: int

@@ -8,7 +8,7 @@ import numpy
 
 from untorch.runtime.kernels.arrays import Array
 
-# Columns that are factored one by one before the rest of the matrix is updated with a matrix product.
+# Columns that are factored one by one before the rest of the matrix is updated with a GEMM.
 _PANEL = 32
 
 
