@@ -70,7 +70,7 @@ def test_products_are_timed_beside_templates(tmp_path: Path) -> None:
             record_tuning=again, progress=False,
         )  # fmt: skip
     found = [
-        {name: choice["config"] for name, choice in read_tuning(file)[arch].items() if name.startswith("product")}
+        {name: choice["config"] for name, choice in read_tuning(file)[arch].items() if name.startswith("gemm ")}
         for file in (recorded, again)
     ]
     assert len(found[0]) == 3
