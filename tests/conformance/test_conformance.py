@@ -155,6 +155,6 @@ def test_conformance(name: str, exporter: str, tmp_path: pathlib.Path) -> None:
     conform(name, exporter, tmp_path)
 
 
-def test_there_are_enough_models() -> None:
+def test_number_of_models() -> None:
     assert len(CASES) >= 40
     assert len(TRANSFORMERS) >= 12

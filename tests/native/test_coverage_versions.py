@@ -24,5 +24,5 @@ def test_names_of_newer_versions_are_covered(path: pathlib.Path) -> None:
     assert sorted(name for name in missing if not any(part in name for part in NEVER)) == []
 
 
-def test_there_are_lists() -> None:
+def test_lists() -> None:
     assert [path.stem for path in LISTS] == ["declared_2.14.1", "declared_2.15.0"]

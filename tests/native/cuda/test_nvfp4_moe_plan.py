@@ -64,7 +64,7 @@ def test_strides_and_bytes(program: Path) -> None:
     assert plan[12:] == [10 * 4, plan[1] * 16, 5 * 128 * 2, 10 * 64 * 2, 10 * 80 * 4, 10 * 48 * 4]
 
 
-def test_there_are_enough_tiles(program: Path) -> None:
+def test_num_tiles_bound(program: Path) -> None:
     chance = random.Random(0)
     cases = [(0, 4, 2), (3, 0, 2), (3, 4, 0), (1, 1, 1)]
     cases += [(chance.randint(1, 400), chance.choice([1, 2, 7, 64, 300]), chance.randint(1, 9)) for _ in range(300)]

@@ -144,7 +144,7 @@ def test_wrong_sources(spec: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = plain_script(tmp_path, "value = 3\ndef build(): pass\ndef _hidden(): pass")
     with pytest.raises(InvalidArgumentError) as caught:
@@ -247,7 +247,7 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
 
 @needs_torch
 @pytest.mark.slow
-def test_for_a_gpu_that_is_not_there(script: Path, tmp_path: Path) -> None:
+def test_cross_compilation(script: Path, tmp_path: Path) -> None:
     source, output = f"{script}:build", tmp_path / "gpu.pt2"
     done = run_process(
         "export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--arch", "A100", "--json"

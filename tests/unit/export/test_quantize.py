@@ -141,7 +141,7 @@ def test_wrong_options(value: Any, text: str) -> None:
     assert text in str(error.value)
 
 
-def test_a_method_that_is_not_there(tmp_path: Path) -> None:
+def test_unknown_method(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="option quantize: there is no method 'decoder': did you mean 'decode'?"):
         export(methods=methods(), path=tmp_path / "m.pt2", quantize={"decoder": "int4"}, progress=False)
     assert not list(tmp_path.iterdir())

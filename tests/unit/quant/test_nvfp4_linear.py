@@ -212,7 +212,7 @@ def test_prefill(prefill: str) -> None:
         ),
     ],
 )
-def test_prefill_that_is_not_there(dtype: str, prefill: Any, text: str) -> None:
+def test_unknown_prefill(dtype: str, prefill: Any, text: str) -> None:
     model = net()
     with pytest.raises(InvalidArgumentError) as error:
         quantize(model, dtype, prefill=prefill, progress=False)

@@ -147,7 +147,7 @@ def test_other_sums_stay(residual: str) -> None:
     assert "aten.add" in str(module.graph)
 
 
-def test_a_product_that_is_used_twice_keeps_its_activation_apart() -> None:
+def test_a_linear_used_twice_does_not_fuse_its_activation() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

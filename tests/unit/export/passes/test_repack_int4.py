@@ -32,11 +32,11 @@ class PackedForThisCpu(nn.Module):
         self.register_buffer("scales", scales.to(dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        products = [
+        results = [
             torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, self.group, self.scales)
             for _ in range(self.calls)
         ]
-        total: torch.Tensor = sum(products[1:], products[0])
+        total: torch.Tensor = sum(results[1:], results[0])
         return total
 
 
