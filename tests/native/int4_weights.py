@@ -1,4 +1,4 @@
-"""Int4 weights for the tests: packing and unpacking by their definition, one value after the other in numpy."""
+"""Int4 weights for the tests, packed by definition, one value after the other in numpy; and what the layer refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts in NVFP4 for the tests: weights, routing, float64, and what ``nvfp4_moe`` refuses."""
+"""NVFP4 MoE for the tests: expert weights, routing, a float64 reference, and what ``nvfp4_moe`` refuses."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def in_float64(
     swiglu: SwiGLU = SILU,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
-    products shows in the result at most; and how an absolute one of the least number of x's dtype does.
+    two GEMMs shows in the result at most; and how an absolute one of the least number of x's dtype does.
     """
     w13, w13_scale, w2, w2_scale, w13_global, w2_global = weights
     width = w13.shape[1] // 2

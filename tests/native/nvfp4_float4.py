@@ -1,4 +1,4 @@
-"""The operands of ``prefill="fp4"``: rows in NVFP4 with a scale each; and cuBLASLt's layout of block scales."""
+"""Operands of the W4A4 GEMM (``prefill="fp4"``): x in NVFP4 with a scale per row; cuBLASLt's block scale layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operands of ``prefill="fp8"``: rows and weights in E4M3 with their scales; and a bound of the error."""
+"""Operands of the W8A8 GEMM (``prefill="fp8"``): x and weights in E4M3 with their scales; and an error bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that products are tried with, in every form that a caller may have them in."""
+"""Activations for GEMM tests, in every shape and stride that a caller may pass."""
 
 from __future__ import annotations
 

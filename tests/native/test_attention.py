@@ -1,4 +1,4 @@
-"""Attention on the CPU against eager PyTorch: shapes, layouts, masks, grouped heads, dtypes and error texts."""
+"""Attention on the CPU against eager PyTorch: shapes, layouts, masks, GQA, dtypes and error texts."""
 
 from __future__ import annotations
 

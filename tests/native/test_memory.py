@@ -1,4 +1,4 @@
-"""Memory of new tensors: aligned, never shared by two that live, also when freed blocks are used again."""
+"""The CPU allocator: alignment, no aliasing between live tensors, reuse of freed blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound that docs/quantization.md gives for rows in NVFP4, on the CPU, where sums are exact."""
+"""The bound that docs/quantization.md gives for W4A4 GEMMs, on the CPU, where sums are exact."""
 
 from __future__ import annotations
 

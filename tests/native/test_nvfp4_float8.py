@@ -12,7 +12,7 @@ from untorch.ops.nvfp4_layout import dequantize_nvfp4
 from untorch.quant import quantize_nvfp4
 
 
-def products(
+def w8a8_gemm(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, world: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """In float8, exact, and how far they may be apart."""
@@ -33,7 +33,7 @@ def test_the_bound(m: int, n: int, blocks: int, dtype: torch.dtype, spread: int,
     packed, scales = random_weight(n, k, seed=seed)
     x = torch.randn(m, k, generator=generator) * 2.0 ** -torch.randint(0, spread + 1, (m, k), generator=generator)
     x[:, 0] *= outlier
-    got, exact, apart = products(x.to(dtype), packed, scales, torch.rand(n, generator=generator) + 0.01)
+    got, exact, apart = w8a8_gemm(x.to(dtype), packed, scales, torch.rand(n, generator=generator) + 0.01)
     assert bool(torch.all((got - exact).abs() <= apart))
 
 
@@ -41,5 +41,5 @@ def test_errors_of_long_sums_are_far_less() -> None:
     generator = torch.Generator().manual_seed(0)
     made = quantize_nvfp4(torch.randn(64, 4096, generator=generator) / 64)
     x = torch.randn(64, 4096, generator=generator).to(BF16)
-    got, exact, _ = products(x, made.packed, made.block_scale, made.global_scale)
+    got, exact, _ = w8a8_gemm(x, made.packed, made.block_scale, made.global_scale)
     assert 0.02 < float(torch.linalg.vector_norm(got - exact) / torch.linalg.vector_norm(exact)) < 0.05

@@ -1,4 +1,4 @@
-"""Programs that print what a header of the kernels decides. They need a compiler and no GPU."""
+"""Compiles programs that print what a kernel header's heuristics choose. Needs a C++ compiler and no GPU."""
 
 from __future__ import annotations
 

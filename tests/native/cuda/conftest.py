@@ -1,6 +1,6 @@
-"""The contracts of CUDA shims need a library that has them: one built where nvcc is. They need no GPU.
+"""Fixtures: CUDA shims' contracts need a library that was built with nvcc, and no GPU.
 
-Nor do loading and streams, for which there is a driver without one (fake_driver.cpp) and a file for it.
+Loading and streams need none either: they run a compiled file with a fake CUDA driver (fake_driver.cpp).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// A driver for GPUs that are not there, so that loading can be tested on any machine: memory is the host's, what is
-// enqueued is done at once, and kernels are written down instead of run. There are two GPUs, as an H200 is, each with
+// A fake CUDA driver, so that loading can be tested without a GPU: device memory is host memory, enqueued work is done
+// at once, and kernel launches are recorded instead of run. It has two GPUs with an H200's attributes, each with
 // FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. Graphs and
 // captures are refused.
 #include <cstdlib>

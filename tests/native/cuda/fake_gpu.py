@@ -1,4 +1,4 @@
-"""Scripts that run with a driver for GPUs that are not there (fake_driver.cpp), in a process without torch."""
+"""Scripts that run with a fake CUDA driver (fake_driver.cpp), in a process without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA tensors over addresses that no GPU has: enough to test what a shim checks before it touches the driver."""
+"""CUDA tensors with invalid addresses: enough to test what a shim checks before it calls the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about an NVIDIA driver that does not start. Needs no GPU: the driver is fake_driver.cpp."""
+"""Errors for an NVIDIA driver that does not start. Needs no GPU: the driver is fake_driver.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files for GPUs are loaded, and called as far as the host goes, with a driver that has no GPU: fake_driver.cpp."""
+"""Loads files for CUDA and calls them up to the kernel launches, with a fake driver: fake_driver.cpp."""
 
 from __future__ import annotations
 

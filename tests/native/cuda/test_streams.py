@@ -1,4 +1,4 @@
-"""On which streams a call's work is enqueued and what is waited for, as a driver without a GPU writes it down."""
+"""Streams that a call enqueues on and what it waits for, as the fake driver records them."""
 
 from __future__ import annotations
 

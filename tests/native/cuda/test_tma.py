@@ -1,4 +1,4 @@
-"""Tensor maps of the W4A16 sm_90 GEMM, as a driver without a GPU records them."""
+"""Tensor maps of the W4A16 sm_90 GEMM, as the fake driver records them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NVFP4_SCALES = [[0, 32, 896, 32, 16, 0, 0], [0, 112, 128, 112, 16, 0, 0]]
     [(3, 8, 256), (20, 32, 256), (64, 64, 256), (300, 128, 192), (384, 192, 128), (388, 224, 128), (500, 256, 128)],
 )
 def test_tensor_maps(rows: int, tile: int, columns: int, kind: str, driver: Path, package: Path) -> None:
-    """Boxes of TileM and TileN, and of the residue in M; of NVFP4's scales with two columns a row where the row stride is no
-    multiple of 16 bytes, as of 896 inputs.
+    """boxDim is TileM or TileN, and the residue in M. NVFP4's scales have two columns a row where the row stride is no
+    multiple of 16 bytes, as with 896 inputs.
     """
     script = f"""
 import os
