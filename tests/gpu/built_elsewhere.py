@@ -1,4 +1,4 @@
-"""Builds files for a GPU on a machine that has none, with what eager gives for them on the CPU.
+"""Cross-compiles files for a GPU, with eager PyTorch's results on the CPU as the reference.
 
     python -m tests.gpu.built_elsewhere FOLDER [--arch sm_90]
 
@@ -71,8 +71,8 @@ class Steps(nn.Module):
         return x * self.two + self.table + torch.arange(64, device=x.device) + torch.tensor(3) + self.calls
 
 
-class Products(nn.Module):
-    """With pointwise operators behind them, which Triton templates take into their kernels.
+class Gemms(nn.Module):
+    """GEMMs with pointwise epilogues, which Triton templates fuse.
 
     What goes into tanh is small: where it is steep, a sum of bfloat16 would differ by more than the tolerance.
     """
@@ -103,7 +103,7 @@ def _models() -> dict[str, dict[str, Any]]:
         "steps": {"model": Steps(), "args": (torch.randn(3, 64),)},
         "int4": {"model": _half(nn.Sequential(nn.Linear(512, 1024), nn.SiLU(), nn.Linear(1024, 256))),
                  "args": (torch.randn(5, 512).bfloat16(),)},
-        "templates": {"model": _half(Products()), "args": (torch.randn(128, 512).bfloat16(),),
+        "templates": {"model": _half(Gemms()), "args": (torch.randn(128, 512).bfloat16(),),
                       "options": {"matmul": "auto"}},
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A stream that is busy until a test says so, and threads that tell what went wrong in them."""
+"""A kernel that keeps a stream busy until a test releases it, and threads whose errors are raised in the test."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SECONDS = 5.0
 class Spin:
     """A kernel that runs on the stream from entering the block until ``release()``, at most ``seconds``.
 
-    Whoever waits for the stream finds ``running`` false afterwards: only the limit can have ended the kernel. What is
-    called meanwhile must have been called before: loading a kernel may wait for those that run.
+    A caller that synchronizes with the stream finds ``running`` false afterwards: only the limit can have ended the
+    kernel. Kernels launched meanwhile must be loaded already: loading one may wait for those that run.
     """
 
     _kernel: Any = None

@@ -1,4 +1,4 @@
-"""Files that were compiled for a GPU without one: on this GPU they give what eager gives on the CPU."""
+"""Cross-compiled files give on this GPU what eager PyTorch gives on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two GPUs in one process. Where there is one, what is said of the other."""
+"""Two GPUs in one process, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def context() -> int:
     return int(handle)
 
 
-def test_a_gpu_that_is_not_there(mlp: tuple[Path, nn.Module]) -> None:
+def test_missing_gpu(mlp: tuple[Path, nn.Module]) -> None:
     count = torch.cuda.device_count()
     with pytest.raises(
         untorch.InvalidArgumentError, match=rf"there is no device cuda:{count}: this machine has {count} GPU"

@@ -1,4 +1,4 @@
-"""Experts in NVFP4 in a file: what eager gives, for any routing, also in a graph."""
+"""Files with NVFP4 MoE layers against eager PyTorch: any routing, also in a CUDA graph."""
 
 from __future__ import annotations
 

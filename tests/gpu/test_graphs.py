@@ -1,4 +1,4 @@
-"""CUDA graphs of calls: where they read and write, on which streams they run, what replays see of one another."""
+"""CUDA graphs of calls: static inputs, outputs, streams, buffers that replays change, random numbers."""
 
 from __future__ import annotations
 

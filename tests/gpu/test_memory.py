@@ -1,4 +1,4 @@
-"""The GPU's memory: running out of it everywhere, giving it back, sharing the weights, leaving nothing over."""
+"""GPU memory: out-of-memory errors, release, shared weights, leaks."""
 
 from __future__ import annotations
 

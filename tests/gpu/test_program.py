@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import untorch
-from tests.gpu.models import Mlp, N, Product, close, exported, reference, rewritten
+from tests.gpu.models import Gemm, Mlp, N, close, exported, reference, rewritten
 from untorch.export import export
 
 
@@ -218,23 +218,23 @@ int access(const char *name, int mode) {
 
 
 def test_without_cublas(folder: Path, mlp: tuple[Path, nn.Module], chain: Path, tmp_path: Path) -> None:
-    """Without cuBLAS a large product is an error that says how to get it; models without one run, before and after."""
+    """Without cuBLAS a large GEMM is an error that says how to get it; models without one run, before and after."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("hiding the library needs a C compiler")
     source, library = tmp_path / "hide.c", tmp_path / "hide.so"
     source.write_text(HIDE)
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True)
-    path = exported(folder, "product", Product(), (torch.zeros(2048, 2048), torch.zeros(2048, 2048)))
+    path = exported(folder, "gemm", Gemm(), (torch.zeros(2048, 2048), torch.zeros(2048, 2048)))
     code = f"""
 import numpy, sys, untorch
 x = numpy.ones({N}, numpy.float32)
 with untorch.load({str(chain)!r}) as program:
     assert (program(x, x)[0] == 21).all()
     square = numpy.ones((2048, 2048), numpy.float32)
-    with untorch.load({str(path)!r}) as product:
+    with untorch.load({str(path)!r}) as gemm:
         try:
-            y = product(square, square)
+            y = gemm(square, square)
             assert (y == 2048).all()
             print("right")
         except untorch.UnsupportedError as error:

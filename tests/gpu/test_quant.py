@@ -98,7 +98,7 @@ def test_a_file_computes_what_the_quantised_module_does(
     ],
 )
 def test_dequantized_weights(kind: str, group_size: int, values: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Many rows take them, few rows do not; the programs of a file have one copy, and the last one takes it along."""
+    """Large M uses them, small M does not; programs of one file share one copy, freed with the last of them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
     file = tmp_path / "model.pt2"
@@ -114,14 +114,14 @@ def test_dequantized_weights(kind: str, group_size: int, values: int, dtype: tor
             untorch.load(file, dequantize_weights=True) as program,
             untorch.load(file, dequantize_weights=True) as second,
         ):
-            for rows in (1, 8, 9, 100, 1000):
-                x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+            for m in (1, 8, 9, 100, 1000):
+                x = torch.randn(m, 1000, dtype=dtype, device="cuda")
                 with torch.no_grad():
                     expected = model(x)
                 got = torch.from_dlpack(program(x))
                 tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
                 torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-                if rows <= 8 and dtype != torch.float32:
+                if m <= 8 and dtype != torch.float32:
                     assert torch.equal(got, torch.from_dlpack(packed(x)))
             assert program.memory()["dequantized"] == values * dtype.itemsize
             with program.forward.graph(x) as graph:
@@ -153,9 +153,9 @@ def test_dequantized_weights_of_a_file_without_any(mlp: tuple[Path, nn.Module]) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_file_with_prefill_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Few rows are exact, many are near: E4M3 has four significant bits, whose errors are much alike in each sum."""
+    """Small M is exact. Large M is a W8A8 GEMM, with the rounding errors of E4M3's four significant bits."""
     if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs float8 products")
+        pytest.skip("needs FP8 GEMMs")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
     x = torch.randn(4, 1000, dtype=dtype)
@@ -166,13 +166,13 @@ def test_a_file_with_prefill_in_float8(dtype: torch.dtype, tmp_path: Path) -> No
     quantize(model, "nvfp4", method="rtn", device="cuda", progress=False)
     model = model.cuda()
     with untorch.load(tmp_path / "model.pt2") as program:
-        for rows in (1, 16, 512, 513, 1000):
-            x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+        for m in (1, 16, 512, 513, 1000):
+            x = torch.randn(m, 1000, dtype=dtype, device="cuda")
             with torch.no_grad():
                 expected = model(x).float()
             got = torch.from_dlpack(program.forward(x)).float()
             apart = float(torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected))
-            if rows <= 512:
+            if m <= 512:
                 assert apart < 1e-2
             else:
                 assert (1e-2 if dtype != torch.float32 else 1e-3) < apart < 0.1

@@ -1,4 +1,4 @@
-"""On whose stream a call runs, what it waits for (nothing), threads and streams at once, other contexts' streams."""
+"""Streams: which one a call is enqueued on, that it blocks on none, captures, threads, streams of other contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of kernels that were timed on this GPU: while a model is compiled, and from a file's sources."""
+"""Autotuning on this GPU: while a model is compiled, and from the kernel sources in a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import untorch
-from tests.gpu.built_elsewhere import Products
+from tests.gpu.built_elsewhere import Gemms
 from untorch.export import export
 from untorch.export.kernel_choice import read_tuning
 from untorch.export.kernel_sources import tune_file
@@ -52,10 +52,10 @@ def test_a_files_kernels_are_timed(tmp_path: Path) -> None:
     assert read_tuning(again)[arch] == read_tuning(tmp_path / "cross.json")[arch]
 
 
-def test_products_are_timed_beside_templates(tmp_path: Path) -> None:
+def test_gemms_are_timed_beside_templates(tmp_path: Path) -> None:
     """Each has an entry; a build without looking at the GPU takes the same by the file."""
     torch.manual_seed(0)
-    model, x = Products().bfloat16(), torch.randn(128, 512).bfloat16()
+    model, x = Gemms().bfloat16(), torch.randn(128, 512).bfloat16()
     recorded, again = tmp_path / "recorded.json", tmp_path / "again.json"
     major, minor = torch.cuda.get_device_capability()
     arch = f"sm_{major}{minor}"

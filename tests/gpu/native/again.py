@@ -1,4 +1,4 @@
-"""A file's tests once more, with other kernels: environment variables decide, once a process, which serve."""
+"""Runs a file's tests again with other kernels, which environment variables select once per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of a shim in a CUDA graph."""
+"""Captures a shim's call in a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel reported about its values: the shim after it tells."""
+"""Asynchronous errors: what a kernel reports about its values, raised by the next shim call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in NVFP4, rows, and the product of both on the GPU."""
+"""NVFP4 weights, activations, and their W4A16, W8A8 or W4A4 GEMM on the GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def not_aligned(w: Weight) -> tuple[torch.Tensor, torch.Tensor]:
     return words.copy_(w.packed), scales.copy_(w.scales.view(torch.uint8)).view(E4M3)
 
 
-def drawn_product(
+def drawn_gemm(
     draw: Callable[..., Any], most_columns: int, most_k: int, least_width: int, rows: st.SearchStrategy[int]
 ) -> tuple[torch.Tensor, Weight, torch.Tensor | None]:
     """x on the GPU, a weight of up to 8 · ``most_columns`` rows and ``most_k`` columns, and a bias or None."""
@@ -94,7 +94,7 @@ def special_rows(m: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, list
 
 
 def replayed(rows: torch.Tensor, w: Weight, prefill: str, out: torch.Tensor) -> Iterator[torch.Tensor]:
-    """x after each replay of a graph of the product with ``rows``, into ``out``, with other values in the same place."""
+    """x after each replay of a graph of the GEMM with ``rows``, into ``out``, with other values in the same place."""
     x = rows.cuda()
     operands = [x, w.packed.cuda(), w.scales.cuda(), w.world.cuda()]
     with captured(LINEAR, operands, (None, prefill.encode()), out) as graph:

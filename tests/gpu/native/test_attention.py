@@ -1,4 +1,4 @@
-"""Attention on the GPU against float64 on the CPU: masks, groups, odd sizes, strides, split keys, packed sequences."""
+"""Attention on the GPU against float64 on the CPU: masks, GQA, odd sizes, strides, split-K, packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with int4 weights on the GPU, against float64 on the CPU and against PyTorch's own operator."""
+"""Int4 W4A16 GEMM on the GPU, against float64 on the CPU and against PyTorch's own operator."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_mm_plus_mm(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS[:3])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (14336, 4096), (4096, 14336), (1000, 2048), (512, 520), (8, 8192)])
-def test_few_rows(n: int, k: int, layout: str, dtype: torch.dtype) -> None:
+def test_small_m(n: int, k: int, layout: str, dtype: torch.dtype) -> None:
     b = random(k, n, dtype=dtype, seed=1)
     weight = laid(b, layout)
     bias = random(n, dtype=dtype, seed=2)

@@ -1,4 +1,4 @@
-"""Products with NVFP4 weights on the GPU, against float64 of exact weights."""
+"""NVFP4 W4A16 GEMM on the GPU, against float64 of exact weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gpu.native.again import run_again
 from tests.gpu.native.nvfp4_operands import (
     LINEAR,
     Weight,
-    drawn_product,
+    drawn_gemm,
     linear,
     not_aligned,
     random,
@@ -83,7 +83,7 @@ def test_bytes_of_any_size(m: int, n: int, k: int) -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:
-    x, w, bias = drawn_product(
+    x, w, bias = drawn_gemm(
         data.draw, 70, 2048, 0, st.integers(0, 10) | st.integers(0, 300) | st.sampled_from([513, 1500])
     )
     check(linear(x, w, bias), x, w, bias)

@@ -1,4 +1,4 @@
-"""Products of NVFP4 by NVFP4, which ``prefill="fp4"`` asks for: on GPUs that have them, and emulated on others."""
+"""NVFP4 linear layers with ``prefill="fp4"``: a W4A4 GEMM at large M, by cuBLASLt, and emulated on other GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.gpu.native.again import run_again
 from tests.gpu.native.nvfp4_operands import (
     Weight,
-    drawn_product,
+    drawn_gemm,
     linear,
     random,
     replayed,
@@ -99,7 +99,7 @@ def test_bytes_of_any_size(n: int, k: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:
-    x, w, bias = drawn_product(data.draw, 40, 512, 1, st.integers(257, 300) | st.just(513))
+    x, w, bias = drawn_gemm(data.draw, 40, 512, 1, st.integers(257, 300) | st.just(513))
     got = linear(x, w, bias, "fp4")
     if x.shape[:-1].numel() > LIMIT:
         check(got, x, w, bias)

@@ -13,7 +13,7 @@ from tests.gpu.native.again import run_again
 from tests.gpu.native.nvfp4_operands import (
     LINEAR,
     Weight,
-    drawn_product,
+    drawn_gemm,
     linear,
     not_aligned,
     random,
@@ -31,7 +31,7 @@ SUMS = 2.0**-10  # of sums in tensor cores, by their size; those with fast accum
 LIMIT = int(os.environ.get("UNTORCH_NVFP4_FP8_M", "512"))  # largest M that is exact
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs float8 products"
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 GEMMs"
 )
 
 
@@ -110,7 +110,7 @@ def test_bytes_of_any_size(n: int, k: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_nvfp4_linear(data: st.DataObject) -> None:
-    x, w, bias = drawn_product(data.draw, 70, 1024, 1, st.integers(513, 560) | st.sampled_from([1029, 1500]))
+    x, w, bias = drawn_gemm(data.draw, 70, 1024, 1, st.integers(513, 560) | st.sampled_from([1029, 1500]))
     got = linear(x, w, bias, "fp8")
     if x.shape[:-1].numel() > LIMIT:
         check(got, x, w, bias)

@@ -1,4 +1,4 @@
-"""A mixture of experts in NVFP4 on the GPU, against float64."""
+"""NVFP4 MoE (fused experts) on the GPU, against float64."""
 
 from __future__ import annotations
 
