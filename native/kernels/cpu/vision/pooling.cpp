@@ -31,7 +31,7 @@ struct PoolLayout {
 
 struct PoolShape {
   std::int64_t batch, channels;
-  const std::int64_t *input, *output;
+  std::array<std::int64_t, 3> input, output;
   std::array<PoolWindows, 3> windows;
   PoolLayout in, out;
   // Channels innermost in memory: loops run over them last.
@@ -130,7 +130,7 @@ PoolWindows adaptive_windows(std::int64_t input, std::int64_t output) {
 }
 
 PoolShape shape_of(const Pool& p) {
-  PoolShape shape{p.batch, p.channels, p.input, p.output, {}, {}, {}, false};
+  PoolShape shape{p.batch, p.channels, std::to_array(p.input), std::to_array(p.output), {}, {}, {}, false};
   for (std::size_t d = 0; d < 3; ++d) {
     shape.windows[d] =
         p.adaptive ? adaptive_windows(p.input[d], p.output[d])
