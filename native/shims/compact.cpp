@@ -142,7 +142,7 @@ void nonzero(const Op& op, AtenTensorHandle self, AtenTensorHandle* ret0) {
 }
 
 // On CUDA nothing is read back where output_size is given, so counts that do not sum to it are not noticed: positions
-// past their sum get the number of rows, as no row holds them.
+// past their sum get n, the length of `repeats`.
 void repeat_interleave(const Op& op, AtenTensorHandle repeats, const std::int64_t* output_size,
                        AtenTensorHandle* ret0) {
   const Tensor& t = op.input(repeats, "repeats");

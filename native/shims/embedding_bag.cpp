@@ -1,5 +1,5 @@
 // embedding_bag: rows of a table summed, averaged or maximised over bags of indices. The four results are PyTorch's on
-// each device: the rows; the bag of each index; the number of rows in each bag; the winning row of a maximum.
+// each device: the rows; the bag of each index; the size of each bag; the winning row of a maximum.
 #include "kernels/embedding_bag.h"
 
 #include <algorithm>

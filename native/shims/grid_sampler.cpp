@@ -28,6 +28,7 @@ UNTORCH_OP(grid_sampler_3d,
   }
   check(padding_mode >= 0 && padding_mode <= 2, op,
         ": argument 'padding_mode' must be 0 (zeros), 1 (border) or 2 (reflection), got ", padding_mode);
+  op.check_same_device({&input, &grid});
   kernels::GridSample problem{};
   problem.batch = input.size(0);
   problem.channels = input.size(1);

@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "cuda/kernel_registry.h"
 #include "cuda/on_device.h"
 #include "shims/shim.h"
 
@@ -36,9 +37,8 @@ struct Op {
     const Tensor& t = shims::input(handle, name, argument);
     const DeviceType device = t.device().type;
     if (device == DeviceType::kCPU || (kHasCudaKernels && device == DeviceType::kCUDA)) return {name, device};
-    throw_error(ErrorKind::kUnsupported, name, ": argument '", argument, "' is on ", device_name(t.device()),
-                ", and this build of untorch has no kernels for it",
-                device == DeviceType::kCUDA ? ": install the CUDA toolkit and reinstall untorch" : "");
+    throw_error(ErrorKind::kUnsupported, name, ": argument '", argument, "' is on ", device_name(t.device()), ", and ",
+                device == DeviceType::kCUDA ? cuda::kBuiltWithoutCuda : "no operator runs there: expected cpu or cuda");
   }
 
   operator const char*() const noexcept { return name; }  // NOLINT(google-explicit-constructor)

@@ -34,6 +34,7 @@ void unpool(const Op& op, std::int64_t n, AtenTensorHandle self, AtenTensorHandl
   for (std::size_t d = 0; d < output_size.size(); ++d) {
     sizes[sizes.size() - output_size.size() + d] = output_size[d];
   }
+  op.check_same_device({&input, &indices});
   kernels::Unpool p;
   p.image = checked_numel(output_size);
   p.planes = p.pixels = 1;
@@ -98,6 +99,7 @@ void fractional(const Op& op, std::int64_t n, AtenTensorHandle self, DimSpan ker
           to_string(input.sizes()));
     sizes[sizes.size() - static_cast<std::size_t>(n - from)] = pool.output[d];
   }
+  op.check_same_device({&input, &random});
   TensorPtr out = Tensor::empty(sizes, input.dtype(), input.device());
   TensorPtr indices = Tensor::empty(sizes, DType::kInt64, input.device());
   auto* const at = indices->data<std::int64_t>();
