@@ -1,8 +1,8 @@
 """Reads and writes ``.pt2`` files: zip archives with stored (uncompressed), 64-byte aligned entries. No torch.
 
 Aligned, stored entries can be mapped into memory and used in place. The writer writes a temporary file beside the
-target and renames it at the end, so the target is complete or untouched; equal inputs give equal bytes. The reader
-checks names, sizes and offsets against the file before it returns anything.
+target and renames it at the end, so the target is complete or untouched; equal inputs give equal bytes. The reader is
+the loader's own (``native/model/archive.cpp``), which ``load``, ``untorch inspect`` and the writer's last check share.
 """
 
 from __future__ import annotations
@@ -11,54 +11,58 @@ import contextlib
 import errno
 import hashlib
 import json
-import mmap
 import os
 import struct
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from untorch.runtime.errors import InvalidFileError, file_error
+from untorch import _core
+from untorch.runtime.errors import FileOpenError, InvalidFileError, file_error
 
 __all__ = [
     "ALIGNMENT",
+    "BLOCK_BYTES",
     "FORMAT_VERSION",
     "MANIFEST",
     "ArchiveReader",
     "ArchiveWriter",
     "Entry",
+    "open_archive",
 ]
 
 ALIGNMENT = 64
 MANIFEST = "extra/untorch.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Weights are hashed in blocks, so that several threads can, and a copy of a part can be checked.
+BLOCK_BYTES = 4 << 20
 
+_WEIGHTS = "data/weights/"
 _LOCAL_HEADER = 30
 _ZIP64_EXTRA = 20
 _ZIP64_FROM = (1 << 31) - 1
 _PADDING_ID = 0x4246
 _CHUNK = 16 << 20
-_MAX_ENTRIES = 1 << 20
-_MAX_MANIFEST = 256 << 20
 
 
 class ArchiveWriter:
     """Writes one archive. As a context manager it renames the file into place at the end, or removes it on an error.
 
-    The top folder is the file's stem, as in PyTorch's archives. Raises FileMissingError (also a FileNotFoundError) if
-    the directory does not exist, FilePermissionError (also a PermissionError) if it is not writable.
+    The top folder is always "model": equal models give equal bytes, whatever their files are called. Raises
+    FileMissingError (also a FileNotFoundError) if the directory does not exist, FilePermissionError (also a
+    PermissionError) if it is not writable.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.root = self.path.stem
-        self._names: set[str] = set()
-        self._digest = hashlib.blake2b(digest_size=16)
+        self.root = "model"
+        self._names: dict[str, tuple[int, int]] = {}  # size and checksum
+        self._digests: dict[str, dict[str, str]] = {"entries": {}, "blocks": {}}
+        self._serialization = hashlib.sha256()
         directory = self.path.parent
         if not directory.is_dir():
             text = f"cannot write {self.path}: the directory {directory} does not exist"
@@ -66,7 +70,7 @@ class ArchiveWriter:
         if self.path.is_dir():
             raise file_error(f"cannot write {self.path}: it is a directory", errno.EISDIR, str(self.path))
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.root}.", suffix=".pt2", dir=directory)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.stem}.", suffix=".pt2", dir=directory)
         except OSError as error:
             raise file_error(f"cannot write {self.path}: {error.strerror}", error.errno, str(self.path)) from error
         self._temporary = Path(temporary)
@@ -98,7 +102,6 @@ class ArchiveWriter:
             raise ValueError(f"the archive already has an entry {name!r}")
         if problem := _name_problem(name):
             raise ValueError(f"{name!r} cannot be an entry's name: {problem}")
-        self._names.add(name)
         view = memoryview(data).cast("B")
         full = f"{self.root}/{name}"
         info = zipfile.ZipInfo(full, date_time=(1980, 1, 1, 0, 0, 0))
@@ -111,17 +114,45 @@ class ArchiveWriter:
         with self._zip.open(info, "w", force_zip64=zip64) as entry:
             for at in range(0, len(view), _CHUNK):
                 entry.write(view[at : at + _CHUNK])
-        self._digest.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())
+        self._names[name] = (len(view), info.CRC)
+        if name.startswith(_WEIGHTS) and len(view) > BLOCK_BYTES:
+            self._digests["blocks"][name] = _core.sha256(view, BLOCK_BYTES)
+        else:
+            self._digests["entries"][name] = _core.sha256(view)
+        self._serialization.update(f"{name}\0{info.CRC}\0{len(view)}\0".encode())
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Add ``extra/untorch.json`` with the digests of all entries. The last entry: nothing may follow."""
+        self._write_serialization_id()
+        digests = {"algorithm": "sha256", "block_bytes": BLOCK_BYTES, **self._digests}
+        document = {**manifest, "digests": digests}
+        self.write(MANIFEST, json.dumps(document, indent=1, ensure_ascii=False).encode())
+
+    def _write_serialization_id(self) -> None:
+        # PyTorch's readers log it: 40 decimal digits that differ between different files.
+        if (name := ".data/serialization_id") not in self._names:
+            self.write(name, str(int(self._serialization.hexdigest(), 16)).zfill(40)[:40].encode())
 
     def finish(self) -> Path:
-        """Write the zip directory and fsync. Returns the temporary path: complete, not yet renamed."""
+        """Write the zip directory, fsync, and read it as the loader does.
+
+        Returns the temporary path: complete, not yet renamed. Raises InvalidFileError if the loader would refuse it.
+        """
         if not self._file.closed:
-            self.write(".data/serialization_id", str(int(self._digest.hexdigest(), 16)).zfill(40)[:40].encode())
+            self._write_serialization_id()
             self._zip.close()
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+            self._check()
         return self._temporary
+
+    def _check(self) -> None:
+        with ArchiveReader(self._temporary) as reader:
+            if {entry.name: (entry.size, entry.crc) for entry in reader} != self._names:
+                raise InvalidFileError(f"{self.path}: what was written is not what the file holds")
+            if reader.has_manifest():
+                reader.manifest()
 
     def close(self) -> None:
         """Finish the file and rename it into place."""
@@ -170,27 +201,18 @@ class Entry:
 
 
 class ArchiveReader:
-    """Reads an archive. ``entries`` maps names below the top folder to ``Entry``.
+    """The loader's own reader of archives. ``entries`` maps names below the top folder to ``Entry``.
 
-    Raises InvalidFileError; if the file cannot be opened, FileMissingError and the like, which are Python's, too.
+    The whole directory is checked against the file and its local headers before anything is returned. Raises
+    InvalidFileError; if the file cannot be opened, FileMissingError and the like, which are Python's, too.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
-            self._file = open(self.path, "rb")  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise file_error(f"cannot open {self.path}: {error.strerror}", error.errno, str(self.path)) from error
-        self._map: mmap.mmap | None = None
-        try:
-            self.file_size = os.fstat(self._file.fileno()).st_size
-            if self.file_size == 0:
-                raise self._fail("it is empty")
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.root, self.entries = self._read_directory()
-        except BaseException:
-            self.close()
-            raise
+        self._core: _core.Archive | None = open_archive(path)
+        self.file_size = self._core.nbytes
+        self.root = self._core.root
+        self.entries = {entry[0]: Entry(*entry) for entry in self._core.entries()}
 
     def __enter__(self) -> ArchiveReader:
         return self
@@ -203,119 +225,63 @@ class ArchiveReader:
 
     def close(self) -> None:
         """Close the file. Live views keep the mapping alive."""
-        if self._map is not None:
-            with contextlib.suppress(BufferError):
-                self._map.close()
-        self._file.close()
+        self._core = None
+
+    @property
+    def core(self) -> _core.Archive:
+        """The loader's object. Raises ValueError when the archive was closed."""
+        if self._core is None:
+            raise ValueError(f"{self.path}: the archive was closed")
+        return self._core
 
     def view(self, name: str) -> memoryview:
-        """The bytes of an entry, mapped from the file and not copied."""
-        entry = self.entries.get(name)
-        if entry is None:
-            raise self._fail(f"it has no entry {name!r}")
-        if self._map is None or self._map.closed:
-            raise ValueError(f"{self.path}: the archive was closed")
-        return memoryview(self._map)[entry.offset : entry.offset + entry.size]
+        """The bytes of an entry, mapped from the file: neither copied nor compared with the checksums."""
+        return self.core.view(name)
 
     def read(self, name: str) -> bytes:
-        """A copy of the bytes of an entry."""
-        return bytes(self.view(name))
+        """A copy of the bytes of an entry, not compared with the checksums."""
+        data = bytes(self.core.view(name))
+        self.core.check_whole()
+        return data
+
+    def read_json(self, name: str) -> Any:
+        """An entry that is JSON as the loader accepts it, compared with its checksum."""
+        self.core.check_json(name)
+        return json.loads(self.core.text(name))
 
     def has_manifest(self) -> bool:
         """True if untorch wrote this archive; a stock package has no manifest."""
         return MANIFEST in self.entries
 
     def manifest(self) -> dict[str, Any]:
-        """The parsed ``extra/untorch.json``; format, version and the files that it names are checked."""
+        """The parsed ``extra/untorch.json``; the loader has checked all that it and ``untorch inspect`` use of it."""
         if not self.has_manifest():
-            raise self._fail(f"it has no {MANIFEST}, so untorch did not write it")
-        if self.entries[MANIFEST].size > _MAX_MANIFEST:
-            raise self._fail(f"{MANIFEST} is larger than {_MAX_MANIFEST} bytes")
-        try:
-            manifest = json.loads(self.read(MANIFEST))
-        except (ValueError, RecursionError) as error:
-            raise self._fail(f"{MANIFEST} is not valid JSON: {error}") from error
-        if not isinstance(manifest, dict) or manifest.get("format") != "untorch":
-            raise self._fail(f'{MANIFEST} does not say "format": "untorch"')
-        version = manifest.get("format_version")
-        if version != FORMAT_VERSION:
-            raise self._fail(
-                f"its format version is {version!r} and this untorch reads {FORMAT_VERSION}: export it again, "
-                f"or install the untorch that wrote it ({manifest.get('untorch_version', 'unknown')})"
-            )
-        for field, kind in (("weights", list), ("methods", dict)):
-            if not isinstance(manifest.get(field), kind):
-                raise self._fail(f"{MANIFEST}: {field!r} is missing or not a {kind.__name__}")
-        self._check_files(manifest)
+            raise InvalidFileError(f"{self.path} has no {MANIFEST}, so untorch did not write it")
+        self.core.methods()
+        manifest: dict[str, Any] = json.loads(self.core.text(MANIFEST))
         return manifest
 
+    def methods(self) -> list[dict[str, Any]]:
+        """What the loader knows of every method, also of a stock package: name, library, device, CPU features, GPUs."""
+        methods: list[dict[str, Any]] = json.loads(self.core.methods())
+        return methods
+
     def verify(self) -> None:
-        """Compare the checksum of every entry. Raises InvalidFileError at the first mismatch."""
-        for entry in self.entries.values():
-            crc = 0
-            view = self.view(entry.name)
-            for at in range(0, len(view), _CHUNK):
-                crc = zlib.crc32(view[at : at + _CHUNK], crc)
-            if crc != entry.crc:
-                raise self._fail(f"the entry {entry.name!r} is damaged: checksum {crc:08x}, expected {entry.crc:08x}")
+        """Compare every entry with its SHA-256 in the manifest; in a stock package with its CRC-32. On all cores.
 
-    def _check_files(self, manifest: dict[str, Any]) -> None:
-        for i, weight in enumerate(manifest["weights"]):
-            file, nbytes = (weight.get("file"), weight.get("nbytes")) if isinstance(weight, dict) else (None, None)
-            entry = self.entries.get(file) if isinstance(file, str) else None
-            if entry is None:
-                raise self._fail(f"{MANIFEST}: weights[{i}] names the file {file!r}, which the archive does not have")
-            if entry.size != nbytes:
-                raise self._fail(f"{MANIFEST}: weights[{i}] should have {nbytes!r} bytes, {file} has {entry.size}")
-        for name, method in manifest["methods"].items():
-            library = method.get("library") if isinstance(method, dict) else None
-            if not isinstance(library, str) or library not in self.entries:
-                raise self._fail(
-                    f"{MANIFEST}: method {name!r} names the library {library!r}, which the archive does not have"
-                )
+        Raises InvalidFileError at a mismatch.
+        """
+        self.core.verify()
 
-    def _fail(self, what: str) -> InvalidFileError:
-        return InvalidFileError(f"{self.path}: not a usable .pt2 archive: {what}")
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of every entry as it is in the file, in hexadecimal digits, by name. On all cores."""
+        return self.core.digests()
 
-    def _read_directory(self) -> tuple[str, dict[str, Entry]]:
-        try:
-            with zipfile.ZipFile(self._file) as archive:
-                infos = archive.infolist()
-        except (zipfile.BadZipFile, struct.error, ValueError, OSError, NotImplementedError, OverflowError) as error:
-            raise self._fail(f"its zip directory cannot be read: {error}") from error
-        if not infos or len(infos) > _MAX_ENTRIES:
-            raise self._fail(f"it has {len(infos)} entries, expected 1 to {_MAX_ENTRIES}")
-        root = infos[0].orig_filename.split("/", 1)[0]
-        entries: dict[str, Entry] = {}
-        for info in infos:
-            full = info.orig_filename
-            if problem := _name_problem(full):
-                raise self._fail(f"the entry name {full!r} is refused: {problem}")
-            top, _, name = full.partition("/")
-            if top != root or not name:
-                raise self._fail(f"the entry {full!r} is not in the top folder {root!r}")
-            if name in entries:
-                raise self._fail(f"the entry {name!r} occurs twice")
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
-                raise self._fail(f"the entry {name!r} is compressed or encrypted, expected stored bytes")
-            entries[name] = Entry(name, self._data_offset(info, name), info.file_size, info.CRC)
-        end = 0
-        for entry in sorted(entries.values(), key=lambda e: (e.offset, e.size)):
-            if entry.offset < end:
-                raise self._fail(f"the entry {entry.name!r} overlaps another one")
-            end = entry.offset + entry.size
-        return root, entries
 
-    def _data_offset(self, info: zipfile.ZipInfo, name: str) -> int:
-        assert self._map is not None
-        at = info.header_offset
-        if at < 0 or at + _LOCAL_HEADER > self.file_size or self._map[at : at + 4] != b"PK\x03\x04":
-            raise self._fail(f"the entry {name!r} has no header at offset {at}")
-        name_length, extra_length = struct.unpack_from("<HH", self._map, at + 26)
-        header_name = bytes(self._map[at + _LOCAL_HEADER : at + _LOCAL_HEADER + name_length])
-        if header_name != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
-            raise self._fail(f"the entry {name!r} has another name in its header")
-        start: int = at + _LOCAL_HEADER + name_length + extra_length
-        if start + info.file_size > self.file_size:
-            raise self._fail(f"the entry {name!r} ends past the end of the file (truncated?)")
-        return start
+def open_archive(path: str | os.PathLike[str], copy: bool = False) -> _core.Archive:
+    """The loader's archive of a file; errors of the operating system have the file's name."""
+    try:
+        return _core.open_archive(os.fsencode(path), copy)
+    except FileOpenError as error:
+        error.filename = os.fspath(path)
+        raise
