@@ -153,6 +153,15 @@ std::uint64_t ElfImage::gnu_hash_symbols(std::uint64_t address) const {
   }
 }
 
+std::optional<Elf64_Sym> ElfImage::find_defined(std::string_view name) const {
+  for (std::uint64_t i = 1; i < num_symbols_; ++i) {
+    const Elf64_Sym entry = symbol(i);
+    if (ELF64_ST_BIND(entry.st_info) == STB_LOCAL || entry.st_shndx == SHN_UNDEF || entry.st_name == 0) continue;
+    if (string(entry.st_name) == name) return entry;
+  }
+  return std::nullopt;
+}
+
 std::vector<ElfVersionNeed> ElfImage::version_needs() const {
   std::vector<ElfVersionNeed> found;
   if (!has(DT_VERNEED)) return found;
@@ -186,6 +195,7 @@ std::vector<ElfSymbol> ElfImage::symbols() const {
     if (ELF64_ST_BIND(entry.st_info) == STB_LOCAL || entry.st_name == 0) continue;
     ElfSymbol made{string(entry.st_name), strings_ + entry.st_name, entry.st_shndx != SHN_UNDEF,
                    ELF64_ST_BIND(entry.st_info) == STB_WEAK};
+    if (indices != 0) made.version_offset = indices + 2 * i;
     if (!made.is_defined && indices != 0) {
       const auto it = versions.find(at<std::uint16_t>(indices + 2 * i) & 0x7fffu);
       if (it != versions.end()) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@ struct ElfSymbol {
   bool is_defined, is_weak;
   const char* version = nullptr;  // of an undefined, versioned symbol
   const char* version_file = nullptr;
+  std::uint64_t version_offset = 0;  // of its entry in DT_VERSYM, in the file; 0: none
 };
 
 // A version that the library needs of another one.
@@ -92,7 +94,10 @@ class ElfImage {
 
   // Entries of the dynamic symbol table; the first is unused. The hash tables tell their number.
   std::uint64_t num_symbols() const noexcept { return num_symbols_; }
-  Elf64_Sym symbol(std::uint64_t index) const { return at<Elf64_Sym>(symbols_ + index * sizeof(Elf64_Sym)); }
+  // The symbol of that name that the library defines for others; none if there is no such symbol.
+  std::optional<Elf64_Sym> find_defined(std::string_view name) const;
+  std::uint64_t symbol_offset(std::uint64_t index) const noexcept { return symbols_ + index * sizeof(Elf64_Sym); }
+  Elf64_Sym symbol(std::uint64_t index) const { return at<Elf64_Sym>(symbol_offset(index)); }
   // Those that other libraries can see, or that other libraries have to give.
   std::vector<ElfSymbol> symbols() const;
   std::vector<ElfVersionNeed> version_needs() const;

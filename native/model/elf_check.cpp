@@ -2,12 +2,19 @@
 #include "model/elf_check.h"
 
 #include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "model/elf_unwind.h"
+
 namespace untorch {
 namespace {
 
 #if defined(__x86_64__)
+constexpr std::uint32_t kSlot = R_X86_64_JUMP_SLOT, kData = R_X86_64_GLOB_DAT;
 constexpr std::uint32_t kRelative = R_X86_64_RELATIVE, kIndirect = R_X86_64_IRELATIVE, kAbsolute = R_X86_64_64,
-                        kTlsDescriptor = R_X86_64_TLSDESC;
+                        kTlsDescriptor = R_X86_64_TLSDESC, kTlsModule = R_X86_64_DTPMOD64;
 constexpr std::uint32_t kRelocations[] = {R_X86_64_64,       R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT,
                                           R_X86_64_RELATIVE, R_X86_64_DTPMOD64, R_X86_64_DTPOFF64,
                                           R_X86_64_TPOFF64,  R_X86_64_TLSDESC,  R_X86_64_IRELATIVE};
@@ -15,12 +22,14 @@ constexpr std::uint32_t kThreadLocal[] = {R_X86_64_DTPMOD64, R_X86_64_DTPOFF64, 
 #else
 constexpr std::uint32_t kThreadLocal[] = {R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL, R_AARCH64_TLS_TPREL,
                                           R_AARCH64_TLSDESC};
+constexpr std::uint32_t kSlot = R_AARCH64_JUMP_SLOT, kData = R_AARCH64_GLOB_DAT;
 constexpr std::uint32_t kRelative = R_AARCH64_RELATIVE, kIndirect = R_AARCH64_IRELATIVE, kAbsolute = R_AARCH64_ABS64,
-                        kTlsDescriptor = R_AARCH64_TLSDESC;
+                        kTlsDescriptor = R_AARCH64_TLSDESC, kTlsModule = R_AARCH64_TLS_DTPMOD;
 constexpr std::uint32_t kRelocations[] = {R_AARCH64_ABS64,     R_AARCH64_GLOB_DAT,   R_AARCH64_JUMP_SLOT,
                                           R_AARCH64_RELATIVE,  R_AARCH64_TLS_DTPMOD, R_AARCH64_TLS_DTPREL,
                                           R_AARCH64_TLS_TPREL, R_AARCH64_TLSDESC,    R_AARCH64_IRELATIVE};
 #endif
+constexpr std::string_view kOwnName = "libuntorch.so";
 constexpr std::uint64_t kPage = 4096;            // the smallest page of the machines served
 constexpr std::uint64_t kMaxImage = 1ull << 40;  // address space of one library
 constexpr std::uint64_t kMaxTls = 1ull << 24;
@@ -45,6 +54,8 @@ class Checker {
     check_relocations(DT_RELA, DT_RELASZ);
     check_relocations(DT_JMPREL, DT_PLTRELSZ);
     check_relative_relocations();
+    check_targets();
+    check_unwind_tables(elf_);
     for (const Array& array : arrays_) {
       elf_.require(std::all_of(array.filled.begin(), array.filled.end(), [](bool filled) { return filled; }),
                    "an initialiser has no address");
@@ -52,13 +63,15 @@ class Checker {
     check_sections();
   }
 
-  std::vector<std::string_view> functions() const {
-    std::vector<std::string_view> names;
+  std::unordered_map<std::string_view, std::uint64_t> functions() const {
+    std::unordered_map<std::string_view, std::uint64_t> found;
     for (std::uint64_t i = 1; i < elf_.num_symbols(); ++i) {
       const Elf64_Sym s = elf_.symbol(i);
-      if (s.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s.st_info) == STT_FUNC) names.emplace_back(elf_.string(s.st_name));
+      if (s.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(s.st_info) == STT_FUNC && ELF64_ST_BIND(s.st_info) != STB_LOCAL) {
+        found.emplace(elf_.string(s.st_name), s.st_value);
+      }
     }
-    return names;
+    return found;
   }
 
  private:
@@ -182,51 +195,80 @@ class Checker {
     }
   }
 
+  // The tables are compared with the symbols' names, entry by entry: the dynamic linker finds every symbol in them, and
+  // only those.
   void check_hash_tables() const {
-    std::uint64_t gnu_count = 0;
-    if (elf_.has(DT_GNU_HASH)) gnu_count = check_gnu_hash(elf_.tag(DT_GNU_HASH));
+    if (elf_.has(DT_GNU_HASH)) check_gnu_hash(elf_.tag(DT_GNU_HASH));
     if (elf_.has(DT_HASH)) check_hash(elf_.tag(DT_HASH));
-    elf_.require(gnu_count <= elf_.num_symbols(), "its hash tables contradict each other");
   }
 
-  // Returns the number of symbols.
-  std::uint64_t check_gnu_hash(std::uint64_t address) const {
+  // Layout: buckets, first symbol, words and shift of the filter; the filter; a symbol for each bucket; a hash for each
+  // symbol from the first on, in which the low bit ends a bucket's chain.
+  void check_gnu_hash(std::uint64_t address) const {
+    const auto agrees = [&](bool condition) { elf_.require(condition, "its hash table is damaged"); };
     const std::uint64_t at = elf_.offset_of(address, 16, "the hash table");
     const auto buckets = elf_.at<std::uint32_t>(at), first = elf_.at<std::uint32_t>(at + 4),
-               words = elf_.at<std::uint32_t>(at + 8);
-    elf_.require(words != 0 && (words & (words - 1)) == 0, "its hash table is damaged");
+               words = elf_.at<std::uint32_t>(at + 8), shift = elf_.at<std::uint32_t>(at + 12);
+    agrees(words != 0 && (words & (words - 1)) == 0 && shift < 32 && buckets != 0);
+    const std::uint64_t count = elf_.num_symbols(), hashed = first < count ? count - first : 0;
     const std::uint64_t size = 16 + 8ull * words + 4ull * buckets;
-    const std::uint64_t heads = elf_.offset_of(address, size, "the hash table") + 16 + 8ull * words;
-    std::uint32_t last = 0;
-    for (std::uint64_t i = 0; i < buckets; ++i) {
-      const auto head = elf_.at<std::uint32_t>(heads + 4 * i);
-      elf_.require(head == 0 || head >= first, "its hash table is damaged");
-      last = std::max(last, head);
+    const std::uint64_t filter = elf_.offset_of(address, size, "the hash table") + 16, heads = filter + 8ull * words;
+    std::uint64_t used = 0;
+    for (std::uint64_t i = 0; i < buckets; ++i) used += elf_.at<std::uint32_t>(heads + 4 * i) != 0 ? 1 : 0;
+    const std::uint64_t chains = hashed != 0 ? elf_.offset_of(address + size, 4 * hashed, "the hash table") : 0;
+    std::uint64_t chain_bucket = buckets, num_chains = 0;
+    for (std::uint64_t i = 0; i < hashed; ++i) {
+      const std::uint32_t hash = gnu_hash(elf_.string(elf_.symbol(first + i).st_name));
+      const auto link = elf_.at<std::uint32_t>(chains + 4 * i);
+      const auto word = elf_.at<std::uint64_t>(filter + 8ull * (hash / 64 & (words - 1)));
+      agrees((link | 1u) == (hash | 1u) && (word >> hash % 64 & word >> (hash >> shift) % 64 & 1u) != 0);
+      if (chain_bucket == buckets) {
+        ++num_chains;
+        agrees(elf_.at<std::uint32_t>(heads + 4ull * (hash % buckets)) == first + i);
+      } else {
+        agrees(hash % buckets == chain_bucket);
+      }
+      chain_bucket = (link & 1u) != 0 ? buckets : hash % buckets;
     }
-    if (last == 0) return first;
-    // Every chain ends where the low bit is set; the one that starts last ends last.
-    for (std::uint64_t i = last;; ++i) {
-      const std::uint64_t link = address + size + 4 * (i - first);
-      if ((elf_.value_at<std::uint32_t>(link, "the hash table") & 1u) != 0) return i + 1;
-    }
+    agrees(chain_bucket == buckets && num_chains == used);
   }
 
+  static std::uint32_t gnu_hash(const char* name) noexcept {
+    std::uint32_t hash = 5381;
+    for (; *name != '\0'; ++name) hash = hash * 33 + static_cast<unsigned char>(*name);
+    return hash;
+  }
+
+  // Layout: buckets, symbols; a symbol for each bucket; for each symbol the next one of its chain.
   void check_hash(std::uint64_t address) const {
+    const auto agrees = [&](bool condition) { elf_.require(condition, "its hash table is damaged"); };
     const std::uint64_t at = elf_.offset_of(address, 8, "the hash table");
-    const auto buckets = elf_.at<std::uint32_t>(at), chains = elf_.at<std::uint32_t>(at + 4);
-    elf_.require(buckets != 0, "its hash table is damaged");
-    (void)elf_.offset_of(address, 8 + 4ull * buckets + 4ull * chains, "the hash table");
-    std::vector<std::uint32_t> seen_by(chains, 0);
+    const auto buckets = elf_.at<std::uint32_t>(at), symbols = elf_.at<std::uint32_t>(at + 4);
+    agrees(buckets != 0 && symbols == elf_.num_symbols());
+    (void)elf_.offset_of(address, 8 + 4ull * buckets + 4ull * symbols, "the hash table");
+    std::vector<bool> seen(symbols, false);
     for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
       auto i = elf_.at<std::uint32_t>(at + 8 + 4ull * bucket);
       while (i != 0) {
-        elf_.require(i < chains && seen_by[i] != bucket + 1, "its hash table is damaged");
-        const bool joins = seen_by[i] != 0;  // a chain that was followed to its end before
-        seen_by[i] = bucket + 1;
-        if (joins) break;
+        agrees(i < symbols && !seen[i] && sysv_hash(elf_.string(elf_.symbol(i).st_name)) % buckets == bucket);
+        seen[i] = true;
         i = elf_.at<std::uint32_t>(at + 8 + 4ull * buckets + 4ull * i);
       }
     }
+    for (std::uint32_t i = 1; i < symbols; ++i) {
+      const Elf64_Sym symbol = elf_.symbol(i);
+      agrees(seen[i] || symbol.st_shndx == SHN_UNDEF || ELF64_ST_BIND(symbol.st_info) == STB_LOCAL);
+    }
+  }
+
+  static std::uint32_t sysv_hash(const char* name) noexcept {
+    std::uint32_t hash = 0;
+    for (; *name != '\0'; ++name) {
+      hash = (hash << 4) + static_cast<unsigned char>(*name);
+      const std::uint32_t high = hash & 0xf0000000u;
+      hash = (hash ^ high >> 24) & ~high;
+    }
+    return hash;
   }
 
   void check_symbols() const {
@@ -234,6 +276,9 @@ class Checker {
     for (std::uint64_t i = 1; i < elf_.num_symbols(); ++i) {
       const Elf64_Sym s = elf_.symbol(i);
       (void)elf_.string(s.st_name);
+      // The dynamic linker would take it for one of the library's own, at address zero.
+      elf_.require(s.st_shndx != SHN_UNDEF || ELF64_ST_VISIBILITY(s.st_other) == STV_DEFAULT,
+                   "a symbol of another library is hidden");
       if (s.st_shndx == SHN_UNDEF || s.st_shndx == SHN_ABS) continue;
       bool inside = true;
       switch (ELF64_ST_TYPE(s.st_info)) {
@@ -257,9 +302,16 @@ class Checker {
   void check_versions() const {
     if (!elf_.has(DT_VERSYM)) return;
     std::uint32_t highest = 0;
+    std::set<std::uint32_t> known{VER_NDX_LOCAL, VER_NDX_GLOBAL};  // of symbols that other libraries define
     for (const ElfVersionNeed& need : elf_.version_needs()) {
       // The dynamic linker asserts this.
       elf_.require(elf_.needs(need.file), "a symbol version is of a library that it does not need");
+      // Nor may a library have none, to which needed ones are bound.
+      const std::string_view file = need.file;
+      if (file == kOwnName || file.starts_with("libtorch") || file.starts_with("libc10")) {
+        elf_.damaged("a symbol version is of " + std::string(file) + ", which has none");
+      }
+      known.insert(need.index);
       highest = std::max<std::uint32_t>(highest, need.index);
     }
     if (elf_.has(DT_VERDEF)) {
@@ -275,7 +327,9 @@ class Checker {
     elf_.require(highest != 0, "its symbol versions are damaged");
     const std::uint64_t table = elf_.offset_of(elf_.tag(DT_VERSYM), 2 * elf_.num_symbols(), "a symbol version");
     for (std::uint64_t i = 0; i < elf_.num_symbols(); ++i) {
-      elf_.require((elf_.at<std::uint16_t>(table + 2 * i) & 0x7fffu) <= std::max(highest, 1u),
+      const std::uint32_t index = elf_.at<std::uint16_t>(table + 2 * i) & 0x7fffu;
+      const bool defined = elf_.symbol(i).st_shndx != SHN_UNDEF;
+      elf_.require(defined ? index <= (elf_.has(DT_VERDEF) ? std::max(highest, 1u) : 1u) : known.count(index) != 0,
                    "its symbol versions are damaged");
     }
   }
@@ -317,7 +371,10 @@ class Checker {
       const auto type = static_cast<std::uint32_t>(ELF64_R_TYPE(r.r_info));
       const std::uint64_t index = ELF64_R_SYM(r.r_info);
       elf_.require(i >= relative || type == kRelative, "its relocations are damaged");
-      if (type == 0) continue;
+      if (type == 0) {  // left over by the linker
+        elf_.require(start == DT_RELA && r.r_info == 0 && r.r_offset == 0, "its relocations are damaged");
+        continue;
+      }
       if (std::find(std::begin(kRelocations), std::end(kRelocations), type) == std::end(kRelocations)) {
         elf_.damaged("it has relocations of the unknown type " + std::to_string(type));
       }
@@ -326,13 +383,54 @@ class Checker {
                    "a relocation lies outside of its data");
       const auto addend = static_cast<std::uint64_t>(r.r_addend);
       elf_.require(type != kIndirect || elf_.executable(addend), "a relocation lies outside of its code");
+      targets_.push_back(r.r_offset);
+      if (type == kTlsDescriptor) targets_.push_back(r.r_offset + 8);
+      if (type == kSlot || type == kData) check_binding(type, index, addend);
+      elf_.require(type != kAbsolute || index != 0, "its relocations are damaged");
+      elf_.require(start == DT_RELA || type == kSlot || type == kIndirect || type == kTlsDescriptor,
+                   "its relocations are damaged");
+      elf_.require(type != kRelative || in_image(addend), "a relocation points outside of its segments");
       const bool thread_local_data =
           std::find(std::begin(kThreadLocal), std::end(kThreadLocal), type) != std::end(kThreadLocal);
       elf_.require(!thread_local_data || index != 0 || elf_.segment(PT_TLS) != nullptr,
                    "a relocation is of thread-local data that are not there");
+      if (type == kTlsModule && index == 0) tls_pairs_.push_back(r.r_offset);
       const Elf64_Sym target = index != 0 ? elf_.symbol(index) : Elf64_Sym{};
+      const bool other = target.st_shndx == SHN_UNDEF;
+      elf_.require(!thread_local_data || index == 0 || ELF64_ST_TYPE(target.st_info) == STT_TLS ||
+                       (other && ELF64_ST_TYPE(target.st_info) == STT_NOTYPE),
+                   "a relocation is of thread-local data that are not there");
+      elf_.require(type != kAbsolute || other || target.st_shndx == SHN_ABS || in_image(target.st_value + addend),
+                   "a relocation points outside of its segments");
       fill(r.r_offset, type == kRelative ? addend : target.st_value + addend,
            type == kRelative || (type == kAbsolute && target.st_shndx != SHN_UNDEF));
+    }
+  }
+
+  // Slots of functions and of data: one for each symbol, which is added to nothing.
+  void check_binding(std::uint32_t type, std::uint64_t index, std::uint64_t addend) {
+    auto& bound = type == kSlot ? functions_bound_ : data_bound_;
+    if (bound.empty()) bound.resize(elf_.num_symbols(), false);
+    elf_.require(index != 0 && addend == 0 && !bound[index], "its relocations are damaged");
+    bound[index] = true;
+    const unsigned kind = ELF64_ST_TYPE(elf_.symbol(index).st_info);
+    elf_.require(kind != STT_TLS && (type != kSlot || kind != STT_OBJECT), "its relocations are damaged");
+  }
+
+  // The end of a segment counts as in it: loops compare with it.
+  bool in_image(std::uint64_t address) const { return elf_.find(address, 0, PF_R, false) != nullptr; }
+
+  // Every place is relocated once.
+  void check_targets() {
+    std::ranges::sort(targets_);
+    for (std::size_t i = 1; i < targets_.size(); ++i) {
+      elf_.require(targets_[i] - targets_[i - 1] >= 8, "two relocations are of the same place");
+    }
+    // The library's own thread-local data: after the module's number lies an offset, which is in the file.
+    for (const std::uint64_t pair : tls_pairs_) {
+      if (std::ranges::binary_search(targets_, pair + 8)) continue;
+      elf_.require(elf_.value_at<std::uint64_t>(pair + 8, "an offset") <= elf_.segment(PT_TLS)->p_memsz,
+                   "thread-local data lie outside of their segment");
     }
   }
 
@@ -343,7 +441,10 @@ class Checker {
     const std::uint64_t table = elf_.offset_of(elf_.tag(DT_RELR), size, "the relocation table");
     const auto relocate = [&](std::uint64_t address) {
       elf_.require(elf_.find(address, 8, PF_W, true) != nullptr, "a relocation lies outside of its data");
-      fill(address, elf_.value_at<std::uint64_t>(address, "a relocation"), true);
+      const auto target = elf_.value_at<std::uint64_t>(address, "a relocation");
+      elf_.require(in_image(target), "a relocation points outside of its segments");
+      targets_.push_back(address);
+      fill(address, target, true);
     };
     std::uint64_t next = 0;
     for (std::uint64_t i = 0; i < size / sizeof(Elf64_Relr); ++i) {
@@ -370,13 +471,16 @@ class Checker {
     const auto section = [&](std::uint64_t i) { return elf_.at<Elf64_Shdr>(header.e_shoff + i * sizeof(Elf64_Shdr)); };
     elf_.require(header.e_shoff < elf_.bytes().size(), "its section headers are damaged");
     const Elf64_Shdr names = section(header.e_shstrndx);
+    std::uint64_t thread_data = 0;  // bytes of thread-local data that are in the file
     for (std::uint64_t i = 1; i < header.e_shnum; ++i) {
       const Elf64_Shdr s = section(i);
       if ((s.sh_flags & SHF_TLS) != 0) {
         const Elf64_Phdr* thread = elf_.segment(PT_TLS);
         agree(thread != nullptr && s.sh_addr >= thread->p_vaddr && s.sh_addr - thread->p_vaddr <= thread->p_memsz &&
               s.sh_size <= thread->p_memsz - (s.sh_addr - thread->p_vaddr));
+        if (s.sh_type != SHT_NOBITS) thread_data = std::max(thread_data, s.sh_addr + s.sh_size - thread->p_vaddr);
       }
+      if (s.sh_type == SHT_SYMTAB && s.sh_link < header.e_shnum) check_symbol_table(s, section(s.sh_link));
       const bool zeros = s.sh_type == SHT_NOBITS;
       if ((s.sh_flags & SHF_ALLOC) == 0 || s.sh_size == 0 || (zeros && (s.sh_flags & SHF_TLS) != 0)) continue;
       const std::uint32_t rights =
@@ -420,7 +524,42 @@ class Checker {
         agree(s.sh_addr == elf_.tag(DT_RELA) && (size == s.sh_size || size == s.sh_size + elf_.tag(DT_PLTRELSZ)));
       }
       if (name == ".rela.plt") agree(s.sh_addr == elf_.tag(DT_JMPREL) && s.sh_size == elf_.tag(DT_PLTRELSZ));
+      if (name == ".eh_frame_hdr") {
+        const Elf64_Phdr* unwind = elf_.segment(PT_GNU_EH_FRAME);
+        agree(unwind != nullptr && unwind->p_vaddr == s.sh_addr && unwind->p_memsz == s.sh_size);
+      }
       if (name == ".data" || name == ".bss") check_stays_writable(s);
+    }
+    const Elf64_Phdr* thread = elf_.segment(PT_TLS);
+    agree(thread == nullptr || thread->p_filesz == thread_data);
+  }
+
+  // The table for debuggers says the same of the symbols that others can see.
+  void check_symbol_table(const Elf64_Shdr& symbols, const Elf64_Shdr& names) const {
+    const std::span<const std::byte> bytes = elf_.bytes();
+    agree(names.sh_offset <= bytes.size() && names.sh_size <= bytes.size() - names.sh_offset && names.sh_size != 0 &&
+          elf_.at<char>(names.sh_offset + names.sh_size - 1) == '\0');
+    std::unordered_map<std::string_view, Elf64_Sym> seen, needed;
+    for (std::uint64_t i = 1; i < symbols.sh_size / sizeof(Elf64_Sym); ++i) {
+      agree(symbols.sh_offset < bytes.size());
+      const auto s = elf_.at<Elf64_Sym>(symbols.sh_offset + i * sizeof(Elf64_Sym));
+      if (ELF64_ST_BIND(s.st_info) == STB_LOCAL) continue;
+      agree(s.st_name < names.sh_size);
+      const std::string_view name(reinterpret_cast<const char*>(bytes.data()) + names.sh_offset + s.st_name);
+      // "name@version" where it is defined elsewhere.
+      s.st_shndx == SHN_UNDEF ? needed.emplace(name.substr(0, name.find('@')), s) : seen.emplace(name, s);
+    }
+    for (std::uint64_t i = 1; i < elf_.num_symbols(); ++i) {
+      const Elf64_Sym s = elf_.symbol(i);
+      if (s.st_shndx == SHN_UNDEF) {
+        const auto other = needed.find(elf_.string(s.st_name));
+        agree(needed.empty() || (other != needed.end() && other->second.st_info == s.st_info));
+        continue;
+      }
+      const auto it = seen.find(elf_.string(s.st_name));
+      agree(it == seen.end() ||
+            (it->second.st_value == s.st_value && it->second.st_size == s.st_size && it->second.st_info == s.st_info &&
+             it->second.st_other == s.st_other && it->second.st_shndx == s.st_shndx));
     }
   }
 
@@ -448,11 +587,14 @@ class Checker {
 
   const ElfImage& elf_;
   std::vector<Array> arrays_;
+  std::vector<std::uint64_t> targets_;  // of relocations
+  std::vector<std::uint64_t> tls_pairs_;
+  std::vector<bool> functions_bound_, data_bound_;
 };
 
 }  // namespace
 
-std::vector<std::string_view> check_elf_image(const ElfImage& elf) {
+std::unordered_map<std::string_view, std::uint64_t> check_elf_image(const ElfImage& elf) {
   Checker checker(elf);
   checker.run();
   return checker.functions();

@@ -1,8 +1,9 @@
 // Checks everything that the dynamic linker follows blindly, before it sees a library.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
-#include <vector>
+#include <unordered_map>
 
 #include "model/elf.h"
 
@@ -14,7 +15,7 @@ namespace untorch {
 //
 // This protects against damage, not against malice: a model library is code, and opening it runs it.
 //
-// Returns the names of the functions that the library defines.
-std::vector<std::string_view> check_elf_image(const ElfImage& elf);
+// Returns the functions that the library defines, with their addresses.
+std::unordered_map<std::string_view, std::uint64_t> check_elf_image(const ElfImage& elf);
 
 }  // namespace untorch

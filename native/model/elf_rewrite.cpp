@@ -41,6 +41,25 @@ void rebind_libtorch(const ElfImage& elf, std::span<std::byte> copy, const std::
 void rename_symbol(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name) {
   check(name.size() == symbol.name.size(), "cannot rename ", symbol.name, " to ", name);
   std::memcpy(copy.data() + symbol.name_offset, name.data(), name.size());
+  constexpr std::uint16_t kUnversioned = VER_NDX_GLOBAL;
+  if (symbol.version_offset != 0) std::memcpy(copy.data() + symbol.version_offset, &kUnversioned, sizeof kUnversioned);
+}
+
+void make_closable(const ElfImage& elf, std::span<std::byte> copy) {
+  for (std::uint64_t i = 1; i < elf.num_symbols(); ++i) {
+    const Elf64_Sym symbol = elf.symbol(i);
+    if (ELF64_ST_BIND(symbol.st_info) != STB_GNU_UNIQUE) continue;
+    const unsigned char info = ELF64_ST_INFO(STB_WEAK, ELF64_ST_TYPE(symbol.st_info));
+    std::memcpy(copy.data() + elf.symbol_offset(i) + offsetof(Elf64_Sym, st_info), &info, sizeof info);
+  }
+  const Elf64_Phdr& section = *elf.segment(PT_DYNAMIC);
+  for (std::uint64_t at = section.p_offset;; at += sizeof(Elf64_Dyn)) {
+    auto entry = elf.at<Elf64_Dyn>(at);
+    if (entry.d_tag == DT_NULL) break;
+    if (entry.d_tag != DT_FLAGS_1) continue;
+    entry.d_un.d_val &= ~std::uint64_t{DF_1_NODELETE};
+    std::memcpy(copy.data() + at, &entry, sizeof entry);
+  }
 }
 
 bool asks_for_executable_stack(const ElfImage& elf) noexcept {

@@ -16,8 +16,12 @@ bool needs_libtorch(const ElfImage& elf) noexcept;
 void rebind_libtorch(const ElfImage& elf, std::span<std::byte> copy, const std::string& soname);
 
 // Renames an undefined symbol; both names have the same length. Undefined symbols are in no hash table, so nothing else
-// has to change.
+// has to change but its version, which is that of the other library.
 void rename_symbol(std::span<std::byte> copy, const ElfSymbol& symbol, const std::string& name);
+
+// Clears what keeps a library in the process after dlclose: DF_1_NODELETE, and STB_GNU_UNIQUE symbols (static variables
+// of templates and inline functions), which become weak ones. A model library shares them with nobody.
+void make_closable(const ElfImage& elf, std::span<std::byte> copy);
 
 // True when a program header asks for an executable stack. Weights that were assembled into a library ask for one by
 // accident, and newer C libraries then refuse to open it.

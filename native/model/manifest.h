@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "cuda/tf32.h"
 #include "model/archive.h"
+#include "model/json.h"
 #include "tensor/tensor.h"
 
 namespace untorch {
@@ -29,10 +31,12 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kFloat32;
   std::vector<DimSpec> shape;
-  bool contiguous = false;                           // row-major strides are expected
-  bool mutated = false;                              // the model writes into it
-  bool on_cpu = false;                               // of a method for another device: must be on the CPU
-  std::optional<std::vector<std::int64_t>> strides;  // expected when not contiguous and all are numbers
+  bool contiguous = false;  // row-major strides are expected
+  bool mutated = false;     // the model writes into it
+  bool on_cpu = false;      // of a method for another device: must be on the CPU
+  static constexpr std::int64_t kAnyStride = -1;
+  // Expected when not contiguous: numbers, or kAnyStride, which our manifests never have.
+  std::optional<std::vector<std::int64_t>> strides;
 };
 
 struct ConstantSpec {
@@ -85,15 +89,19 @@ struct MethodSpec {
   std::string architecture;
   std::vector<std::string> cpu_features;
   std::string gpu_architecture;     // "sm_90"; empty: not known
+  cuda::Tf32 tf32;                  // as PyTorch was set at export; float32 where the file does not tell
   std::vector<std::string> cubins;  // archive entries of a stock package with its kernels beside the library
   bool has_specs = false;           // inputs, outputs and constants below are known (false: a stock package)
   std::vector<std::string> symbols;
-  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> inputs;  // of a stock package, too, if its source tells; empty otherwise
+  json::Value inputs_json;         // the same as the manifest has it
   std::size_t num_outputs = 0;
   std::vector<ConstantSpec> constants;
   std::vector<PackedLinear> packed_linears;  // none in files that do not tell
   std::vector<MethodVariant> variants;       // beside the code above
 };
+
+inline constexpr const char* kManifestEntry = "extra/untorch.json";
 
 struct Manifest {
   bool stock = false;  // made by PyTorch's own packager
@@ -103,7 +111,9 @@ struct Manifest {
 };
 
 // Reads extra/untorch.json, or finds the methods of a stock package by its folders. Every reference into the archive
-// and every size is checked against what is there. Throws kInvalidFile, or kUnsupported for a newer format.
-Manifest read_manifest(const Archive& archive);
+// and every size is checked against what is there, and so is what only the inspector shows: load and inspect refuse the
+// same files. Tells the archive the digests of its entries; once for each archive. Throws kInvalidFile, or kUnsupported
+// for another format version.
+Manifest read_manifest(Archive& archive);
 
 }  // namespace untorch

@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from craft import Lie, Package, zip_bytes
+from compiler import model_library
+from craft import Lie, Package, RealPackage, zip_bytes
 from probe import Prober
 
 import untorch
@@ -20,7 +21,8 @@ M = ("methods", "forward")
 X = (*M, "inputs", 0)
 C = (*M, "constants", 0)
 HUGE = 1 << 62
-PACKED = {"operator": "int4_linear", "tensors": ["w", "s"], "group_size": 32, "activations": "bfloat16"}
+QUANTIZED = {"dtype": "int4", "nbytes": 8, "packed_shape": [4, 4], "group_size": 32}
+PACKED = {**QUANTIZED, "operator": "int4_linear", "tensors": ["w", "s"], "group_size": 32, "activations": "bfloat16"}
 
 NO_CUDA = "no NVIDIA driver was found" if _core.has_symbol("aoti_torch_cuda_mm_out") else BUILT_WITHOUT_CUDA
 
@@ -29,7 +31,8 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("format",), "other", 'is not of the format "untorch"'),
     (("format",), ..., 'has no "format"'),
     (("format",), 3, "format is not a string"),
-    (("format_version",), 2, "has format version 2; this untorch reads up to 1: upgrade untorch"),
+    (("format_version",), 3, "has format version 3; this untorch reads 2: upgrade untorch"),
+    (("format_version",), 1, "has format version 1; this untorch reads 2: export it again"),
     (("format_version",), 0, "has the impossible format version 0"),
     (("format_version",), "1", "format_version is not an integer"),
     (("format_version",), 1.5, "format_version is not an integer"),
@@ -38,7 +41,7 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("weights", 0, "file"), "data/none", "names 'data/none', which is not in the archive"),
     (("weights", 0, "nbytes"), 17, "holds 16 bytes, the manifest says 17"),
     (("weights", 0, "nbytes"), -1, "nbytes is negative: -1"),
-    (("weights", 0, "nbytes"), 12, "does not fit into its weight of 12 bytes"),
+    (("weights", 0, "nbytes"), 12, "holds 16 bytes, the manifest says 12"),
     (("methods",), [], "methods is not an object"),
     (("methods",), {}, "has no methods"),
     (M, None, "method 'forward' is not an object"),
@@ -56,6 +59,9 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*M, "cpu", "architecture"), "riscv64", "was compiled for riscv64, this machine is"),
     ((*M, "cpu", "features"), ["avx2048"], "was compiled for a CPU with avx2048, which this one lacks"),
     ((*M, "cpu", "features"), "avx2", "features is not a list"),
+    ((*M, "tf32"), True, "tf32 is not an object"),
+    ((*M, "tf32"), {"convolution": True}, 'tf32 has no "matmul"'),
+    ((*M, "tf32"), {"convolution": 1, "matmul": True}, "convolution is not true or false"),
     ((*M, "inputs"), {}, "inputs is not a list"),
     ((*M, "inputs"), [], "the manifest says 0 and 1"),
     ((*M, "outputs"), [], "the manifest says 1 and 0"),
@@ -88,8 +94,8 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*C, "mutated"), 1, "mutated is not true or false"),
     ((*M, "quantization"), 3, "quantization is not a list"),
     ((*M, "quantization"), [1], "quantization[0] is not an object"),
-    ((*M, "quantization"), [{"operator": 4}], "quantization[0] operator is not a string"),
-    ((*M, "quantization"), [{"operator": "int4_linear"}], 'quantization[0] has no "tensors"'),
+    ((*M, "quantization"), [{**QUANTIZED, "operator": 4}], "quantization[0] operator is not a string"),
+    ((*M, "quantization"), [{**QUANTIZED, "operator": "int4_linear"}], 'quantization[0] has no "tensors"'),
     ((*M, "quantization"), [{**PACKED, "tensors": ["w"]}], "has 1 tensors, int4_linear takes 2"),
     ((*M, "quantization"), [{**PACKED, "operator": "nvfp4_linear"}], "has 2 tensors, nvfp4_linear takes 3"),
     ((*M, "quantization"), [{**PACKED, "group_size": "32"}], "group_size is not an integer"),
@@ -104,7 +110,7 @@ def error_of(path: pathlib.Path, package: Package) -> str:
     """The text of the error at loading or at opening the method."""
     path.write_bytes(package.bytes())
     with pytest.raises((untorch.InvalidFileError, untorch.UnsupportedError)) as caught, untorch.load(path) as program:
-        _ = program.forward
+        program.forward.open()
     return str(caught.value)
 
 
@@ -197,9 +203,10 @@ def test_states_that_do_not_fit(package: Package, prober: Prober) -> None:
 
 
 def test_a_misaligned_weight_is_copied(package: Package, prober: Prober) -> None:
+    package.extra = [Lie("model/pad", b"x", align=1)]
     entries = package.entries()
     entries[2].align = 1
-    entries.insert(2, Lie("model/pad", b"x", align=1))
+    entries.insert(2, entries.pop())
     data = zip_bytes(entries)
     assert prober.open(data) == "ok: [1.0, 4.0, 7.0, 10.0]"
 
@@ -211,7 +218,7 @@ def test_a_package_without_its_manifest_does_not_run_without_weights(package: Pa
         untorch.load(path) as program,
         pytest.raises(untorch.InvalidFileError, match="was compiled for untorch, but there is no manifest"),
     ):
-        _ = program.forward
+        program.forward.open()
 
 
 def test_a_stock_package_without_a_library_is_refused(package: Package, tmp_path: pathlib.Path) -> None:
@@ -257,3 +264,85 @@ def test_pickled_weights_of_a_stock_package_are_explained(package: Package, tmp_
     )
     with pytest.raises(untorch.UnsupportedError, match="keeps its weights as pickles, which only PyTorch can read"):
         untorch.load(path)
+
+
+def constant(manifest: Any, name: str) -> Any:
+    """A constant's entry."""
+    return next(c for c in manifest["methods"]["forward"]["constants"] if c["name"] == name)
+
+
+def test_a_mutated_constant_cannot_be_denied(real_package: RealPackage, prober: Prober) -> None:
+    """The library would write into memory that is mapped read-only."""
+    manifest = real_package.manifest
+    entry = constant(manifest, "count")
+    entry["mutated"] = False
+    del entry["state"]
+    answer = prober.open(real_package.with_manifest(manifest).bytes())
+    assert answer.startswith("InvalidFileError: ")
+    assert answer.endswith(": method 'forward' changes 'count', which the manifest denies")
+
+
+def test_a_constant_that_is_cut_short_is_refused(real_package: RealPackage, prober: Prober) -> None:
+    manifest = real_package.manifest
+    entry = constant(manifest, "table")
+    weight = manifest["weights"][entry["weight"]]
+    entry["shape"], entry["strides"], weight["nbytes"] = [1, 8], [8, 1], 32
+    files = {**real_package.files, weight["file"]: real_package.files[weight["file"]][:32]}
+    answer = prober.open(RealPackage(files).with_manifest(manifest).bytes())
+    assert answer.startswith("InvalidFileError: ")
+    assert answer.endswith(
+        ": method 'forward' was compiled for the weight 'table' with shape [8, 8] and strides [8, 1], the manifest has "
+        "[1, 8] and [8, 1]"
+    )
+
+
+@pytest.mark.parametrize(("key", "value"), [("shape", [2]), ("dtype", "int32"), ("contiguous", False)])
+def test_inputs_are_those_that_the_library_was_compiled_for(
+    key: str, value: Any, real_package: RealPackage, prober: Prober
+) -> None:
+    manifest = real_package.manifest
+    manifest["methods"]["forward"]["inputs"][0][key] = value
+    answer = prober.open(real_package.with_manifest(manifest).bytes())
+    assert answer.startswith("InvalidFileError: ")
+    assert answer.endswith(": method 'forward' was compiled for other inputs than the manifest says")
+
+
+def test_a_constant_of_the_library_is_in_the_manifest(real_package: RealPackage, prober: Prober) -> None:
+    manifest = real_package.manifest
+    manifest["methods"]["forward"]["constants"].remove(constant(manifest, "table"))
+    answer = prober.open(real_package.with_manifest(manifest).bytes())
+    assert answer.endswith(": method 'forward' needs the weight 'table', which the manifest does not have")
+
+
+@pytest.mark.parametrize(
+    ("declaration", "text"),
+    [
+        ("char untorch_interface[0]", "its interface table is empty"),
+        ('char untorch_interface[] = "{"', "expected a member name"),
+        ('char untorch_interface[] = "{}"', 'has no "inputs"'),
+    ],
+)
+def test_a_damaged_interface_table(
+    declaration: str, text: str, tmp_path: pathlib.Path, package: Package, prober: Prober
+) -> None:
+    library = model_library(tmp_path, "-DDECLARE=const " + declaration + ";")
+    answer = prober.open(Package(library, package.manifest).bytes())
+    assert answer.startswith("InvalidFileError: ")
+    assert text in answer
+
+
+def test_flipped_bytes_of_a_real_manifest(real_package: RealPackage, prober: Prober) -> None:
+    text = real_package.files["extra/untorch.json"]
+    rng = random.Random(25)
+    digits = [at for at, c in enumerate(text) if chr(c).isdigit()]
+    cases = []
+    for _ in range(300):
+        at = rng.choice(digits)
+        flipped = text[:at] + str(rng.randrange(10)).encode() + text[at + 1 :]
+        cases.append(
+            (
+                f"{flipped[max(at - 40, 0) : at + 9]!r}",
+                RealPackage({**real_package.files, "extra/untorch.json": flipped}).bytes(),
+            )
+        )
+    assert prober.refused(cases, allow_ok=True) == []
