@@ -226,6 +226,9 @@ def test_unknown_results_and_scalar_types_are_refused():
         node(outputs=({"as_sym_int": {"as_name": "u0"}},))
     with pytest.raises(UnsupportedError, match="scalar type 9 has no numpy dtype"):
         node({"as_scalar_type": 9})
+    for kind in ("as_scalar_type", "as_layout", "as_memory_format"):
+        with pytest.raises(UnsupportedError, match=r"scalar type \[\] has no numpy dtype|with the value \[\]"):
+            node({kind: []})
     with pytest.raises(UnsupportedError, match="an optional tensor of kind `as_int` is not known"):
         node({"as_optional_tensors": [{"as_int": 1}]})
 
@@ -254,6 +257,15 @@ def test_unknown_results_and_scalar_types_are_refused():
         (
             '{"nodes": [{"node": {"target": "a::b", "inputs": [{"name": "x", "arg": {"as_ints": 2}}]}}]}',
             "argument `x`: expected a list, got 2$",
+        ),
+        ("[" * 100_000, "^extern nodes: not valid JSON: "),
+        (
+            '{"nodes": [{"node": {"target": "a::b", "inputs": [], "outputs": [], "metadata": [1]}}]}',
+            "expected the field `metadata` of type dict",
+        ),
+        (
+            f'{{"nodes": [{{"node": {{"target": "a::b", "inputs": [{{"name": "x", "arg": {{"as_float": {10**400}}}}}]}}}}]}}',
+            "argument `x`: expected a number, got 1000",
         ),
     ],
 )

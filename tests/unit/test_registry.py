@@ -87,6 +87,17 @@ def test_kernel_must_be_callable():
     assert str(caught.value) == "register_kernel: expected a callable for `custom::op`, got `int`; pass a function"
 
 
+@pytest.mark.parametrize("option", ["cast", "unchecked"])
+def test_options_are_flags(option):
+    with pytest.raises(
+        errors.ArgumentTypeError, match=f"^register_kernel: {option}: expected True or False for `a::b`"
+    ):
+        register_kernel("a::b", first, **{option: 1})
+    decorated = register_kernel("custom::op", **{option: True})(first)
+    assert decorated is first
+    assert getattr(registry.find_registration("custom::op.Tensor"), option) is True
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_seed_must_be_a_natural_number(seed):
     with pytest.raises(errors.InvalidArgumentError, match="^manual_seed: expected an integer that is not negative"):

@@ -8,14 +8,17 @@ every other kind is a constant of the file. After the inputs come the results, i
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from untorch.runtime import registry
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, ModelError, UnsupportedError
+from untorch.runtime.generated_code import DeclaredResult, declared_result
 
 if TYPE_CHECKING:
     import numpy
@@ -35,6 +38,8 @@ _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last
 _LAYOUTS = {
     1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc", 6: "_mkldnn", 7: "strided",
 }  # fmt: skip
+
+_SIZE = re.compile(r"s\d+")
 
 _INTS = frozenset(("as_int", "as_sym_int"))
 _INT_LISTS = frozenset(("as_ints", "as_sym_ints"))
@@ -128,9 +133,19 @@ class ExternNode:
         """Integers that follow them: results known when the model was compiled."""
         return sum(output.num_ints for output in self.outputs)
 
-    def call(self, ints: Sequence[int], inputs: Sequence[Array]) -> list[Array]:
+    @property
+    def dtypes(self) -> list[str] | None:
+        """The dtypes of the results that are tensors, as untorch's exporter writes them; else None."""
+        names = self.metadata.get("untorch_dtypes")
+        dtypes = [] if names is None else [name for name in names.split(",") if name]
+        return dtypes if names is not None and len(dtypes) == self.num_output_tensors else None
+
+    def call(
+        self, ints: Sequence[int], inputs: Sequence[Array], source: Callable[[], str | None] | None = None
+    ) -> list[Array]:
         """Run the operator's kernel; gives one array for each name in ``output_names``.
 
+        ``source`` gives the generated code of a file without ``dtypes``, which also lacks the exporter's checks.
         ``ints`` holds all flat integers of the call, ``inputs`` the input tensors. An input that the operator mutates
         must be writeable: the kernel writes into it.
 
@@ -140,10 +155,69 @@ class ExternNode:
         """
         self._check_count("integers", len(ints), self.num_input_ints + self.num_output_ints)
         self._check_count("tensors", len(inputs), self.num_input_tensors)
+        registration = registry.find_registration(self.target)
         kernel = registry.find_kernel(self.target)
+        declared = None
+        if registration is not None and self.dtypes is None and source is not None and not registration.unchecked:
+            declared = self._declared(source)
         positional, keywords, int_position = self._bind(ints, inputs)
-        result = kernel(*positional, **keywords)
-        return self._check_results(result, ints[int_position:])
+        arrays = self._check_results(kernel(*positional, **keywords), ints[int_position:])
+        cast = registration is not None and registration.cast
+        if self.dtypes is not None:
+            return [self._check_dtype(i, *pair, cast) for i, pair in enumerate(zip(arrays, self.dtypes, strict=True))]
+        if declared is not None:
+            return [self._check_declared(i, *pair, cast) for i, pair in enumerate(zip(arrays, declared, strict=True))]
+        return arrays
+
+    def _declared(self, source: Callable[[], str | None]) -> list[DeclaredResult]:
+        text = source() or ""
+        found = [declared_result(text, name) for name in self.output_names]
+        known = [result for result in found if result is not None]
+        if len(known) != len(found):
+            raise UnsupportedError(
+                f"kernel of `{self.target}` (node `{self.name}`): the package does not tell the shapes of its results, "
+                f"and the model would read other memory if one were wrong: export the model with untorch, or with a "
+                f"newer PyTorch, or register the kernel with unchecked=True if it keeps to its fake implementation"
+            )
+        return known
+
+    def _check_dtype(self, index: int, array: Array, dtype: str, cast: bool) -> Array:
+        if array.dtype.name == dtype:
+            return array
+        if cast:
+            import numpy
+
+            wanted = _dtype(next(code for code, name in _SCALAR_TYPES.items() if name == dtype))
+            if (
+                numpy.can_cast(array.dtype, wanted, "same_kind")
+                or array.dtype.name in _ML_DTYPES
+                or dtype in _ML_DTYPES
+            ):
+                return array.astype(wanted)
+        advice = (
+            "convert it in the kernel" if cast else "convert it in the kernel, or register the kernel with cast=True"
+        )
+        raise ModelError(
+            f"kernel of `{self.target}` (node `{self.name}`), result {index}: expected the dtype {dtype}, which the "
+            f"operator's fake implementation declares, got {array.dtype.name}{list(array.shape)}: {advice}"
+        )
+
+    def _check_declared(self, index: int, array: Array, declared: DeclaredResult, cast: bool) -> Array:
+        """By the generated code, which itself compares sizes and strides that are not known here, if there are any."""
+        if declared.dtype is not None:
+            array = self._check_dtype(index, array, declared.dtype, cast)
+        fits = len(declared.sizes) == array.ndim
+        for size, wanted in zip(array.shape, declared.sizes):  # noqa: B905 - fits says it
+            # A size of one symbol is at least 2 in a stock package; other expressions and unbacked symbols may be 0.
+            fits = fits and (size == wanted if isinstance(wanted, int) else size > 0 or not _SIZE.fullmatch(wanted))
+        if not fits:
+            raise ModelError(
+                f"kernel of `{self.target}` (node `{self.name}`), result {index}: expected the shape "
+                f"[{', '.join(map(str, declared.sizes))}], which the operator's fake implementation declares, got "
+                f"{array.dtype.name}{list(array.shape)}: return that shape"
+            )
+        strides = [stride for stride in declared.strides if isinstance(stride, int)]
+        return _laid_out(array, strides) if len(strides) == array.ndim else array
 
     def _bind(self, ints: Sequence[int], inputs: Sequence[Array]) -> tuple[list[Any], dict[str, Any], int]:
         positional: list[Any] = []
@@ -236,6 +310,20 @@ class ExternNode:
             )
 
 
+def _laid_out(array: Array, strides: list[int]) -> Array:
+    """The array with these strides, in elements."""
+    import numpy
+
+    wanted = [stride * array.itemsize for stride in strides]
+    dims = zip(array.shape, array.strides, wanted, strict=True)
+    if array.size == 0 or all(size == 1 or have == want for size, have, want in dims):
+        return array
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+    result = numpy.lib.stride_tricks.as_strided(numpy.empty(reach, array.dtype), array.shape, wanted)
+    result[...] = array
+    return result
+
+
 def parse_extern_nodes(json_text: str | bytes) -> list[ExternNode]:
     """Read the extern-node list of a package (``data/aotinductor/<method>/*.json``), in the order of their indices.
 
@@ -244,7 +332,7 @@ def parse_extern_nodes(json_text: str | bytes) -> list[ExternNode]:
     """
     try:
         document = json.loads(json_text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFileError(f"extern nodes: not valid JSON: {error}") from error
     nodes = document.get("nodes") if isinstance(document, dict) else None
     if not isinstance(nodes, list):
@@ -258,7 +346,7 @@ def _parse_node(index: int, entry: Any) -> ExternNode:
     name = str(entry.get("name", index))
     target = _get(node, "target", str, where)
     where = f"extern node `{name}` (`{target}`)"
-    metadata = node.get("metadata") or {}
+    metadata = _get(node, "metadata", dict, where) if node.get("metadata") else {}
     return ExternNode(
         index=index,
         name=name,
@@ -308,12 +396,12 @@ def _constant(kind: str, value: Any, where: str) -> Any:
         parts = _get({"as_complex": value}, "as_complex", dict, where)
         return complex(_number(parts.get("real"), where), _number(parts.get("imag"), where))
     if kind == "as_scalar_type":
-        if value not in _SCALAR_TYPES:
+        if not isinstance(value, int) or value not in _SCALAR_TYPES:
             raise UnsupportedError(f"{where}: scalar type {value!r} has no numpy dtype; expected one of 1 to 35")
         return value
-    if kind == "as_memory_format" and value in _MEMORY_FORMATS:
+    if kind == "as_memory_format" and isinstance(value, int) and value in _MEMORY_FORMATS:
         return _MEMORY_FORMATS[value]
-    if kind == "as_layout" and value in _LAYOUTS:
+    if kind == "as_layout" and isinstance(value, int) and value in _LAYOUTS:
         return _LAYOUTS[value]
     if kind == "as_device":
         index = value.get("index") if isinstance(value, dict) else None
@@ -371,7 +459,8 @@ def _get(mapping: Any, key: str, kind: type, where: str) -> Any:
 def _number(value: Any, where: str) -> float:
     """Some writers put numbers that JSON has no digits for into strings: "Infinity", "-Infinity", "NaN"."""
     if isinstance(value, (int, float)) or value in ("Infinity", "-Infinity", "NaN"):
-        return float(value)
+        with contextlib.suppress(OverflowError):  # an integer that no float holds
+            return float(value)
     raise InvalidFileError(f"{where}: expected a number, got {value!r}")
 
 

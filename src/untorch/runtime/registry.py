@@ -6,6 +6,7 @@ import atexit
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -13,7 +14,10 @@ from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, Unsu
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["Kernel", "find_kernel", "manual_seed", "random_generator", "register_kernel", "registered_kernels"]
+__all__ = [
+    "Kernel", "Registration", "find_kernel", "find_registration", "manual_seed", "random_generator", "register_kernel",
+    "registered_kernels",
+]  # fmt: skip
 
 Kernel = Callable[..., Any]
 _KernelT = TypeVar("_KernelT", bound=Kernel)
@@ -61,40 +65,62 @@ _BUILTIN = {
     name if "::" in name else f"aten::{name}": module for module, names in _MODULES.items() for name in names.split()
 }
 
-_registered: dict[str, Kernel] = {}
+
+@dataclass(frozen=True)
+class Registration:
+    """A kernel that a user registered, and how its results are taken."""
+
+    kernel: Kernel
+    cast: bool = False
+    unchecked: bool = False
+
+
+_registered: dict[str, Registration] = {}
 # Kernels may come from a script that ends while a program is alive; nothing is to hold them then.
 atexit.register(_registered.clear)
 _generator: numpy.random.Generator | None = None
 
 
 @overload
-def register_kernel(name: str, fn: None = None) -> Callable[[_KernelT], _KernelT]: ...
+def register_kernel(
+    name: str, fn: None = None, *, cast: bool = False, unchecked: bool = False
+) -> Callable[[_KernelT], _KernelT]: ...
 @overload
-def register_kernel(name: str, fn: _KernelT) -> _KernelT: ...
-def register_kernel(name: str, fn: _KernelT | None = None) -> Any:
+def register_kernel(name: str, fn: _KernelT, *, cast: bool = False, unchecked: bool = False) -> _KernelT: ...
+def register_kernel(name: str, fn: _KernelT | None = None, *, cast: bool = False, unchecked: bool = False) -> Any:
     """Make ``fn`` compute the operator ``name`` wherever a model calls it through the proxy executor.
 
     ``name`` is ``"namespace::operator"``, which serves every overload, or ``"namespace::operator.overload"``, which
     wins over it. A name that is registered again is replaced, and registered kernels come before the built-in ones.
     ``fn`` gets the operator's arguments under the names of its schema, tensors as numpy arrays, and returns one array,
-    or a tuple with one entry for each of the operator's results. A result has the memory layout that the operator's
-    fake implementation promised, which the compiled model relies on: contiguous, mostly. An operator that writes into
-    an argument writes into the array that it was given. Without ``fn`` this is a decorator.
+    or a tuple with one entry for each of the operator's results. An operator that writes into an argument writes into
+    the array that it was given. Without ``fn`` this is a decorator.
+
+    Results are copied. Each must have the dtype and shape that the operator's fake implementation declares, which the
+    compiled model relies on; another one is a ModelError. With ``cast=True`` another dtype is converted, within
+    numpy's rule "same_kind". A package of PyTorch's own packager may not tell what is declared: its calls raise
+    UnsupportedError, unless ``unchecked=True`` says that the kernel is trusted.
+
+    ``fn`` may keep its arguments. Their memory stays valid: an array that is an input of the call looks at the caller's
+    array, any other stays as it is when ``fn`` returns. ``fn`` must not call the method that runs it.
 
     Raises InvalidArgumentError for a malformed name, ArgumentTypeError for an ``fn`` that is not callable.
     """
     key = _normalise(name)
+    for option, value in (("cast", cast), ("unchecked", unchecked)):
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"register_kernel: {option}: expected True or False for `{name}`, got {value!r}")
     if fn is None:
 
         def decorate(function: _KernelT) -> _KernelT:
-            return register_kernel(name, function)
+            return register_kernel(name, function, cast=cast, unchecked=unchecked)
 
         return decorate
     if not callable(fn):
         raise ArgumentTypeError(
             f"register_kernel: expected a callable for `{name}`, got `{type(fn).__name__}`; pass a function"
         )
-    _registered[key] = fn
+    _registered[key] = Registration(fn, cast, unchecked)
     return fn
 
 
@@ -108,10 +134,9 @@ def find_kernel(target: str) -> Kernel:
 
     Raises UnsupportedError when there is none.
     """
+    if (registration := find_registration(target)) is not None:
+        return registration.kernel
     key = _normalise(target)
-    for candidate in (key, _base(key)):
-        if candidate in _registered:
-            return _registered[candidate]
     if key in _BUILTIN:  # by its exact name only: overloads differ in their arguments
         module = importlib.import_module(f"untorch.runtime.kernels.{_BUILTIN[key]}")
         kernel: Kernel = module.KERNELS[key.removeprefix("aten::")]
@@ -120,6 +145,12 @@ def find_kernel(target: str) -> Kernel:
         f"operator `{target}` has no kernel: untorch has no C shim and no Python kernel for it; "
         f'register one with untorch.register_kernel("{target}", fn), or change the model so that it is not called'
     )
+
+
+def find_registration(target: str) -> Registration | None:
+    """What a user registered for the operator ``target``."""
+    key = _normalise(target)
+    return _registered.get(key) or _registered.get(_base(key))
 
 
 def manual_seed(seed: int) -> None:
