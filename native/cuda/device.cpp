@@ -86,6 +86,15 @@ Context primary_context(int device) {
   return context;
 }
 
+int device_of(Context context) noexcept {
+  if (context == nullptr || try_driver(nullptr) == nullptr) return -1;
+  const std::deque<Slot>& list = slots();
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i].context.load(std::memory_order_acquire) == context) return static_cast<int>(i);
+  }
+  return -1;
+}
+
 int current_device() {
   const Driver& api = driver();
   Context context = nullptr;

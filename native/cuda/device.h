@@ -28,6 +28,9 @@ const DeviceProperties& device_properties(int device);
 // The device's primary context, retained once and kept until the process ends.
 Context primary_context(int device);
 
+// Whose primary context it is, as far as it was retained here; -1 for another one. No call into CUDA.
+int device_of(Context context) noexcept;
+
 // The device that this thread works on: that of its current context, else 0.
 int current_device();
 // Makes the device's primary context current for this thread; cheap when it already is.

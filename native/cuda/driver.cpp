@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include "cuda/lost_device.h"
+
 namespace untorch::cuda {
 namespace {
 
@@ -93,6 +95,10 @@ std::string error_text(Result code) {
 }
 
 void throw_driver_error(Result code, const char* what) {
+  if (is_fatal(code)) {
+    const std::string text = mark_lost(code, what);
+    throw_error(ErrorKind::kDeviceLost, text.empty() ? what + (": " + error_text(code)) : text);
+  }
   throw_error(code == kErrorOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, what, ": ", error_text(code));
 }
 

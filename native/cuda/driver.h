@@ -218,7 +218,8 @@ const Driver* try_driver(std::string* reason) noexcept;
 
 // "CUDA_ERROR_INVALID_VALUE (invalid argument)"
 std::string error_text(Result code);
-// The exception for a failed driver call: kOutOfMemory for code 2, kInternal otherwise.
+// The exception for a failed driver call: kOutOfMemory for code 2, kDeviceLost for those that destroy the context
+// (lost_device.h), kInternal otherwise.
 [[noreturn]] void throw_driver_error(Result code, const char* what);
 inline void check_driver(Result code, const char* what) {
   if (code != kSuccess) [[unlikely]]

@@ -1,7 +1,7 @@
 // A fake CUDA driver, so that loading can be tested without a GPU: device memory is host memory, enqueued work is done
 // at once, and kernel launches are recorded instead of run. It has two GPUs with an H200's attributes, each with
-// FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. Graphs and
-// captures are refused.
+// FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. After
+// fake_fail(code) everything that enqueues, waits, asks or frees returns that code. Graphs and captures are refused.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -32,6 +32,7 @@ struct State {
   std::string tensor_maps;        // arguments of cuTensorMapEncodeTiled, a line each
   int pdl = 0;                    // programmatic dependent launches
   std::uintptr_t handles = 0;     // of streams and events
+  Result fatal = kSuccess;
 };
 State& state() {
   static auto& made = *new State;
@@ -65,7 +66,7 @@ template <class Handle>
 Result noted(const char* word, Handle handle) {
   const std::lock_guard lock(state().mutex);
   state().events += word + (" " + std::to_string(reinterpret_cast<std::uintptr_t>(handle))) + "\n";
-  return kSuccess;
+  return state().fatal;
 }
 Result launched(Function function, Stream stream) {
   {
@@ -88,6 +89,7 @@ extern "C" {
 // and its block number `index`, 0 bytes where there is none.
 const char* fake_events() { return state().events.c_str(); }
 const char* fake_tensor_maps() { return state().tensor_maps.c_str(); }
+void fake_fail(Result code) { state().fatal = code; }
 int fake_pdl() { return state().pdl; }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
@@ -172,6 +174,7 @@ Result cuMemAlloc_v2(DevicePtr* pointer, std::size_t bytes) {
 }
 Result cuMemFree_v2(DevicePtr pointer) {
   State& s = state();
+  if (s.fatal != kSuccess) return s.fatal;
   const std::lock_guard lock(s.mutex);
   const auto it = s.blocks.find(pointer);
   if (it == s.blocks.end()) return kErrorInvalidValue;
@@ -184,7 +187,7 @@ Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   const std::lock_guard lock(state().mutex);
   *total_bytes = memory();
   *free_bytes = memory() - state().live[current < 0 ? 0 : current];
-  return kSuccess;
+  return state().fatal;
 }
 Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   *pointer = std::calloc(1, bytes);
@@ -219,7 +222,7 @@ Result cuMemsetD8Async(DevicePtr to, unsigned char value, std::size_t count, Str
 }
 
 Result cuStreamCreate(Stream* stream, unsigned) { return make(stream); }
-Result cuStreamDestroy_v2(Stream) { return kSuccess; }
+Result cuStreamDestroy_v2(Stream) { return state().fatal; }
 Result cuStreamSynchronize(Stream stream) { return noted("synchronize", stream); }
 Result cuStreamWaitEvent(Stream stream, Event, unsigned) { return noted("wait", stream); }
 Result cuStreamGetId(Stream stream, unsigned long long* id) {
@@ -231,9 +234,9 @@ Result cuStreamGetCaptureInfo_v2(Stream, int* status, std::uint64_t*, Graph*, co
 }
 Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 Result cuEventCreate(Event* event, unsigned) { return make(event); }
-Result cuEventDestroy_v2(Event) { return kSuccess; }
+Result cuEventDestroy_v2(Event) { return state().fatal; }
 Result cuEventRecord(Event, Stream stream) { return noted("record", stream); }
-Result cuEventQuery(Event) { return kSuccess; }
+Result cuEventQuery(Event) { return state().fatal; }
 Result cuEventSynchronize(Event event) { return noted("synchronize_event", event); }
 
 Result cuModuleLoadData(Module* module, const void*) { return make(module); }
