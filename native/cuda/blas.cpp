@@ -18,6 +18,7 @@
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
+#include "cuda/tf32.h"
 
 namespace untorch::cuda {
 namespace {
@@ -265,10 +266,10 @@ Key key_of(const char* op, const BlasGemm& p, int device) {
   key.device = device;
   key.a_type = type_code(op, p.a.dtype), key.b_type = type_code(op, p.b.dtype), key.d_type = type_code(op, p.d_dtype);
   key.bias_type = p.bias != nullptr ? type_code(op, p.bias_dtype) : 0;
-  key.compute = p.a.dtype == DType::kFloat64                     ? kCompute64
-                : p.a.dtype == DType::kInt8                      ? kComputeInt32
-                : p.a.dtype == DType::kFloat32 && tf32_allowed() ? kComputeTf32
-                                                                 : kCompute32;
+  key.compute = p.a.dtype == DType::kFloat64                    ? kCompute64
+                : p.a.dtype == DType::kInt8                     ? kComputeInt32
+                : p.a.dtype == DType::kFloat32 && tf32().matmul ? kComputeTf32
+                                                                : kCompute32;
   const auto flag = [&](bool on, std::uint32_t bit) { key.flags |= on ? bit : 0; };
   flag(p.a.transposed, kTransposeA), flag(p.b.transposed, kTransposeB);
   flag(p.bias != nullptr, kHasBias);
@@ -331,18 +332,7 @@ class BorrowedDescriptor {
   Descriptor own_ = nullptr;
 };
 
-std::atomic<bool>& tf32_flag() noexcept {
-  static std::atomic<bool> flag{[] {
-    const char* const text = std::getenv("UNTORCH_ALLOW_TF32");
-    return text != nullptr && std::strcmp(text, "1") == 0;
-  }()};
-  return flag;
-}
-
 }  // namespace
-
-bool tf32_allowed() noexcept { return tf32_flag().load(std::memory_order_relaxed); }
-void allow_tf32(bool allowed) noexcept { tf32_flag().store(allowed, std::memory_order_relaxed); }
 
 const char* try_blas(std::string* reason) noexcept {
   const Functions& library = opened();

@@ -51,8 +51,4 @@ bool blas_gemm(const char* op, const BlasGemm& gemm, int device, Stream stream);
 // Opens cuBLASLt and says which version it is ("13.1.0"); null when it cannot be opened, and why in `reason`.
 const char* try_blas(std::string* reason) noexcept;
 
-// Whether a float32 GEMM may be computed in TF32: UNTORCH_ALLOW_TF32=1 in the environment, or what was set last.
-bool tf32_allowed() noexcept;
-void allow_tf32(bool allowed) noexcept;
-
 }  // namespace untorch::cuda

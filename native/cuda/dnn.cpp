@@ -1,201 +1,46 @@
-// cuDNN's legacy convolution interface: functions, handles, and a cache of plans by problem.
+// Convolution plans: one for each problem and device, shared by the handles.
 //
-// A plan holds the four descriptors and the deterministic algorithms in the order of cuDNN's heuristics, each with its
-// workspace size. Plans belong to a handle, so a repeated call costs a lookup and the launch.
+// The engine configurations of a problem come from cuDNN's heuristics, mode A first, then its fallback list; the first
+// one that is accurate enough and can be finalized becomes the plan. A repeated call costs a lookup, a variant pack
+// and the launch.
 #include "cuda/dnn.h"
 
-#include <dlfcn.h>
-
+#include <algorithm>
 #include <array>
-#include <climits>
-#include <cstring>
-#include <map>
+#include <atomic>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <unordered_map>
 #include <vector>
 
+#include "cuda/dnn_library.h"
 #include "cuda/handle_pool.h"
-#include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 
 namespace untorch::cuda {
 namespace {
 
-// cudnn.h's types and constants, as far as they are used here.
-using Status = int;  // cudnnStatus_t
-using Handle = void*;
-using TensorDescriptor = void*;
-using FilterDescriptor = void*;
-using ConvolutionDescriptor = void*;
-enum : int { kFloat = 0, kDouble = 1, kHalf = 2, kBFloat16 = 9 };                        // cudnnDataType_t
-enum : int { kNCHW = 0, kNHWC = 1 };                                                     // cudnnTensorFormat_t
-enum : int { kDefaultMath = 0, kTensorOpMath = 1, kAllowConversion = 2, kFmaMath = 3 };  // cudnnMathType_t
-constexpr int kCrossCorrelation = 1;                                                     // cudnnConvolutionMode_t
-constexpr int kDeterministic = 1;                                                        // cudnnDeterminism_t
-constexpr Status kStatusSuccess = 0;
-// Families of a thousand: bad parameters, problems that are not supported, internal errors.
-constexpr Status kStatusBadParam = 2000, kStatusInternal = 4000;
-constexpr Status kStatusNoHostMemory = 4003, kStatusNoDeviceMemory = 4004;
+using dnn::Descriptor;
+using dnn::Kind;
+namespace attribute = dnn::attribute;
 
-// cudnnConvolutionFwdAlgoPerf_t and cudnnConvolutionBwdDataAlgoPerf_t
-struct Choice {
-  int algorithm;
-  Status status;
-  float time;
-  std::size_t memory;
-  int determinism;
-  int math_type;
-  int reserved[3];
-};
+// Ids of the tensors in a variant pack.
+constexpr std::array<std::int64_t, 3> kIds{1, 2, 3};
+constexpr std::size_t kInput = 0, kWeight = 1, kOutput = 2;
+using Pointers = std::array<const void*, 3>;
 
-// X(member, exported name, arguments)
-#define UNTORCH_DNN(X)                                                                                                 \
-  X(create, cudnnCreate, (Handle * handle))                                                                            \
-  X(set_stream, cudnnSetStream, (Handle handle, Stream stream))                                                        \
-  X(create_tensor, cudnnCreateTensorDescriptor, (TensorDescriptor * descriptor))                                       \
-  X(destroy_tensor, cudnnDestroyTensorDescriptor, (TensorDescriptor descriptor))                                       \
-  X(set_tensor, cudnnSetTensorNdDescriptor,                                                                            \
-    (TensorDescriptor descriptor, int dtype, int ndim, const int* sizes, const int* strides))                          \
-  X(create_filter, cudnnCreateFilterDescriptor, (FilterDescriptor * descriptor))                                       \
-  X(destroy_filter, cudnnDestroyFilterDescriptor, (FilterDescriptor descriptor))                                       \
-  X(set_filter, cudnnSetFilterNdDescriptor,                                                                            \
-    (FilterDescriptor descriptor, int dtype, int format, int ndim, const int* sizes))                                  \
-  X(create_convolution, cudnnCreateConvolutionDescriptor, (ConvolutionDescriptor * descriptor))                        \
-  X(destroy_convolution, cudnnDestroyConvolutionDescriptor, (ConvolutionDescriptor descriptor))                        \
-  X(set_convolution, cudnnSetConvolutionNdDescriptor,                                                                  \
-    (ConvolutionDescriptor descriptor, int n, const int* padding, const int* stride, const int* dilation, int mode,    \
-     int compute_dtype))                                                                                               \
-  X(set_groups, cudnnSetConvolutionGroupCount, (ConvolutionDescriptor descriptor, int groups))                         \
-  X(set_math_type, cudnnSetConvolutionMathType, (ConvolutionDescriptor descriptor, int math_type))                     \
-  X(forward_choices, cudnnGetConvolutionForwardAlgorithm_v7,                                                           \
-    (Handle handle, TensorDescriptor x, FilterDescriptor w, ConvolutionDescriptor convolution, TensorDescriptor y,     \
-     int requested, int* returned, Choice* choices))                                                                   \
-  X(forward_workspace, cudnnGetConvolutionForwardWorkspaceSize,                                                        \
-    (Handle handle, TensorDescriptor x, FilterDescriptor w, ConvolutionDescriptor convolution, TensorDescriptor y,     \
-     int algorithm, std::size_t* bytes))                                                                               \
-  X(forward, cudnnConvolutionForward,                                                                                  \
-    (Handle handle, const void* alpha, TensorDescriptor x, const void* x_data, FilterDescriptor w, const void* w_data, \
-     ConvolutionDescriptor convolution, int algorithm, void* workspace, std::size_t bytes, const void* beta,           \
-     TensorDescriptor y, void* y_data))                                                                                \
-  X(backward_choices, cudnnGetConvolutionBackwardDataAlgorithm_v7,                                                     \
-    (Handle handle, FilterDescriptor w, TensorDescriptor dy, ConvolutionDescriptor convolution, TensorDescriptor dx,   \
-     int requested, int* returned, Choice* choices))                                                                   \
-  X(backward_workspace, cudnnGetConvolutionBackwardDataWorkspaceSize,                                                  \
-    (Handle handle, FilterDescriptor w, TensorDescriptor dy, ConvolutionDescriptor convolution, TensorDescriptor dx,   \
-     int algorithm, std::size_t* bytes))                                                                               \
-  X(backward, cudnnConvolutionBackwardData,                                                                            \
-    (Handle handle, const void* alpha, FilterDescriptor w, const void* w_data, TensorDescriptor dy,                    \
-     const void* dy_data, ConvolutionDescriptor convolution, int algorithm, void* workspace, std::size_t bytes,        \
-     const void* beta, TensorDescriptor dx, void* dx_data))
-
-struct Dnn {
-#define UNTORCH_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
-  UNTORCH_DNN(UNTORCH_MEMBER)
-#undef UNTORCH_MEMBER
-  const char* (*error_string)(Status status) = nullptr;
-  std::size_t (*version)() = nullptr;
-};
-
-struct Opened {
-  Dnn table;
-  std::string reason;  // why it cannot be opened; empty when it was opened
-};
-
-std::string open_into(Dnn& table) {
-  std::string error, unused;
-  // Dependencies of cuDNN's sublibraries: opened first, they are found wherever they are installed; where they are
-  // missing, cuDNN's own error says so.
-  constexpr LibraryHint kRuntimeCompiler{"NVRTC", "cuda_nvrtc", "nvidia-cuda-nvrtc", false};
-  (void)open_library({"libcublasLt.so.13", "libcublasLt.so.12"}, kCublas, unused);
-  (void)open_library({"libnvrtc.so.13", "libnvrtc.so.12"}, kRuntimeCompiler, unused);
-  void* const library = open_library({"libcudnn.so.9"}, kCudnn, error);
-  if (library == nullptr) return error;
-#define UNTORCH_RESOLVE(member, symbol, arguments)                                               \
-  if (void* const found = dlsym(library, #symbol); found != nullptr) {                           \
-    table.member = reinterpret_cast<decltype(table.member)>(found);                              \
-  } else {                                                                                       \
-    return "this libcudnn.so.9 has no " #symbol ": install another cuDNN 9 (nvidia-cudnn-cu13)"; \
-  }
-  UNTORCH_DNN(UNTORCH_RESOLVE)
-#undef UNTORCH_RESOLVE
-  table.error_string = reinterpret_cast<decltype(table.error_string)>(dlsym(library, "cudnnGetErrorString"));
-  table.version = reinterpret_cast<decltype(table.version)>(dlsym(library, "cudnnGetVersion"));
-  return {};
+// Kernels load up to 16 bytes at a time.
+std::int64_t alignment_of(const void* pointer) noexcept {
+  constexpr std::uintptr_t kMost = 16;
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer) | kMost;
+  return static_cast<std::int64_t>(address & (~address + 1));
 }
 
-const Dnn& dnn() {
-  static const Opened& opened = *[] {
-    auto* made = new Opened;
-    made->reason = open_into(made->table);
-    return made;
-  }();
-  if (!opened.reason.empty()) [[unlikely]]
-    throw_error(ErrorKind::kUnsupported, "convolution on CUDA needs cuDNN 9: ", opened.reason);
-  return opened.table;
-}
-
-[[noreturn]] void throw_status(const Dnn& api, Status status, const char* call) {
-  const char* const text = api.error_string == nullptr ? nullptr : api.error_string(status);
-  const bool memory = status == kStatusNoHostMemory || status == kStatusNoDeviceMemory;
-  throw_error(memory ? ErrorKind::kOutOfMemory : ErrorKind::kInternal, "convolution: cuDNN ",
-              api.version == nullptr ? 0 : api.version(), ": ", call, ": ", text == nullptr ? "unknown status" : text,
-              " (", status, ")");
-}
-void check_status(const Dnn& api, Status status, const char* call) {
-  if (status != kStatusSuccess) [[unlikely]]
-    throw_status(api, status, call);
-}
-bool refused(Status status) { return status >= kStatusBadParam && status < kStatusInternal; }
-
-int dtype_code(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return kHalf;
-    case DType::kBFloat16:
-      return kBFloat16;
-    case DType::kFloat64:
-      return kDouble;
-    default:
-      return kFloat;
-  }
-}
-
-struct Plan {
-  TensorDescriptor input = nullptr, output = nullptr;
-  FilterDescriptor weight = nullptr;
-  ConvolutionDescriptor convolution = nullptr;
-  // Algorithms, the best first; none when cuDNN refuses the problem. The convolution's descriptor has the first one's
-  // math type.
-  struct Candidate {
-    int algorithm, math_type;
-    std::size_t workspace;
-  };
-  std::vector<Candidate> candidates;
-
-  explicit Plan(const Dnn& api) : api_(&api) {
-    check_status(api, api.create_tensor(&input), "cudnnCreateTensorDescriptor");
-    check_status(api, api.create_tensor(&output), "cudnnCreateTensorDescriptor");
-    check_status(api, api.create_filter(&weight), "cudnnCreateFilterDescriptor");
-    check_status(api, api.create_convolution(&convolution), "cudnnCreateConvolutionDescriptor");
-  }
-  ~Plan() {
-    (void)api_->destroy_convolution(convolution);
-    (void)api_->destroy_filter(weight);
-    (void)api_->destroy_tensor(output);
-    (void)api_->destroy_tensor(input);
-  }
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
-
- private:
-  const Dnn* api_;
-};
-
-// Everything that a plan depends on: sizes, then dtype and flags.
+// Everything that a plan depends on: sizes, then alignments, dtype, flags and device.
 using Key = std::array<std::int64_t, 24>;
 
-Key key_of(const DnnConvolution& p) {
+Key key_of(const DnnConvolution& p, const Pointers& pointers, int device) noexcept {
   Key key{};
   std::size_t at = 0;
   const auto& s = p.shape;
@@ -203,127 +48,246 @@ Key key_of(const DnnConvolution& p) {
   for (const auto* list : {&s.input, &s.kernel, &s.output, &s.stride, &s.padding, &s.dilation}) {
     for (const std::int64_t value : *list) key[at++] = value;
   }
-  key[at++] = static_cast<std::int64_t>(p.dtype) * 8 + (s.channels_last ? 4 : 0) + (p.transposed ? 2 : 0) + p.tf32;
+  std::int64_t rest = static_cast<std::int64_t>(p.dtype);
+  for (const void* pointer : pointers) rest = rest << 5 | alignment_of(pointer);
+  key[at++] = rest << 3 | (s.channels_last ? 4 : 0) | (p.transposed ? 2 : 0) | (p.tf32 ? 1 : 0);
+  key[at++] = device;
   return key;
 }
 
-struct State {
-  Handle handle = nullptr;
-  std::map<Key, std::unique_ptr<Plan>> plans;
+struct KeyHash {
+  std::size_t operator()(const Key& key) const noexcept {
+    std::uint64_t hash = 0;
+    for (const std::int64_t value : key) {
+      hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 29;
+    }
+    return static_cast<std::size_t>(hash);
+  }
 };
 
-// [n, c, spatial…], dense in the format; false when cuDNN's ints cannot hold it.
-bool set_tensor(const Dnn& api, TensorDescriptor descriptor, int dtype, const kernels::ConvolutionShape& s,
-                std::int64_t channels, const std::array<std::int64_t, 3>& spatial, int n) {
-  const int ndim = n + 2;
-  std::array<std::int64_t, 5> sizes{s.batch, channels}, strides{};
-  for (int d = 0; d < n; ++d) sizes[static_cast<std::size_t>(2 + d)] = spatial[static_cast<std::size_t>(3 - n + d)];
-  std::int64_t step = 1;
-  if (s.channels_last) {
-    strides[1] = 1;
-    step = channels;
-  }
-  for (int d = ndim - 1; d >= (s.channels_last ? 2 : 1); --d) {
-    strides[static_cast<std::size_t>(d)] = step;
-    step *= sizes[static_cast<std::size_t>(d)];
-  }
-  strides[0] = step;
-  if (step * s.batch > INT_MAX) return false;  // cuDNN counts elements in 32 bits
-  std::array<int, 5> narrow_sizes{}, narrow_strides{};
-  for (std::size_t d = 0; d < static_cast<std::size_t>(ndim); ++d) {
-    narrow_sizes[d] = static_cast<int>(sizes[d]);
-    narrow_strides[d] = static_cast<int>(strides[d]);
-  }
-  check_status(api, api.set_tensor(descriptor, dtype, ndim, narrow_sizes.data(), narrow_strides.data()),
-               "cudnnSetTensorNdDescriptor");
-  return true;
-}
-
-// Fills in descriptors and candidates; leaves the latter empty when cuDNN refuses.
-void make_plan(const Dnn& api, Handle handle, const DnnConvolution& p, Plan& plan) {
-  const kernels::ConvolutionShape& s = p.shape;
-  const int dtype = dtype_code(p.dtype);
-  // cuDNN needs at least two spatial dimensions.
-  const bool three = s.input[0] != 1 || s.kernel[0] != 1 || s.output[0] != 1 || s.padding[0] != 0;
-  const int n = three ? 3 : 2;
-  if (!set_tensor(api, plan.input, dtype, s, s.in_channels * s.groups, s.input, n)) return;
-  if (!set_tensor(api, plan.output, dtype, s, s.out_channels * s.groups, s.output, n)) return;
-  std::array<int, 5> weight{};
-  const std::int64_t rows = (p.transposed ? s.in_channels : s.out_channels) * s.groups;
-  const std::int64_t columns = p.transposed ? s.out_channels : s.in_channels;
-  if (rows * columns * s.kernel_size() > INT_MAX) return;
-  weight[0] = static_cast<int>(rows);
-  weight[1] = static_cast<int>(columns);
-  std::array<int, 3> padding{}, stride{}, dilation{};
-  for (std::size_t d = 0; d < static_cast<std::size_t>(n); ++d) {
-    const std::size_t from = 3 - static_cast<std::size_t>(n) + d;
-    if (s.padding[from] > INT_MAX || s.stride[from] > INT_MAX || s.dilation[from] > INT_MAX) return;
-    weight[2 + d] = static_cast<int>(s.kernel[from]);
-    padding[d] = static_cast<int>(s.padding[from]);
-    stride[d] = static_cast<int>(s.stride[from]);
-    dilation[d] = static_cast<int>(s.dilation[from]);
-  }
-  const bool exact = p.dtype == DType::kFloat32 && !p.tf32;
-  const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  const int compute = p.dtype == DType::kFloat64 ? kDouble : kFloat;
-  const int math_type = exact ? kFmaMath : half ? kTensorOpMath : kDefaultMath;
-  Status status = api.set_filter(plan.weight, dtype, s.channels_last ? kNHWC : kNCHW, n + 2, weight.data());
-  if (status == kStatusSuccess) {
-    status = api.set_convolution(plan.convolution, n, padding.data(), stride.data(), dilation.data(), kCrossCorrelation,
-                                 compute);
-  }
-  if (status == kStatusSuccess) status = api.set_groups(plan.convolution, static_cast<int>(s.groups));
-  if (status == kStatusSuccess) status = api.set_math_type(plan.convolution, math_type);
-  if (refused(status)) return;
-  check_status(api, status, "describing the convolution");
-
-  std::array<Choice, 16> choices{};
-  int count = 0;
-  status = p.transposed ? api.backward_choices(handle, plan.weight, plan.input, plan.convolution, plan.output,
-                                               static_cast<int>(choices.size()), &count, choices.data())
-                        : api.forward_choices(handle, plan.input, plan.weight, plan.convolution, plan.output,
-                                              static_cast<int>(choices.size()), &count, choices.data());
-  if (refused(status)) return;
-  check_status(api, status, "cudnnGetConvolutionAlgorithm_v7");
-  // Exact float32: what is ranked for plain multiply-adds first, then the rest, told to use nothing else.
-  for (const bool labelled : {true, false}) {
-    for (int i = 0; i < count; ++i) {
-      const Choice& choice = choices[static_cast<std::size_t>(i)];
-      if (choice.status != kStatusSuccess || choice.determinism != kDeterministic) continue;
-      if (exact ? (choice.math_type == kFmaMath) != labelled : !labelled) continue;
-      if (!exact && choice.math_type == kAllowConversion) continue;  // would round float32 to half
-      const int used = exact ? kFmaMath : choice.math_type;
-      check_status(api, api.set_math_type(plan.convolution, used), "cudnnSetConvolutionMathType");
-      std::size_t bytes = 0;
-      status = p.transposed ? api.backward_workspace(handle, plan.weight, plan.input, plan.convolution, plan.output,
-                                                     choice.algorithm, &bytes)
-                            : api.forward_workspace(handle, plan.input, plan.weight, plan.convolution, plan.output,
-                                                    choice.algorithm, &bytes);
-      constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
-      if (status == kStatusSuccess && bytes <= kMostWorkspace) {
-        plan.candidates.push_back({choice.algorithm, used, bytes});
-      }
+// A problem as cuDNN describes it, and its plan.
+class Problem {
+ public:
+  // When cuDNN refuses the problem, there is no plan.
+  Problem(dnn::Handle handle, const DnnConvolution& problem, const Pointers& pointers)
+      : exact_(problem.dtype == DType::kFloat32 && !problem.tf32), wide_(problem.dtype == DType::kFloat32) {
+    describe(handle, problem, pointers);
+    if (!dnn::refused(status_)) {
+      dnn::check_status(status_, "describing the convolution");
+      find_configs(dnn::kModeA);
+      find_configs(dnn::kModeFallback);
     }
   }
-  if (!plan.candidates.empty()) {
-    check_status(api, api.set_math_type(plan.convolution, plan.candidates.front().math_type),
-                 "cudnnSetConvolutionMathType");
+
+  struct Plan {
+    Descriptor descriptor;
+    std::size_t workspace;
+  };
+  // The plan to use; null when no engine serves the problem. `refused_one` is a plan that failed at execution: the one
+  // after it is made then.
+  const Plan* plan(dnn::Handle handle, const Plan* refused_one = nullptr) {
+    const Plan* current = current_.load(std::memory_order_acquire);
+    if (current != refused_one) [[likely]]
+      return current;
+    const std::lock_guard lock(mutex_);
+    current = current_.load(std::memory_order_relaxed);
+    if (current != refused_one) return current;
+    current = nullptr;
+    while (current == nullptr && next_ < configs_.size()) current = make_plan(handle, configs_[next_++]);
+    current_.store(current, std::memory_order_release);
+    return current;
   }
+
+ private:
+  // Finalized, and kept for as long as the graph needs it.
+  Descriptor& keep(Descriptor descriptor) {
+    if (status_ == dnn::kOk) status_ = descriptor.finalize().status();
+    parts_.push_back(std::move(descriptor));
+    return parts_.back();
+  }
+
+  // [n, c, spatial…], dense in the format.
+  dnn::RawDescriptor tensor(const DnnConvolution& p, std::int64_t batch, std::int64_t channels,
+                            const std::array<std::int64_t, 3>& spatial, std::size_t n, std::size_t id,
+                            const Pointers& pointers) {
+    const std::size_t ndim = n + 2;
+    std::array<std::int64_t, 5> sizes{batch, channels}, strides{};
+    for (std::size_t d = 0; d < n; ++d) sizes[2 + d] = spatial[3 - n + d];
+    std::int64_t step = 1;
+    if (p.shape.channels_last) {
+      strides[1] = 1;
+      step = channels;
+    }
+    for (std::size_t d = ndim - 1; d >= (p.shape.channels_last ? 2u : 1u); --d) {
+      strides[d] = step;
+      step *= sizes[d];
+    }
+    strides[0] = step;
+    Descriptor made(Kind::kTensor);
+    made.set(attribute::kTensorType, dnn::type_of(p.dtype))
+        .set(attribute::kTensorSizes, std::span<const std::int64_t>(sizes.data(), ndim))
+        .set(attribute::kTensorStrides, std::span<const std::int64_t>(strides.data(), ndim))
+        .set(attribute::kTensorId, kIds[id])
+        .set(attribute::kTensorAlignment, alignment_of(pointers[id]));
+    return keep(std::move(made)).raw();
+  }
+
+  void describe(dnn::Handle handle, const DnnConvolution& p, const Pointers& pointers) {
+    const kernels::ConvolutionShape& s = p.shape;
+    parts_.reserve(6);
+    // cuDNN needs at least two spatial dimensions.
+    const bool three = s.input[0] != 1 || s.kernel[0] != 1 || s.output[0] != 1 || s.padding[0] != 0;
+    const std::size_t n = three ? 3 : 2;
+    const std::int64_t rows = (p.transposed ? s.in_channels : s.out_channels) * s.groups;
+    const std::int64_t columns = p.transposed ? s.out_channels : s.in_channels;
+    const auto x = tensor(p, s.batch, s.in_channels * s.groups, s.input, n, kInput, pointers);
+    const auto w = tensor(p, rows, columns, s.kernel, n, kWeight, pointers);
+    const auto y = tensor(p, s.batch, s.out_channels * s.groups, s.output, n, kOutput, pointers);
+
+    const auto last = [&](const std::array<std::int64_t, 3>& values) {
+      return std::span<const std::int64_t>(values.data() + (3 - n), n);
+    };
+    const bool f64 = p.dtype == DType::kFloat64;
+    Descriptor convolution(Kind::kConvolution);
+    convolution.set(attribute::kComputeType, f64 ? dnn::kDouble : dnn::kFloat)
+        .set(attribute::kConvolutionMode, dnn::kCrossCorrelation)
+        .set(attribute::kSpatialDims, static_cast<std::int64_t>(n))
+        .set(attribute::kPrePaddings, last(s.padding))
+        .set(attribute::kPostPaddings, last(s.padding))
+        .set(attribute::kStrides, last(s.stride))
+        .set(attribute::kDilations, last(s.dilation));
+    const auto raw = keep(std::move(convolution)).raw();
+
+    const double one64 = 1, zero64 = 0;
+    const float one32 = 1, zero32 = 0;
+    const void* const one = f64 ? static_cast<const void*>(&one64) : &one32;
+    const void* const zero = f64 ? static_cast<const void*>(&zero64) : &zero32;
+    const int scalar = f64 ? attribute::kTypeDouble : attribute::kTypeFloat;
+    Descriptor operation(p.transposed ? Kind::kConvolutionBackwardData : Kind::kConvolutionForward);
+    if (p.transposed) {
+      operation.set(attribute::kBackwardConvolution, raw)
+          .set(attribute::kBackwardDy, x)
+          .set(attribute::kBackwardW, w)
+          .set(attribute::kBackwardDx, y)
+          .set(attribute::kBackwardAlpha, scalar, 1, one)
+          .set(attribute::kBackwardBeta, scalar, 1, zero);
+    } else {
+      operation.set(attribute::kForwardConvolution, raw)
+          .set(attribute::kForwardX, x)
+          .set(attribute::kForwardW, w)
+          .set(attribute::kForwardY, y)
+          .set(attribute::kForwardAlpha, scalar, 1, one)
+          .set(attribute::kForwardBeta, scalar, 1, zero);
+    }
+    const auto operation_raw = keep(std::move(operation)).raw();
+    Descriptor graph(Kind::kGraph);
+    graph.set(attribute::kGraphHandle, handle).set(attribute::kGraphOperations, operation_raw);
+    keep(std::move(graph));
+  }
+
+  // Adds what the heuristics give, the best first.
+  void find_configs(std::int32_t mode) {
+    Descriptor heuristics(Kind::kHeuristics);
+    heuristics.set(attribute::kHeuristicsGraph, parts_.back().raw()).set(attribute::kHeuristicsMode, mode).finalize();
+    if (heuristics.status() != dnn::kOk) return;  // a problem that this mode does not know
+    const std::int64_t count = heuristics.get(attribute::kHeuristicsResults, std::span<dnn::RawDescriptor>());
+    std::vector<Descriptor> found;
+    std::vector<dnn::RawDescriptor> raw;
+    for (std::int64_t i = 0; i < count; ++i) raw.push_back(found.emplace_back(Kind::kEngineConfig).raw());
+    const auto given = static_cast<std::size_t>(
+        std::max<std::int64_t>(0, heuristics.get(attribute::kHeuristicsResults, std::span(raw))));
+    for (std::size_t i = 0; i < std::min(given, found.size()); ++i) configs_.push_back(std::move(found[i]));
+  }
+
+  // Deterministic, and no less accurate than asked for.
+  bool acceptable(Descriptor& config) const {
+    Descriptor engine(Kind::kEngine);
+    dnn::RawDescriptor raw = engine.raw();
+    std::array<std::int32_t, dnn::kNotes> notes{};
+    config.get(attribute::kConfigEngine, std::span(&raw, 1));
+    const auto count = static_cast<std::size_t>(engine.get(attribute::kEngineNotes, std::span(notes)));
+    if (engine.status() != dnn::kOk) return false;
+    return std::none_of(notes.begin(), notes.begin() + static_cast<std::ptrdiff_t>(std::min(count, notes.size())),
+                        [&](std::int32_t note) {
+                          return note == dnn::kNondeterministic || (exact_ && note == dnn::kTensorCore) ||
+                                 (wide_ && note == dnn::kDownConvertInputs);
+                        });
+  }
+
+  const Plan* make_plan(dnn::Handle handle, Descriptor& config) {
+    if (!acceptable(config)) return nullptr;
+    Descriptor descriptor(Kind::kPlan);
+    descriptor.set(attribute::kPlanHandle, handle).set(attribute::kPlanConfig, config.raw()).finalize();
+    std::int64_t workspace = 0;
+    descriptor.get(attribute::kPlanWorkspace, std::span(&workspace, 1));
+    constexpr std::int64_t kMostWorkspace = std::int64_t{1} << 30;
+    if (descriptor.status() != dnn::kOk || workspace > kMostWorkspace) return nullptr;
+    plans_.push_back(std::make_unique<Plan>(Plan{std::move(descriptor), static_cast<std::size_t>(workspace)}));
+    return plans_.back().get();
+  }
+
+  const bool exact_;  // float32 without TF32
+  const bool wide_;   // float32: not to be rounded to half
+  dnn::Status status_ = dnn::kOk;
+  std::vector<Descriptor> parts_;  // what the graph is made of; the graph itself last
+  std::mutex mutex_;               // over the following
+  std::vector<Descriptor> configs_;
+  std::size_t next_ = 0;
+  std::vector<std::unique_ptr<Plan>> plans_;
+  std::atomic<const Plan*> current_{nullptr};
+};
+
+using Problems = std::unordered_map<Key, std::shared_ptr<Problem>, KeyHash>;
+constexpr std::size_t kMostProblems = 4096;  // a dynamic batch may go through many
+
+// Of all handles.
+class ProblemTable {
+ public:
+  template <class Make>
+  std::shared_ptr<Problem> find_or_make(const Key& key, Make&& make) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = problems_.find(key); found != problems_.end()) return found->second;
+    if (problems_.size() >= kMostProblems) problems_.clear();
+    return problems_.emplace(key, make()).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  Problems problems_;
+};
+
+// A handle, and the problems that it has met: they are looked up without a lock.
+struct HandleState {
+  dnn::Handle handle = nullptr;
+  Stream stream = nullptr;
+  bool has_stream = false;
+  Problems problems;
+};
+
+Problem& problem_for(HandleState& state, const DnnConvolution& problem, const Pointers& pointers, int device) {
+  static auto& table = *new ProblemTable;
+  const Key key = key_of(problem, pointers, device);
+  if (const auto found = state.problems.find(key); found != state.problems.end()) [[likely]]
+    return *found->second;
+  if (state.problems.size() >= kMostProblems) state.problems.clear();
+  auto made = table.find_or_make(key, [&] { return std::make_shared<Problem>(state.handle, problem, pointers); });
+  return *state.problems.emplace(key, std::move(made)).first->second;
 }
 
-Plan& plan_for(const Dnn& api, State& state, const DnnConvolution& problem) {
-  constexpr std::size_t kKept = 1024;
-  const Key key = key_of(problem);
-  const auto found = state.plans.find(key);
-  if (found != state.plans.end()) return *found->second;
-  if (state.plans.size() >= kKept) state.plans.clear();
-  auto plan = std::make_unique<Plan>(api);
-  make_plan(api, state.handle, problem, *plan);
-  return *state.plans.emplace(key, std::move(plan)).first->second;
+dnn::Status execute(const dnn::Functions& api, dnn::Handle handle, const Problem::Plan& plan, const Pointers& pointers,
+                    const void* workspace) {
+  Descriptor pack(Kind::kVariantPack);
+  pack.set(attribute::kPackIds, std::span<const std::int64_t>(kIds))
+      .set(attribute::kPackPointers, std::span<const void* const>(pointers))
+      .set(attribute::kPackWorkspace, workspace)
+      .finalize();
+  dnn::check_status(pack.status(), "a variant pack");
+  return api.execute(handle, plan.descriptor.raw(), pack.raw());
 }
 
-HandlePool<State>& handles() {
-  static auto& pool = *new HandlePool<State>;
+HandlePool<HandleState>& handles() {
+  static auto& pool = *new HandlePool<HandleState>;
   return pool;
 }
 
@@ -331,40 +295,31 @@ HandlePool<State>& handles() {
 
 bool dnn_convolution(const DnnConvolution& problem, const void* input, const void* weight, void* output, int device,
                      Stream stream) {
-  const Dnn& api = dnn();
+  const dnn::Functions& api = dnn::functions();
   // Making handles and plans allocates and loads code, which stream capture in strict mode would refuse.
   const RelaxedCapture relaxed;
   const auto state = handles().take(device, [&] {
-    auto made = std::make_unique<State>();
-    check_status(api, api.create(&made->handle), "cudnnCreate");
+    auto made = std::make_unique<HandleState>();
+    dnn::check_status(api.create(&made->handle), "cudnnCreate");
     return made;
   });
-  Plan& plan = plan_for(api, *state, problem);
-  check_status(api, api.set_stream(state->handle, stream), "cudnnSetStream");
-  const double one64 = 1, zero64 = 0;
-  const float one32 = 1, zero32 = 0;
-  const bool wide = problem.dtype == DType::kFloat64;
-  const void* const alpha = wide ? static_cast<const void*>(&one64) : &one32;
-  const void* const beta = wide ? static_cast<const void*>(&zero64) : &zero32;
-  while (!plan.candidates.empty()) {
-    const auto [algorithm, math_type, bytes] = plan.candidates.front();
-    const StorageRef workspace = bytes == 0 ? StorageRef() : allocate(bytes, device);
-    void* const scratch = bytes == 0 ? nullptr : workspace->data();
-    const Status status = problem.transposed
-                              ? api.backward(state->handle, alpha, plan.weight, weight, plan.input, input,
-                                             plan.convolution, algorithm, scratch, bytes, beta, plan.output, output)
-                              : api.forward(state->handle, alpha, plan.input, input, plan.weight, weight,
-                                            plan.convolution, algorithm, scratch, bytes, beta, plan.output, output);
-    if (!refused(status)) {
-      check_status(api, status, problem.transposed ? "cudnnConvolutionBackwardData" : "cudnnConvolutionForward");
+  const Pointers pointers{input, weight, output};
+  Problem& described = problem_for(*state, problem, pointers, device);
+  if (!state->has_stream || state->stream != stream) {
+    dnn::check_status(api.set_stream(state->handle, stream), "cudnnSetStream");
+    state->stream = stream;
+    state->has_stream = true;
+  }
+  const Problem::Plan* plan = described.plan(state->handle);
+  while (plan != nullptr) {
+    const StorageRef workspace = plan->workspace == 0 ? StorageRef() : allocate(plan->workspace, device);
+    const dnn::Status status =
+        execute(api, state->handle, *plan, pointers, plan->workspace == 0 ? nullptr : workspace->data());
+    if (!dnn::refused(status)) {
+      dnn::check_status(status, "cudnnBackendExecute");
       return true;
     }
-    // In the heuristics' list, and refused at execution: dropped from the plan, so that it is tried once only.
-    plan.candidates.erase(plan.candidates.begin());
-    if (!plan.candidates.empty()) {
-      check_status(api, api.set_math_type(plan.convolution, plan.candidates.front().math_type),
-                   "cudnnSetConvolutionMathType");
-    }
+    plan = described.plan(state->handle, plan);
   }
   return false;
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/export.h"
 #include "cuda/device.h"
+#include "cuda/lost_device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
 #include "cuda/upload.h"
@@ -26,7 +27,10 @@ enum : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDev
 thread_local Result last_code = kSuccess;
 
 Result note(Result code) noexcept {
-  if (code != kSuccess && code != kErrorNotReady) last_code = code;
+  if (code == kSuccess || code == kErrorNotReady) [[likely]]
+    return code;
+  if (is_fatal(code)) (void)mark_lost(code, "running a model");
+  last_code = code;
   return code;
 }
 
@@ -41,6 +45,14 @@ Result called(const char* what, Body&& body) noexcept {
   } catch (...) {
     return note(kErrorInvalidValue);
   }
+}
+
+// The same for what destructors of model libraries call. In a lost context everything is gone already; the libraries
+// print an error, or throw it and end the process.
+template <class Body>
+Result destroyed(const char* what, Body&& body) noexcept {
+  const Result code = called(what, body);
+  return is_fatal(code) ? kSuccess : code;
 }
 
 }  // namespace
@@ -97,7 +109,7 @@ UNTORCH_RUNTIME cudaMalloc(void** pointer, std::size_t nbytes) {
 }
 
 UNTORCH_RUNTIME cudaFree(void* pointer) {
-  return called("cudaFree", [&](const Driver& api) -> Result {
+  return destroyed("cudaFree", [&](const Driver& api) -> Result {
     return pointer == nullptr ? kSuccess : api.mem_free(reinterpret_cast<DevicePtr>(pointer));
   });
 }
@@ -148,7 +160,7 @@ UNTORCH_RUNTIME cudaEventCreate(Event* event) {
   return cudaEventCreateWithFlags(event, kEventDisableTiming);
 }
 UNTORCH_RUNTIME cudaEventDestroy(Event event) {
-  return called("cudaEventDestroy", [&](const Driver& api) { return api.event_destroy(event); });
+  return destroyed("cudaEventDestroy", [&](const Driver& api) { return api.event_destroy(event); });
 }
 UNTORCH_RUNTIME cudaEventQuery(Event event) {
   return called("cudaEventQuery", [&](const Driver& api) { return api.event_query(event); });
@@ -167,7 +179,7 @@ UNTORCH_RUNTIME cudaStreamCreateWithFlags(Stream* stream, unsigned flags) {
   });
 }
 UNTORCH_RUNTIME cudaStreamDestroy(Stream stream) {
-  return called("cudaStreamDestroy", [&](const Driver& api) { return api.stream_destroy(stream); });
+  return destroyed("cudaStreamDestroy", [&](const Driver& api) { return api.stream_destroy(stream); });
 }
 UNTORCH_RUNTIME cudaStreamSynchronize(Stream stream) {
   return called("cudaStreamSynchronize", [&](const Driver& api) { return api.stream_synchronize(stream); });

@@ -5,6 +5,7 @@
 
 #include "cuda/blas.h"
 #include "cuda/dnn.h"
+#include "cuda/tf32.h"
 #include "shims/nn.h"
 
 namespace untorch::shims {
@@ -232,7 +233,7 @@ bool cudnn(const On& on, const Problem& p) {
     return p.shape.channels_last ? channels_last_contiguous(t) : contiguous(t);
   };
   const TensorPtr x = dense(p.input), w = dense(p.weight);
-  const cuda::DnnConvolution problem{p.shape, p.input.dtype(), p.transposed, cuda::tf32_allowed()};
+  const cuda::DnnConvolution problem{p.shape, p.input.dtype(), p.transposed, cuda::tf32().convolution};
   if (!cuda::dnn_convolution(problem, x->raw(), w->raw(), p.out.raw(), on.index(), on.stream())) return false;
   if (p.bias != nullptr) {
     on.launched(kernels::cuda::convolution_bias(p.shape, p.input.dtype(), p.bias->raw(), p.out.raw(), on.stream()));
@@ -251,16 +252,17 @@ bool cudnn_row_major(const On& on, const Problem& p) {
   return true;
 }
 
-// Which backend computes a convolution on CUDA. cuDNN serves everything but depthwise problems, which are bound by
-// DRAM and which the direct kernel reads once. What cuDNN has no deterministic algorithm for in one layout is tried
-// row-major; what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride)
-// the direct kernel computes as well.
+// Which backend computes a convolution on CUDA. cuDNN serves everything but most depthwise problems, which are bound by
+// DRAM and which the direct kernel reads once; in two dimensions and channels last, cuDNN's kernel is 5 times as fast.
+// What cuDNN has no deterministic engine for in one layout is tried row-major; what it refuses there too (more than
+// 2^31 elements, output padding that is not smaller than the stride) the direct kernel computes as well.
 template <class On>
 void compute_on_cuda(const On& on, const Problem& p) {
   // Without input channels the sum is empty: the direct kernel writes zeros or the bias.
-  const bool serves = !p.depthwise() && p.shape.in_channels != 0;
-  if (serves && cudnn(on, p)) return;
-  if (serves && p.shape.channels_last && cudnn_row_major(on, p)) return;
+  const bool some = p.shape.in_channels != 0;
+  const bool flat_last = p.shape.channels_last && p.shape.out_channels == 1 && p.shape.kernel[0] == 1;
+  if (some && (!p.depthwise() || flat_last) && cudnn(on, p)) return;
+  if (some && !p.depthwise() && p.shape.channels_last && cudnn_row_major(on, p)) return;
   direct(on, p);
 }
 
