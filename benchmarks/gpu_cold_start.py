@@ -37,6 +37,7 @@ def start_untorch(path: str) -> list[float]:
     marks = [clock()]
     program = untorch.load(path)
     method = program[program.methods[0]]
+    method.open()
     marks.append(clock())
     import numpy
 

@@ -26,6 +26,7 @@ def load(path: str) -> dict[str, float]:
     start = time.perf_counter()
     program = untorch.load(path)
     method = program[program.methods[0]]
+    method.open()
     opened = time.perf_counter()
     result = method(numpy.arange(4))
     done = time.perf_counter()

@@ -31,6 +31,7 @@ def open_untorch(file: str, threads: int | None, names: str = "") -> Prepare:
     import untorch
 
     forward = untorch.load(file, num_threads=threads or 0).forward
+    forward.open()
 
     def prepare(arrays: Sequence[Array]) -> Call:
         if len(arrays) == 1 or names:

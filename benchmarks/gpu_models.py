@@ -1,0 +1,303 @@
+"""Whole models on the GPU: as a stock package and by untorch's own export, beside torch's loader.
+
+Each model of gpu_zoo.py is compiled twice, by aoti_compile_and_package and by untorch.export. Both loaders then run in
+one process, on one stream, alternately; outputs are compared with eager's. A call's time ends when the GPU is done.
+
+    gpu_models.py --models resnet50 swin_t --dtypes float32 --builders 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from common import RESULTS, WORK, Report, Table
+from gpu_common import describe_gpu, note_of
+
+PACKAGES = WORK / "gpu_models"
+DTYPES = ("float32", "bfloat16")
+KINDS = ("stock", "own")
+# Of the largest value of eager's output: what another order of sums, TF32 and bfloat16 may change.
+TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2}
+CONTESTANTS = {
+    "torch": "torch's loader",
+    "stock": "untorch, stock package",
+    "own": "untorch, own export",
+    "stock_graph": "untorch, stock package, CUDA graph",
+    "own_graph": "untorch, own export, CUDA graph",
+    "compiled": "torch.compile(mode='reduce-overhead')",
+}
+
+
+def package(name: str, dtype: str, kind: str) -> pathlib.Path:
+    return PACKAGES / f"{name}.{dtype}.{kind}.pt2"
+
+
+def example(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
+    """The module and its inputs on the GPU, the same ones in every process."""
+    import torch
+    from gpu_zoo import MODELS
+
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    kind = getattr(torch, dtype)
+    model = model.eval().requires_grad_(False).to("cuda", kind)
+    return model, tuple(a.cuda().to(kind) if a.is_floating_point() else a.cuda() for a in args)
+
+
+def build(name: str, dtype: str) -> dict[str, Any]:
+    """Seconds of each export, or why it failed."""
+    import torch
+
+    found: dict[str, Any] = {}
+    model, args = example(name, dtype)
+    for kind in KINDS:
+        path = package(name, dtype, kind)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        begin = time.perf_counter()
+        try:
+            if kind == "stock":
+                with torch.no_grad():
+                    program = torch.export.export(model, args, strict=False)
+                    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            else:
+                from untorch.export import export
+
+                export(model, args, path, device="cuda", progress=False)
+            found[kind] = {"seconds": time.perf_counter() - begin, "bytes": path.stat().st_size}
+        except Exception as error:
+            found[kind] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+        torch._dynamo.reset()
+    return found
+
+
+def leaves(outputs: Any) -> list[Any]:
+    """The tensors of a tuple, list or single result, in order."""
+    if isinstance(outputs, tuple | list):
+        return [leaf for part in outputs for leaf in leaves(part)]
+    return [outputs]
+
+
+def difference(outputs: Any, expected: Any) -> float:
+    """The largest difference, as a share of the expected output's largest value."""
+    import torch
+
+    worst = 0.0
+    for got, want in zip(leaves(outputs), leaves(expected), strict=True):
+        got = got if isinstance(got, torch.Tensor) else torch.from_dlpack(got)
+        if got.shape != want.shape:
+            return math.inf
+        if want.numel():
+            scale = max(want.double().abs().max().item(), 1e-6)
+            worst = max(worst, (got.double() - want.double()).abs().max().item() / scale)
+    return worst
+
+
+def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str, Any]:
+    """Median seconds of a call and of its enqueueing by contestant, and their differences from eager."""
+    import torch
+    from torch._inductor.package.package import AOTICompiledModel
+
+    import untorch
+
+    model, args = example(name, dtype)
+    result: dict[str, Any] = {"differences": {}, "errors": {}}
+    calls: dict[str, Callable[[], Any]] = {}
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        stream = torch.cuda.Stream()
+        stack.enter_context(torch.cuda.stream(stream))
+        stack.enter_context(untorch.stream(stream))
+        expected = model(*args)
+        stream.synchronize()
+
+        def add(key: str, make: Callable[[], Callable[[], Any]]) -> None:
+            try:
+                call = make()
+                off = difference(call(), expected)
+                for _ in range(5):
+                    call()
+                stream.synchronize()
+                result["differences"][key] = off
+                calls[key] = call
+            except Exception as error:
+                result["errors"][key] = f"{type(error).__name__}: {str(error)[:600]}"
+
+        def by_torch() -> Callable[[], Any]:
+            loader = torch._C._aoti.AOTIModelPackageLoader(str(package(name, dtype, "stock")), "model", False, 1, -1)
+            loaded = AOTICompiledModel(loader)
+            return lambda: loaded(*args)
+
+        def by_untorch(kind: str) -> Callable[[], Any]:
+            program = stack.enter_context(untorch.load(package(name, dtype, kind)))
+            method = program[next(iter(program))]
+            return lambda: method(*args)
+
+        def by_graph(kind: str) -> Callable[[], Any]:
+            program = stack.enter_context(untorch.load(package(name, dtype, kind)))
+            graph = stack.enter_context(program[next(iter(program))].graph(*args))
+            return lambda: graph(*args)
+
+        def compiled() -> Callable[[], Any]:
+            made = torch.compile(model, mode="reduce-overhead")
+            return lambda: made(*args)
+
+        makers: dict[str, Callable[[], Callable[[], Any]]] = {
+            "torch": by_torch,
+            "stock": lambda: by_untorch("stock"),
+            "own": lambda: by_untorch("own"),
+            "stock_graph": lambda: by_graph("stock"),
+            "own_graph": lambda: by_graph("own"),
+            "compiled": compiled,
+        }
+        for key in kinds:
+            add(key, makers[key])
+        result["times"] = alternate(calls, stream.synchronize, seconds)
+        calls.clear()
+    return result
+
+
+def alternate(
+    calls: dict[str, Callable[[], Any]], wait: Callable[[], object], seconds: float
+) -> dict[str, dict[str, float]]:
+    """Medians over rounds in which all contestants take turns, a few calls each."""
+    enqueue: dict[str, list[float]] = {key: [] for key in calls}
+    total: dict[str, list[float]] = {key: [] for key in calls}
+    end = time.perf_counter() + seconds * max(1, len(calls))
+    keys = list(calls)
+    while time.perf_counter() < end:
+        for key in keys:
+            for number in range(6):
+                start = time.perf_counter()
+                calls[key]()
+                enqueued = time.perf_counter()
+                wait()
+                if number:  # the first one after another contestant is colder
+                    enqueue[key].append(enqueued - start)
+                    total[key].append(time.perf_counter() - start)
+        keys = keys[1:] + keys[:1]
+    return {
+        key: {"call": statistics.median(total[key]), "enqueue": statistics.median(enqueue[key])}
+        for key in calls
+        if total[key]
+    }
+
+
+def run_child(request: dict[str, Any]) -> None:
+    """Answers a request, a line of JSON for each model."""
+    for name, dtype in request["models"]:
+        try:
+            if request["do"] == "build":
+                values = build(name, dtype)
+            else:
+                values = measure(name, dtype, request["kinds"], request["seconds"])
+        except Exception:
+            values = {"failed": traceback.format_exc()[-1500:]}
+        sys.stdout.write("\n@" + json.dumps({"name": name, "dtype": dtype, **values}) + "\n")
+        sys.stdout.flush()
+
+
+def ask(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of a child process. When it dies, a second one goes on behind the model that ended it."""
+    answers: list[dict[str, Any]] = []
+    models = request["models"]
+    while len(answers) < len(models):
+        rest = dict(request, models=models[len(answers) :])
+        command = [sys.executable, __file__, "--child", json.dumps(rest)]
+        environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="4", PYTHONWARNINGS="ignore")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        found = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+        answers += found
+        if len(answers) < len(models):
+            name, dtype = models[len(answers)]
+            reason = f"exit code {done.returncode}: {done.stderr[-800:]}"
+            answers.append({"name": name, "dtype": dtype, "failed": reason})
+    return answers
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def table(measured: list[dict[str, Any]], dtype: str) -> Table:
+    """A row a model: microseconds of a call, and torch's loader's time over ours."""
+    rows = []
+    ratios: dict[str, list[float]] = {key: [] for key in CONTESTANTS}
+    for entry in measured:
+        if entry["dtype"] != dtype:
+            continue
+        times = {key: value["call"] for key, value in entry.get("times", {}).items()}
+        cells = [entry["name"]]
+        for key in CONTESTANTS:
+            if key not in times:
+                cells.append("error" if key in entry.get("errors", {}) or "failed" in entry else "")
+                continue
+            text = f"{times[key] * 1e6:.0f}"
+            if key != "torch" and "torch" in times:
+                ratios[key].append(times["torch"] / times[key])
+                text += f" ({ratios[key][-1]:.2f})"
+            cells.append(text)
+        rows.append(cells)
+    means = [f"{geometric_mean(ratios[key]):.2f}" if ratios[key] else "" for key in CONTESTANTS]
+    rows.append(["geometric mean", *means])
+    return Table(["Model", *CONTESTANTS.values()], rows)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        run_child(json.loads(sys.argv[2]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", help="those alone")
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS), choices=list(CONTESTANTS))
+    parser.add_argument("--builders", type=int, default=5, help="models that are compiled at a time")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring for each contestant")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON file")
+    options = parser.parse_args()
+    from gpu_zoo import MODELS
+
+    names = options.models or list(MODELS)
+    wanted = [(name, dtype) for dtype in options.dtypes for name in names]
+    missing = [key for key in wanted if not all(package(*key, kind).exists() for kind in KINDS)]
+    built: list[dict[str, Any]] = []
+    with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
+        for answers in pool.map(lambda key: ask({"do": "build", "models": [key]}), missing):
+            built += answers
+            print(json.dumps(answers), flush=True)
+    request = {"do": "measure", "models": wanted, "kinds": options.contestants, "seconds": options.seconds}
+    measured = ask(request)
+    report = Report("gpu_models", quick=False)
+    describe_gpu(report)
+    report.values = {"built": built, "measured": measured}
+    for dtype in options.dtypes:
+        text = (
+            f"Microseconds of a call, median, {dtype}, TF32 in convolutions as PyTorch's default has it; in brackets "
+            "how many times as fast as torch's loader."
+        )
+        made = table(measured, dtype)
+        report.tables[f"gpu_models_{dtype}"] = Table(made.columns, made.rows, note_of(report, text))
+    report.write(options.output)
+    for entry in measured:
+        problems = dict(entry.get("errors", {}))
+        problems |= {"failed": entry["failed"]} if "failed" in entry else {}
+        for key, off in entry.get("differences", {}).items():
+            if not off <= TOLERANCE[entry["dtype"]]:
+                problems[key] = f"differs from eager by {off:.2e}"
+        for key, text in problems.items():
+            print(f"{entry['name']}, {entry['dtype']}, {key}: {text}")
+
+
+if __name__ == "__main__":
+    main()
