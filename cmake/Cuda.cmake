@@ -77,7 +77,8 @@ function(untorch_add_cuda_sources target)
     add_custom_command(
       OUTPUT ${object}
       COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${UNTORCH_NVCC} -c ${source} -o ${object} -std=c++20 -O3 ${file_codes}
-              -I${CMAKE_CURRENT_SOURCE_DIR} -Xcompiler=-fPIC,-fvisibility=hidden -ccbin ${CMAKE_CXX_COMPILER}
+              -I${CMAKE_CURRENT_SOURCE_DIR} -Xcompiler=-fPIC,-fvisibility=hidden
+              -Xcompiler=-ffile-prefix-map=${PROJECT_SOURCE_DIR}/= -ccbin ${CMAKE_CXX_COMPILER}
               --expt-relaxed-constexpr --extended-lambda ${UNTORCH_NVCC_COMPRESS} ${warnings} -MD -MF ${object}.d
       DEPENDS ${source}
       DEPFILE ${object}.d

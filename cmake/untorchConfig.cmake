@@ -3,7 +3,6 @@
 get_filename_component(_untorch "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 if(NOT TARGET untorch::untorch)
   add_library(untorch::untorch SHARED IMPORTED)
-  # libgomp.so.1 lies beside the library, which finds it there by itself.
   set_target_properties(untorch::untorch PROPERTIES
     IMPORTED_LOCATION "${_untorch}/libuntorch.so"
     INTERFACE_INCLUDE_DIRECTORIES "${_untorch}/include"

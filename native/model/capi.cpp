@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/interrupt.h"
 #include "kernels/cpu/common/isa.h"
 #include "model/capi.h"
 #include "model/capi_handles.h"
 #include "model/cpu_features.h"
+#include "threads/team.h"
 
 #ifndef UNTORCH_VERSION
 #define UNTORCH_VERSION "0.0.0"
@@ -44,8 +46,11 @@ static_assert(same(UNTORCH_CPU, DeviceType::kCPU) && same(UNTORCH_CUDA, DeviceTy
 // The caller's options in this library's struct. Fields that struct_size does not cover whole are 0; bytes that this
 // library does not know have to be.
 untorch_load_options read_options(const untorch_load_options& given) {
-  constexpr std::size_t kFirst = offsetof(untorch_load_options, dequantize_weights);  // the first version
-  constexpr std::size_t kKnown = sizeof(untorch_load_options), kMost = 4096;
+  // Where each version of the struct ends.
+  constexpr std::size_t kVersions[] = {offsetof(untorch_load_options, dequantize_weights),
+                                       offsetof(untorch_load_options, verify), offsetof(untorch_load_options, tf32),
+                                       sizeof(untorch_load_options)};
+  constexpr std::size_t kFirst = kVersions[0], kKnown = sizeof(untorch_load_options), kMost = 4096;
   const std::size_t size = given.struct_size;
   check(size >= kFirst && size <= kMost, "untorch_load_options: struct_size is ", size, ", expected from ", kFirst,
         " to ", kMost, ": set it to sizeof(untorch_load_options)");
@@ -56,9 +61,53 @@ untorch_load_options read_options(const untorch_load_options& given) {
                          " is set, and this library (" UNTORCH_VERSION ") knows the first ", kKnown,
                          ": leave newer options at 0, or link with the library of the header's version");
   }
+  std::size_t covered = kFirst;
+  for (const std::size_t end : kVersions) covered = end <= size ? end : covered;
   untorch_load_options options{};
-  std::memcpy(&options, &given, size < kKnown ? kFirst : kKnown);  // a version that ends between adds its end here
+  std::memcpy(&options, &given, covered);
   return options;
+}
+
+bool read_flag(const char* name, std::int32_t value) {
+  check(value == 0 || value == 1, "untorch_load_options: ", name, " must be 0 or 1, got ", value);
+  return value == 1;
+}
+
+struct Options {
+  untorch::LoadOptions load;
+  bool copy = false;
+};
+
+Options options_of(const untorch_load_options* given) {
+  Options options;
+  if (given == nullptr) return options;
+  const untorch_load_options known = read_options(*given);
+  if (known.device != nullptr) options.load.device = known.device;
+  options.load.num_runners = known.num_runners;
+  options.load.num_threads = known.num_threads;
+  options.load.dequantize_weights = read_flag("dequantize_weights", known.dequantize_weights);
+  options.load.verify = read_flag("verify", known.verify);
+  options.copy = read_flag("copy", known.copy);
+  check(known.tf32 >= UNTORCH_TF32_AS_EXPORTED && known.tf32 <= UNTORCH_TF32_ALWAYS,
+        "untorch_load_options: tf32 must be an untorch_tf32, got ", known.tf32);
+  if (known.tf32 != UNTORCH_TF32_AS_EXPORTED) options.load.tf32 = known.tf32 == UNTORCH_TF32_ALWAYS;
+  return options;
+}
+
+untorch_program* open_program(std::shared_ptr<const untorch::Archive> archive, untorch::Manifest manifest,
+                              const untorch::LoadOptions& options) {
+  auto handle = std::make_unique<untorch_program>();
+  handle->program = std::make_unique<untorch::Program>(std::move(archive), std::move(manifest), options);
+  for (const auto& method : handle->program->methods()) {
+    handle->methods.push_back(std::make_unique<untorch_method>(method.get()));
+  }
+  return handle.release();
+}
+
+untorch_program* open_program(std::shared_ptr<const untorch::MappedFile> file, const untorch::LoadOptions& options) {
+  auto archive = std::make_shared<untorch::Archive>(std::move(file));
+  untorch::Manifest manifest = untorch::read_manifest(*archive);
+  return open_program(std::move(archive), std::move(manifest), options);
 }
 
 }  // namespace
@@ -68,25 +117,31 @@ extern "C" {
 const char* untorch_version(void) { return UNTORCH_VERSION; }
 const char* untorch_last_error(void) { return untorch::last_error().c_str(); }
 
+int32_t untorch_last_system_error(void) { return untorch::last_system_error(); }
+
 untorch_status untorch_program_open(const char* path, const untorch_load_options* options, untorch_program** out) {
   return guarded([&] {
     check(path != nullptr && out != nullptr, "untorch_program_open: path and out must not be null");
-    untorch::LoadOptions load;
-    if (options != nullptr) {
-      const untorch_load_options known = read_options(*options);
-      if (known.device != nullptr) load.device = known.device;
-      load.num_runners = known.num_runners;
-      load.num_threads = known.num_threads;
-      check(known.dequantize_weights == 0 || known.dequantize_weights == 1,
-            "untorch_load_options: dequantize_weights must be 0 or 1, got ", known.dequantize_weights);
-      load.dequantize_weights = known.dequantize_weights == 1;
-    }
-    auto handle = std::make_unique<untorch_program>();
-    handle->program = std::make_unique<untorch::Program>(path, load);
-    for (const auto& method : handle->program->methods()) {
-      handle->methods.push_back(std::make_unique<untorch_method>(untorch_method{method.get()}));
-    }
-    *out = handle.release();
+    const Options known = options_of(options);
+    *out = open_program(untorch::MappedFile::open(path, known.copy), known.load);
+  });
+}
+
+untorch_status untorch_program_open_memory(const void* data, size_t length, const untorch_load_options* options,
+                                           untorch_program** out) {
+  return guarded([&] {
+    check(data != nullptr && out != nullptr, "untorch_program_open_memory: data and out must not be null");
+    const Options known = options_of(options);
+    const std::span<const std::byte> bytes(static_cast<const std::byte*>(data), length);
+    *out = open_program(untorch::MappedFile::of_memory(bytes, known.copy, nullptr), known.load);
+  });
+}
+
+untorch_status untorch_program_open_archive(untorch_archive* archive, const untorch_load_options* options,
+                                            untorch_program** out) {
+  return guarded([&] {
+    check(archive != nullptr && out != nullptr, "untorch_program_open_archive: archive and out must not be null");
+    *out = open_program(archive->archive, archive->read_manifest(), options_of(options).load);
   });
 }
 
@@ -115,7 +170,11 @@ untorch_method* untorch_program_find(const untorch_program* program, const char*
 untorch_status untorch_program_entry(const untorch_program* program, const char* name, const void** data,
                                      size_t* length) {
   return guarded([&] {
-    const auto bytes = program->program->archive().read(name);
+    const untorch::Archive& archive = program->program->archive();
+    // Descriptions as the loader read them, whatever happened to the file since.
+    const std::string_view entry = name;
+    const bool described = entry.ends_with(".json");
+    const auto bytes = described ? std::as_bytes(std::span(archive.text(entry))) : archive.read(entry);
     *data = bytes.data();
     *length = bytes.size();
   });
@@ -140,8 +199,12 @@ untorch_status untorch_method_arity(untorch_method* method, size_t* num_inputs, 
 untorch_status untorch_method_call_spec(untorch_method* method, const char** in_spec, const char** out_spec) {
   return guarded([&] {
     const auto container = method->method->container();
-    *in_spec = container->in_spec().c_str();
-    *out_spec = container->out_spec().c_str();
+    std::call_once(method->has_specs, [&] {
+      method->in_spec = container->in_spec();
+      method->out_spec = container->out_spec();
+    });
+    *in_spec = method->in_spec.c_str();
+    *out_spec = method->out_spec.c_str();
   });
 }
 
@@ -213,6 +276,32 @@ untorch_status untorch_tensor_share(const untorch_tensor* tensor, untorch_tensor
   return guarded([&] { *out = wrap(new untorch::Tensor(*unwrap(tensor))); });
 }
 
+int64_t untorch_tensor_use_count(const untorch_tensor* tensor) {
+  const untorch::Tensor& t = *unwrap(tensor);
+  return !t.defined() || t.storage()->borrowed() ? 0 : t.storage()->use_count();
+}
+
+untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, untorch_tensor* out) {
+  return guarded([&] {
+    const untorch::Tensor& from = *unwrap(tensor);
+    const untorch::TensorPtr copy = untorch::Tensor::empty_strided(from.sizes(), from.strides(), from.dtype());
+    untorch::copy_cpu(*copy, from);
+    *unwrap(out) = *copy;
+  });
+}
+
+untorch_tensor* untorch_tensor_new(void) { return wrap(new (std::nothrow) untorch::Tensor()); }
+
+untorch_status untorch_method_source(untorch_method* method, const char** text, size_t* length) {
+  return guarded([&] {
+    const std::string_view source = method->method->source();
+    *text = source.empty() ? nullptr : source.data();
+    *length = source.size();
+  });
+}
+
+void untorch_set_interrupt_check(int (*check)(void)) { untorch::set_interrupt_check(check); }
+
 void untorch_tensor_free(untorch_tensor* tensor) { delete unwrap(tensor); }
 int64_t untorch_live_tensors(void) { return untorch::Tensor::live(); }
 
@@ -230,5 +319,12 @@ const char* untorch_cpu_architecture(void) { return untorch::cpu_architecture();
 const char* untorch_cpu_level(void) { return untorch::kernels::isa_name(untorch::kernels::cpu_isa()); }
 
 int32_t untorch_has_symbol(const char* name) { return untorch::exports_symbol(name) ? 1 : 0; }
+
+const char* untorch_take_warning() {
+  if (!untorch::threads::take_creation_failure()) [[likely]]
+    return nullptr;
+  return "the system refused to start a thread (see the limits on processes and memory): parallel loops run on fewer "
+         "threads than asked for";
+}
 
 }  // extern "C"

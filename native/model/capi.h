@@ -12,6 +12,76 @@ extern "C" {
 /* Another handle on the same storage; free it. */
 UNTORCH_API untorch_status untorch_tensor_share(const untorch_tensor* tensor, untorch_tensor** out);
 
+/* A warning that nobody has taken yet, such as that the system has no thread left; mostly NULL. */
+UNTORCH_API const char* untorch_take_warning(void);
+/* The errno of the last error, if it is of a file that the operating system does not open; else 0. */
+UNTORCH_API int32_t untorch_last_system_error(void);
+
+/* A .pt2 file as the loader reads it. Texts and memory that it gives are valid until it and the programs made from it
+ * are freed. */
+typedef struct untorch_archive untorch_archive;
+typedef struct untorch_archive_entry {
+  const char* name; /* without the top folder */
+  uint64_t offset, size;
+  uint32_t crc;
+} untorch_archive_entry;
+UNTORCH_API untorch_status untorch_archive_open(const char* path, int32_t copy, untorch_archive** out);
+/* `release` is called once, when the memory is no longer used; at once if it is copied, or if this fails. */
+UNTORCH_API untorch_status untorch_archive_open_memory(const void* data, size_t length, int32_t copy,
+                                                       void (*release)(void* context), void* context,
+                                                       untorch_archive** out);
+UNTORCH_API void untorch_archive_free(untorch_archive* archive);
+UNTORCH_API const char* untorch_archive_path(const untorch_archive* archive);
+UNTORCH_API const char* untorch_archive_root(const untorch_archive* archive);
+UNTORCH_API uint64_t untorch_archive_nbytes(const untorch_archive* archive);
+/* Calls `visit` for each entry, in the order of their names. */
+UNTORCH_API untorch_status untorch_archive_entries(const untorch_archive* archive,
+                                                   void (*visit)(void* context, const untorch_archive_entry* entry),
+                                                   void* context);
+/* The bytes in place, not compared with anything; untorch_archive_check_whole afterwards says whether they were there.
+ */
+UNTORCH_API untorch_status untorch_archive_view(const untorch_archive* archive, const char* name, const void** data,
+                                                size_t* length);
+UNTORCH_API untorch_status untorch_archive_check_whole(const untorch_archive* archive);
+/* A copy that was compared with the checksums. */
+UNTORCH_API untorch_status untorch_archive_text(const untorch_archive* archive, const char* name, const char** text,
+                                                size_t* length);
+/* UNTORCH_INVALID_FILE unless the entry is JSON as the loader accepts it. */
+UNTORCH_API untorch_status untorch_archive_check_json(const untorch_archive* archive, const char* name);
+/* Reads the manifest, or what a stock package tells; the methods as JSON text. */
+UNTORCH_API untorch_status untorch_archive_methods(untorch_archive* archive, const char** json);
+/* The SHA-256 that an entry must have when it is next read, beside what the manifest says; else UNTORCH_UNTRUSTED. */
+UNTORCH_API untorch_status untorch_archive_expect(untorch_archive* archive, const char* name, const char* hex);
+/* Reads the manifest, if there is one, and compares all entries. threads: 0 for as many as there are cores. */
+UNTORCH_API untorch_status untorch_archive_verify(untorch_archive* archive, uint32_t threads);
+/* 64 hexadecimal digits for each entry, one behind the other, in the order of their names. */
+UNTORCH_API untorch_status untorch_archive_digests(const untorch_archive* archive, uint32_t threads, char* out);
+/* The SHA-256 of the file, and those of its entries as for untorch_archive_digests, in one pass: both are of the same
+ * bytes, even if somebody writes to the file. */
+UNTORCH_API untorch_status untorch_archive_file_digests(const untorch_archive* archive, char* file, char* entries);
+/* Device, inode, size and time of change of the file that was opened: "8:42:…"; of memory another text. */
+UNTORCH_API const char* untorch_archive_identity(const untorch_archive* archive);
+/* The copy of `options` does not matter: the archive is open. */
+UNTORCH_API untorch_status untorch_program_open_archive(untorch_archive* archive, const untorch_load_options* options,
+                                                        untorch_program** out);
+
+/* 64 hexadecimal digits for each block of the bytes, on several threads; block_bytes 0: one for all of them. `out` has
+ * room for them. portable: not by the CPU's SHA instructions, for tests. */
+UNTORCH_API untorch_status untorch_sha256(const void* data, size_t length, uint64_t block_bytes, int32_t portable,
+                                          char* out);
+/* References on the tensor's memory: 1 if only this handle has it. 0 for memory that the library only borrows. */
+UNTORCH_API int64_t untorch_tensor_use_count(const untorch_tensor* tensor);
+/* Makes the CPU tensor `out` of the values in memory of its own. `out` may be `tensor`. */
+UNTORCH_API untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, untorch_tensor* out);
+UNTORCH_API untorch_tensor* untorch_tensor_new(void);
+
+/* The generated C++ of the method, if the file has it; else NULL. Valid while the program is. */
+UNTORCH_API untorch_status untorch_method_source(untorch_method* method, const char** text, size_t* length);
+
+/* Called on the process's main thread while a call runs or waits, about every 50 ms between its operators; a return
+ * value that is not 0 ends the call with UNTORCH_MODEL. For all calls of the process; NULL: never. */
+UNTORCH_API void untorch_set_interrupt_check(int (*check)(void));
+
 /* A shared library's dynamic symbol. version and version_file are NULL unless it is undefined and versioned. */
 typedef struct untorch_elf_symbol {
   const char* name;

@@ -6,6 +6,7 @@
 #include "cuda/library_search.h"
 #include "cuda/memory_pool.h"
 #include "cuda/stream.h"
+#include "cuda/tf32.h"
 #include "cuda/transfer.h"
 #include "model/capi_handles.h"
 #include "model/cuda_graph.h"

@@ -1,6 +1,7 @@
 // capi.h, the part that reads shared libraries.
 #include "model/capi.h"
 
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -15,15 +16,32 @@ struct ReadElf : untorch_elf {
       : untorch_elf{}, machine_text(untorch::elf_machine_name(elf.header().e_machine)) {
     machine = machine_text.c_str();
     if (elf.has(DT_SONAME)) soname = elf.string(elf.tag(DT_SONAME));
-    for (const untorch::ElfImage::Needed& library : elf.needed()) needed_list.push_back(library.name);
+    // Names may overlap in the string table, so a small file can give much text.
+    std::uint64_t left = 4 * elf.bytes().size();
+    const auto take = [&](const char* text) {
+      const std::size_t length = text != nullptr ? std::strlen(text) : 0;
+      elf.require(length <= left, "its names overlap");
+      left -= length;
+    };
+    take(soname);
+    for (const untorch::ElfImage::Needed& library : elf.needed()) {
+      take(library.name);
+      needed_list.push_back(library.name);
+    }
     needed = needed_list.data();
     num_needed = needed_list.size();
     for (const untorch::ElfSymbol& s : elf.symbols()) {
+      take(s.version);
+      take(s.version_file);
       symbol_list.push_back({s.name.data(), s.version, s.version_file, s.is_defined ? 1 : 0, s.is_weak ? 1 : 0});
     }
     symbols = symbol_list.data();
     num_symbols = symbol_list.size();
-    for (const untorch::ElfVersionNeed& need : elf.version_needs()) version_list.push_back({need.file, need.name});
+    for (const untorch::ElfVersionNeed& need : elf.version_needs()) {
+      take(need.file);
+      take(need.name);
+      version_list.push_back({need.file, need.name});
+    }
     versions = version_list.data();
     num_versions = version_list.size();
   }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <new>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "model/program.h"
 #include "untorch/untorch.h"
 
@@ -15,7 +19,23 @@ struct untorch_program {
   std::vector<std::unique_ptr<untorch_method>> methods;
 };
 struct untorch_method {
+  explicit untorch_method(untorch::Method* of) : method(of) {}
+
   untorch::Method* method;
+  // What untorch_method_call_spec gave: another thread may close the method meanwhile.
+  std::once_flag has_specs;
+  std::string in_spec, out_spec;
+};
+// The manifest is read once: reading it tells the archive its digests.
+struct untorch_archive {
+  std::shared_ptr<untorch::Archive> archive;
+  std::optional<untorch::Manifest> manifest;
+  std::string methods;  // what untorch_archive_methods gave
+
+  const untorch::Manifest& read_manifest() {
+    if (!manifest) manifest = untorch::read_manifest(*archive);
+    return *manifest;
+  }
 };
 
 namespace untorch::capi {
@@ -26,7 +46,10 @@ untorch_status guarded(Body&& body) noexcept {
     body();
     return UNTORCH_OK;
   } catch (const untorch::Error& e) {
-    untorch::set_last_error(e.kind(), e.what());
+    // What comes from a file is escaped; a model's own message may have lines.
+    const bool keep_lines =
+        e.kind() != untorch::ErrorKind::kInvalidFile && e.kind() != untorch::ErrorKind::kUnsupported;
+    untorch::set_last_error(e.kind(), untorch::escape_controls(e.what(), keep_lines), e.system_error());
   } catch (const std::bad_alloc&) {
     untorch::set_last_error(untorch::ErrorKind::kOutOfMemory, "out of memory");
   } catch (const std::exception& e) {

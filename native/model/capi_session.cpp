@@ -7,7 +7,7 @@ using namespace untorch::capi;
 struct untorch_session {
   explicit untorch_session(std::unique_ptr<untorch::Session> made) : session(std::move(made)) {
     for (const auto& method : session->methods()) {
-      methods.push_back(std::make_unique<untorch_method>(untorch_method{method.get()}));
+      methods.push_back(std::make_unique<untorch_method>(method.get()));
     }
   }
   std::unique_ptr<untorch::Session> session;

@@ -6,12 +6,16 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/fork.h"
+#include "base/interrupt.h"
 #include "cuda/device.h"
+#include "cuda/lost_device.h"
 #include "model/dequantized_weights.h"
 #include "model/device_weights.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
+#include "threads/call.h"
 
 namespace untorch {
 namespace {
@@ -50,18 +54,29 @@ std::vector<PackedWeight> packed_weights(const MethodSpec& spec, const Bound& bo
 Container::Container(const std::shared_ptr<const Archive>& shared_archive, const Manifest& manifest,
                      const MethodSpec& spec, std::shared_ptr<ModelLibrary> library,
                      std::shared_ptr<MutableBuffers> buffers, Device device, std::size_t num_runners, bool dequantize,
-                     cuda::UploadRing& ring)
-    : method_(spec.name), library_(std::move(library)), buffers_(std::move(buffers)), device_(device) {
+                     cuda::Tf32 tf32, cuda::UploadRing& ring)
+    : method_(spec.name),
+      library_(std::move(library)),
+      buffers_(std::move(buffers)),
+      runners_(device.type == DeviceType::kCUDA ? 1 : num_runners),
+      device_(device),
+      tf32_(tf32) {
   const Archive& archive = *shared_archive;
   const std::string& name = library_->name();
   const bool on_cuda = device.type == DeviceType::kCUDA;
   std::unique_ptr<cuda::DeviceGuard> guard;
-  if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device.index);
+  if (on_cuda) {
+    cuda::check_not_lost(device.index);
+    guard = std::make_unique<cuda::DeviceGuard>(device.index);
+  }
   const ModelApi& api = library_->api();
+  if (!on_cuda) threads::install_fault_handlers();
   if (on_cuda && api.run_single_threaded == nullptr) {
     throw_error(ErrorKind::kUnsupported, name, " has no AOTInductorModelContainerRunSingleThreaded; it is too old");
   }
+  if (on_cuda) named_kernels_ = std::make_unique<NamedKernels>(shared_archive, spec);
   if (!spec.cubins.empty()) cubins_ = std::make_unique<CubinFolder>(shared_archive, spec);
+  single_ = on_cuda || (num_runners == 1 && api.run_single_threaded != nullptr);
   clear_last_error();
   check_code(api.create(&handle_, on_cuda ? 1 : num_runners, device_name(device).c_str(),
                         cubins_ ? cubins_->folder().c_str() : ""),
@@ -77,9 +92,17 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
       throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs and gives ", num_outputs_,
                   " outputs, the manifest says ", spec.inputs.size(), " and ", spec.num_outputs);
     }
+    if (!spec.has_specs && !spec.inputs.empty() && spec.inputs.size() != num_inputs_) {
+      throw_error(ErrorKind::kInvalidFile, name, " takes ", num_inputs_, " inputs, the source beside it has ",
+                  spec.inputs.size());
+    }
+    if (library_->interface() && spec.has_specs) {
+      check_interface(*library_->interface(), spec, archive.file()->path() + ": method '" + method_ + "'");
+    }
     bind_weights(archive, manifest, spec, dequantize, ring);
     if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
+      const cuda::Tf32Scope precision(tf32_);
       check_code(api.fold_constants(handle_, false, cuda::thread_stream(device.index), nullptr), "folding constants");
     }
   } catch (...) {
@@ -88,7 +111,11 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
   }
 }
 
-Container::~Container() { destroy(); }
+Container::~Container() {
+  const fork::Uncut uncut;
+  destroy();
+  library_.reset();
+}
 
 void Container::destroy() noexcept {
   {
@@ -134,6 +161,7 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
   // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
   StorageRef copy = StorageRef::allocate(bytes.size());
   std::memcpy(copy->data(), bytes.data(), bytes.size());
+  archive.file()->check_whole();
   return tensor(std::move(copy));
 }
 
@@ -154,6 +182,7 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
                   " bytes of weights, ", spec.library, " needs ", expected);
     }
     check_code(api.load_blob(handle_, reinterpret_cast<const std::uint8_t*>(blob.data())), "loading the weights");
+    archive.file()->check_whole();
     return;
   }
   if (!spec.has_specs) {
@@ -234,29 +263,33 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
 
 void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
                     cuda::Stream stream) {
+  check(!runners_.is_held_here() && (buffers_ == nullptr || !buffers_->in_use_here()), "method '", method_,
+        "': a Python kernel calls the method that runs it, or another that writes the same buffers: the call would "
+        "wait for itself. Call another session, or another program");
+  const InterruptScope interruptible;
   SmallVector<AtenTensorHandle, 16> handles(inputs.size() + outputs.size());
   AtenTensorHandle* const in = handles.data();
   AtenTensorHandle* const out = in + inputs.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) in[i] = shims::wrap(inputs[i].release());
 
   std::int32_t code = 0;
+  bool failed_inside = false;  // the generated code may not have noticed, and may have gone on to other failures
   {
-    const bool on_cuda = device_.type == DeviceType::kCUDA;
     const MutableBuffers::RunLock run_lock(buffers_.get(), device_, stream);
-    std::unique_lock<std::mutex> lock(enqueue_mutex_, std::defer_lock);
-    if (on_cuda) lock.lock();
+    const CallSlots::Hold runner(&runners_);  // the library's own wait for a runner cannot be interrupted
     clear_last_error();
-    if (on_cuda) {
-      code = library_->api().run_single_threaded(handle_, in, inputs.size(), out, outputs.size(), stream, proxy);
-    } else {
-      code = library_->api().run(handle_, in, inputs.size(), out, outputs.size(), nullptr, proxy);
-    }
+    threads::Call call;
+    const cuda::Tf32Scope precision(tf32_);
+    const ModelApi& api = library_->api();
+    const auto run = single_ ? api.run_single_threaded : api.run;
+    code = run(handle_, in, inputs.size(), out, outputs.size(), stream, proxy);
+    failed_inside = call.failed() && call.report();
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].reset(shims::unwrap(out[i]));
-  if (code != 0) {
+  if (code != 0 || failed_inside) {
     // A failed input check leaves the handles to the caller; a failed kernel has taken them.
     for (std::size_t i = 0; i < inputs.size(); ++i) delete shims::unwrap(in[i]);
-    fail("running");
+    fail("running", !failed_inside);
   }
 }
 
@@ -264,10 +297,12 @@ void Container::check_code(std::int32_t code, const char* what) const {
   if (code != 0) fail(what);
 }
 
-void Container::fail(const std::string& what) const {
+void Container::fail(const std::string& what, bool library_knows) const {
+  if (device_.type == DeviceType::kCUDA)
+    cuda::probe_lost(device_.index, ("method '" + method_ + "' was " + what).c_str());
   // The library's own message says where it failed, the shim's says why; either may be missing.
   std::string where;
-  if (library_->api().last_error != nullptr) {
+  if (library_knows && library_->api().last_error != nullptr) {
     const char* text = nullptr;
     if (library_->api().last_error(&text) == 0 && text != nullptr) where = text;
   }
@@ -301,6 +336,7 @@ UNTORCH_SHIM aoti_torch_proxy_executor_call_function(void* proxy_executor, int e
                                 ", which has no C shim, and no proxy executor was given");
     return 1;
   }
+  if (untorch::threads::call_failed()) return 1;
   return proxy->call(proxy->context, extern_node_index, num_ints, ints, num_tensors,
                      reinterpret_cast<untorch_tensor**>(tensors));
 }

@@ -2,16 +2,18 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "cuda/stream.h"
+#include "cuda/tf32.h"
 #include "cuda/upload.h"
 #include "model/archive.h"
+#include "model/call_slots.h"
 #include "model/cubins.h"
+#include "model/kernel_assertions.h"
 #include "model/library.h"
 #include "model/manifest.h"
 #include "model/mutable_buffers.h"
@@ -31,10 +33,10 @@ class Container {
   // Gives the library its weights: in place from the mapped file or as shared copies on the device, and those that the
   // model changes from `states`. `num_runners` calls may run at the same time; on CUDA a call only enqueues, so there
   // one model serves all threads. The copies go up through `ring`; `dequantize` says whether weights in four bits are
-  // kept there as whole matrices, too.
+  // kept there as whole matrices, too, `tf32` what its float32 operators may use.
   Container(const std::shared_ptr<const Archive>& archive, const Manifest& manifest, const MethodSpec& spec,
             std::shared_ptr<ModelLibrary> library, std::shared_ptr<MutableBuffers> buffers, Device device,
-            std::size_t num_runners, bool dequantize, cuda::UploadRing& ring);
+            std::size_t num_runners, bool dequantize, cuda::Tf32 tf32, cuda::UploadRing& ring);
   ~Container();
   Container(const Container&) = delete;
   Container& operator=(const Container&) = delete;
@@ -50,6 +52,8 @@ class Container {
   // On CUDA everything is enqueued on `stream`. Throws kModel with what the shims and the library said. Thread-safe.
   void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
            cuda::Stream stream = nullptr);
+  // Whether a fork left calls of other threads in the middle: their runners are in use for ever.
+  bool torn() { return runners_.torn(); }
   // The buffers that the model changes, whose lock every run holds; null when there are none. For graph launches, which
   // the container does not see.
   MutableBuffers* buffers() const noexcept { return buffers_.get(); }
@@ -61,7 +65,7 @@ class Container {
   TensorPtr bind_weight(const Archive& archive, const Manifest& manifest, const ConstantSpec& constant,
                         const std::vector<StorageRef>& shared) const;
   bool has_folded_constants() const;
-  [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail(const std::string& what, bool library_knows = true) const;
   void check_code(std::int32_t code, const char* what) const;
 
   std::string method_;
@@ -70,11 +74,14 @@ class Container {
   ModelApi::Handle handle_ = nullptr;
   std::vector<TensorPtr> constants_;           // the container borrows them
   std::unordered_set<Tensor*> extra_handles_;  // on the same storages: the container makes them and forgets them
+  bool single_ = false;  // one model: runners_ serialises its calls, without the library's own locks
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::string in_spec_, out_spec_;
-  std::mutex enqueue_mutex_;  // on CUDA: the container is one model
+  CallSlots runners_;  // on CUDA one: the container is one model
   Device device_;
+  cuda::Tf32 tf32_;
   std::unique_ptr<CubinFolder> cubins_;
+  std::unique_ptr<NamedKernels> named_kernels_;  // on CUDA
 };
 
 }  // namespace untorch

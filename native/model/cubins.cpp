@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork.h"
 #include "cuda/driver.h"
 #include "shims/shim.h"
 
@@ -11,7 +12,7 @@ namespace untorch {
 namespace {
 
 struct Table {
-  std::mutex mutex;
+  fork::Mutex mutex;
   std::map<std::string, std::pair<std::shared_ptr<const Archive>, const MethodSpec*>> folders;
   unsigned serial = 0;
 };
@@ -64,7 +65,7 @@ UNTORCH_SHIM utModuleLoad(untorch::cuda::Module* module, const char* path) {
                     ", which its model asks for");
       }
     }
-    return cuda::driver().module_load_data(module, archive->read_checked(entry).data());
+    return cuda::driver().module_load_data(module, archive->text(entry).data());
   } catch (const Error& e) {
     set_last_error(e.kind(), e.what());
   } catch (const std::exception& e) {

@@ -256,7 +256,7 @@ void CudaGraph::check_signature(std::span<const untorch_view> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& captured = *captured_.inputs[i];
     const untorch_view& view = inputs[i];
-    const std::string name = method_.spec().has_specs ? method_.spec().inputs[i].name : std::to_string(i);
+    const std::string name = method_.input_spec(i) != nullptr ? method_.input_spec(i)->name : std::to_string(i);
     const DimSpan sizes = sizes_of(view);
     if (dtype_of(view) != captured.dtype() || !std::ranges::equal(sizes, captured.sizes())) {
       throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,

@@ -62,6 +62,7 @@ std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& m
   }
   try {
     ring.upload(parts, device);
+    archive.file()->check_whole();
   } catch (...) {
     for (const auto& [key, owner] : made) all.weights.erase(key);
     throw;
@@ -73,6 +74,7 @@ StorageRef private_device_weight(const Archive& archive, const Manifest& manifes
   const auto bytes = bytes_of(archive, manifest.weights[index]);
   StorageRef storage = cuda::allocate_unpooled(bytes.size(), device);
   cuda::upload(reinterpret_cast<cuda::DevicePtr>(storage->data()), bytes.data(), bytes.size(), device);
+  archive.file()->check_whole();
   return storage;
 }
 

@@ -1,7 +1,10 @@
 // Recursive descent over JSON text; every character is looked at before it is used.
 #include "model/json.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
+#include <limits>
 
 #include "base/error.h"
 #include "model/bytes.h"
@@ -10,10 +13,12 @@ namespace untorch::json {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr std::size_t kValues = 100'000, kBytesOfValue = 16;
 
 class Parser {
  public:
-  Parser(std::string_view text, std::string_view name) : text_(text), name_(name) {}
+  Parser(std::string_view text, std::string_view name, Dialect dialect)
+      : text_(text), name_(name), dialect_(dialect), values_left_(kValues + text.size() / kBytesOfValue) {}
 
   Value document() {
     if (!is_utf8(text_)) fail("not UTF-8");
@@ -48,6 +53,7 @@ class Parser {
 
   Value parse_value(int depth) {
     if (depth > kMaxDepth) fail("nested too deeply");
+    if (values_left_-- == 0) fail("too many values for its size");
     skip_space();
     switch (peek()) {
       case '{':
@@ -65,7 +71,17 @@ class Parser {
       case 'n':
         if (literal("null")) return Value();
         break;
+      case 'N':
+        if (dialect_ == Dialect::kNonFiniteNumbers && literal("NaN"))
+          return Value(std::numeric_limits<double>::quiet_NaN());
+        break;
+      case 'I':
+        if (dialect_ == Dialect::kNonFiniteNumbers && literal("Infinity"))
+          return Value(std::numeric_limits<double>::infinity());
+        break;
       default:
+        if (dialect_ == Dialect::kNonFiniteNumbers && literal("-Infinity"))
+          return Value(-std::numeric_limits<double>::infinity());
         if (peek() == '-' || (peek() >= '0' && peek() <= '9')) return parse_number();
     }
     fail("expected a value");
@@ -75,18 +91,27 @@ class Parser {
     Object object;
     ++at_;
     skip_space();
-    if (peek() == '}') return ++at_, object;
+    if (peek() == '}') {
+      ++at_;
+      return object;
+    }
     while (true) {
       skip_space();
       if (peek() != '"') fail("expected a member name");
       std::string key = parse_string();
       skip_space();
       expect(':', "expected ':'");
-      if (!object.emplace(std::move(key), parse_value(depth + 1)).second) fail("duplicate member name");
+      object.emplace_back(std::move(key), parse_value(depth + 1));
       skip_space();
-      if (peek() == '}') return ++at_, object;
+      if (peek() == '}') break;
       expect(',', "expected ',' or '}'");
     }
+    std::ranges::sort(object, {}, &Object::value_type::first);
+    if (std::ranges::adjacent_find(object, {}, &Object::value_type::first) != object.end()) {
+      fail("duplicate member name");
+    }
+    ++at_;
+    return object;
   }
 
   Array parse_array(int depth) {
@@ -224,34 +249,80 @@ class Parser {
 
   std::string_view text_;
   std::string_view name_;
+  Dialect dialect_;
+  std::size_t values_left_;
   std::size_t at_ = 0;
 };
 
 template <class T>
-const T& get(const Value::Data& data, std::string_view what, const char* type) {
+const T& get(const Value::Data& data, const Place& place, const char* type) {
   if (const T* value = std::get_if<T>(&data)) return *value;
-  throw_error(ErrorKind::kInvalidFile, what, " is not ", type);
+  place.fail(std::string(" is not ") + type);
 }
 
 }  // namespace
 
-bool Value::as_bool(std::string_view what) const { return get<bool>(data_, what, "true or false"); }
-std::int64_t Value::as_int(std::string_view what) const { return get<std::int64_t>(data_, what, "an integer"); }
-const std::string& Value::as_string(std::string_view what) const { return get<std::string>(data_, what, "a string"); }
-const Array& Value::as_array(std::string_view what) const { return get<Array>(data_, what, "a list"); }
-const Object& Value::as_object(std::string_view what) const { return get<Object>(data_, what, "an object"); }
-
-const Value* Value::find(std::string_view key, std::string_view what) const {
-  const Object& object = as_object(what);
-  const auto it = object.find(key);
-  return it == object.end() ? nullptr : &it->second;
+std::string Place::text() const {
+  std::string out = up_ != nullptr ? up_->text() : std::string();
+  switch (kind_) {
+    case kRoot:
+      return std::string(text_);
+    case kItem:
+      return out + "[" + std::to_string(index_) + "]";
+    case kMember:
+      return out.append(" ").append(text_);
+    case kNamed:
+      return out.append(" ").append(text_).append(" '").append(name_).append("'");
+    case kNumbered:
+      return out.append(" ").append(text_).append(" ").append(std::to_string(index_));
+  }
+  return out;
 }
 
-const Value& Value::at(std::string_view key, std::string_view what) const {
-  if (const Value* value = find(key, what)) return *value;
-  throw_error(ErrorKind::kInvalidFile, what, " has no \"", key, "\"");
+void Place::fail(std::string_view what) const { throw_error(ErrorKind::kInvalidFile, text(), what); }
+
+bool Value::as_bool(const Place& place) const { return get<bool>(data_, place, "true or false"); }
+std::int64_t Value::as_int(const Place& place) const { return get<std::int64_t>(data_, place, "an integer"); }
+const std::string& Value::as_string(const Place& place) const { return get<std::string>(data_, place, "a string"); }
+const Array& Value::as_array(const Place& place) const { return get<Array>(data_, place, "a list"); }
+const Object& Value::as_object(const Place& place) const { return get<Object>(data_, place, "an object"); }
+
+const Value* Value::find(std::string_view key, const Place& place) const {
+  const Object& object = as_object(place);
+  const auto it =
+      std::ranges::lower_bound(object, key, {}, [](const auto& member) -> std::string_view { return member.first; });
+  return it == object.end() || it->first != key ? nullptr : &it->second;
 }
 
-Value parse(std::string_view text, std::string_view name) { return Parser(text, name).document(); }
+const Value& Value::at(std::string_view key, const Place& place) const {
+  if (const Value* value = find(key, place)) return *value;
+  place.fail(" has no \"" + std::string(key) + "\"");
+}
+
+const Value* Value::find_set(std::string_view key, const Place& place) const {
+  const Value* value = find(key, place);
+  return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+Value parse(std::string_view text, std::string_view name, Dialect dialect) {
+  return Parser(text, name, dialect).document();
+}
+
+std::string quote(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      (void)std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
 
 }  // namespace untorch::json

@@ -2,26 +2,34 @@
 #include "model/library.h"
 
 #include <dlfcn.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include <link.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "cuda/kernel_registry.h"
 #include "model/elf.h"
 #include "model/elf_check.h"
+#include "model/elf_openmp.h"
 #include "model/elf_rewrite.h"
+#include "model/own_names.h"
+#include "model/thread_exit.h"
+#include "threads/call.h"
 
 namespace untorch {
 namespace {
 
 // The name that the dynamic linker knows this very library by; model libraries are bound to it.
 constexpr const char* kSoname = "libuntorch.so";
+constexpr const char* kGetenv = "utgenv";  // below; as long as the usual name
 
 void* own_handle() {
   static void* const handle = [] {
@@ -41,14 +49,6 @@ bool is_ours_to_serve(std::string_view symbol) {
     if (symbol.starts_with(prefix)) return true;
   }
   return false;
-}
-
-// The CUDA runtime's functions and the one driver function that reads a file are ours, under names of their own:
-// NVIDIA's may be in the process too, and would be found first. Empty for every other symbol.
-std::string own_name(std::string_view symbol) {
-  if (symbol.starts_with("cuda")) return "ut" + std::string(symbol.substr(2));
-  if (symbol == "cuModuleLoad") return "utModuleLoad";
-  return {};
 }
 
 void check_symbols(const std::vector<ElfSymbol>& symbols, const std::string& name) {
@@ -78,51 +78,36 @@ std::string unique_path(int fd) {
   return path + "/" + std::to_string(fd);
 }
 
-int copy_to_memory(const ElfImage& elf, const std::vector<ElfSymbol>& symbols) {
-  const std::span<const std::byte> bytes = elf.bytes();
-  const std::string& name = elf.name();
-  const int fd = memfd_create("untorch-model", MFD_CLOEXEC);
-  if (fd < 0)
-    throw_error(ErrorKind::kUnsupported, "cannot create a memory file for ", name, ": ", std::strerror(errno));
-  const auto fail = [&](const char* what) {
-    const int error = errno;
-    close(fd);
-    throw_error(ErrorKind::kOutOfMemory, what, " (", bytes.size(), " bytes of ", name, "): ", std::strerror(error));
-  };
-  if (ftruncate(fd, static_cast<off_t>(bytes.size())) != 0) fail("cannot size a memory file");
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = write(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail("cannot fill a memory file");
-    done += static_cast<std::size_t>(n);
+// Makes the copy a library that the dynamic linker opens here. `elf` is a view of it.
+void rewrite(const ElfImage& elf, const std::vector<ElfSymbol>& symbols, bool checks_its_inputs,
+             std::span<std::byte> copy) {
+  clear_executable_stack(elf, copy);
+  make_closable(elf, copy);
+  for (const ElfSymbol& symbol : symbols) {
+    if (symbol.is_defined) continue;
+    const std::string own = checks_its_inputs && symbol.name == "getenv" ? kGetenv : own_name(symbol.name);
+    if (!own.empty()) rename_symbol(copy, symbol, own);
   }
-  const bool renames = std::ranges::any_of(
-      symbols, [](const ElfSymbol& symbol) { return !symbol.is_defined && !own_name(symbol.name).empty(); });
-  if (renames || needs_libtorch(elf) || asks_for_executable_stack(elf)) {
-    void* mapped = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (mapped == MAP_FAILED) fail("cannot map a memory file");
-    const std::span<std::byte> copy(static_cast<std::byte*>(mapped), bytes.size());
-    try {
-      clear_executable_stack(elf, copy);
-      for (const ElfSymbol& symbol : symbols) {
-        const std::string own = symbol.is_defined ? std::string() : own_name(symbol.name);
-        if (!own.empty()) rename_symbol(copy, symbol, own);
-      }
-      if (needs_libtorch(elf)) rebind_libtorch(elf, copy, kSoname);
-    } catch (...) {
-      munmap(mapped, bytes.size());
-      close(fd);
-      throw;
-    }
-    munmap(mapped, bytes.size());
-  }
-  return fd;
+  if (needs_libtorch(elf)) rebind_libtorch(elf, copy, kSoname);
+  if (needs_openmp(elf)) rebind_openmp(elf, copy, kSoname);
 }
 
-template <class Fn>
-void look_up(void* handle, const char* symbol, Fn*& slot) {
-  slot = reinterpret_cast<Fn*>(dlsym(handle, symbol));
+// Where an open library's addresses start.
+std::uintptr_t load_address(void* handle) {
+  link_map* map = nullptr;
+  check(dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr, "dlinfo failed");
+  return map->l_addr;
+}
+
+// Where it is mapped.
+std::pair<std::uintptr_t, std::uintptr_t> mapped_range(std::uintptr_t base, const ElfImage& elf) {
+  std::uint64_t start = UINT64_MAX, end = 0;
+  for (const Elf64_Phdr& segment : elf.segments()) {
+    if (segment.p_type != PT_LOAD) continue;
+    start = std::min(start, segment.p_vaddr);
+    end = std::max(end, segment.p_vaddr + segment.p_memsz);
+  }
+  return {base + start, base + end};
 }
 
 }  // namespace
@@ -135,35 +120,47 @@ bool exports_symbol(const char* name) noexcept {
          dladdr(reinterpret_cast<void*>(&exports_symbol), &self) != 0 && found.dli_fbase == self.dli_fbase;
 }
 
-ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs)
-    : name_(name) {
-  const ElfImage elf(bytes, name);
+ModelLibrary::ModelLibrary(MemoryFile file, bool checks_its_inputs) : file_(std::move(file)) {
+  const std::string& name = file_.name();
+  const ElfImage elf(file_.bytes(), name);
   check_elf_machine(elf);
   const std::vector<ElfSymbol> symbols = elf.symbols();
   check_symbols(symbols, name);
   own_ = elf.needs(kSoname);
   // Before it is opened: opening runs its initialisers, and those of a library that is no model may do anything.
-  const std::vector<std::string_view> functions = check_elf_image(elf);
+  const std::unordered_map<std::string_view, std::uint64_t> functions = check_elf_image(elf);
   for (const char* required : {"CreateWithDevice", "Delete", "Run", "GetNumInputs", "GetNumOutputs", "GetCallSpec"}) {
     const std::string symbol = std::string("AOTInductorModelContainer") + required;
-    if (std::find(functions.begin(), functions.end(), symbol) == functions.end()) {
+    if (functions.count(symbol) == 0) {
       throw_error(ErrorKind::kInvalidFile, name, " is no model library: it lacks the AOTInductor function ", symbol);
     }
   }
-  if (checks_its_inputs) {
-    // Generated code looks at this variable before a library's first run. A value that the user has set stays.
-    setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
-  }
-  fd_ = copy_to_memory(elf, symbols);
+  interface_ = read_interface_table(elf);
+  rewrite(elf, symbols, checks_its_inputs, file_.bytes());
+  file_.seal();
+  const fork::Uncut uncut;  // a child would find the dynamic linker's lock taken
   // RTLD_LOCAL: two models in one process must not run each other's code.
-  handle_ = dlopen(unique_path(fd_).c_str(), RTLD_NOW | RTLD_LOCAL);
+  handle_ = dlopen(unique_path(file_.descriptor()).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle_ == nullptr) {
-    const char* reason = dlerror();
-    close(fd_);
-    throw_error(ErrorKind::kUnsupported, "cannot open ", name, ": ", reason != nullptr ? reason : "unknown reason");
+    const char* const error = dlerror();
+    const std::string reason = error != nullptr ? error : "unknown reason";
+    ErrorKind kind = ErrorKind::kUnsupported;
+    int system_error = 0;  // the dynamic linker tells the system's reason as text only
+    for (const int number : {EMFILE, ENFILE, ENOMEM}) {
+      if (reason.find(std::strerror(number)) != std::string::npos) kind = kind_of_errno(system_error = number, kind);
+    }
+    if (reason.find("failed to map segment") != std::string::npos) kind = ErrorKind::kOutOfMemory;
+    throw Error(kind, "cannot open " + name + ": " + reason, system_error);
   }
+  const std::uintptr_t base = load_address(handle_);
+  std::tie(start_, end_) = mapped_range(base, elf);
+  register_code(base, elf);
   const std::string prefix = "AOTInductorModelContainer";
-  const auto find = [&](const std::string& symbol, auto& slot) { look_up(handle_, symbol.c_str(), slot); };
+  // In the table that was checked, without the dynamic linker: it would also look into the libraries that are needed.
+  const auto find = [&]<class Fn>(const std::string& symbol, Fn*& slot) {
+    const auto it = functions.find(symbol);
+    if (it != functions.end()) slot = reinterpret_cast<Fn*>(base + it->second);
+  };
   find(prefix + "CreateWithDevice", api_.create);
   find(prefix + "Delete", api_.destroy);
   find(prefix + "Run", api_.run);
@@ -184,9 +181,27 @@ ModelLibrary::ModelLibrary(std::span<const std::byte> bytes, const std::string& 
   find("AOTInductorGetLastError", api_.last_error);
 }
 
+void ModelLibrary::register_code(std::uintptr_t base, const ElfImage& elf) {
+  for (const Elf64_Phdr& segment : elf.segments()) {
+    if (segment.p_type != PT_LOAD || (segment.p_flags & PF_X) == 0) continue;
+    const auto* const begin = reinterpret_cast<const std::byte*>(base + segment.p_vaddr);
+    threads::add_code(begin, begin + segment.p_memsz);
+    code_.push_back(begin);
+  }
+}
+
 ModelLibrary::~ModelLibrary() {
+  const fork::Uncut uncut;
+  for (const std::byte* begin : code_) threads::remove_code(begin);
+  destroy_thread_locals(start_, end_);
   dlclose(handle_);
-  close(fd_);
 }
 
 }  // namespace untorch
+
+// What libraries that check their own inputs have in the place of getenv.
+extern "C" UNTORCH_EXPORT char* utgenv(const char* name) {
+  static char on[] = "1";
+  char* const value = std::getenv(name);
+  return value == nullptr && std::strcmp(name, "AOTI_RUNTIME_CHECK_INPUTS") == 0 ? on : value;
+}

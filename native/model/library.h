@@ -3,12 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "model/interface_table.h"
+#include "model/memory_file.h"
 #include "shims/shim.h"
 
 namespace untorch {
+
+class ElfImage;
 
 // torch/csrc/inductor/aoti_runtime/interface.h. All are optional to look up: older libraries lack the newer ones.
 struct ModelApi {
@@ -49,24 +55,31 @@ bool exports_symbol(const char* name) noexcept;
 
 class ModelLibrary {
  public:
-  // Checks `bytes` (machine, symbols: everything that is missing is named at once) and opens a private copy of them
-  // from memory. `name` is for messages. checks_its_inputs: no manifest says what the library's inputs must be, so
-  // its own checks are switched on; they cost a few microseconds a call.
-  ModelLibrary(std::span<const std::byte> bytes, const std::string& name, bool checks_its_inputs);
+  // Checks the copy (machine, symbols: everything that is missing is named at once), rewrites it where it has to be,
+  // and opens it. checks_its_inputs: nothing says what the library's inputs must be, so its own checks are switched on,
+  // unless AOTI_RUNTIME_CHECK_INPUTS says otherwise; they cost a few microseconds a call.
+  ModelLibrary(MemoryFile file, bool checks_its_inputs);
   ~ModelLibrary();
   ModelLibrary(const ModelLibrary&) = delete;
   ModelLibrary& operator=(const ModelLibrary&) = delete;
 
   const ModelApi& api() const noexcept { return api_; }
-  const std::string& name() const noexcept { return name_; }
+  const std::string& name() const noexcept { return file_.name(); }
   // True for a library that was compiled for untorch: it gets its weights from the manifest.
   bool is_own() const noexcept { return own_; }
+  // What it was compiled for; none if it does not tell.
+  const std::optional<json::Value>& interface() const noexcept { return interface_; }
 
  private:
-  std::string name_;
-  int fd_ = -1;  // stays open: its number is part of the path that the dynamic linker knows the library by
+  // Where a fault is the model's.
+  void register_code(std::uintptr_t base, const ElfImage& elf);
+
+  MemoryFile file_;  // stays open: its number is part of the path that the dynamic linker knows the library by
   void* handle_ = nullptr;
+  std::uintptr_t start_ = 0, end_ = 0;  // where it is mapped
   bool own_ = false;
+  std::optional<json::Value> interface_;
+  std::vector<const std::byte*> code_;  // where its executable segments begin
   ModelApi api_;
 };
 

@@ -47,6 +47,7 @@ StorageRef MutableBuffers::make(std::size_t index, bool filled) const {
   }
   StorageRef storage = StorageRef::allocate(bytes.size());
   if (filled && !bytes.empty()) std::memcpy(storage->data(), bytes.data(), bytes.size());
+  archive_->file()->check_whole();
   return storage;
 }
 
@@ -70,7 +71,7 @@ void MutableBuffers::reset() {
   std::unique_ptr<cuda::DeviceGuard> guard;
   if (on_cuda) guard = std::make_unique<cuda::DeviceGuard>(device_index_);
   const cuda::Stream stream = on_cuda ? cuda::call_stream(device_index_) : nullptr;
-  const RunLock run_lock(this, device, stream);
+  const RunLock run_lock(this, device, stream, true);
   const std::lock_guard lock(buffers_mutex_);
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const StorageRef& storage = buffers_[i].storage;
@@ -86,6 +87,7 @@ void MutableBuffers::reset() {
                          "resetting");
     }
   }
+  archive_->file()->check_whole();
 }
 
 std::shared_ptr<MutableBuffers> MutableBuffers::fork() {
@@ -111,6 +113,13 @@ std::shared_ptr<MutableBuffers> MutableBuffers::fork() {
   return copy;
 }
 
+CallSlots& MutableBuffers::slots_unless_here() {
+  check(!in_use_here(),
+        "a Python kernel uses the buffers that its own call writes: it may not call a method of the same session (or "
+        "of the program, if that made the call), nor reset() or fork() it: use another session");
+  return runs_;
+}
+
 void MutableBuffers::wait(cuda::Stream stream) {
   if (has_run_ && !cuda::is_capturing(stream)) {
     cuda::check_driver(cuda::driver().stream_wait_event(stream, last_, 0), "waiting for the last run");
@@ -125,10 +134,19 @@ void MutableBuffers::note(cuda::Stream stream) {
   has_run_ = true;
 }
 
-MutableBuffers::RunLock::RunLock(MutableBuffers* buffers, Device device, cuda::Stream stream)
-    : buffers_(buffers), on_cuda_(device.type == DeviceType::kCUDA), stream_(stream) {
+MutableBuffers::RunLock::RunLock(MutableBuffers* buffers, Device device, cuda::Stream stream, bool writes_all)
+    : buffers_(buffers),
+      on_cuda_(device.type == DeviceType::kCUDA),
+      stream_(stream),
+      hold_(buffers == nullptr ? nullptr : &buffers->slots_unless_here()) {
   if (buffers_ == nullptr) return;
-  lock_ = std::unique_lock(buffers_->run_mutex_);
+  if (writes_all) {
+    buffers_->runs_.mend();
+  } else if (buffers_->runs_.torn()) {
+    throw_error(ErrorKind::kModel,
+                "the process was forked while another thread called a method that writes these buffers, and in the "
+                "child their values are undefined: call reset(), or make a session after the fork");
+  }
   if (on_cuda_) buffers_->wait(stream_);
 }
 

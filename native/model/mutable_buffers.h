@@ -4,11 +4,12 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/fork.h"
 #include "cuda/stream.h"
 #include "model/archive.h"
+#include "model/call_slots.h"
 #include "model/manifest.h"
 
 namespace untorch {
@@ -27,6 +28,8 @@ class MutableBuffers {
   void reset();
   // An independent copy of the current values; likewise.
   std::shared_ptr<MutableBuffers> fork();
+  // Whether a run, a reset or a fork holds them on this thread: another would wait for ever.
+  bool in_use_here() const noexcept { return runs_.is_held_here(); }
   // Bytes that it holds.
   std::size_t nbytes() const;
 
@@ -40,23 +43,25 @@ class MutableBuffers {
     bool on_cpu = false;
   };
   StorageRef make(std::size_t index, bool filled) const;
+  CallSlots& slots_unless_here();
   void wait(cuda::Stream stream);
   void note(cuda::Stream stream);
 
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
   int device_index_;  // of the GPU, -1: none
-  mutable std::mutex buffers_mutex_;
+  mutable fork::Mutex buffers_mutex_;
   std::vector<Buffer> buffers_;
-  std::mutex run_mutex_;
+  CallSlots runs_{1};
   cuda::Event last_ = nullptr;
   bool has_run_ = false;
 };
 
 class MutableBuffers::RunLock {
  public:
-  // Null: there is nothing to serialise.
-  RunLock(MutableBuffers* buffers, Device device, cuda::Stream stream);
+  // Null: there is nothing to serialise. Throws kModel if a fork cut a run on them, unless all of them are written
+  // next.
+  RunLock(MutableBuffers* buffers, Device device, cuda::Stream stream, bool writes_all = false);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -65,7 +70,7 @@ class MutableBuffers::RunLock {
   MutableBuffers* buffers_;
   bool on_cuda_;
   cuda::Stream stream_;
-  std::unique_lock<std::mutex> lock_;
+  const CallSlots::Hold hold_;
 };
 
 }  // namespace untorch

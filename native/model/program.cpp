@@ -4,11 +4,14 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/device.h"
 #include "cuda/device_error.h"
+#include "cuda/lost_device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/transfer.h"
+#include "model/json.h"
 #include "model/machine.h"
 
 namespace untorch {
@@ -29,18 +32,29 @@ void check_dequantizable(const std::string& path, const Manifest& manifest, bool
         " has none: export it with quantize='int4' or 'nvfp4', by this version of untorch or a newer one");
 }
 
+bool environment_asks_to_verify() {
+  const char* const text = std::getenv("UNTORCH_VERIFY");
+  const std::string_view value = text != nullptr ? text : "";
+  check(value.empty() || value == "0" || value == "1", "UNTORCH_VERIFY: expected 0 or 1, got ", value);
+  return value == "1";
+}
+
 }  // namespace
 
 std::shared_ptr<ModelLibrary> MethodLibrary::open() {
   const std::lock_guard lock(mutex_);
   if (!library_) {
-    library_ = std::make_shared<ModelLibrary>(archive_->read_checked(spec_.library),
-                                              archive_->file()->path() + ": " + spec_.library, !spec_.has_specs);
+    // Of the copy that is opened, not of the file: what was checked must be what runs.
+    MemoryFile copy(archive_->read(spec_.library), archive_->file()->path() + ": " + spec_.library);
+    archive_->file()->check_whole();
+    archive_->check(spec_.library, copy.bytes());
+    library_ = std::make_shared<ModelLibrary>(std::move(copy), !spec_.has_specs && spec_.inputs.empty());
   }
   return library_;
 }
 
 void MethodLibrary::release() noexcept {
+  const fork::Uncut uncut;
   const std::lock_guard lock(mutex_);
   library_.reset();
 }
@@ -71,22 +85,47 @@ Method::Method(Method& shared, std::shared_ptr<MutableBuffers> buffers)
       ring_(std::make_shared<cuda::UploadRing>()) {}
 
 std::shared_ptr<Container> Method::container() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the ", owner_, " is closed");
+    if (shared_ != nullptr) return shared_->container();
+    if (container_ && !container_->torn()) [[likely]]
+      return container_;
+  }
+  const fork::Uncut uncut;  // before the mutex: nobody holds it while he waits for a fork
   const std::lock_guard lock(mutex_);
   if (closed_) throw_error(ErrorKind::kClosed, "method '", spec_.name, "': the ", owner_, " is closed");
-  if (shared_ != nullptr) return shared_->container();
-  if (!container_) {
-    container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), buffers_, device_,
-                                             options_.num_runners, options_.dequantize_weights, *ring_);
-    ring_.reset();
-  }
+  open_container();
   return container_;
 }
 
+void Method::open_container() {
+  if (container_ && !container_->torn()) return;
+  // Calls that other threads of the parent had begun never end: their container is left as it is, and not destroyed.
+  if (container_) (void)new std::shared_ptr<Container>(std::move(container_));
+  if (!ring_) ring_ = std::make_shared<cuda::UploadRing>();
+  const cuda::Tf32 tf32 = options_.tf32 ? cuda::Tf32{*options_.tf32, *options_.tf32} : spec_.tf32;
+  container_ = std::make_shared<Container>(archive_, *manifest_, spec_, library_->open(), buffers_, device_,
+                                           options_.num_runners, options_.dequantize_weights, tf32, *ring_);
+  ring_.reset();
+}
+
 std::string_view Method::extern_nodes() const {
-  return spec_.extern_nodes ? archive_->text(*spec_.extern_nodes) : std::string_view();
+  if (!spec_.extern_nodes) return {};
+  const std::string_view text = archive_->text(*spec_.extern_nodes);
+  // Python parses it; this sees to it that it has no more than a document may have.
+  (void)json::parse(text, archive_->file()->path() + ": " + *spec_.extern_nodes, json::Dialect::kNonFiniteNumbers);
+  return text;
+}
+
+std::string_view Method::source() const {
+  const std::size_t dot = spec_.library.rfind('.');
+  const std::string name = spec_.library.substr(0, dot) + ".cpp";
+  return archive_->contains(name) ? archive_->text(name) : std::string_view();
 }
 
 void Method::close() noexcept {
+  const fork::Uncut uncut;
   const std::lock_guard lock(mutex_);
   closed_ = true;
   container_.reset();
@@ -117,6 +156,7 @@ void Method::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outp
   } else {
     run_cpu(*container, inputs, {storages.data(), storages.size()}, outputs);
   }
+  archive_->file()->check_whole();
 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     aliases[i] = -1;
@@ -155,6 +195,7 @@ void Method::run_cpu(Container& container, std::span<const untorch_view> inputs,
 
 void Method::run_cuda(Container& container, std::span<const untorch_view> inputs, std::span<StorageRef> storages,
                       std::span<TensorPtr> outputs) {
+  cuda::check_not_lost(device_.index);
   const cuda::DeviceGuard guard(device_.index);
   cuda::DeviceErrors::check(device_.index);  // of earlier calls
   const cuda::Stream stream = cuda::call_stream(device_.index);
@@ -177,14 +218,15 @@ void Method::run_cuda(Container& container, std::span<const untorch_view> inputs
   container.run({tensors.data(), tensors.size()}, outputs, &proxy_, stream);
 }
 
-Program::Program(const std::string& path, const LoadOptions& options) {
-  // OpenMP ends the process when it cannot start as many threads as it was told to.
+Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, const LoadOptions& options)
+    : archive_(std::move(archive)) {
+  const fork::Uncut uncut;
   check(options.num_runners >= 1 && options.num_runners <= kMaxParallel, "num_runners must be from 1 to ", kMaxParallel,
         ", got ", options.num_runners);
   check(options.num_threads >= 0 && options.num_threads <= kMaxParallel, "num_threads must be from 0 to ", kMaxParallel,
         ", got ", options.num_threads);
-  archive_ = std::make_shared<const Archive>(MappedFile::open(path));
-  Manifest manifest = read_manifest(*archive_);
+  const std::string& path = archive_->file()->path();
+  if (options.verify || environment_asks_to_verify()) archive_->verify(0);
   const bool has_cuda =
       std::ranges::any_of(manifest.methods, [](const MethodSpec& spec) { return device_kind(spec.device) == "cuda"; });
   std::vector<Device> devices;

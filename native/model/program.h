@@ -3,11 +3,12 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "model/container.h"
 #include "model/view.h"
 
@@ -18,6 +19,8 @@ struct LoadOptions {
   std::size_t num_runners = 1;      // calls of one method that may run at the same time
   int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
   bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
+  bool verify = false;              // compare every entry with its digest first; UNTORCH_VERIFY=1 does, too
+  std::optional<bool> tf32;         // in convolutions and GEMMs on GPUs; nothing: as each method says
 };
 
 // What all sessions' instances of a method have in common: its library, opened when first needed.
@@ -32,7 +35,7 @@ class MethodLibrary {
  private:
   std::shared_ptr<const Archive> archive_;
   const MethodSpec& spec_;
-  std::mutex mutex_;
+  fork::Mutex mutex_;
   std::shared_ptr<ModelLibrary> library_;
 };
 
@@ -51,6 +54,8 @@ class Method {
   std::shared_ptr<Container> container();
   // JSON text that describes the operators without a C shim; empty when there are none.
   std::string_view extern_nodes() const;
+  // The generated C++ beside the library, as stock packages have it; empty when there is none.
+  std::string_view source() const;
   // Where those operators go. Before the first run.
   void set_proxy(untorch_proxy_callback callback, void* context) noexcept { proxy_ = {callback, context}; }
 
@@ -66,10 +71,12 @@ class Method {
   // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
   void check_inputs(std::span<const untorch_view> inputs, const Container& container) const;
   ProxyExecutor& proxy() noexcept { return proxy_; }
-  const TensorSpec* input_spec(std::size_t i) const noexcept { return spec_.has_specs ? &spec_.inputs[i] : nullptr; }
+  const TensorSpec* input_spec(std::size_t i) const noexcept {
+    return spec_.inputs.empty() ? nullptr : &spec_.inputs[i];
+  }
   // True when input i of a CUDA method is to be on the CPU.
   bool input_on_cpu(std::size_t i) const noexcept {
-    return device_.type == DeviceType::kCPU || (spec_.has_specs && spec_.inputs[i].on_cpu);
+    return device_.type == DeviceType::kCPU || (!spec_.inputs.empty() && spec_.inputs[i].on_cpu);
   }
 
  private:
@@ -88,7 +95,9 @@ class Method {
   Method* shared_ = nullptr;                 // whose container this one uses
   const char* const owner_;                  // "program" or "session", for messages
   ProxyExecutor proxy_;
-  std::mutex mutex_;
+  void open_container();
+
+  fork::Mutex mutex_;
   std::shared_ptr<Container> container_;
   std::shared_ptr<cuda::UploadRing> ring_;  // until it is opened: the program's methods share one
   std::atomic<bool> closed_{false};
@@ -117,8 +126,8 @@ class Session {
 
 class Program {
  public:
-  // Maps and checks the file; the methods' libraries are checked and opened when first used.
-  Program(const std::string& path, const LoadOptions& options);
+  // `manifest` is the archive's. The methods' libraries are checked and opened when first used.
+  Program(std::shared_ptr<const Archive> archive, Manifest manifest, const LoadOptions& options);
 
   const Manifest& manifest() const noexcept { return *manifest_; }
   const Archive& archive() const noexcept { return *archive_; }

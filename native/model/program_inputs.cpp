@@ -1,6 +1,7 @@
 // Checks of a call's inputs against the method's specification: generated code trusts them.
 #include <algorithm>
 
+#include "model/dim_expression.h"
 #include "model/program.h"
 
 namespace untorch {
@@ -8,63 +9,6 @@ namespace {
 
 // Complex numbers are pairs.
 std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
-
-std::int64_t floor_div(std::int64_t a, std::int64_t b) {
-  if (b == -1) return a == INT64_MIN ? INT64_MAX : -a;  // the one quotient that does not fit
-  const std::int64_t q = a / b;
-  return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;
-}
-
-// The value of an expression; nothing when it divides by zero or overflows.
-bool evaluate(const DimSpec& dim, std::span<const std::int64_t> symbols, std::int64_t& result) {
-  std::vector<std::int64_t> stack;
-  for (const auto& token : dim.tokens) {
-    using Token = DimSpec::Token;
-    if (token.op == Token::kNumber) {
-      stack.push_back(token.number);
-      continue;
-    }
-    if (token.op == Token::kSymbolValue) {
-      const std::int64_t value = symbols[static_cast<std::size_t>(token.number)];
-      if (value < 0) return false;  // a symbol that no input binds
-      stack.push_back(value);
-      continue;
-    }
-    const std::int64_t b = stack.back();
-    stack.pop_back();
-    std::int64_t& a = stack.back();
-    switch (token.op) {
-      case Token::kAdd:
-        if (__builtin_add_overflow(a, b, &a)) return false;
-        break;
-      case Token::kSub:
-        if (__builtin_sub_overflow(a, b, &a)) return false;
-        break;
-      case Token::kMul:
-        if (__builtin_mul_overflow(a, b, &a)) return false;
-        break;
-      case Token::kFloorDiv:
-        if (b == 0) return false;
-        a = floor_div(a, b);
-        break;
-      case Token::kMod:
-        if (b == 0) return false;
-        a = b == -1 ? 0 : a % b;
-        if (a != 0 && (a < 0) != (b < 0)) a += b;
-        break;
-      case Token::kMin:
-        a = std::min(a, b);
-        break;
-      case Token::kMax:
-        a = std::max(a, b);
-        break;
-      default:
-        return false;
-    }
-  }
-  result = stack.back();
-  return true;
-}
 
 std::string describe(const TensorSpec& spec) {
   std::string out = dtype_name(spec.dtype) + "[";
@@ -90,8 +34,9 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
     const DimSpan sizes = sizes_of(input), strides = strides_of(input);
     const DType dtype = dtype_of(input);
     const Device device = device_of(input);
-    const std::string number = spec_.has_specs ? "" : std::to_string(i);
-    const std::string& name = spec_.has_specs ? spec_.inputs[i].name : number;
+    const TensorSpec* const spec = input_spec(i);
+    const std::string number = spec != nullptr ? "" : std::to_string(i);
+    const std::string& name = spec != nullptr ? spec->name : number;
     if (!is_known(dtype)) {
       throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", name, "': unknown dtype code ",
                   input.dtype);
@@ -117,7 +62,7 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
                   to_string(strides), ": pass a contiguous copy (numpy.ascontiguousarray)");
     }
   }
-  if (!spec_.has_specs) return;  // a stock package: the library checks itself
+  if (spec_.inputs.empty()) return;  // a stock package of which nothing is known: the library checks itself
 
   SmallVector<std::int64_t, 8> symbols(spec_.symbols.size());
   SmallVector<std::size_t, 8> bound_by(spec_.symbols.size());
@@ -158,11 +103,11 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
     std::int64_t running = 1;
     for (std::size_t d = sizes.size(); d-- > 0;) {
       const std::int64_t want = expected.contiguous ? running : expected.strides ? (*expected.strides)[d] : strides[d];
-      if (sizes[d] != 1 && strides[d] != want) {
+      if (sizes[d] != 1 && strides[d] != want && want != TensorSpec::kAnyStride) {
         if (expected.contiguous) {
           fail(" with strides ", to_string(strides), ": it must be contiguous (numpy.ascontiguousarray makes it so)");
         }
-        fail(" with strides ", to_string(strides), ": expected strides ", to_string(*expected.strides));
+        fail(" with strides ", to_string(strides), ": stride ", d, " must be ", want);
       }
       running *= sizes[d];
     }
@@ -172,7 +117,7 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       const DimSpec& dim = spec_.inputs[i].shape[d];
       std::int64_t value = 0;
-      if (dim.kind == DimSpec::kExpression && evaluate(dim, symbols, value) && sizes[d] != value) {
+      if (dim.kind == DimSpec::kExpression && evaluate(dim.tokens, symbols, value) && sizes[d] != value) {
         throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", spec_.inputs[i].name, "': expected ",
                     describe(spec_.inputs[i]), ", got ", dtype_name(dtype_of(inputs[i])), to_string(sizes),
                     ": dimension ", d, " must be ", dim.text, " = ", value);
@@ -188,7 +133,8 @@ TensorPtr borrow_view(const untorch_view& view, const TensorSpec* spec) {
   Dims& strides = tensor->mutable_strides();
   std::int64_t running = 1;
   for (std::size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] == 1) strides[d] = spec->contiguous ? running : (*spec->strides)[d];
+    const std::int64_t expected = spec->contiguous ? running : (*spec->strides)[d];
+    if (sizes[d] == 1 && expected != TensorSpec::kAnyStride) strides[d] = expected;
     running *= sizes[d];
   }
   return tensor;

@@ -14,6 +14,23 @@ Inputs::Inputs(const Taker& taker, std::span<PyObject* const> arrays)
   }
 }
 
+thread_local constinit const Inputs* Inputs::running_ = nullptr;
+
+PyObject* Inputs::owner_on_this_thread(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  for (std::size_t i = 0; running_ != nullptr && i < running_->views_.size(); ++i) {
+    const untorch_view& view = running_->views_[i];
+    const auto first = reinterpret_cast<std::uintptr_t>(view.data);
+    std::int64_t elements = 1;
+    for (std::int32_t d = 0; d < view.ndim; ++d) {
+      elements = view.sizes[d] == 0 ? 0 : elements + (view.sizes[d] - 1) * view.strides[d];
+    }
+    const auto nbytes = static_cast<std::uintptr_t>(elements * item_size(view.dtype));
+    if (at >= first && at < first + nbytes) return running_->operands_[i].owner();
+  }
+  return nullptr;
+}
+
 std::vector<PyObject*> Inputs::take_borrowed_from_gpu() {
   std::vector<PyObject*> owners;
   if (!borrows_gpu_) return owners;

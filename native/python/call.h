@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "convert.h"
+#include "gil.h"
 #include "stream.h"
 #include "tensor.h"
 #include "tree.h"
@@ -25,13 +27,30 @@ class Inputs {
   std::size_t size() const noexcept { return views_.size(); }
   bool all_numpy() const noexcept { return all_numpy_; }
   Operand& operator[](std::size_t i) noexcept { return operands_[i]; }
+  // The array that the address lies in, of the innermost call that runs on this thread; null if there is none.
+  static PyObject* owner_on_this_thread(const void* address);
   // Arrays on a GPU that the caller may let go of while the GPU reads them; the references are the caller's.
   std::vector<PyObject*> take_borrowed_from_gpu();
 
  private:
+  friend class RunningInputs;
+  static thread_local constinit const Inputs* running_;
+
   SmallVector<Operand, 8> operands_;
   SmallVector<untorch_view, 8> views_;
   bool all_numpy_ = true, borrows_gpu_ = false;
+};
+
+// Tells kernels of the call whose arrays they get.
+class RunningInputs {
+ public:
+  explicit RunningInputs(const Inputs& inputs) : before_(std::exchange(Inputs::running_, &inputs)) {}
+  ~RunningInputs() { Inputs::running_ = before_; }
+  RunningInputs(const RunningInputs&) = delete;
+  RunningInputs& operator=(const RunningInputs&) = delete;
+
+ private:
+  const Inputs* const before_;
 };
 
 // What a run gives: handles, and of which input each is the memory (-1: none).
@@ -62,7 +81,8 @@ void run_on_arrays(const Taker& taker, std::span<PyObject* const> arrays, std::s
   Outputs outputs(num_outputs);
   untorch_status status;
   {
-    nb::gil_scoped_release release;
+    const RunningInputs running(inputs);
+    const GilRelease release;
     status = body(inputs.views(), inputs.size(), outputs.tensors.data(), outputs.aliases.data(), num_outputs);
   }
   // On a stream of the library's own, nothing else keeps the producer from using the memory again while the GPU reads
@@ -79,7 +99,10 @@ void run_on_arrays(const Taker& taker, std::span<PyObject* const> arrays, std::s
       PyErr_Restore(type, value, traceback);
     }
   } keep{inputs, taker, producer};
-  check(status);
+  if (status != UNTORCH_OK) throw_call_error(status);
+  if (const char* text = untorch_take_warning(); text != nullptr) [[unlikely]] {
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text, 1) != 0) throw_python();
+  }
   const bool numpy = form == Form::kNumpy || (form == Form::kLikeInputs && inputs.all_numpy());
   collect(outputs, inputs, numpy, producer, results);
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "dlpack.h"
+#include "gil.h"
 #include "tensor.h"
 #include "types.h"
 
@@ -221,9 +222,10 @@ PyObject* to_numpy(untorch_tensor* tensor, const untorch_view& view, PyObject* o
 PyObject* copy_to_numpy(untorch_tensor* tensor) {
   untorch_tensor* host = nullptr;
   untorch_status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = untorch_tensor_to_host(tensor, &host);
-  Py_END_ALLOW_THREADS;
+  {
+    const GilRelease release;
+    status = untorch_tensor_to_host(tensor, &host);
+  }
   untorch_tensor_free(tensor);
   if (status != UNTORCH_OK) {
     raise_status(status);
@@ -254,10 +256,9 @@ void delete_managed(Managed* managed) {
   }
   untorch_tensor_free(exported->tensor);
   if ((exported->owner != nullptr || exported->stream_owner != nullptr) && Py_IsInitialized() != 0) {
-    const PyGILState_STATE state = PyGILState_Ensure();  // a consumer may let go on any thread
+    const GilAcquire acquire;  // a consumer may let go on any thread
     Py_XDECREF(exported->owner);
     Py_XDECREF(exported->stream_owner);
-    PyGILState_Release(state);
   }
   delete exported;
   delete managed;

@@ -124,7 +124,23 @@ void raise_status(untorch_status status);
 std::string text_of(nanobind::handle object);
 // type(object).__name__
 std::string class_name(PyObject* object);
-// The status that stands for the Python exception that is set; its text goes to untorch_set_error.
+// The status that stands for the Python exception that is set; its text goes to untorch_set_error. The exception waits
+// for throw_call_error.
 void store_python_error();
+// After a call that failed: throws the exception of a status. If a Python kernel raised, it is the cause; one that is
+// no Exception (KeyboardInterrupt, SystemExit) is raised itself, and so is what ended the call as a signal handler
+// raised it.
+[[noreturn]] void throw_call_error(untorch_status status);
+// The exception that is set, with its traceback, which is then set no longer.
+nanobind::object take_exception();
+void set_exception(const nanobind::object& exception);
+// Makes `cause` the cause of the exception that is set.
+void set_cause(const nanobind::object& cause);
+// "TypeError: its text"
+std::string describe_exception(nanobind::handle exception);
+// repr(object), or its type where that fails: for messages.
+std::string repr_of(nanobind::handle object);
+// Lets Python's signal handlers run; not 0 if one raised. Installed as the library's interrupt check.
+int check_signals();
 
 }  // namespace untorch::python

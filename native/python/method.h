@@ -56,7 +56,7 @@ class Method {
   void open() {
     untorch_status status;
     {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       status = untorch_method_open(method_);
     }
     check(status);
@@ -64,7 +64,23 @@ class Method {
     check(untorch_method_device(method_, &device_type_, &device_index_));
   }
 
-  nb::tuple arity() const { return nb::make_tuple(num_inputs_, num_outputs_); }
+  // `opener` gets this method at its first use, and opens and describes it. Until then nothing of the file runs.
+  void open_with(nb::object opener) { opener_ = std::move(opener); }
+
+  // Opens at the first use. Two threads may get here at once: the opener locks, and looks whether it has to.
+  void ensure_open() const {
+    if (signature_ == nullptr && opener_.is_valid()) {
+      const nb::object opener = opener_;  // another thread may clear it
+      opener(nb::find(*this));
+    }
+  }
+
+  bool is_described() const { return signature_ != nullptr; }
+
+  nb::tuple arity() const {
+    (void)signature();
+    return nb::make_tuple(num_inputs_, num_outputs_);
+  }
 
   nb::object extern_nodes() const {
     const char* text = nullptr;
@@ -74,6 +90,14 @@ class Method {
     return nb::str(text, length);
   }
 
+  nb::object source() const {
+    const char* text = nullptr;
+    std::size_t length = 0;
+    check(untorch_method_source(method_, &text, &length));
+    if (text == nullptr) return nb::none();
+    return steal_or_throw(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace"));
+  }
+
   // What the file says beside the call specification; see Signature. Before the first call.
   void describe(const nb::list& names, const nb::dict& constants, const nb::list& none_outputs,
                 const std::string& text) {
@@ -81,6 +105,7 @@ class Method {
     check(untorch_method_call_spec(method_, &in, &out));
     signature_ = std::make_unique<const Signature>(name_, in, out, num_inputs_, num_outputs_, names, constants,
                                                    none_outputs, text);
+    opener_ = nb::object();
   }
 
   void set_proxy(nb::object handler) {
@@ -134,6 +159,7 @@ class Method {
   template <class Body>
   nb::list run_by(const nb::object& inputs, Body&& body) const {
     const nb::object arrays = as_sequence(inputs, name_);
+    (void)signature();
     References results;
     run_on_arrays(taker(), items(arrays), num_outputs_, Form::kLikeInputs, results, body);
     nb::list list;
@@ -153,11 +179,12 @@ class Method {
   // A CUDA graph of the call on these arrays.
   untorch_graph* capture(const nb::object& given) const {
     const nb::object arrays = as_sequence(given, name_);
+    (void)signature();
     const Inputs inputs(taker(), items(arrays));
     untorch_graph* graph = nullptr;
     untorch_status status;
     {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       status = untorch_graph_capture(method_, inputs.views(), inputs.size(), &graph);
     }
     check(status);
@@ -167,22 +194,30 @@ class Method {
  private:
   static int32_t run_proxy(void* context, int32_t node, int32_t num_ints, const int64_t* ints, int32_t num_tensors,
                            untorch_tensor** tensors) {
-    nb::gil_scoped_acquire acquire;
+    const GilAcquire acquire;
     auto* self = static_cast<Method*>(context);
     std::vector<nb::object> wrappers;
+    std::vector<untorch_tensor*> alone;  // tensors whose memory nobody else had
     int32_t code = 0;
     try {
-      nb::list int_list, tensor_list;
-      for (int32_t i = 0; i < num_ints; ++i) int_list.append(ints[i]);
-      for (int32_t i = 0; i < num_tensors; ++i) {
-        if (tensors[i] == nullptr) {
-          tensor_list.append(nb::none());
-          continue;
+      {
+        nb::list int_list, tensor_list;
+        for (int32_t i = 0; i < num_ints; ++i) int_list.append(ints[i]);
+        for (int32_t i = 0; i < num_tensors; ++i) {
+          if (tensors[i] == nullptr) {
+            tensor_list.append(nb::none());
+            continue;
+          }
+          wrappers.push_back(nb::cast(Tensor::of_kernel(tensors[i]), nb::rv_policy::take_ownership));
+          tensor_list.append(wrappers.back());
+          if (untorch_tensor_use_count(tensors[i]) == 1) alone.push_back(tensors[i]);
         }
-        wrappers.push_back(nb::cast(new Tensor(tensors[i], false), nb::rv_policy::take_ownership));
-        tensor_list.append(wrappers.back());
+        call_handler(self->proxy_.ptr(), nb::make_tuple(nb::find(*self), node, int_list, tensor_list).ptr());
       }
-      self->proxy_(node, int_list, tensor_list);
+      // A kernel may keep an array: the memory is then its own, and the model, which may use it again, gets a copy.
+      for (untorch_tensor* tensor : alone) {
+        if (untorch_tensor_use_count(tensor) > 1) check(untorch_tensor_copy_of(tensor, tensor));
+      }
     } catch (nb::python_error& e) {
       e.restore();
       store_python_error();
@@ -195,8 +230,16 @@ class Method {
     return code;
   }
 
+  static void call_handler(PyObject* handler, PyObject* args) {
+    PyObject* const result = outlive_interpreter([=] { return PyObject_Call(handler, args, nullptr); });
+    if (result == nullptr) throw nb::python_error();
+    Py_DECREF(result);
+  }
+
   const Signature& signature() const {
-    if (signature_ == nullptr) {
+    if (signature_ == nullptr) [[unlikely]] {
+      ensure_open();
+      if (signature_ != nullptr) return *signature_;
       PyErr_SetString(PyExc_RuntimeError, "the method was not described");
       throw_python();
     }
@@ -210,6 +253,7 @@ class Method {
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::int32_t device_type_ = 0, device_index_ = -1;
   nb::object proxy_;
+  nb::object opener_;
 };
 
 // A captured call; keeps its method, and through it the program.
@@ -248,7 +292,7 @@ class Graph {
 template <class Callable>
 PyObject* call_slot(PyObject* self, PyObject* args, PyObject* kwargs) noexcept {
   try {
-    return nb::inst_ptr<Callable>(self)->call(args, kwargs).release().ptr();
+    return outlive_interpreter([=] { return nb::inst_ptr<Callable>(self)->call(args, kwargs).release().ptr(); });
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const std::bad_alloc&) {

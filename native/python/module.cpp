@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "archive.h"
 #include "method.h"
 
 namespace nb = nanobind;
@@ -29,7 +30,7 @@ class Session {
   void reset() const {
     untorch_status status;
     {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       status = untorch_session_reset(nullptr, handle_->session);
     }
     check(status);
@@ -38,7 +39,7 @@ class Session {
     untorch_session* made = nullptr;
     untorch_status status;
     {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       status = untorch_session_fork(handle_->program->program, handle_->session, &made);
     }
     check(status);
@@ -53,10 +54,19 @@ class Session {
 
 class Program {
  public:
-  // The path as bytes: file names need not be UTF-8.
-  Program(const nb::bytes& path, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize) {
+  Program(const Archive& archive, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize,
+          bool verify, const nb::object& tf32) {
     std::string device_name;
-    untorch_load_options options{sizeof(untorch_load_options), nullptr, num_runners, num_threads, dequantize ? 1 : 0};
+    untorch_load_options options{sizeof(untorch_load_options),
+                                 nullptr,
+                                 num_runners,
+                                 num_threads,
+                                 dequantize ? 1 : 0,
+                                 verify ? 1 : 0,
+                                 0,
+                                 tf32.is_none()         ? UNTORCH_TF32_AS_EXPORTED
+                                 : nb::cast<bool>(tf32) ? UNTORCH_TF32_ALWAYS
+                                                        : UNTORCH_TF32_NEVER};
     if (!device.is_none()) {
       device_name = nb::cast<std::string>(device);
       options.device = device_name.c_str();
@@ -64,8 +74,8 @@ class Program {
     untorch_program* program = nullptr;
     untorch_status status;
     {
-      nb::gil_scoped_release release;
-      status = untorch_program_open(path.c_str(), &options, &program);
+      const GilRelease release;
+      status = untorch_program_open_archive(archive.get(), &options, &program);
     }
     check(status);
     handle_ = std::make_shared<ProgramHandle>(program);
@@ -102,7 +112,7 @@ class Program {
   void reset() const {
     untorch_status status;
     {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       status = untorch_session_reset(handle_->program, nullptr);
     }
     check(status);
@@ -118,7 +128,11 @@ class Program {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // Daemon threads keep what they use when the interpreter exits: that is no error.
+  nb::set_leak_warnings(false);
   bind_tensor(m);
+  bind_archive(m);
+  untorch_set_interrupt_check(&check_signals);
 
   static PyType_Slot method_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_slot<Method>)}, {0, nullptr}};
   static PyType_Slot graph_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_slot<Graph>)}, {0, nullptr}};
@@ -128,9 +142,13 @@ NB_MODULE(_core, m) {
       .def("open", &Method::open)
       .def("arity", &Method::arity)
       .def("extern_nodes", &Method::extern_nodes)
+      .def("source", &Method::source)
       .def("describe", &Method::describe, nb::arg("names"), nb::arg("constants"), nb::arg("none_outputs"),
            nb::arg("text"))
       .def("set_proxy", &Method::set_proxy)
+      .def("open_with", &Method::open_with, nb::arg("opener"))
+      .def("ensure_open", &Method::ensure_open)
+      .def_prop_ro("is_described", &Method::is_described)
       .def("flatten", &Method::flatten)
       .def("run", &Method::run, nb::arg("inputs"))
       .def_prop_ro("device", &Method::device)
@@ -150,8 +168,9 @@ NB_MODULE(_core, m) {
       .def("close", &Session::close);
 
   nb::class_<Program>(m, "Program")
-      .def(nb::init<const nb::bytes&, const nb::object&, std::size_t, int, bool>(), nb::arg("path"),
-           nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"), nb::arg("dequantize_weights"))
+      .def(nb::init<const Archive&, const nb::object&, std::size_t, int, bool, bool, const nb::object&>(),
+           nb::arg("archive"), nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"),
+           nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none())
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)
@@ -183,13 +202,17 @@ NB_MODULE(_core, m) {
 
   m.def(
       "read_elf",
-      [](const nb::object& data, const nb::object& name) {
+      [](const nb::object& data, const nb::object& name, std::size_t max_symbols) {
         Py_buffer buffer;
         if (PyObject_GetBuffer(data.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw_python();
         const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> keep(&buffer, PyBuffer_Release);
         const untorch_elf* read = nullptr;
         check(untorch_elf_read(buffer.buf, static_cast<std::size_t>(buffer.len), text_of(name).c_str(), &read));
         const std::unique_ptr<const untorch_elf, void (*)(const untorch_elf*)> elf(read, untorch_elf_free);
+        if (elf->num_symbols > max_symbols || elf->num_versions > max_symbols || elf->num_needed > max_symbols) {
+          raise(UNTORCH_INVALID_FILE, text_of(name) + " is no usable shared library: it has more than " +
+                                          std::to_string(max_symbols) + " symbols");
+        }
         const auto text = [](const char* bytes) -> nb::object {
           if (bytes == nullptr) return nb::none();
           return steal_or_throw(
@@ -206,7 +229,7 @@ NB_MODULE(_core, m) {
           versions.append(nb::make_tuple(text(elf->versions[i].file), text(elf->versions[i].name)));
         return nb::make_tuple(text(elf->machine), text(elf->soname), needed, symbols, versions);
       },
-      nb::arg("data"), nb::arg("name"));
+      nb::arg("data"), nb::arg("name"), nb::arg("max_symbols") = std::size_t{1} << 24);
 
   m.def("exchange_stream", &exchange_stream, nb::arg("handle").none(), nb::arg("owner").none());
   m.def("call_stream", [](int device) { return stream_number(current_producer(device).stream); }, nb::arg("device"));
@@ -215,7 +238,7 @@ NB_MODULE(_core, m) {
       [](int device, std::uintptr_t stream) {
         untorch_status status;
         {
-          nb::gil_scoped_release release;
+          const GilRelease release;
           status = untorch_stream_synchronize(device, stream == 1 ? nullptr : reinterpret_cast<void*>(stream));
         }
         check(status);
@@ -227,7 +250,7 @@ NB_MODULE(_core, m) {
       [](int device) {
         untorch_status status;
         {
-          nb::gil_scoped_release release;
+          const GilRelease release;
           status = untorch_cuda_release_memory(device);
         }
         check(status);
@@ -243,7 +266,7 @@ NB_MODULE(_core, m) {
         untorch_tensor* tensor = nullptr;
         untorch_status status;
         {
-          nb::gil_scoped_release release;
+          const GilRelease release;
           status = untorch_tensor_to_device(&given, device, &tensor);
         }
         check(status);

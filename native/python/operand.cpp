@@ -27,6 +27,25 @@ void raise_argument_type(const char* method, std::size_t index, const std::strin
 
 namespace {
 
+// What the object's own method raised, as the argument's error; that is the cause. KeyboardInterrupt and the like, and
+// this package's own errors, stay as they are.
+bool refuse_raised(const Taker& taker, std::size_t index, PyObject* object, const char* what) {
+  const nanobind::object cause = take_exception();
+  const auto is = [&](PyObject* type) { return PyErr_GivenExceptionMatches(cause.ptr(), type) != 0; };
+  if (!is(PyExc_Exception) || is(exception_class(UNTORCH_INTERNAL))) {
+    set_exception(cause);
+    return false;
+  }
+  const std::string text = std::string(what) + " of " + type_name(object) + " raised " + describe_exception(cause);
+  if (is(PyExc_MemoryError)) {
+    set_error(UNTORCH_OUT_OF_MEMORY, argument_text(taker.method, index, text));
+  } else {
+    raise_argument_type(taker.method, index, text);
+  }
+  set_cause(cause);
+  return false;
+}
+
 std::string device_text(std::int32_t index) { return "cuda:" + std::to_string(index); }
 
 // An array on a GPU for a method that runs elsewhere: said before its producer is asked for anything.
@@ -61,7 +80,7 @@ PyObject* ask_for_capsule(PyObject* object, PyObject* stream) {
                           ? PyObject_VectorcallMethod(name, plain, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, max_version)
                           : PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, with_stream);
   if (capsule != nullptr || PyErr_ExceptionMatches(PyExc_TypeError) == 0) return capsule;
-  PyErr_Clear();  // a producer older than DLPack 1.0
+  PyErr_Clear();  // a producer older than DLPack 1.0; one that fails fails again
   if (stream == nullptr) return PyObject_CallMethodNoArgs(object, name);
   return PyObject_VectorcallMethod(name, ordered, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, stream_only);
 }
@@ -74,15 +93,18 @@ bool dlpack_device(PyObject* object, long& type, long& index) {
   if (PyObject_HasAttr(object, name) == 0) return true;
   PyObject* answer = PyObject_CallMethodNoArgs(object, name);
   if (answer == nullptr) return false;
-  const bool is_pair = PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2;
+  bool is_pair = PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2;
   if (is_pair) {
     type = PyLong_AsLong(PyTuple_GET_ITEM(answer, 0));
-    index = PyLong_AsLong(PyTuple_GET_ITEM(answer, 1));
-  } else {
-    PyErr_Format(PyExc_TypeError, "__dlpack_device__ of %s gave no pair", Py_TYPE(object)->tp_name);
+    index = PyErr_Occurred() == nullptr ? PyLong_AsLong(PyTuple_GET_ITEM(answer, 1)) : 0;
+    is_pair = PyErr_Occurred() == nullptr;
+  }
+  if (!is_pair) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "expected a pair of integers, got %s", Py_TYPE(answer)->tp_name);
   }
   Py_DECREF(answer);
-  return PyErr_Occurred() == nullptr;
+  return is_pair;
 }
 
 // A producer may look at which device is current (PyTorch refuses others).
@@ -129,7 +151,9 @@ bool Operand::set_tensor(PyObject* object, const Taker& taker, std::size_t index
 bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index, untorch_view& view) {
   const char* const method = taker.method;
   long device_type = 0, device_index = 0;
-  if (!dlpack_device(object, device_type, device_index)) return false;
+  if (!dlpack_device(object, device_type, device_index)) {
+    return refuse_raised(taker, index, object, "__dlpack_device__");
+  }
   if (device_type == kDLCUDA || device_type == kDLCUDAManaged) {
     if (!check_device(taker, index, static_cast<std::int32_t>(device_index))) return false;
     void* stream = nullptr;
@@ -148,7 +172,7 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
   } else {
     owner_ = ask_for_capsule(object, nullptr);
   }
-  if (owner_ == nullptr) return false;
+  if (owner_ == nullptr) return refuse_raised(taker, index, object, "__dlpack__");
   const DLTensor* tensor = nullptr;
   std::uint64_t flags = 0;
   if (PyCapsule_IsValid(owner_, "dltensor_versioned") != 0) {
@@ -163,7 +187,7 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
   } else if (PyCapsule_IsValid(owner_, "dltensor") != 0) {
     tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(owner_, "dltensor"))->dl_tensor;
   } else {
-    raise_argument(method, index, "__dlpack__ of " + type_name(object) + " gave no DLPack capsule");
+    raise_argument_type(method, index, "__dlpack__ of " + type_name(object) + " gave no DLPack capsule");
     return false;
   }
   // The capsule is not renamed: it stays the owner, and frees the tensor when it goes.
@@ -214,12 +238,15 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
     return false;
   };
   PyObject* info = PyObject_GetAttrString(object, "__cuda_array_interface__");
-  if (info == nullptr) return false;
+  if (info == nullptr) return refuse_raised(taker, index, object, "__cuda_array_interface__");
   Py_INCREF(object);
   owner_ = object;
   // The items live as long as the dictionary.
   const std::unique_ptr<PyObject, void (*)(PyObject*)> keep(info, [](PyObject* o) { Py_DECREF(o); });
-  if (!PyDict_Check(info)) return refuse("expected a dictionary, got " + type_name(info));
+  if (!PyDict_Check(info)) {
+    raise_argument_type(taker.method, index, "__cuda_array_interface__: expected a dictionary, got " + type_name(info));
+    return false;
+  }
   const auto item = [&](const char* key) {
     PyObject* value = PyDict_GetItemString(info, key);
     return value == Py_None ? nullptr : value;

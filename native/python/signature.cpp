@@ -133,9 +133,8 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
     }
     const std::size_t split = positional.num_leaves();
     const std::string path = i < split ? positional.path_of(i, args_path_) : keyword.path_of(i - split, kwargs_path_);
-    raise(UNTORCH_INVALID_ARGUMENT, path + ": the model was exported with the value " + text_of(nb::repr(expected)) +
-                                        ", got " + text_of(nb::repr(nb::handle(leaf))) +
-                                        "; export it again for another value");
+    raise(UNTORCH_INVALID_ARGUMENT, path + ": the model was exported with the value " + repr_of(expected) + ", got " +
+                                        repr_of(leaf) + "; export it again for another value");
   }
 }
 

@@ -6,7 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "call.h"
 #include "dlpack.h"
+#include "gil.h"
 
 namespace nb = nanobind;
 
@@ -34,6 +36,13 @@ bool is_row_major(const untorch_view& v) {
 }
 
 }  // namespace
+
+Tensor* Tensor::of_kernel(untorch_tensor* handle) {
+  untorch_view view;
+  untorch_tensor_view(handle, &view);
+  PyObject* const owner = untorch_tensor_use_count(handle) == 0 ? Inputs::owner_on_this_thread(view.data) : nullptr;
+  return new Tensor(handle, owner == nullptr ? nb::object() : nb::borrow(owner));
+}
 
 void Tensor::forget() {
   if (owned_ && handle_ != nullptr) untorch_tensor_free(handle_);
@@ -88,7 +97,7 @@ untorch_tensor* Tensor::to_host() const {
   untorch_tensor* const from = handle();
   untorch_status status;
   {
-    nb::gil_scoped_release release;
+    const GilRelease release;
     status = untorch_tensor_to_host(from, &copy);
   }
   check(status);
@@ -107,6 +116,13 @@ nb::object Tensor::numpy() const {
     return steal_or_throw(to_numpy(to_host(), nullptr, true));
   }
   if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return nb::none();
+  if (!owned_ && !owner_.is_valid() && v.data != nullptr && untorch_tensor_use_count(handle()) == 0) {
+    // Memory of the model library: it goes when the program is closed, although arrays may be left.
+    OwnedTensor copy(untorch_tensor_new());
+    if (copy == nullptr) throw std::bad_alloc();
+    check(untorch_tensor_copy_of(handle(), copy.get()));
+    return steal_or_throw(to_numpy(copy.release(), nullptr, false));
+  }
   // The array keeps a second handle on the storage, or the owner of memory that the storage only borrows: it may
   // outlive this object.
   return steal_or_throw(to_numpy(second_handle(), owner_.ptr(), !read_only()));
@@ -211,7 +227,7 @@ void Tensor::copy_to(nb::handle array) const {
   untorch_tensor* const from = handle();
   untorch_status status;
   {
-    nb::gil_scoped_release release;
+    const GilRelease release;
     status = untorch_tensor_copy(&given, from);
   }
   check(status);

@@ -26,7 +26,8 @@ inline nanobind::object steal_or_throw(PyObject* object) {
 // An output, or an operand of a proxy kernel (then borrowed for the kernel's time).
 class Tensor {
  public:
-  Tensor(untorch_tensor* handle, bool owned) : handle_(handle), owned_(owned) {}
+  // An operand of a proxy kernel. If it is an input of the call, its arrays keep the caller's array.
+  static Tensor* of_kernel(untorch_tensor* handle);
   Tensor(untorch_tensor* handle, Producer producer) : handle_(handle), owned_(true), producer_(std::move(producer)) {}
   // An output that is an input's memory: keeps the input.
   Tensor(untorch_tensor* handle, nanobind::object owner, bool read_only, Producer producer)
@@ -65,6 +66,7 @@ class Tensor {
   void copy_to(nanobind::handle array) const;
 
  private:
+  Tensor(untorch_tensor* handle, nanobind::object owner) : handle_(handle), owned_(false), owner_(std::move(owner)) {}
   nanobind::object dlpack_of_cuda(const nanobind::object& stream, bool versioned, const nanobind::object& dl_device,
                                   const nanobind::object& copy) const;
   // A copy on the CPU; the handle is the caller's to free.

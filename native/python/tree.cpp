@@ -1,6 +1,8 @@
 // Parses specifications, takes values apart and puts results together.
 #include "tree.h"
 
+#include <cstring>
+
 #include "convert.h"
 
 namespace nb = nanobind;
@@ -79,7 +81,12 @@ struct Tree::Place {
 
 Tree Tree::parse(const char* text) {
   std::string error;
-  const nb::object document = load_json(nb::str(text), error);
+  const nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), nullptr));
+  if (!decoded.is_valid()) {
+    PyErr_Clear();
+    damaged("it is not UTF-8");
+  }
+  const nb::object document = load_json(decoded, error);
   if (!document.is_valid()) damaged(error);
   if (!PyList_Check(document.ptr()) || nb::len(document) != 2) damaged("expected a list of the protocol and the tree");
   const nb::object protocol = document[0];
@@ -261,7 +268,7 @@ void Tree::mapping_children(PyObject* value, const Place& place, References& fou
       const nb::object rest = got - expected;
       nb::list others(rest);
       others.attr("sort")(nb::arg("key") = nb::borrow(reinterpret_cast<PyObject*>(&PyUnicode_Type)));
-      for (nb::handle key : others) unknown += (unknown.empty() ? "" : ", ") + text_of(nb::repr(key));
+      for (nb::handle key : others) unknown += (unknown.empty() ? "" : ", ") + repr_of(key);
       if (!missing.empty()) text += "; missing " + missing;
       if (!unknown.empty()) text += "; unknown " + unknown;
       raise(UNTORCH_INVALID_ARGUMENT, text);

@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "cuda/kernel_registry.h"
 #include "cuda/on_device.h"
 #include "shims/shim.h"
@@ -89,14 +90,20 @@ void run(const Op& op, std::initializer_list<const Tensor*> operands, Cpu&& cpu,
 #define UNTORCH_EXPAND(...) __VA_ARGS__
 
 // UNTORCH_OP_AS("add", add_Tensor, (parameters), arguments...) { body }: `text` is the name in messages.
-#define UNTORCH_OP_AS(text, name, parameters, ...)                                               \
-  static void name##_op(const ::untorch::shims::Op& op, UNTORCH_EXPAND parameters);              \
-  UNTORCH_SHIM aoti_torch_cpu_##name(UNTORCH_EXPAND parameters) {                                \
-    return guarded(text, [&] { name##_op({text, ::untorch::DeviceType::kCPU}, __VA_ARGS__); });  \
-  }                                                                                              \
-  UNTORCH_CUDA_NAME(UNTORCH_SHIM aoti_torch_cuda_##name(UNTORCH_EXPAND parameters) {             \
-    return guarded(text, [&] { name##_op({text, ::untorch::DeviceType::kCUDA}, __VA_ARGS__); }); \
-  })                                                                                             \
+#define UNTORCH_OP_AS(text, name, parameters, ...)                                   \
+  static void name##_op(const ::untorch::shims::Op& op, UNTORCH_EXPAND parameters);  \
+  UNTORCH_SHIM aoti_torch_cpu_##name(UNTORCH_EXPAND parameters) {                    \
+    return guarded(text, [&] {                                                       \
+      check_interrupt();                                                             \
+      name##_op({text, ::untorch::DeviceType::kCPU}, __VA_ARGS__);                   \
+    });                                                                              \
+  }                                                                                  \
+  UNTORCH_CUDA_NAME(UNTORCH_SHIM aoti_torch_cuda_##name(UNTORCH_EXPAND parameters) { \
+    return guarded(text, [&] {                                                       \
+      check_interrupt();                                                             \
+      name##_op({text, ::untorch::DeviceType::kCUDA}, __VA_ARGS__);                  \
+    });                                                                              \
+  })                                                                                 \
   static void name##_op([[maybe_unused]] const ::untorch::shims::Op& op, UNTORCH_EXPAND parameters)
 #define UNTORCH_OP(name, parameters, ...) UNTORCH_OP_AS(#name, name, parameters, __VA_ARGS__)
 

@@ -20,6 +20,7 @@
 #include "base/export.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
+#include "threads/call.h"
 
 // The start of a shim that returns an error code.
 #define UNTORCH_SHIM extern "C" UNTORCH_EXPORT AOTITorchError
@@ -35,22 +36,26 @@ namespace untorch::shims {
 inline Tensor* unwrap(AtenTensorHandle handle) noexcept { return reinterpret_cast<Tensor*>(handle); }
 inline AtenTensorHandle wrap(Tensor* tensor) noexcept { return reinterpret_cast<AtenTensorHandle>(tensor); }
 
-// Runs the body; an exception becomes the thread's last error, prefixed with the operator, and code 1.
+// Keeps a shim's failure as the thread's last error and as the model call's: generated code looks at few return codes.
+void record_failure(const char* op, ErrorKind kind, const char* message) noexcept;
+
+// Runs the body; an exception is recorded, prefixed with the operator, and gives code 1. In a call that has failed
+// already, in a parallel region for example, it fails at once: the generated code shall end.
 template <class Body>
 AOTITorchError guarded(const char* op, Body&& body) noexcept {
+  if (threads::call_failed()) [[unlikely]]
+    return 1;
   try {
     body();
     return 0;
   } catch (const Error& e) {
-    const std::string text = e.what();
-    const bool prefixed = text.rfind(op, 0) == 0;
-    set_last_error(e.kind(), prefixed ? text : std::string(op) + ": " + text);
+    record_failure(op, e.kind(), e.what());
   } catch (const std::bad_alloc&) {
-    set_last_error(ErrorKind::kOutOfMemory, std::string(op) + ": out of memory");
+    record_failure(op, ErrorKind::kOutOfMemory, "out of memory");
   } catch (const std::exception& e) {
-    set_last_error(ErrorKind::kInternal, std::string(op) + ": " + e.what());
+    record_failure(op, ErrorKind::kInternal, e.what());
   } catch (...) {
-    set_last_error(ErrorKind::kInternal, std::string(op) + ": unknown failure");
+    record_failure(op, ErrorKind::kInternal, "unknown failure");
   }
   return 1;
 }

@@ -1,6 +1,7 @@
 // Tensor handles: creation, views, queries, copies (torch/csrc/inductor/aoti_torch/c/shim.h).
 #include <cstdio>
 
+#include "base/interrupt.h"
 #include "cuda/device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/pinned_pool.h"
@@ -196,6 +197,7 @@ UNTORCH_SHIM aoti_torch_empty_strided(std::int64_t ndim, const std::int64_t* siz
                                       std::int32_t dtype, std::int32_t device_type, std::int32_t device_index,
                                       AtenTensorHandle* ret) {
   return guarded("empty_strided", [&] {
+    check_interrupt();
     give(ret,
          Tensor::empty_strided(ints(sizes, ndim), ints(strides, ndim), static_cast<DType>(dtype),
                                {static_cast<DeviceType>(device_type), device_index}),

@@ -52,6 +52,8 @@ class Storage {
   // True for memory that this storage does not own.
   bool borrowed() const noexcept { return deleter_ == nullptr; }
   bool read_only() const noexcept { return read_only_; }
+  // How many references there are.
+  std::int64_t use_count() const noexcept { return references_.load(std::memory_order_acquire); }
   // The dequantized copy of a packed weight (dequantized_weight.h), or null. Set once, before the storage is shared.
   const DequantizedWeight* dequantized() const noexcept { return dequantized_.get(); }
   void set_dequantized(std::shared_ptr<const DequantizedWeight> dequantized) noexcept {

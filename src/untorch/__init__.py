@@ -10,6 +10,7 @@ from untorch._core import Tensor
 from untorch.runtime.errors import (
     ArgumentTypeError,
     ClosedError,
+    DeviceLostError,
     FileIsDirectoryError,
     FileMissingError,
     FileOpenError,
@@ -18,9 +19,11 @@ from untorch.runtime.errors import (
     InvalidFileError,
     ModelError,
     OutOfMemoryError,
+    SystemResourceError,
     UnknownMethodError,
     UnsupportedError,
     UntorchError,
+    UntrustedError,
 )
 from untorch.runtime.method import Graph, Method
 from untorch.runtime.program import Program, Session, load
@@ -31,12 +34,21 @@ from untorch.runtime.stream import stream
 
 __version__ = "0.1.0"
 
-if not _typing.TYPE_CHECKING:  # for type checkers every name would exist
+if _typing.TYPE_CHECKING:
+    from untorch.trust.policy import Identity, TrustPolicy
+else:  # for type checkers every name would exist
 
     def __getattr__(name: str) -> object:
+        if name in ("Identity", "TrustPolicy"):  # their module imports others that take milliseconds
+            from untorch.trust import policy
+
+            return getattr(policy, name)
         if name in ("export", "quant", "ops"):
             raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
         raise AttributeError(f"module 'untorch' has no attribute '{name}'")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 def cmake_dir() -> str:
@@ -49,11 +61,13 @@ def cmake_dir() -> str:
 __all__ = [
     "ArgumentTypeError",
     "ClosedError",
+    "DeviceLostError",
     "FileIsDirectoryError",
     "FileMissingError",
     "FileOpenError",
     "FilePermissionError",
     "Graph",
+    "Identity",
     "InvalidArgumentError",
     "InvalidFileError",
     "Method",
@@ -62,11 +76,14 @@ __all__ = [
     "Program",
     "Session",
     "SymbolicDim",
+    "SystemResourceError",
     "Tensor",
     "TensorSpec",
+    "TrustPolicy",
     "UnknownMethodError",
     "UnsupportedError",
     "UntorchError",
+    "UntrustedError",
     "cmake_dir",
     "initial_seed",
     "load",

@@ -30,7 +30,10 @@ typedef enum untorch_status {
   UNTORCH_UNSUPPORTED = 4,      /* well-formed, but not for this build or machine */
   UNTORCH_CLOSED = 5,           /* the program was closed */
   UNTORCH_OUT_OF_MEMORY = 6,
-  UNTORCH_MODEL = 7 /* the compiled model reported a failure */
+  UNTORCH_MODEL = 7,       /* the compiled model reported a failure */
+  UNTORCH_DEVICE_LOST = 8, /* a kernel destroyed the context of a GPU; the process cannot use that GPU any more */
+  UNTORCH_SYSTEM = 9,      /* the operating system refused something for now, such as a file descriptor */
+  UNTORCH_UNTRUSTED = 10 /* the file changed after it had been found to be trusted; untorch.load(trust=…) in Python */
 } untorch_status;
 
 typedef struct untorch_program untorch_program; /* a loaded file */
@@ -93,14 +96,32 @@ typedef struct untorch_load_options {
   size_t num_runners;         /* concurrent calls of one method, at least 1 */
   int32_t num_threads;        /* OpenMP threads of a call; 0: OpenMP's default */
   int32_t dequantize_weights; /* 1: also keep int4 and NVFP4 weights dequantized on the GPU, for GEMMs with large M */
+  int32_t verify; /* 1: compare every entry with its SHA-256 first; so does UNTORCH_VERIFY=1 in the environment */
+  int32_t copy;   /* 1: read the file into memory instead of mapping it */
+  int32_t tf32;   /* untorch_tf32: whether float32 convolutions and GEMMs on GPUs may use TF32 */
 } untorch_load_options;
+
+/* TF32 rounds float32 operands to 10 bits of mantissa, for the tensor cores. */
+typedef enum untorch_tf32 {
+  UNTORCH_TF32_AS_EXPORTED = 0, /* as PyTorch was set at export; in a stock package in convolutions alone */
+  UNTORCH_TF32_NEVER = 1,
+  UNTORCH_TF32_ALWAYS = 2
+} untorch_tf32;
 
 UNTORCH_API const char* untorch_version(void);
 UNTORCH_API const char* untorch_last_error(void);
 
-/* options may be NULL: one runner, defaults for the rest. The path goes to the operating system as it is. */
+/* options may be NULL: one runner, defaults for the rest. The path goes to the operating system as it is.
+ * The file is mapped: replace it by renaming a new one into place. One that is truncated while in use makes later calls
+ * fail with UNTORCH_INVALID_FILE; one that is overwritten in place changes the weights silently. With options->copy
+ * neither matters. */
 UNTORCH_API untorch_status untorch_program_open(const char* path, const untorch_load_options* options,
                                                 untorch_program** out);
+/* The contents of a .pt2 file in memory. With options->copy they are copied; else they are used in place, and must not
+ * change until the program and every tensor that it gave are freed. Weights are used in place where `data` is 64-byte
+ * aligned, and copied where that is too little for their dtype. */
+UNTORCH_API untorch_status untorch_program_open_memory(const void* data, size_t length,
+                                                       const untorch_load_options* options, untorch_program** out);
 /* Running calls finish, later ones fail with UNTORCH_CLOSED. The handle stays valid until untorch_program_free. */
 UNTORCH_API void untorch_program_close(untorch_program* program);
 UNTORCH_API void untorch_program_free(untorch_program* program);
@@ -236,8 +257,8 @@ UNTORCH_API int32_t untorch_has_symbol(const char* name);
 /* Adds a folder (an absolute path) that is searched first for NVIDIA's libraries. They are opened when a model first
  * needs them, so call it before the first run. */
 UNTORCH_API untorch_status untorch_add_library_path(const char* folder);
-/* Not 0: float32 GEMMs and convolutions on GPUs may use TF32 (10 bits of mantissa), for the whole process from now on.
- * Without this call, UNTORCH_ALLOW_TF32=1 in the environment allows it; the default is float32. */
+/* Whether float32 GEMMs and convolutions on GPUs may use TF32, for all programs of the process from now on, whatever
+ * their files and options say. UNTORCH_ALLOW_TF32=0 or 1 in the environment does the same. */
 UNTORCH_API void untorch_allow_tf32(int32_t allowed);
 /* NVIDIA's libraries that were opened so far, a line each: "title<TAB>soname<TAB>file<TAB>where it was found". Valid
  * until the thread's next call. */

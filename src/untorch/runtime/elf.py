@@ -53,13 +53,17 @@ def read_elf(path: str | Path) -> ElfFile:
     return parse_elf(data, str(path))
 
 
-def parse_elf(data: bytes | memoryview, name: str = "<memory>") -> ElfFile:
-    """The dynamic view of a library's bytes; ``name`` appears in errors. Raises InvalidFileError."""
-    machine, soname, needed, symbols, versions = _core.read_elf(data, name)
-    needs: dict[str, tuple[str, ...]] = {}
+def parse_elf(data: bytes | memoryview, name: str = "<memory>", max_symbols: int = 1 << 24) -> ElfFile:
+    """The dynamic view of a library's bytes; ``name`` appears in errors.
+
+    Raises InvalidFileError, for more symbols than ``max_symbols`` as well.
+    """
+    machine, soname, needed, symbols, versions = _core.read_elf(data, name, max_symbols)
+    needs: dict[str, list[str]] = {}
     for file, version in versions:
-        needs[file] = (*needs.get(file, ()), version)
-    return ElfFile(machine, soname, tuple(needed), tuple(Symbol(*symbol) for symbol in symbols), needs)
+        needs.setdefault(file, []).append(version)
+    found = tuple(Symbol(*symbol) for symbol in symbols)
+    return ElfFile(machine, soname, tuple(needed), found, {file: tuple(names) for file, names in needs.items()})
 
 
 def name_for_models(symbol: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from untorch import _core
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.log import DEBUG, INFO, log
+from untorch.runtime.process import Lock
 from untorch.runtime.spec import TensorSpec, parse_specs
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ class Method:
 
     numpy arrays in give numpy arrays out; if any input is another DLPack object, the outputs are ``untorch.Tensor``
     objects, which any DLPack library takes without a copy. Nothing is copied on the way in: arrays must have the
-    method's dtypes and memory layout. Several threads may call one method.
+    method's dtypes and memory layout. Several threads may call one method. The first call opens the method's library;
+    until then no code of the file runs.
 
     On a GPU, the work is enqueued on the caller's stream (``untorch.stream``), or on one of the library's own for each
     thread. numpy arrays are copied there, and numpy outputs are copies, for which the call waits. With arrays on the
@@ -31,29 +35,13 @@ class Method:
 
     __slots__ = ("__weakref__", "_core", "_inputs", "_outputs", "_spec")
 
-    def __init__(self, core: _core.Method, spec: Mapping[str, Any] | None) -> None:
+    def __init__(self, core: _core.Method, spec: Mapping[str, Any] | None, path: str) -> None:
         self._core = core
         self._spec = spec
-        inputs, outputs = (spec or {}).get("inputs", []), (spec or {}).get("outputs", [])
-        self._inputs = cast(tuple[TensorSpec, ...], parse_specs(inputs))
+        self._inputs = cast(tuple[TensorSpec, ...], parse_specs((spec or {}).get("inputs", [])))
         self._outputs: tuple[TensorSpec | None, ...] | None = None
-        core.describe(
-            names=[item["name"] for item in inputs],
-            constants={i: item["constant"] for i, item in enumerate(inputs) if "constant" in item},
-            none_outputs=[item is None for item in outputs],
-            text=self._signature(),
-        )
-        if (text := core.extern_nodes()) is not None:
-            from untorch.runtime.proxy import parse_extern_nodes
-
-            nodes = parse_extern_nodes(text)
-            if core.device != "cpu":
-                names = ", ".join(dict.fromkeys(node.target for node in nodes))
-                raise UnsupportedError(
-                    f"method '{core.name}' runs on {core.device} and needs operators that have no C shim: {names}; "
-                    "Python kernels work on the CPU's memory only: change the model, or export it for the CPU"
-                )
-            core.set_proxy(_ProxyHandler(nodes))
+        if not core.is_described:
+            core.open_with(_Opener(path, spec or {}, self._signature()))
 
     @property
     def name(self) -> str:
@@ -72,8 +60,8 @@ class Method:
 
     @property
     def num_inputs(self) -> int:
-        """Tensor inputs in the flat call (``run``)."""
-        return self._core.arity()[0]
+        """Tensor inputs in the flat call (``run``). A stock package does not tell: its library is opened."""
+        return len(self._inputs) if self._spec is not None else self._core.arity()[0]
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -86,6 +74,17 @@ class Method:
         if self._outputs is None:
             self._outputs = parse_specs((self._spec or {}).get("outputs"))
         return self._outputs
+
+    def open(self) -> None:
+        """Open the library and bind the weights now instead of at the first call. This runs code of the file.
+
+        Raises:
+            InvalidFileError: The library is damaged.
+            UnsupportedError: The library needs what this build or machine does not have.
+            UntrustedError: The file changed after a trust policy had accepted it.
+            ClosedError: The program is closed.
+        """
+        self._core.ensure_open()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method. ``out=`` may give buffers (a tree like the result's) that receive copies of the outputs."""
@@ -114,6 +113,12 @@ class Method:
             UnsupportedError: The model looks at its results while it runs (sizes that depend on values, for instance).
         """
         return Graph(self, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidArgumentError(
+            f"method '{self.name}': a Method is neither pickled nor copied: pickle its program, and take the method "
+            "there"
+        )
 
     def __repr__(self) -> str:
         return f"<untorch.Method {self.name}{self._signature()}>"
@@ -181,26 +186,78 @@ class Graph:
     ) -> None:
         self.close()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidArgumentError(
+            "a Graph is neither pickled nor copied: it belongs to this process and its GPU: capture one there"
+        )
+
     def __repr__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self._shapes)
         return f"<untorch.Graph of {self._method.name}({shapes}){' (closed)' if self._core.closed else ''}>"
 
 
+class _Opener:
+    """Opens a method at its first use. It holds neither the method nor its core, which hold it."""
+
+    def __init__(self, path: str, spec: Mapping[str, Any], signature: str) -> None:
+        self._path = path
+        self._spec = spec
+        self._signature = signature
+        self._lock = Lock()
+
+    def __call__(self, core: _core.Method) -> None:
+        with self._lock:
+            if core.is_described:
+                return
+            begin = time.perf_counter()
+            core.open()
+            if (text := core.extern_nodes()) is not None:
+                core.set_proxy(_proxy_handler(core, text))
+            inputs, outputs = self._spec.get("inputs", []), self._spec.get("outputs", [])
+            # The last step: from now on other threads do not come here.
+            core.describe(
+                names=[item["name"] for item in inputs],
+                constants={i: item["constant"] for i, item in enumerate(inputs) if "constant" in item},
+                none_outputs=[item is None for item in outputs],
+                text=self._signature,
+            )
+            log(DEBUG, "opened %s of %s in %.3f s", core.name, self._path, time.perf_counter() - begin)
+
+
+def _proxy_handler(core: _core.Method, text: str) -> _ProxyHandler:
+    from untorch.runtime.proxy import parse_extern_nodes
+
+    nodes = parse_extern_nodes(text)
+    if core.device != "cpu":
+        names = ", ".join(dict.fromkeys(node.target for node in nodes))
+        raise UnsupportedError(
+            f"method '{core.name}' runs on {core.device} and needs operators that have no C shim: {names}; "
+            "Python kernels work on the CPU's memory only: change the model, or export it for the CPU"
+        )
+    for target in dict.fromkeys(node.target for node in nodes):
+        log(INFO, "method %s calls %s, which runs as a Python kernel", core.name, target)
+    return _ProxyHandler(nodes)
+
+
 class _ProxyHandler:
-    """Serves the operators that have no C shim: tensors as numpy arrays to the registered kernel and back."""
+    """Serves the operators that have no C shim: tensors as numpy arrays to the registered kernel and back.
+
+    The method holds it, so it does not hold the method.
+    """
 
     def __init__(self, nodes: list[ExternNode]) -> None:
         self._nodes = nodes
 
-    def __call__(self, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
+    def __call__(self, core: _core.Method, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
         if not 0 <= index < len(self._nodes):
             raise InvalidFileError(f"the model calls operator node {index}, the package describes {len(self._nodes)}")
         import numpy
 
         node = self._nodes[index]
         inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
-        results = node.call(ints, inputs)
+        results = node.call(ints, inputs, core.source)
         for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
             # The compiled model was told each result's strides and addresses it by them: they are kept.
             array = numpy.asarray(result)
-            slot.assign(numpy.array(array, order="C") if min(array.strides, default=0) < 0 else array)
+            fits = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+            slot.assign(array if fits and array.flags.aligned else numpy.array(array, order="C"))

@@ -2,132 +2,142 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import importlib
 import json
 import os
-import stat
-import sys
-import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from untorch import _core
-from untorch.runtime.errors import (
-    ArgumentTypeError,
-    ClosedError,
-    InvalidArgumentError,
-    InvalidFileError,
-    UnknownMethodError,
-    file_error,
-)
+from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UnknownMethodError
+from untorch.runtime.log import INFO, log
 from untorch.runtime.method import Method
+from untorch.runtime.process import Lock, Shared, file_identity, import_numpy
+from untorch.runtime.source import check_load_options, open_source
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from untorch.trust.policy import TrustPolicy
 
 __all__ = ["Program", "Session", "load"]
 
 _MANIFEST = "extra/untorch.json"
-_MAX_PARALLEL = 1024  # OpenMP ends the process when it cannot start more threads
 
 
 def load(
-    path: str | bytes | os.PathLike[str],
+    source: str | os.PathLike[str] | ReadableBuffer,
     *,
     device: str | None = None,
     num_runners: int = 1,
     num_threads: int = 0,
     dequantize_weights: bool = False,
+    tf32: bool | None = None,
+    verify: bool = False,
+    copy: bool = False,
+    trust: TrustPolicy | str | os.PathLike[str] | None = None,
 ) -> Program:
     """Load a ``.pt2`` file made by ``untorch.export`` or by PyTorch's ``aoti_compile_and_package``.
 
-    The file is mapped and its weights are used in place. A method's library is opened at its first use.
+    The file is mapped and its weights are used in place. A method's library is opened at its first call, from a private
+    copy that is compared with its SHA-256 first.
+
+    Replace a file that is in use by renaming a new one into place. If it is truncated instead, the reads that find
+    nothing give zeros, and this call and later ones raise InvalidFileError. If it is overwritten in place, the weights
+    change silently; ``copy=True`` makes both impossible.
 
     Args:
-        path: The file.
+        source: The file's path, or its contents: bytes, or another object with the buffer protocol. Contents are
+            copied, but for ``bytes`` whose memory is 64-byte aligned, which are kept and used in place.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; must be the kind of device that the file was compiled for, which
             is the default. A file for CUDA runs on any GPU of its architecture; without an index, on the current
             device. Its methods for the CPU, if it has any, stay there.
         num_runners: Concurrent calls of one method; further ones wait. From 1 to 1024.
-        num_threads: OpenMP threads of a call, up to 1024; 0: OpenMP's default (``OMP_NUM_THREADS``, else all cores).
+        num_threads: threads of a call, up to 1024; 0: ``OMP_NUM_THREADS``, else all cores.
         dequantize_weights: On a GPU, also keep the weights of int4 and NVFP4 linear layers dequantized to the dtype of
             the activations. GEMMs with large M are then as fast as in an unquantised model, for 2 bytes more a weight
             (in float32 4).
+        tf32: On a GPU, whether float32 convolutions and GEMMs may round their operands to TF32, which has 10 bits of
+            mantissa. None: as PyTorch was set when the file was exported (its default: in convolutions); in a stock
+            package as PyTorch's defaults are. ``UNTORCH_ALLOW_TF32=0`` or ``1`` in the environment decides for all.
+        verify: Compare every entry with its SHA-256 in the manifest first (in a stock package with its CRC-32), on all
+            cores; reads the whole file. ``UNTORCH_VERIFY=1`` in the environment does it for every load.
+        copy: Read the whole file into memory instead of mapping it.
+        trust: A TrustPolicy, or the path of a policy file, that has to accept the file before any code of it is mapped
+            executable. The environment's ``UNTORCH_TRUST``, the path of a policy file, has to accept it as well.
 
     Raises:
+        UntrustedError: A trust policy does not accept the file. Also a RuntimeError.
         InvalidFileError: The file is damaged or no compiled package. If it cannot be opened, the error is also Python's
             (FileNotFoundError, PermissionError, IsADirectoryError, OSError), with ``errno`` and ``filename``.
         UnsupportedError: It was compiled for another architecture, CPU or GPU, or by a newer untorch; or this untorch
             was built without CUDA.
         ArgumentTypeError: An argument has the wrong type. Also a TypeError.
         InvalidArgumentError: An argument has a wrong value. Also a ValueError.
+        OutOfMemoryError: There is not enough memory, or address space, for the file. Also a MemoryError.
     """
-    for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
-        text = f"load: {name}: expected an integer from {least} to {_MAX_PARALLEL}, got {value!r}"
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ArgumentTypeError(text)
-        if not least <= value <= _MAX_PARALLEL:
-            raise InvalidArgumentError(text)
-    if not isinstance(dequantize_weights, bool):
-        raise ArgumentTypeError(f"load: dequantize_weights: expected True or False, got {dequantize_weights!r}")
-    if device is not None and not isinstance(device, str):
-        raise ArgumentTypeError(f"load: device: expected a string such as 'cpu' or 'cuda:0', got {device!r}")
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise ArgumentTypeError(f"load: path: expected str, bytes or os.PathLike, got {type(path).__name__}")
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise InvalidArgumentError(f"load: path: expected no zero bytes, got {path!r}")
-    _import_numpy()
-    try:
-        core = _core.Program(encoded, device, num_runners, num_threads, dequantize_weights)
-    except InvalidFileError as error:
-        # The C interface has one status for all errors of files: ask the system whether the file can be opened.
-        number = _open_error(encoded)
-        if number is None:
-            raise
-        raise file_error(str(error), number, os.fspath(path)) from None
-    return Program(core, os.fsdecode(path))
+    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32)
+    requirements = []
+    if trust is not None or "UNTORCH_TRUST" in os.environ:
+        from untorch.trust.check import policies_of
+
+        requirements = policies_of(trust)
+    import_numpy()
+    begin = time.perf_counter()
+    archive, path = open_source(source, copy)
+    if requirements:
+        from untorch.trust.check import admit
+
+        admit(archive, path, requirements)
+    core = _core.Program(archive, device, num_runners, num_threads, dequantize_weights, verify, tf32)
+    options = {
+        "device": device,
+        "num_runners": num_runners,
+        "num_threads": num_threads,
+        "dequantize_weights": dequantize_weights,
+        "tf32": tf32,
+        "verify": verify,
+        "copy": copy,
+        "trust": os.path.abspath(trust) if isinstance(trust, str | os.PathLike) else trust,
+    }
+    has_path = isinstance(source, str | os.PathLike)
+    program = Program(core, path, options if has_path else None)
+    if has_path:
+        with _open.lock:
+            _open.add(_program_key(program._absolute, options), program)
+    log(INFO, "loaded %s (%s) in %.3f s", program.path, ", ".join(program), time.perf_counter() - begin)
+    return program
 
 
-def _open_error(path: bytes) -> int | None:
-    """Why the system does not open the file: an errno; None if it does."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return error.errno
-    try:
-        return errno.EISDIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else None
-    finally:
-        os.close(descriptor)
+# Open programs by file and options. The last that were unpickled stay loaded: a worker of a pool gets its program again
+# with each task, and holds none in between.
+_open = Shared(kept=8)
 
 
-def _import_numpy() -> None:
-    """Import numpy in the background, since that takes as long as starting a GPU and loading weights. The first call
-    needs it and waits for the import.
-    """
-    if "numpy" in sys.modules:
-        return
+def _load_once(path: str, options: dict[str, Any]) -> Program:
+    """The process's program of this file with these options; loads it if there is none."""
+    with _open.lock:
+        program: Program | None = _open.get(_program_key(path, options))
+        if program is None:
+            program = load(path, **options)
+        _open.keep(program)
+        return program
 
-    def run() -> None:
-        with contextlib.suppress(ImportError):  # the first call raises it
-            importlib.import_module("numpy")
 
-    thread = threading.Thread(target=run, name="untorch-numpy")
-    thread.start()
-    # In a forked child this thread does not exist, and the module's import lock would stay taken.
-    os.register_at_fork(before=thread.join)
+def _program_key(path: str, options: Mapping[str, Any]) -> Any:
+    return path, file_identity(path), tuple(sorted(options.items()))
 
 
 class _Methods:
-    """What programs and sessions share: methods by attribute and by name, each opened at its first use."""
+    """What programs and sessions share: methods by attribute and by name, each opened at its first call."""
 
-    def __init__(self, path: str, cores: list[_core.Method], spec: Callable[[str], Any], what: str) -> None:
+    def __init__(self, path: str, cores: list[_core.Method], what: str) -> None:
         self._path = path
         self._cores = {core.name: core for core in cores}
-        self._spec_of = spec
         self._what = what
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._methods: dict[str, Method] = {}
         self._closed = False
 
@@ -148,7 +158,7 @@ class _Methods:
         return list(self._cores)
 
     def __getitem__(self, name: str) -> Method:
-        """A method by its name; opened at its first use. Raises UnknownMethodError, also a KeyError."""
+        """A method by its name; opened at its first call. Raises UnknownMethodError, also a KeyError."""
         if not isinstance(name, str):
             raise ArgumentTypeError(f"{self._path}: expected a method's name as a string, got {name!r}")
         method = self._methods.get(name)
@@ -161,8 +171,7 @@ class _Methods:
             if self._closed:
                 raise ClosedError(f"method '{name}': the {self._what} is closed")
             if name not in self._methods:
-                core.open()
-                self._methods[name] = Method(core, self._spec_of(name))
+                self._methods[name] = Method(core, self._spec_of(name), self._path)
             return self._methods[name]
 
     def __getattr__(self, name: str) -> Method:
@@ -184,11 +193,18 @@ class _Methods:
             raise InvalidArgumentError(f"{self._path} has several methods, call one by name: {', '.join(self._cores)}")
         return self[next(iter(self._cores))](*args, **kwargs)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(name for name in self._cores if name.isidentifier())})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._cores)
 
     def __len__(self) -> int:
         return len(self._cores)
+
+    def _spec_of(self, name: str) -> Any:
+        """What the manifest says of a method; None if there is none."""
+        raise NotImplementedError
 
     def _forget(self) -> None:
         self._closed = True
@@ -205,9 +221,11 @@ class Program(_Methods):
     context manager, or call ``close()``, to free everything. Outputs stay valid, also views of weights.
     """
 
-    def __init__(self, core: _core.Program, path: str) -> None:
-        super().__init__(path, core.methods(), self._spec, "program")
+    def __init__(self, core: _core.Program, path: str, options: Mapping[str, Any] | None) -> None:
+        super().__init__(path, core.methods(), "program")
         self._program = core
+        self._absolute = os.path.abspath(path)
+        self._options = dict(options) if options is not None else None  # None: loaded from memory
         self._manifest: dict[str, Any] | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -246,11 +264,33 @@ class Program(_Methods):
         """Reset the program's own mutable buffers to their initial values in the file."""
         self._program.reset()
 
-    def _spec(self, name: str) -> Any:
+    def _spec_of(self, name: str) -> Any:
         return self.manifest.get("methods", {}).get(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as its path and the options of ``load``. A process unpickles the same file with the same options as
+        one program, and does not load again what it has open. The state of mutable buffers is not pickled.
+        """
+        if self._closed:
+            raise ClosedError(f"pickle: the program {self._path!r} is closed")
+        if self._options is None:
+            raise InvalidArgumentError(
+                "pickle: the program was loaded from memory, and pickles as the path of its file: load it by path, or "
+                "send the contents and load them there"
+            )
+        return _load_once, (self._absolute, self._options)
+
+    def __copy__(self) -> Program:
+        """The program itself: ``session()`` makes an independent copy of its mutable buffers."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        return self
 
     def close(self) -> None:
         """Free libraries, buffers and mapped weights. Running calls finish; later ones raise ClosedError."""
+        with _open.lock:
+            _open.remove(self)
         for session in list(self._sessions):
             session.close()
         with self._lock:
@@ -279,7 +319,7 @@ class Session(_Methods):
     """
 
     def __init__(self, program: Program, core: _core.Session) -> None:
-        super().__init__(program.path, core.methods(), program._spec, "session")
+        super().__init__(program.path, core.methods(), "session")
         self._program = program
         self._core = core
 
@@ -312,6 +352,15 @@ class Session(_Methods):
         with self._lock:
             self._core.close()
             self._forget()
+
+    def _spec_of(self, name: str) -> Any:
+        return self._program._spec_of(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidArgumentError(
+            "a Session is neither pickled nor copied: its buffers belong to this process: call fork() for a copy of "
+            "its state, or pickle its program and call session() there"
+        )
 
     def _check_open(self, what: str) -> None:
         if self._closed:

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "kernels/cpu/common/parallel_items.h"
 
 namespace untorch::kernels::cpu {
@@ -220,8 +221,9 @@ void Fft<T>::bluestein(std::complex<T>* data, std::complex<T>* scratch) const {
 template <class T>
 std::shared_ptr<const Fft<T>> plan_for(std::int64_t length, bool forward) {
   constexpr std::size_t kKept = 64;
-  static std::mutex mutex;
-  static std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const Fft<T>>> plans;
+  static fork::Mutex mutex;
+  // Never destroyed: threads may run when the process exits.
+  static auto& plans = *new std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const Fft<T>>>;
   const std::lock_guard lock(mutex);
   auto& plan = plans[{length, forward}];
   if (plan == nullptr) plan = std::make_shared<const Fft<T>>(length, forward);

@@ -4,9 +4,10 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <vector>
+
+#include "base/fork.h"
 
 namespace untorch::kernels {
 
@@ -17,7 +18,7 @@ class Generator {
   // Starts over. Only the low 32 bits reach the engine, as in PyTorch; the seed is reported in full.
   void manual_seed(std::uint64_t seed) noexcept;
   std::uint64_t initial_seed() const noexcept { return seed_; }
-  std::mutex& mutex() noexcept { return mutex_; }
+  fork::Mutex& mutex() noexcept { return mutex_; }
   // `count` positions of GPU `device`'s sequence under this seed; the first of them. They start over with the seed.
   std::uint64_t reserve_philox(std::size_t device, std::uint64_t count);
 
@@ -50,7 +51,7 @@ class Generator {
  private:
   void refill() noexcept;
 
-  std::mutex mutex_;
+  fork::Mutex mutex_;
   std::uint64_t seed_ = 0;
   std::array<std::uint32_t, 624> state_{};
   std::size_t next_ = 0;
