@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from untorch.export.coverage import find_missing, raise_if_missing
+from untorch.export.coverage import find_missing, kernel_targets, raise_if_missing
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
 from untorch.export.inductor import run_inductor
@@ -24,13 +23,14 @@ from untorch.export.method import Compiled, Method, MethodReport
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import generated_only
+from untorch.export.patches import generated_only, interface_table
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
 from untorch.progress import Progress
 from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import parse_elf, read_elf
+from untorch.runtime.log import INFO, log
 
 __all__ = ["GeneratedCode", "compile_method", "generate_code", "temporary_folder"]
 
@@ -59,7 +59,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         with progress.step(f"{method.name}: passes"):
             passes = _run_passes(method)
         nodes = {node.name: node for node in module.graph.nodes}
-        with progress.step(f"{method.name}: AOTInductor"):
+        with progress.step(f"{method.name}: AOTInductor"), interface_table(inputs, mutations.attributes):
             produced = run_inductor(method, folder)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -80,7 +80,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes, device=target.device)
     raise_if_missing(missing, f"method {method.name!r}")
     packed = {
-        name: path.read_bytes()
+        name: _without_commands(path.read_bytes()) if path.suffix == ".cpp" else path.read_bytes()
         for name, path in paths.items()
         if name == library
         or name == stem + "_metadata.json"
@@ -98,6 +98,9 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         features=features,
         produced=produced,
     )
+    kernels = ", ".join(dict.fromkeys(kernel_targets(extern_nodes))) or "none"
+    log(INFO, "compiled method %s for %s: %d functions of the runtime, Python kernels: %s",
+        method.name, target.device, len(operators), kernels)  # fmt: skip
     method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=method.quantization)
     return method
 
@@ -116,27 +119,15 @@ def generate_code(method: Method, folder: Path) -> GeneratedCode:
 
 
 @contextlib.contextmanager
-def temporary_folder(key: str) -> Iterator[Path]:
-    """A folder that is removed at the end.
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="untorch-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
-    Its name depends on ``key`` only, because the generated code holds paths: equal exports give equal bytes. While
-    another export uses the same key, a random name is taken.
-    """
-    import hashlib
 
-    base = (
-        Path(tempfile.gettempdir())
-        / f"untorch-{os.getuid()}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
-    )
-    try:
-        base.mkdir(mode=0o700)
-        folder = base
-    except FileExistsError:
-        folder = Path(tempfile.mkdtemp(prefix="untorch-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _without_commands(data: bytes) -> bytes:
+    """Generated C++ without the compiler's commands that Inductor adds at its end: they hold paths of this machine."""
+    return re.sub(rb"^// (?:Compile|Link) cmd\n// .*\n?", b"", data, flags=re.MULTILINE)
 
 
 def _check_device(name: str, metadata: Path | None, device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,9 @@ from typing import Any
 
 import torch
 
-from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
+from untorch.archive import FORMAT_VERSION, ArchiveWriter
 from untorch.export.compile import compile_method, temporary_folder
+from untorch.export.coverage import kernel_targets
 from untorch.export.kernel_choice import write_tuning
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method, MethodReport
@@ -22,6 +22,7 @@ from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.quantize import describe_quantized, quantize_methods
 from untorch.export.tracing import trace_method
+from untorch.export.training_mode import warn_if_training
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
 from untorch.progress import Progress
@@ -88,10 +89,12 @@ def export(
     wanted = resolved.quantize_methods([request.method.name for request in requests])
     planned = plan_methods(requests, device, arch, resolved)
     find_runtime_library()
+    for request in requests:
+        warn_if_training(request.method.name, request.method.model)
     progress = Progress(resolved.progress)
     store, buffers = WeightStore(), MutableBuffers()
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
-    with ArchiveWriter(target_path) as writer, temporary_folder(str(target_path.resolve())) as folder:
+    with ArchiveWriter(target_path) as writer, temporary_folder() as folder:
         quantised = quantize_methods(
             planned, wanted, progress, _common_gpu(planned), by_name=resolved.quantizes_by_name
         )
@@ -127,8 +130,10 @@ def export(
             with progress.step("verify"), torch.no_grad():
                 for method in traced:
                     differences[method.name] = verify_file(
-                        finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance
-                    )
+                        finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance,
+                        kernel_targets(method.compiled.files[method.compiled.extern_nodes].decode())
+                        if method.compiled.extern_nodes else (),
+                    )  # fmt: skip
     for method in traced:
         if method.options.record_tuning is not None:
             write_tuning(method.options.record_tuning, method.compiled.produced.choices)
@@ -199,4 +204,4 @@ def _write(
         "states": buffers.entries,
         "methods": entries,
     }
-    writer.write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+    writer.write_manifest(manifest)

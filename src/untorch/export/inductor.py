@@ -14,9 +14,9 @@ from torch import fx
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
-from untorch.export.patches import has_cpp_march
+from untorch.export.patches import has_cpp_march, neutral_paths
 from untorch.export.target import Produced
-from untorch.ops import int4, nvfp4, nvfp4_moe, packed_linear
+from untorch.ops import int4, nvfp4, nvfp4_moe, packed_linear, proxy_result
 
 __all__ = ["run_inductor"]
 
@@ -40,6 +40,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             int4.OPERATOR: int4.C_SHIMS,
             nvfp4.OPERATOR: nvfp4.C_SHIMS,
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
+            proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
         },
         "aot_inductor.precompile_headers": False,
         # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.
@@ -105,15 +106,22 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
             )
         return [item for item in result if isinstance(item, dict) or item]
 
-    with _environment("LIBRARY_PATH", str(links)):
+    # Line tables of Triton's kernels hold the paths of their sources.
+    line_info = os.environ.get("TRITON_DISABLE_LINE_INFO", "1")
+    path = os.environ.get("LIBRARY_PATH")
+    with (
+        _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
+        _environment("TRITON_DISABLE_LINE_INFO", line_info),
+        neutral_paths(output),
+    ):
         return method.target.run_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
 
 
 @contextlib.contextmanager
-def _environment(name: str, first: str) -> Iterator[None]:
-    """Puts ``first`` in front of a path variable."""
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable meanwhile."""
     old = os.environ.get(name)
-    os.environ[name] = f"{first}:{old}" if old else first
+    os.environ[name] = value
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
 from untorch.progress import Progress
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
+from untorch.runtime.log import INFO, log
 
 __all__ = ["export_program", "refuse_fused_attention", "trace_method"]
 
@@ -54,7 +55,9 @@ def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedPr
     if retry:
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                return _exported(method), str(refusal)
+                program = _exported(method)
+            log(INFO, "method %s is traced with math attention: torch.export said: %s", method.name, refusal)
+            return program, str(refusal)
         except Exception:  # then it was not attention, and the first error says more
             pass
     raise CompileError(f"method {method.name!r}: torch.export failed: {refusal}") from refusal

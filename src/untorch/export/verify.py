@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from untorch.export.errors import VerificationError
 from untorch.export.signature import dtype_name
+from untorch.runtime.registry import find_kernel, find_registration
 
 __all__ = ["OutputDifference", "compare", "from_numpy", "to_numpy", "verify_file"]
 
@@ -26,7 +30,7 @@ _TIMEOUT_SECONDS = 600
 _SCRIPT = """
 import json, sys
 sys.modules["torch"] = None
-folder, path, method = sys.argv[1:]
+folder, path, method, kernels = sys.argv[1:]
 import numpy
 import untorch
 
@@ -39,6 +43,24 @@ def load(name, dtype, shape, strides):
 
 with open(f"{folder}/inputs.json") as file:
     inputs = json.load(file)
+def remote(connection, target):
+    # A kernel that the exporting process has: it computes there.
+    def kernel(*args, **kwargs):
+        connection.send((target, args, kwargs))
+        error, result, changed = connection.recv()
+        if error is not None:
+            raise RuntimeError(error)
+        for own, value in zip([*args, *kwargs.values()], changed):
+            if isinstance(own, numpy.ndarray) and own.flags.writeable:
+                own[...] = value
+        return result
+    return kernel
+
+if kernels:
+    from multiprocessing.connection import Client
+    connection = Client(f"{folder}/kernels", "AF_UNIX")
+    for target, cast, unchecked in json.loads(kernels):
+        untorch.register_kernel(target, remote(connection, target), cast=cast, unchecked=unchecked)
 program = untorch.load(path)
 results = program[method].run([load(f"input_{i}", *form) for i, form in enumerate(inputs)])
 written = []
@@ -72,8 +94,12 @@ def verify_file(
     program: torch.export.ExportedProgram,
     outputs: list[dict[str, Any] | None],
     tolerance: float,
+    kernels: Sequence[str] = (),
 ) -> list[OutputDifference]:
-    """Compares the method in ``path`` on the program's example inputs. Raises VerificationError."""
+    """Compares the method in ``path`` on the program's example inputs. Raises VerificationError.
+
+    kernels: the operators that go to Python kernels. Those that are registered in this process compute in it.
+    """
     assert program.example_inputs is not None
     args, kwargs = program.example_inputs
     inputs = [leaf.detach() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -89,7 +115,7 @@ def verify_file(
             leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
             for leaf in pytree.tree_leaves(result, is_leaf=lambda x: x is None)
         ]
-        _run(folder, path, method)
+        _run(folder, path, method, kernels)
         dtypes = json.loads((folder / "outputs.json").read_text())
         results = [
             None if dtype is None else from_numpy(numpy.load(folder / f"output_{i}.npy"), dtype)
@@ -166,14 +192,46 @@ def _difference(name: str, result: torch.Tensor, reference: torch.Tensor) -> Out
     return OutputDifference(name, largest, largest / max(scale, 1e-6))
 
 
-def _run(folder: Path, path: Path, method: str) -> None:
-    command = [sys.executable, "-c", _SCRIPT, str(folder), str(path), method]
+def _run(folder: Path, path: Path, method: str, kernels: Sequence[str]) -> None:
+    found = {target: find_registration(target) for target in kernels}
+    own = [(target, entry.cast, entry.unchecked) for target, entry in found.items() if entry is not None]
+    command = [sys.executable, "-c", _SCRIPT, str(folder), str(path), method, json.dumps(own) if own else ""]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
+        with _serve_kernels(folder) if own else contextlib.nullcontext():
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise VerificationError(f"method {method!r}: no result after {_TIMEOUT_SECONDS} s") from error
     if done.returncode != 0:
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
         text = done.stderr.strip() or done.stdout.strip()
         raise VerificationError(f"method {method!r} does not load or run without torch ({how}):\n{text}")
+
+
+@contextlib.contextmanager
+def _serve_kernels(folder: Path) -> Iterator[None]:
+    """Runs kernels of this process for the other one, which connects to a socket in the folder."""
+    from multiprocessing.connection import Client, Listener
+
+    address = str(folder / "kernels")
+
+    def serve() -> None:
+        with listener.accept() as connection, contextlib.suppress(EOFError, OSError):
+            while (request := connection.recv()) is not None:
+                target, args, kwargs = request
+                try:
+                    result = find_kernel(target)(*args, **kwargs)
+                    connection.send((None, result, [*args, *kwargs.values()]))
+                except Exception as error:
+                    connection.send((f"{type(error).__name__}: {error}", None, []))
+
+    with Listener(address, "AF_UNIX") as listener:
+        thread = threading.Thread(target=serve, name="untorch-verify", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            if thread.is_alive():  # the other process never connected
+                with contextlib.suppress(OSError), Client(address, "AF_UNIX") as connection:
+                    connection.send(None)
+            thread.join()

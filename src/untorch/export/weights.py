@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from untorch import _core
+from untorch.archive import BLOCK_BYTES
 from untorch.export.errors import CompileError
 from untorch.export.signature import dtype_name
 
@@ -146,13 +147,13 @@ class WeightStore:
             data = memoryview(array).cast("B")
         else:
             data = memoryview(b"")
-        digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+        digest = _core.sha256(data, BLOCK_BYTES)
         key = (digest, dtype, length)
         if key not in self._by_content:
             self._by_content[key] = len(self.files)
             name = f"data/weights/weight_{len(self.files)}"
             self.files.append((name, data))
-            self.entries.append({"file": name, "nbytes": length, "hash": f"blake2b:{digest}"})
+            self.entries.append({"file": name, "nbytes": length})
             self._keep.append(storage)
         return self._by_content[key]
 

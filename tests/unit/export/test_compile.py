@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,26 @@ class Decoder(nn.Module):
         return torch.relu(self.up(x))
 
 
+LOGGED: list[str] = []  # while ``made`` was exported
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What the logger of the package is given."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("untorch")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, Encoder]:
     torch.manual_seed(0)
@@ -57,9 +80,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportReport, 
     shapes = {"x": {0: batch}, "more": {"shift": {0: batch}}}
     encode = {"model": encoder, "args": (torch.randn(4, 32), more), "dynamic_shapes": shapes}
     methods = {"encode": encode, "decode": (Decoder(encoder), (torch.randn(3, 32),))}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), logged() as records:
         warnings.simplefilter("ignore")
         report = export(methods=methods, path=path, verify=True, progress=False)
+    LOGGED[:] = records
     return path, report, encoder
 
 
@@ -73,6 +97,14 @@ def test_the_report(made: tuple[Path, ExportReport, Encoder]) -> None:
     assert all(d.max_rel < 1e-5 for d in encode.differences)
     assert "aoti_torch_cpu_untorch_packed_linear" in encode.operators
     assert {"encode: torch.export", "encode: AOTInductor", "write", "verify"} <= report.seconds.keys()
+
+
+def test_the_logger_tells_of_methods(made: tuple[Path, ExportReport, Encoder]) -> None:
+    _, report, _ = made
+    encode, decode = LOGGED
+    count = len(report.methods["encode"].operators)
+    assert encode == f"compiled method encode for cpu: {count} functions of the runtime, Python kernels: none"
+    assert decode.startswith("compiled method decode for cpu: ")
 
 
 def test_the_manifest_and_the_library(made: tuple[Path, ExportReport, Encoder]) -> None:
@@ -236,12 +268,10 @@ def test_errors(
     assert not list(tmp_path.iterdir())
 
 
-def test_temporary_folders_are_named_after_the_key_and_removed() -> None:
-    with temporary_folder("key") as first, temporary_folder("key") as second:
+def test_temporary_folders_are_removed() -> None:
+    with temporary_folder() as first, temporary_folder() as second:
         assert first != second
         (first / "file").write_text("x")
-    with temporary_folder("key") as again:
-        assert again == first
     assert not first.exists()
     assert not second.exists()
 

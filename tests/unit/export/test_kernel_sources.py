@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,11 @@ def rewritten(path: Path, to: Path, **changed: Any) -> Path:
                 continue  # the writer's own
             data = archive.read(entry.name)
             if entry.name == MANIFEST:
-                data = json.dumps({**json.loads(data), **changed}).encode()
-            elif entry.name.endswith(SUFFIX) and sources is not None:
+                continue
+            if entry.name.endswith(SUFFIX) and sources is not None:
                 data = sources.encode()
             writer.write(entry.name, data)
-        writer.finish()
+        writer.write_manifest({**archive.manifest(), **changed})
     return to
 
 

@@ -16,16 +16,19 @@ from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
 from untorch.export.patches.fake_driver import FAKE_DEVICE
 from untorch.export.patches.graphs import (
     changing_scalars,
+    checked_results,
     clones_of_buffers,
     generated_only,
     lstm_hidden_state,
     treespec_warning,
 )
+from untorch.export.patches.library import interface_table, neutral_paths
 from untorch.export.patches.registry import PATCHES, Patch
 
 __all__ = [
     "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
-    "has_cpp_march", "kept_kernels", "kernel_sources", "toolkit_folder", "torch_version", "treespec_warning",
+    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "toolkit_folder",
+    "torch_version", "treespec_warning",
 ]  # fmt: skip
 
 
@@ -39,6 +42,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(treespec_warning())
         stack.enter_context(changing_scalars(reads_shared_buffers))
         stack.enter_context(clones_of_buffers())
+        stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(lstm_hidden_state())
         if host.vector_bits is not None:

@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 from untorch.export.patches.registry import patch, replaced
+from untorch.ops.proxy_result import CHECK_RESULT
 
-__all__ = ["changing_scalars", "clones_of_buffers", "generated_only", "lstm_hidden_state", "treespec_warning"]
+__all__ = [
+    "changing_scalars", "checked_results", "clones_of_buffers", "generated_only", "lstm_hidden_state",
+    "treespec_warning",
+]  # fmt: skip
 
 
 @patch(
@@ -118,6 +122,65 @@ def treespec_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)
         yield
+
+
+@patch(
+    "torch._inductor.ir.MultiOutput.codegen",
+    "torch._inductor.ir.FallbackKernel.export_extern_kernel_node",
+    versions="2.11–2.15",
+    why="Generated code takes what a proxy kernel returns for what the operator's fake implementation declares, and "
+    "addresses memory by it. The extern nodes' JSON does not have the dtypes.",
+    test="test_graphs.py::test_torch_still_believes_proxy_kernels",
+)
+@contextlib.contextmanager
+def checked_results() -> Iterator[None]:
+    """The generated code checks each result of a proxy call, and its node's metadata has their dtypes."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    codegen = ir.MultiOutput.codegen
+    export_node: Any = ir.FallbackKernel.export_extern_kernel_node
+
+    def checked_codegen(self: Any, wrapper: Any) -> None:
+        call: Any = self.inputs[0]
+        if isinstance(call, ir.FallbackKernel) and call.use_runtime_dispatch and V.graph.cpp_wrapper:
+            check_result(self, call, wrapper)  # before torch's own check, as it mends the layout
+        codegen(self, wrapper)
+
+    def check_result(self: Any, call: Any, wrapper: Any) -> None:
+        if self.get_device().type != "cpu":
+            return
+        operator: Any = call.op_overload
+        rank = len(self.get_size())
+        sizes, strides = (wrapper.codegen_shape_tuple(dims) for dims in (self.get_size(), self.get_stride()))
+        index = next((i for i, output in enumerate(_flat_outputs(call)) if output is self), 0)
+        wrapper.writeline(
+            f"AOTI_TORCH_ERROR_CODE_CHECK({CHECK_RESULT}({self.get_name()}, {wrapper.codegen_dtype(self.get_dtype())}, "
+            f"{rank}, std::array<int64_t, {rank}>{sizes if rank else '{}'}.data(), "
+            f"std::array<int64_t, {rank}>{strides if rank else '{}'}.data(), "
+            f'"{operator.name()}", {index}));'
+        )
+
+    def export_with_dtypes(self: Any) -> Any:
+        result = export_node(self)
+        if V.graph.aot_mode:
+            dtypes = (str(output.get_dtype()).removeprefix("torch.") for output in _flat_outputs(self))
+            V.extern_kernel_nodes[-1].node.metadata["untorch_dtypes"] = ",".join(dtypes)
+        return result
+
+    with (
+        replaced(ir.MultiOutput, "codegen", checked_codegen),
+        replaced(ir.FallbackKernel, "export_extern_kernel_node", export_with_dtypes),
+    ):
+        yield
+
+
+def _flat_outputs(call: Any) -> list[Any]:
+    """The tensors that a call through the proxy executor gives, in order."""
+    from torch._inductor import ir
+    from torch.utils import _pytree as pytree
+
+    return [output for output in pytree.tree_leaves(call.outputs) if isinstance(output, ir.MultiOutput)]
 
 
 class _Generated(Exception):  # noqa: N818

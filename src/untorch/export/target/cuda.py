@@ -62,8 +62,16 @@ class GpuCode(Target):
         return config | INDUCTOR_OPTIONS if options.matmul == "auto" else config
 
     def manifest_fields(self) -> dict[str, Any]:
-        """The architecture, and the version of the assembler that made the code."""
-        return {"gpu_architecture": self.architecture, "ptxas": toolkit.ptxas_version(self.architecture)}
+        """The architecture, the version of the assembler that made the code, and where PyTorch would use TF32."""
+        ptxas = toolkit.ptxas_version(self.architecture)
+        return {"gpu_architecture": self.architecture, "ptxas": ptxas, "tf32": _tf32_settings()}
+
+
+def _tf32_settings() -> dict[str, bool]:
+    """What torch.backends allows for float32 convolutions and GEMMs on CUDA."""
+    backends: Any = torch.backends
+    kinds = {"convolution": backends.cudnn.conv, "matmul": backends.cuda.matmul}
+    return {name: kind.fp32_precision == "tf32" for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True)

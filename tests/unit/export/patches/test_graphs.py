@@ -119,3 +119,14 @@ def test_torch_still_compiles_what_it_generates() -> None:
 
     options = [name for name in config.get_config_copy() if name.startswith("aot_inductor")]
     assert not [name for name in options if "codegen_only" in name or "generate_only" in name or "skip_compile" in name]
+
+
+def test_torch_still_believes_proxy_kernels() -> None:
+    """Its own check is behind an environment variable, and lets other dtypes and empty results through."""
+    import inspect
+
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    if (write := getattr(CppWrapperCpu, "_codegen_assert_size_stride", None)) is not None:
+        text = inspect.getsource(write)
+        assert "_check_aoti_runtime_check_inputs_env" in text and "dtype" not in text
