@@ -18,9 +18,13 @@ from untorch.cli.doctor import doctor
 from untorch.cli.export import export
 from untorch.cli.inspect import inspect
 from untorch.cli.ops import ops
+from untorch.cli.output import one_line
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
+from untorch.cli.sign import sign
 from untorch.cli.tune import tune
+from untorch.cli.verify import verify
+from untorch.runtime.text import escape_controls
 
 __all__ = ["app", "one_line"]
 
@@ -38,6 +42,10 @@ class _Group(TyperGroup):
         **extra: Any,
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
+        # Names that the terminal's encoding lacks are no error.
+        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
         try:
             code = super().main(
                 args=args,
@@ -83,17 +91,8 @@ def _fail(error: Exception, arguments: list[str]) -> NoReturn:
         context = getattr(error, "ctx", None)
         command = getattr(context, "command_path", None) or "untorch"
         text = f"{one_line(text).rstrip('.')}; see {command} --help"
-    print(f"untorch: {one_line(text)}", file=sys.stderr, flush=True)
+    print(f"untorch: {escape_controls(one_line(text))}", file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks; a list under a heading that ends with a colon is joined with semicolons."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    out = ""
-    for line in lines:
-        out += line if not out else f" {line}" if out.endswith(":") else f"; {line}"
-    return out
 
 
 def _version(value: bool) -> None:
@@ -125,5 +124,5 @@ def _root(
         raise typer.Exit(2)
 
 
-for _command in (export, run, bench, inspect, ops, doctor, quantize_report, tune):
+for _command in (export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune):
     app.command()(_command)

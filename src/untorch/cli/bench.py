@@ -19,6 +19,8 @@ from untorch.cli.options import (
     NumRunnersOption,
     NumThreadsOption,
     SeedOption,
+    Tf32Option,
+    TrustOption,
 )
 from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text, shape_text
 from untorch.cli.run import pick_method
@@ -59,7 +61,7 @@ def bench(
     num_threads: NumThreadsOption = 0,
     sweep_threads: Annotated[
         str | None,
-        typer.Option("--sweep-threads", metavar="N,N…", help="Measure once for each number of OpenMP threads: 1,2,4."),
+        typer.Option("--sweep-threads", metavar="N,N…", help="Measure once for each number of threads: 1,2,4."),
     ] = None,
     num_runners: NumRunnersOption = None,
     concurrency: Annotated[
@@ -70,6 +72,8 @@ def bench(
     device: DeviceOption = None,
     graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
     dequantize_weights: DequantizeWeightsOption = False,
+    tf32: Tf32Option = None,
+    trust: TrustOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -92,7 +96,7 @@ def bench(
         _measure_one(
             file, method, texts, dim_texts, seed, plan, graph,
             {"device": device, "num_runners": num_runners or concurrency, "num_threads": count,
-             "dequantize_weights": dequantize_weights},
+             "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": trust},
         )
         for count in counts
     ]  # fmt: skip
@@ -104,6 +108,7 @@ def bench(
         "device": first["device"],
         "graph": graph,
         "dequantize_weights": dequantize_weights,
+        "tf32": tf32,
         "untorch": untorch.__version__,
         "cpu_level": untorch._core.cpu_level(),
         "inputs": first["inputs"],
@@ -117,14 +122,14 @@ def bench(
     if cold:
         from untorch.cli.cold import measure_cold
 
-        with untorch.load(file, device=device) as program:
+        with untorch.load(file, device=device, trust=trust) as program:
             chosen = pick_method(program, method)
             specs = program.manifest.get("methods", {}).get(chosen.name, {}).get("inputs")
             number = chosen.num_inputs
         request = {
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
             "dims": dim_texts, "seed": seed, "threads": counts[0],
-            "dequantize_weights": dequantize_weights,
+            "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": None if trust is None else str(trust),
         }  # fmt: skip
         document["cold"] = measure_cold(request, cold_runs)
     emit(document, json, lambda console: _render(console, document))
@@ -161,6 +166,7 @@ def _measure_one(
     program = untorch.load(file, **how)
     try:
         method = pick_method(program, name)
+        method.open()
         load = time.perf_counter() - start
         arrays = make_inputs(method.inputs, method.num_inputs, texts, dims, seed, fill_missing=True)
         loaded, _ = memory()

@@ -17,7 +17,7 @@ def run_checks() -> list[dict[str, str]]:
     checks: list[tuple[str, Callable[[], tuple[str, str]]]] = [
         ("versions", _versions),
         ("native library", _library),
-        ("OpenMP", _openmp),
+        ("threads", _threads),
         ("memfd", _memfd),
         ("kernels", _kernels),
         ("half types", _half_types),
@@ -52,13 +52,14 @@ def _library() -> tuple[str, str]:
     return ("ok" if count else "failed"), f"{library_path().name} exports {count} operators for the CPU"
 
 
-def _openmp() -> tuple[str, str]:
-    from untorch.cli.machine import openmp_library
+def _threads() -> tuple[str, str]:
+    """The thread pool behind parallel loops; threads are started by the first one."""
+    from untorch.cli.machine import num_threads
 
-    path = openmp_library()
-    if path is None:
-        return "failed", "no OpenMP runtime is loaded: install libgomp (Debian: libgomp1), or untorch from its wheel"
-    return "ok", path
+    number = num_threads()
+    if number is None:
+        return "failed", "libuntorch.so does not tell its number of threads: install untorch again"
+    return "ok", f"parallel loops run on {number} thread{'s' if number != 1 else ''}"
 
 
 def _memfd() -> tuple[str, str]:

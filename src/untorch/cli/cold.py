@@ -75,9 +75,14 @@ def child(text: str, started: float) -> None:
     arrays = make_inputs(specs, request["count"], request["texts"], request["dims"], request["seed"], bool(specs))
     mark()
     program = untorch.load(
-        request["file"], num_threads=request["threads"], dequantize_weights=request["dequantize_weights"]
+        request["file"],
+        num_threads=request["threads"],
+        dequantize_weights=request["dequantize_weights"],
+        tf32=request["tf32"],
+        trust=request["trust"],
     )
     method = program[request["method"]]
+    method.open()
     mark()
     method.run(arrays)
     mark()

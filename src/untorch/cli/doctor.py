@@ -34,8 +34,8 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:
-    cpu, library, openmp, cuda = (document[key] for key in ("cpu", "library", "openmp", "cuda"))
-    wanted = f", OMP_NUM_THREADS={openmp['environment']}" if openmp["environment"] else ""
+    cpu, library, threads, cuda = (document[key] for key in ("cpu", "library", "threads", "cuda"))
+    wanted = f", OMP_NUM_THREADS={threads['environment']}" if threads["environment"] else ""
     found = "; ".join(f"{name}: {path}" for name, path in cuda["libraries"].items() if path)
     print_fields(
         console,
@@ -47,7 +47,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("CPU", f"{cpu['model'] or 'unknown'}, {cpu['architecture']}, {cpu['usable_cores']} usable cores"),
             ("CPU features", " ".join(cpu["features"])),
             ("kernels", f"{cpu['level']}" + (f" (UNTORCH_ISA={cpu['wanted_level']})" if cpu["wanted_level"] else "")),
-            ("OpenMP", f"{openmp['threads'] or 'unknown'} threads{wanted}, {openmp['library'] or 'libgomp not found'}"),
+            ("threads", f"{threads['number'] or 'unknown'}{wanted}"),
             ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
             ("torch", f"{document['torch'] or 'not installed'} (needed for untorch export only)"),
             ("CUDA", f"works, driver {cuda['driver']}" if cuda["served"] else f"does not work here: {cuda['note']}"),

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from untorch.cli.options import DebugOption, DeviceOption, FileArgument, JsonOption
-from untorch.cli.output import bytes_text, emit, make_table, print_fields, shape_text
+from untorch.cli.output import bytes_text, emit, make_table, one_line, print_fields, shape_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_MAX_METHODS = 40  # a text is for people
 
 __all__ = ["inspect"]
 
@@ -18,7 +20,9 @@ __all__ = ["inspect"]
 def inspect(
     file: FileArgument,
     operators: Annotated[bool, typer.Option("--operators", help="List all needed functions and operators.")] = False,
-    checksums: Annotated[bool, typer.Option("--checksums", help="Read the whole file and compare checksums.")] = False,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read the whole file first, like untorch verify.")
+    ] = False,
     device: DeviceOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -48,12 +52,15 @@ def _render(console: Console, document: dict[str, Any], operators: bool) -> None
     if document["checksums"] is not None:
         fields.append(("checksums", document["checksums"]))
     print_fields(console, fields)
-    for method in document["methods"]:
+    for method in document["methods"][:_MAX_METHODS]:
         _render_method(console, method, operators)
+    if (left := len(document["methods"]) - _MAX_METHODS) > 0:
+        console.print(f"\n… and {left} more methods; --json has all")
 
 
 def _render_method(console: Console, method: dict[str, Any], operators: bool) -> None:
-    console.print(f"\nmethod {method['name']}", style="bold")
+    console.print()
+    console.print(f"method {one_line(method['name'])}", style="bold")
     cpu = method["cpu"]
     needs = ", ".join(cpu["features"]) or "nothing beyond the architecture's baseline"
     missing = f"; this machine lacks {', '.join(cpu['missing'])}" if cpu["missing"] else ""
@@ -61,6 +68,7 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         console,
         [
             ("device", ", ".join([method["device"], *method["gpu_architectures"]])),
+            *([("TF32", _tf32(method["tf32"]))] if method["tf32"] else []),
             *[(f"code for {code['architecture']}", _gpu_code(code)) for code in method["gpu_codes"] or ()],
             ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
             ("CPU features", needs + missing),
@@ -94,6 +102,11 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if shown := method["operators"] if operators else lacking:
         rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
         console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _tf32(allowed: dict[str, bool]) -> str:
+    names = {"convolution": "convolutions", "matmul": "GEMMs"}
+    return f"in {' and '.join(names[name] for name in names if allowed[name])}" if any(allowed.values()) else "nowhere"
 
 
 def _gpu_code(code: dict[str, Any]) -> str:

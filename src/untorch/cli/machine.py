@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cuda_status", "describe_machine", "installed_version", "openmp_library"]
+__all__ = ["cuda_status", "describe_machine", "installed_version", "num_threads"]
 
 _CUDA_LIBRARIES = {
     "driver": ("libcuda.so.1",),
@@ -54,11 +54,7 @@ def describe_machine() -> dict[str, Any]:
             "wanted_level": os.environ.get("UNTORCH_ISA"),
             "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
-        "openmp": {
-            "library": openmp_library(),
-            "threads": _openmp_threads(),
-            "environment": os.environ.get("OMP_NUM_THREADS"),
-        },
+        "threads": {"number": num_threads(), "environment": os.environ.get("OMP_NUM_THREADS")},
         "library": {
             "path": str(library) if library is not None else None,
             "bytes": library.stat().st_size if library is not None else None,
@@ -116,23 +112,15 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def openmp_library() -> str | None:
-    """The path of the OpenMP runtime that libuntorch.so has loaded."""
-    from untorch.cli.process import mapped_library
+def num_threads() -> int | None:
+    """Threads of a parallel loop, unless ``load`` is told otherwise; None when libuntorch.so is not found."""
+    from untorch.cli.process import library_path
+    from untorch.runtime.errors import UntorchError
 
-    return mapped_library("libgomp") or mapped_library("libomp") or mapped_library("libiomp5")
-
-
-def _openmp_threads() -> int | None:
-    path = openmp_library()
-    if path is None:
-        return None
     try:
-        function = ctypes.CDLL(path).omp_get_max_threads
-    except (OSError, AttributeError):
+        return int(ctypes.CDLL(str(library_path())).utp_get_max_threads())
+    except (UntorchError, OSError, AttributeError):
         return None
-    function.restype = ctypes.c_int
-    return int(function())
 
 
 def _cpu_model() -> str | None:

@@ -29,6 +29,8 @@ __all__ = [
     "QuietOption",
     "RequiredOutputOption",
     "SeedOption",
+    "SigstoreTrustConfigOption",
+    "TrustOption",
     "VerifyOption",
 ]  # fmt: skip
 
@@ -45,18 +47,39 @@ _OUTPUT = typer.Option("--output", "-o", metavar="PATH", help="Where to write th
 OutputOption = Annotated[Path | None, _OUTPUT]
 RequiredOutputOption = Annotated[Path, _OUTPUT]
 
+# Trust.
+SigstoreTrustConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sigstore-trust-config",
+        metavar="JSON",
+        help="Sigstore's client trust configuration. Default: the public instance's.",
+    ),
+]
+
 # Loading: the names are those of untorch.load().
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, or one GPU by its index: cuda:1.")
 ]
 NumThreadsOption = Annotated[
-    int, typer.Option("--num-threads", metavar="N", min=0, help="OpenMP threads of a call; 0: OpenMP's default.")
+    int,
+    typer.Option("--num-threads", metavar="N", min=0, help="Threads of a call; 0: OMP_NUM_THREADS, else all cores."),
 ]
 NumRunnersOption = Annotated[
     int | None, typer.Option("--num-runners", metavar="N", min=1, help="Concurrent calls of a method; others wait.")
 ]
 DequantizeWeightsOption = Annotated[
     bool, typer.Option("--dequantize-weights", help="Also keep int4 and NVFP4 weights dequantized on the GPU.")
+]
+
+Tf32Option = Annotated[
+    bool | None,
+    typer.Option("--tf32/--no-tf32", help="Whether float32 operators on a GPU may use TF32. Default: as exported."),
+]
+
+TrustOption = Annotated[
+    Path | None,
+    typer.Option("--trust", metavar="POLICY", help="A trust policy (JSON or TOML) that must accept the file."),
 ]
 
 # Calling a method.

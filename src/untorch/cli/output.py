@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from untorch.runtime.text import escape_controls
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["bytes_text", "emit", "make_table", "print_fields", "seconds_text", "shape_text"]
+_MAX_ROWS, _MAX_CELL = 200, 4000  # a table is for people
+
+__all__ = ["bytes_text", "emit", "make_table", "one_line", "print_fields", "seconds_text", "shape_text"]
 
 
 def emit(document: dict[str, Any], as_json: bool, render: Callable[[Console], None]) -> None:
@@ -22,8 +26,14 @@ def emit(document: dict[str, Any], as_json: bool, render: Callable[[Console], No
         return
     from rich.console import Console
 
+    class SafeConsole(Console):
+        """Names from files may hold escape sequences: the terminal gets them as text."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(escape_controls(o) if isinstance(o, str) else o for o in objects), **options)
+
     # Wide enough that nothing is cut when the output goes to a file or a pipe.
-    console = Console(highlight=False, emoji=False, markup=False, width=None if sys.stdout.isatty() else 200)
+    console = SafeConsole(highlight=False, emoji=False, markup=False, width=None if sys.stdout.isatty() else 200)
     render(console)
 
 
@@ -35,9 +45,17 @@ def make_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequenc
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+    for index, row in enumerate(rows):
+        if index == _MAX_ROWS:
+            table.add_row(f"… only the first {_MAX_ROWS} rows are shown; --json has all", *[""] * (len(columns) - 1))
+            break
+        table.add_row(*(_cell(cell) for cell in row))
     return table
+
+
+def _cell(value: object) -> str:
+    text = escape_controls(str(value).replace("\n", "\\n"))
+    return text if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}… ({len(text)} characters)"
 
 
 def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None:
@@ -45,7 +63,7 @@ def print_fields(console: Console, fields: Iterable[tuple[str, object]]) -> None
     items = list(fields)
     width = max((len(name) for name, _ in items), default=0)
     for name, value in items:
-        console.print(f"{name:<{width}}  {value}", soft_wrap=True)
+        console.print(f"{name:<{width}}  {_cell(value)}", soft_wrap=True)
 
 
 def bytes_text(count: int | None) -> str:
@@ -93,3 +111,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks; a list under a heading that ends with a colon is joined with semicolons."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    out = ""
+    for line in lines:
+        out += line if not out else f" {line}" if out.endswith(":") else f"; {line}"
+    return out

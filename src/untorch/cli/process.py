@@ -30,7 +30,6 @@ def mapped_library(name: str) -> str | None:
         return None
     for line in text.splitlines():
         fields = line.split(maxsplit=5)
-        # auditwheel puts a hash into the names of libraries that it copies: libgomp-a34b3233.so.1.
         if len(fields) == 6 and fields[5].rpartition("/")[2].startswith(name):
             return fields[5]
     return None

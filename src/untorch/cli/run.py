@@ -17,6 +17,7 @@ from untorch.cli.options import (
     NumThreadsOption,
     OutputOption,
     SeedOption,
+    TrustOption,
 )
 from untorch.cli.output import emit, make_table, seconds_text
 
@@ -37,6 +38,7 @@ def run(
     output: OutputOption = None,
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
+    trust: TrustOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -50,8 +52,9 @@ def run(
     import untorch
     from untorch.cli.inputs import make_inputs
 
-    with untorch.load(file, device=device, num_threads=num_threads) as program:
+    with untorch.load(file, device=device, num_threads=num_threads, trust=trust) as program:
         chosen = pick_method(program, method)
+        chosen.open()
         arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
         start = time.perf_counter()
         results = chosen.run(arrays)

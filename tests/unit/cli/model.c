@@ -42,10 +42,11 @@ int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void* cont
 }
 int32_t AOTInductorModelContainerGetCallSpec(void* container, const char** in, const char** out) {
   (void)container;
-  *in = "[1, {\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
-        "{\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
-        "{\"type\": null, \"context\": null, \"children_spec\": []}]}, "
-        "{\"type\": \"builtins.dict\", \"context\": \"[]\", \"children_spec\": []}]}]";
+  *in =
+      "[1, {\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
+      "{\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
+      "{\"type\": null, \"context\": null, \"children_spec\": []}]}, "
+      "{\"type\": \"builtins.dict\", \"context\": \"[]\", \"children_spec\": []}]}]";
   *out = "[1, {\"type\": null, \"context\": null, \"children_spec\": []}]";
   return 0;
 }

@@ -20,20 +20,20 @@ def test_json_document(cli: Callable[..., Any]) -> None:
     document = done.document()
     assert (done.code, document["working"]) == (0, True), document["checks"]
     assert set(document) == {
-        "working", "untorch", "python", "numpy", "ml_dtypes", "platform", "cpu", "openmp", "library", "torch", "cuda",
+        "working", "untorch", "python", "numpy", "ml_dtypes", "platform", "cpu", "threads", "library", "torch", "cuda",
         "checks",
     }  # fmt: skip
     assert document["cpu"]["features"] == _core.cpu_features().split()
     assert document["cpu"]["level"] in ("baseline", "v3", "v4")
     assert document["library"]["bytes"] > 0
-    assert document["openmp"]["threads"] >= 1
+    assert document["threads"]["number"] >= 1
     cuda = document["cuda"]
     assert set(cuda) == {"served", "note", "kernels", "driver", "devices", "libraries"}
     assert cuda["served"] is (cuda["note"] is None)
     assert cuda["kernels"] is any(name.startswith("aoti_torch_cuda_") for name in exported_functions())
     assert all(device["architecture"].startswith("sm_") for device in cuda["devices"])
     assert [check["name"] for check in document["checks"]] == [
-        "versions", "native library", "OpenMP", "memfd", "kernels", "half types", "temporary folder",
+        "versions", "native library", "threads", "memfd", "kernels", "half types", "temporary folder",
     ]  # fmt: skip
     assert all(set(check) == {"name", "status", "detail"} for check in document["checks"])
 

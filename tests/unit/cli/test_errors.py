@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from untorch.cli.app import one_line
+from untorch.cli.output import one_line
 
 ROOT = Path(__file__).parents[3]
 

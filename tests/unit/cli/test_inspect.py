@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import numpy
 import pytest
 
 from .conftest import SHAPE, build_library, write_package
+
+
+def update_method(manifest: dict[str, Any], fields: dict[str, Any]) -> None:
+    manifest["methods"]["forward"].update(fields)
 
 
 def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -> None:
@@ -23,7 +28,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "file": str(package),
         "file_bytes": package.stat().st_size,
         "format": "untorch",
-        "format_version": 1,
+        "format_version": 2,
         "untorch_version": "0.1.0",
         "torch_version": "2.13.0",
         "checksums": None,
@@ -38,6 +43,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "name": "forward",
         "device": "cpu",
         "gpu_architectures": [],
+        "tf32": None,
         "cpu": {"target": "native", "architecture": method["cpu"]["architecture"], "features": [], "missing": []},
         "library": {"file": "data/aotinductor/forward/m.wrapper.so", "bytes": len(library)},
         "inputs": [{"name": "x", "dtype": "float32", "shape": SHAPE, "contiguous": True, "strides": [4, 1]}],
@@ -132,7 +138,7 @@ def test_damaged_manifest(cli: Callable[..., Any], library: bytes, tmp_path: Pat
     path = write_package(tmp_path / "m.pt2", library, "forward", change=change)
     done = cli("inspect", path)
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"untorch: {path}: extra/untorch.json is damaged: KeyError('shape')\n"
+    assert done.err == f"untorch: {path}: extra/untorch.json method 'forward' input 0 has no \"shape\"\n"
 
 
 def test_verify_finds_changed_bytes(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
@@ -144,7 +150,8 @@ def test_verify_finds_changed_bytes(cli: Callable[..., Any], package: Path, tmp_
     assert cli("inspect", path).code == 0
     done = cli("inspect", path, "--checksums")
     assert done.code == 1
-    assert "the entry 'data/weights/weight_0' is damaged: checksum" in done.err
+    assert "is damaged: entry 'data/weights/weight_0' has the SHA-256 " in done.err
+    assert cli("verify", path).err == done.err
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip at all"])
@@ -198,7 +205,17 @@ def test_a_file_for_cuda(
     path = write_package(tmp_path / "old.pt2", library, "forward", change=lambda manifest: [
         manifest["methods"]["forward"].update(device="cuda", gpu_architecture=name) for name in ("sm_100",)
     ])  # fmt: skip
-    assert re.search(r"code for sm_100 +ptxas unknown, no PTX; driver 570 or newer", cli("inspect", path).out)
+    text = cli("inspect", path).out
+    assert re.search(r"code for sm_100 +ptxas unknown, no PTX; driver 570 or newer", text)
+    assert re.search(r"TF32 +nowhere", text)  # files from before it was recorded
+    for kinds, words in (
+        (["convolution"], "in convolutions"),
+        (["convolution", "matmul"], "in convolutions and GEMMs"),
+    ):
+        tf32 = {kind: kind in kinds for kind in ("convolution", "matmul")}
+        fields = {"device": "cuda", "gpu_architecture": "sm_90", "tf32": tf32}
+        path = write_package(tmp_path / "tf32.pt2", library, "forward", change=partial(update_method, fields=fields))
+        assert re.search(f"TF32 +{words}", cli("inspect", path).out)
     path = tmp_path / "several.pt2"
     for architecture, runs in (("sm_80", True), ("sm_89", True), ("sm_120", True), ("sm_90", False)):
         status["devices"] = [{"name": "GPU", "architecture": architecture}]

@@ -79,7 +79,7 @@ def test_flags_are_words_with_at_most_one_short_form() -> None:
     shorts = {"-o": "--output", "-i": "--input", "-q": "--quiet"}
     for name, option in options():
         long, *rest = option.opts
-        assert re.fullmatch(r"--[a-z]+(-[a-z]+)*", long), (name, long)
+        assert re.fullmatch(r"--[a-z]+[0-9]*(-[a-z]+)*", long), (name, long)
         assert [shorts[short] for short in rest] == [long] * len(rest), (name, option.opts)
         # Plural parameters are options that may be repeated: --input, --dim, --option.
         assert option.name.replace("_", "-").rstrip("s") == long[2:].rstrip("s"), (name, option.name)
@@ -102,7 +102,8 @@ def test_every_command_has_the_common_options(name: str) -> None:
 def test_flags_for_loading_are_loads_arguments() -> None:
     """So that nobody has to learn --threads beside num_threads."""
     flags = {option.opts[0] for name, option in options() if name == "bench"}
-    arguments = {"--" + name.replace("_", "-") for name in inspect.signature(untorch.load).parameters} - {"--path"}
+    arguments = {"--" + name.replace("_", "-") for name in inspect.signature(untorch.load).parameters}
+    arguments -= {"--source", "--verify", "--copy"}  # what is loaded, and what is done once before any call
     assert arguments <= flags
     others = {flag for _, option in options() for flag in option.opts} - arguments
     assert {flag for flag in others if re.search("runners|dequant|unpack", flag)} == set()
@@ -110,8 +111,9 @@ def test_flags_for_loading_are_loads_arguments() -> None:
 
 def test_the_page_describes_every_flag_and_no_other() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    flags = {flag for _, option in options() for flag in option.opts} | {"--version", "--help"}
-    mentioned = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page))
+    flags = {flag for _, option in options() for flag in (*option.opts, *option.secondary_opts)}
+    flags |= {"--version", "--help"}
+    mentioned = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", page))
     assert {flag for flag in mentioned if flag.startswith("--")} - flags == set()
     assert flags - mentioned == set()
 
