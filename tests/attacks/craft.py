@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import pathlib
+import platform
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +107,7 @@ def zip_bytes(entries: Sequence[Lie], directory: Directory | None = None) -> byt
 
 
 WEIGHT = struct.pack("<4f", 1, 2, 3, 4)
+MANIFEST = "extra/untorch.json"
 LIBRARY = "data/aotinductor/forward/model.wrapper.so"
 
 
@@ -126,11 +131,24 @@ def manifest(architecture: str) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "format": "untorch",
-        "format_version": 1,
+        "format_version": 2,
         "untorch_version": "0.1.0",
         "torch_version": "2.13.0",
-        "weights": [{"file": "data/weights/weight_0", "nbytes": 16, "hash": "blake2b:0"}],
+        "weights": [{"file": "data/weights/weight_0", "nbytes": 16}],
         "methods": {"forward": method},
+    }
+
+
+def digests(entries: Sequence[Lie]) -> dict[str, Any]:
+    """True digests of the entries; signatures are made later."""
+    entries = [e for e in entries if b"/extra/signatures/" not in _raw(e.name)]
+    names = [_raw(e.name).decode(errors="replace").partition("/")[2] for e in entries]
+    hexes = [hashlib.sha256(e.data).hexdigest() for e in entries]
+    return {
+        "algorithm": "sha256",
+        "block_bytes": 4 << 20,
+        "entries": dict(zip(names, hexes, strict=True)),
+        "blocks": {},
     }
 
 
@@ -145,14 +163,19 @@ class Package:
     extra: list[Lie] = field(default_factory=list)
 
     def entries(self) -> list[Lie]:
-        text = self.manifest if isinstance(self.manifest, bytes) else json.dumps(self.manifest).encode()
-        return [
+        others = [
             Lie(f"{self.top}/archive_format", b"pt2"),
             Lie(f"{self.top}/{LIBRARY}", self.library),
             Lie(f"{self.top}/data/weights/weight_0", self.weight),
-            Lie(f"{self.top}/extra/untorch.json", text),
-            *self.extra,
         ]
+        return [*others, Lie(f"{self.top}/extra/untorch.json", self.text([*others, *self.extra])), *self.extra]
+
+    def text(self, entries: Sequence[Lie]) -> bytes:
+        """The manifest with the digests of these entries, unless it has some."""
+        if isinstance(self.manifest, bytes):
+            return self.manifest
+        document = {"digests": digests(entries), **self.manifest} if isinstance(self.manifest, dict) else self.manifest
+        return json.dumps(document).encode()
 
     def bytes(self, directory: Directory | None = None) -> bytes:
         return zip_bytes(self.entries(), directory)
@@ -168,6 +191,100 @@ class Package:
         else:
             node[path[-1]] = value
         return other
+
+
+@dataclass
+class RealPackage:
+    """The entries of a package with a real model library, by name; ``bytes()`` puts them together again."""
+
+    files: dict[str, bytes]
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> RealPackage:
+        """The entries of a file, without the top folder."""
+        with zipfile.ZipFile(path) as archive:
+            return cls({name.partition("/")[2]: archive.read(name) for name in archive.namelist()})
+
+    @property
+    def library_name(self) -> str:
+        """The entry of the only library."""
+        return next(name for name in self.files if name.endswith(".so"))
+
+    @property
+    def library(self) -> bytes:
+        """The only library."""
+        return self.files[self.library_name]
+
+    @property
+    def manifest(self) -> Any:
+        """A copy of the manifest."""
+        return json.loads(self.files[MANIFEST])
+
+    def bytes(self) -> bytes:
+        """The archive, with right checksums."""
+        return zip_bytes([Lie(f"model/{name}", data) for name, data in self.files.items()])
+
+    def with_library(self, library: bytes) -> RealPackage:
+        """A copy with another library, whose digest the manifest has."""
+        return RealPackage({**self.files, self.library_name: library}).with_manifest(self.manifest)
+
+    def with_manifest(self, manifest: Any) -> RealPackage:
+        """A copy with another manifest, in which the digests are put right."""
+        digests = manifest["digests"]
+        for table, step in (("entries", 1 << 62), ("blocks", digests["block_bytes"])):
+            for name in digests[table].keys() & self.files.keys():
+                data = self.files[name]
+                parts = [data[at : at + step] for at in range(0, max(len(data), 1), step)]
+                digests[table][name] = "".join(hashlib.sha256(part).hexdigest() for part in parts)
+        return RealPackage({**self.files, MANIFEST: json.dumps(manifest).encode()})
+
+
+def elf_sections(image: bytes) -> dict[str, tuple[int, int]]:
+    """File offset and size of each section, by name."""
+    (table,) = struct.unpack_from("<Q", image, 40)
+    count, names = struct.unpack_from("<HH", image, 60)
+    headers = [struct.unpack_from("<IIQQQQ", image, table + 64 * i) for i in range(count)]
+    start = headers[names][4]
+    return {image[start + h[0] : image.index(b"\0", start + h[0])].decode(): (h[4], h[5]) for h in headers}
+
+
+def elf_image(num_symbols: int, num_versions: int, num_needed: int, name_length: int) -> bytes:
+    """A library of this machine whose symbols, versions and needed libraries all have one name, of this length."""
+    strings = b"\0" + b"a" * name_length + b"\0"
+    symbols = bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0) * num_symbols
+    header, programs = 64, 2 * 56
+    at_strings = header + programs
+    at_symbols = -(-(at_strings + len(strings)) // 8) * 8
+    at_hash = at_symbols + len(symbols)
+    table = struct.pack("<III", 1, num_symbols + 1, 0) + bytes(4 * (num_symbols + 1))
+    at_versions = -(-(at_hash + len(table)) // 8) * 8
+    need = struct.pack("<HHIII", 1, num_versions, 1, 16, 0)
+    auxiliary = b"".join(
+        struct.pack("<IHHII", 0, 0, 2 + i % 1000, 1, 16 if i + 1 < num_versions else 0) for i in range(num_versions)
+    )
+    versions = need + auxiliary
+    at_indices = at_versions + len(versions)
+    indices = struct.pack("<H", 2) * (num_symbols + 1)
+    at_dynamic = -(-(at_indices + len(indices)) // 8) * 8
+    tags = [(1, 1)] * num_needed + [(5, at_strings), (10, len(strings)), (6, at_symbols), (11, 24), (4, at_hash)]
+    if num_versions:
+        tags += [(0x6FFFFFFE, at_versions), (0x6FFFFFFF, 1), (0x6FFFFFF0, at_indices)]
+    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in [*tags, (0, 0)])
+    size = at_dynamic + len(dynamic)
+    machine = {"x86_64": 62, "aarch64": 183}[platform.machine()]
+    out = bytearray(size)
+    out[:64] = b"\x7fELF\2\1\1".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, machine, 1, 0, header, 0, 0, 64, 56, 2, 64, 0, 0
+    )
+    out[64:176] = struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, size, size, 4096) + struct.pack(
+        "<IIQQQQQQ", 2, 6, at_dynamic, at_dynamic, at_dynamic, len(dynamic), len(dynamic), 8
+    )
+    for at, part in (
+        (at_strings, strings), (at_symbols, symbols), (at_hash, table), (at_versions, versions),
+        (at_indices, indices), (at_dynamic, dynamic),
+    ):  # fmt: skip
+        out[at : at + len(part)] = part
+    return bytes(out)
 
 
 def elf_fields(image: bytes) -> Iterator[tuple[str, int, int]]:

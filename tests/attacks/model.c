@@ -23,6 +23,13 @@ static const char* const names[] = {"w"};
 __attribute__((constructor)) static void on_open(void) { opened = 1; }
 __attribute__((destructor)) static void on_close(void) { opened = 0; }
 
+#ifdef DECLARE
+DECLARE
+#endif
+#ifdef EXERCISE
+void exercise(int what); /* openmp.cpp */
+#endif
+
 #define API __attribute__((visibility("default"))) int32_t
 API AOTInductorModelContainerCreateWithDevice(void** handle, size_t n, const char* device, const char* dir) {
   (void)n, (void)device, (void)dir;
@@ -49,13 +56,21 @@ API AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void* handle, 
   weight = pairs[0].handle;
   return 0;
 }
+#ifdef SPECIFICATION
+/* Room that a fuzzer fills in. */
+static const char in_room[SPECIFICATION] = "[1, {in", out_room[SPECIFICATION] = "[1, {out";
+#endif
 API AOTInductorModelContainerGetCallSpec(void* handle, const char** in, const char** out) {
   (void)handle;
-  *in = "[1, {\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
-        "{\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
-        "{\"type\": null, \"context\": null, \"children_spec\": []}]}, "
-        "{\"type\": \"builtins.dict\", \"context\": \"[]\", \"children_spec\": []}]}]";
+  *in =
+      "[1, {\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
+      "{\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": ["
+      "{\"type\": null, \"context\": null, \"children_spec\": []}]}, "
+      "{\"type\": \"builtins.dict\", \"context\": \"[]\", \"children_spec\": []}]}]";
   *out = "[1, {\"type\": null, \"context\": null, \"children_spec\": []}]";
+#ifdef SPECIFICATION
+  *in = in_room, *out = out_room;
+#endif
   return 0;
 }
 API AOTInductorModelContainerRun(void* handle, Tensor* inputs, size_t num_inputs, Tensor* outputs, size_t num_outputs,
@@ -67,6 +82,9 @@ API AOTInductorModelContainerRun(void* handle, Tensor* inputs, size_t num_inputs
   int32_t failed = aoti_torch_empty_strided(1, sizes, strides, 6, 0, -1, &outputs[0]) |
                    aoti_torch_get_numel(inputs[0], &numel) | aoti_torch_get_data_ptr(inputs[0], &x) |
                    aoti_torch_get_data_ptr(weight, &w) | aoti_torch_get_data_ptr(outputs[0], &y);
+#ifdef EXERCISE
+  if (!failed) exercise((int)((float*)x)[0]);
+#endif
   for (int64_t i = 0; !failed && i < 4 && i < numel; ++i) ((float*)y)[i] = 2 * ((float*)x)[i] + ((float*)w)[i];
 #ifdef RETURN_WEIGHT
   aoti_torch_delete_tensor_object(outputs[0]);

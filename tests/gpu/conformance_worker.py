@@ -21,7 +21,7 @@ def prepare(name: str, exporter: str, folder: str) -> dict[str, Any]:
     """
     warnings.simplefilter("ignore")
     # Of hardware queues, which a test's process takes many of, a GPU has not enough for all of these.
-    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "2"  # the default, 8, is too many for a process a core
     import torch
 
     from tests.conformance.runner import flatten

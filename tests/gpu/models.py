@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-from untorch.archive import ArchiveReader, ArchiveWriter
+from untorch.archive import MANIFEST, ArchiveReader, ArchiveWriter
 from untorch.export import export
 
 N = 1 << 20
@@ -163,10 +164,17 @@ def close(got: Any, want: torch.Tensor) -> None:
 
 def rewritten(source: Path, target: Path, change: Callable[[str, bytes], bytes]) -> Path:
     """A copy of a package, each entry as ``change(name, data)`` says."""
+    manifest = None  # a stock package has none
     with ArchiveReader(source) as archive, ArchiveWriter(target) as out:
         for entry in archive:
             if entry.name not in ("archive_format", "archive_version", "byteorder", ".data/version") and (
                 entry.name != ".data/serialization_id"
             ):
-                out.write(entry.name, change(entry.name, archive.read(entry.name)))
+                data = change(entry.name, archive.read(entry.name))
+                if entry.name == MANIFEST:
+                    manifest = json.loads(data)
+                else:
+                    out.write(entry.name, data)
+        if manifest is not None:
+            out.write_manifest(manifest)
     return target

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import packages
+
 MODELS = pathlib.Path(__file__).with_name("models.py")
 
 
 def compiled(kind: str) -> pathlib.Path:
-    """The package ``kind`` of models.py; compiled in a process of its own, so that this one stays without PyTorch."""
-    torch = pytest.importorskip("importlib.metadata")
-    try:
-        version = torch.version("torch")
-    except torch.PackageNotFoundError:
-        pytest.skip("needs PyTorch to compile the test's model")
-    sources = [MODELS, *sorted((ROOT / "src/untorch/export").rglob("*.py")), ROOT / "src/untorch/archive.py"]
-    key = hashlib.blake2b(digest_size=8)
-    for part in (version, kind, *(source.read_text() for source in sources)):
-        key.update(part.encode())
-    path = ROOT / "build" / "test-cache" / key.hexdigest() / f"{kind}.pt2"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{kind}.{os.getpid()}.pt2")
-        subprocess.run([sys.executable, str(MODELS), kind, str(part)], check=True, stdout=subprocess.DEVNULL)
-        part.replace(path)
-    return path
+    """The package ``kind`` of models.py."""
+    return packages.compiled(MODELS, kind)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +38,12 @@ def forms_package() -> pathlib.Path:
 def stock_tree() -> pathlib.Path:
     """Made by PyTorch: a dict and a keyword in; a dict with an alias, a list and a None out."""
     return compiled("stock_tree")
+
+
+@pytest.fixture(scope="session")
+def stock_dynamic() -> pathlib.Path:
+    """Made by PyTorch: float32[b, 4], int64[b], float32[4, n] column-major, float32[2*n] and float32[4, 1, 3]."""
+    return compiled("stock_dynamic")
 
 
 @pytest.fixture(scope="session")

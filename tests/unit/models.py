@@ -88,6 +88,16 @@ class Stateless(Cache):
         return x @ self.weight
 
 
+class Dynamic(torch.nn.Module):
+    """Sizes that vary, that must agree, and that are twice another; strides that depend on one."""
+
+    def forward(
+        self, x: torch.Tensor, i: torch.Tensor, t: torch.Tensor, v: torch.Tensor, fixed: torch.Tensor
+    ) -> torch.Tensor:
+        n = t.shape[1]
+        return (x + t.sum(1)) * i[:, None] + (v[:n] - v[n:]).sum() + fixed.sum((1, 2))
+
+
 class Tree(torch.nn.Module):
     """A dict and a keyword in, a tree out."""
 
@@ -150,7 +160,12 @@ def main(kind: str, path: str) -> None:
         methods = {"put": (Put(), (x,)), "get": (Get(), (scale,)), "plain": (Stateless(), (x,))}
         export(methods=methods, path=path)
         return
-    model, args, kwargs = Linear(), (x,), None
+    model, args, kwargs, sizes = Linear(), (x,), None, None
+    if kind == "stock_dynamic":
+        model = Dynamic()
+        args = (torch.randn(2, 4), torch.arange(2), torch.randn(6, 4).T, torch.randn(12), torch.randn(4, 1, 3))
+        batch, n = torch.export.Dim("batch", max=15), torch.export.Dim("n", min=3, max=64)
+        sizes = ({0: batch}, {0: batch}, {1: n}, {0: 2 * n}, None)
     if kind == "stock_tree":
         model, args, kwargs = Tree(), ({"a": torch.ones(3, 4), "b": torch.ones(3, 4)},), {"scale": torch.ones(())}
     configs = {}
@@ -160,7 +175,7 @@ def main(kind: str, path: str) -> None:
             "aot_inductor.package_constants_on_disk_format": "binary_blob",
         }
     with torch.no_grad():
-        program = torch.export.export(model.eval(), args, kwargs)
+        program = torch.export.export(model.eval(), args, kwargs, dynamic_shapes=sizes)
         torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
     assert pathlib.Path(path).exists()
 

@@ -16,8 +16,8 @@ CXX = shutil.which("c++") or "c++"
 FLAGS = ["-std=gnu++20", "-fopenmp", "-Inative", "-Inative/include", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 # What the front and the CPU's kernel of the example link with.
 SOURCES = [
-    "base/*.cpp", "tensor/*.cpp", "shims/elementwise.cpp", "shims/broadcast.cpp", "shims/layout.cpp",
-    "shims/promotion.cpp", "kernels/cpu/elementwise/elementwise.cpp",
+    "base/*.cpp", "tensor/*.cpp", "shims/elementwise.cpp", "shims/broadcast.cpp", "shims/error.cpp",
+    "shims/layout.cpp", "shims/promotion.cpp", "threads/*.cpp", "kernels/cpu/elementwise/elementwise.cpp",
 ]  # fmt: skip
 MAIN = """
 #include <cstdio>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from untorch.archive import FORMAT_VERSION, MANIFEST, ArchiveWriter
+from untorch.archive import FORMAT_VERSION, ArchiveWriter
 
 _DECLARATIONS = Path(__file__).parents[2] / "native" / "cuda" / "driver.h"
 _ANSWERS = """
@@ -87,14 +86,14 @@ def write(path: Path, *architectures: str) -> Path:
     method = {**first, "device": "cuda", "inputs": [], "outputs": [], "variants": others}
     manifest = {
         "format": "untorch", "format_version": FORMAT_VERSION, "methods": {"one": method, "two": method},
-        "weights": [{"file": "data/weights/weight_0", "nbytes": 4, "hash": ""}],
+        "weights": [{"file": "data/weights/weight_0", "nbytes": 4}],
         "states": [{"fqn": "calls", "weight": 0}],
     }  # fmt: skip
     with ArchiveWriter(path) as writer:
         for name in architectures:
             writer.write(f"data/aotinductor/{name}/m.wrapper.so", name.encode())
         writer.write("data/weights/weight_0", numpy.float32(0).tobytes())
-        writer.write(MANIFEST, json.dumps(manifest).encode())
+        writer.write_manifest(manifest)
     return path
 
 

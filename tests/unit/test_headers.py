@@ -29,7 +29,7 @@ int main(void) {
   const int64_t one = 1;
   float value = 0;
   untorch_view view = {&value, UNTORCH_FLOAT32, UNTORCH_CPU, -1, 1, &one, &one, 0};
-  untorch_load_options options = {sizeof options, NULL, 1, 0, 0};
+  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER};
   return is_float(&view) && options.struct_size == sizeof(untorch_load_options) ? 0 : 1;
 }
 """,
@@ -131,12 +131,15 @@ class Options(ctypes.Structure):
         ("num_runners", ctypes.c_size_t),
         ("num_threads", ctypes.c_int32),
         ("dequantize_weights", ctypes.c_int32),
+        ("verify", ctypes.c_int32),
+        ("copy", ctypes.c_int32),
+        ("tf32", ctypes.c_int32),
         ("later", ctypes.c_int64),
     )
 
 
 KNOWN = Options.later.offset
-FIRST = Options.dequantize_weights.offset
+FIRST, SECOND, THIRD = (getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32"))
 Open = Callable[..., tuple[int, str]]
 
 
@@ -163,14 +166,21 @@ def open_with(tmp_path_factory: pytest.TempPathFactory) -> Open:
 
 def test_options_of_the_library_s_own_size_are_read(open_with: Open) -> None:
     assert open_with(KNOWN) == (0, "")
-    status, text = open_with(KNOWN, dequantize_weights=2)
-    assert status == 2 and text == "untorch_load_options: dequantize_weights must be 0 or 1, got 2"
+    assert open_with(KNOWN, verify=1, copy=1) == (0, "")
+    for name in ("dequantize_weights", "verify", "copy"):
+        status, text = open_with(KNOWN, **{name: 2})
+        assert status == 2 and text == f"untorch_load_options: {name} must be 0 or 1, got 2"
+    assert open_with(KNOWN, tf32=2) == (0, "")
+    assert open_with(KNOWN, tf32=3) == (2, "untorch_load_options: tf32 must be an untorch_tf32, got 3")
 
 
 def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
     """Nothing is read past struct_size."""
     assert open_with(FIRST, dequantize_weights=2, later=1) == (0, "")
     assert open_with(FIRST + 2, dequantize_weights=2) == (0, "")  # no part of a field, either
+    assert open_with(SECOND, verify=2, copy=2) == open_with(SECOND + 4, verify=2, copy=2) == (0, "")
+    assert open_with(SECOND, dequantize_weights=2)[0] == 2
+    assert open_with(THIRD, tf32=3) == (0, "") and open_with(THIRD, copy=2)[0] == 2
     assert open_with(FIRST, num_threads=-1)[0] == 2  # the first version's fields are read
     for size in (0, 8, FIRST - 1):
         status, text = open_with(size)
@@ -192,3 +202,23 @@ def test_a_larger_struct_is_a_newer_header(open_with: Open) -> None:
     )
     status, text = open_with(1 << 40)
     assert status == 2 and "expected from 28 to 4096" in text
+
+
+def test_a_program_from_memory(tmp_path: Path) -> None:
+    library = ctypes.CDLL(str(library_path()), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    library.untorch_last_error.restype = ctypes.c_char_p
+    library.untorch_program_free.argtypes = [ctypes.c_void_p]
+    library.untorch_program_num_methods.argtypes = [ctypes.c_void_p]
+    helpers = packages()
+    data = helpers.write_package(tmp_path / "affine.pt2", helpers.build_library(tmp_path), "forward").read_bytes()
+    for copy in (0, 1):
+        options = Options(struct_size=KNOWN, num_runners=1, copy=copy)
+        program = ctypes.c_void_p()
+        memory = ctypes.create_string_buffer(data, len(data))
+        status = library.untorch_program_open_memory(memory, len(data), ctypes.byref(options), ctypes.byref(program))
+        assert (status, library.untorch_program_num_methods(program)) == (0, 1)
+        library.untorch_program_free(program)
+    assert library.untorch_program_open_memory(None, 0, None, ctypes.byref(program)) == 2
+    assert library.untorch_last_error() == b"untorch_program_open_memory: data and out must not be null"
+    assert library.untorch_program_open_memory(memory, 0, None, ctypes.byref(program)) == 3
+    assert library.untorch_last_error() == b"<memory> is empty"

@@ -19,11 +19,12 @@ PUBLIC = [NATIVE / "include", ROOT / "include"]
 # that know no tensor: dtypes, errors, small containers.
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
-    "tensor": {"base"},
-    "kernels": {"base"},
-    "cuda": {"base", "kernels", "tensor", "untorch"},
-    "shims": {"base", "cuda", "kernels", "tensor", "untorch"},
-    "model": {"base", "cuda", "kernels", "shims", "tensor", "untorch"},
+    "threads": {"base"},
+    "tensor": {"base", "threads"},
+    "kernels": {"base", "threads"},
+    "cuda": {"base", "kernels", "tensor", "threads", "untorch"},
+    "shims": {"base", "cuda", "kernels", "tensor", "threads", "untorch"},
+    "model": {"base", "cuda", "kernels", "shims", "tensor", "threads", "untorch"},
     "python": {"untorch"},
 }
 # The one header of another folder that a folder may include.

@@ -38,6 +38,7 @@ def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ({"num_threads": 100000}, ValueError, "load: num_threads: expected an integer from 0 to 1024, got 100000"),
         ({"dequantize_weights": 1}, TypeError, "load: dequantize_weights: expected True or False, got 1"),
         ({"dequantize_weights": True}, ValueError, "dequantize_weights: expected a file with methods for a GPU, "),
+        ({"tf32": 1}, TypeError, "load: tf32: expected True, False or None, got 1"),
         ({"device": 3}, TypeError, "load: device: expected a string such as 'cpu' or 'cuda:0', got 3"),
         ({"device": "tpu"}, ValueError, "unknown device 'tpu'"),
         ({"device": "cuda"}, ValueError, "was compiled for cpu and cannot run on cuda: export it for that device"),
@@ -67,6 +68,77 @@ def test_a_program_tells_about_itself(own_package: pathlib.Path) -> None:
         assert repr(program.linear) == "<untorch.Method linear(x: float32[s77, 4])>"
         assert repr(program).startswith(f"<untorch.Program '{own_package}': alias, counter")
     assert repr(program).endswith("(closed)>")
+
+
+def mapped_libraries() -> list[str]:
+    return [line for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "untorch-model" in line]
+
+
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_looking_at_a_program_opens_nothing(
+    kind: str, own_package: pathlib.Path, stock_linear: pathlib.Path, x: np.ndarray[Any, Any]
+) -> None:
+    """The file's code is mapped at the first call, or by Method.open."""
+    path, name = (own_package, "linear") if kind == "own" else (stock_linear, "forward")
+    before = mapped_libraries()
+    with untorch.load(path) as program:
+        assert hasattr(program, name) and not hasattr(program, "nope")
+        assert program.methods and len(program) and list(program)
+        if kind == "own":
+            assert "linear" in dir(program) and "load" not in dir(program)
+            assert program.linear.num_inputs == 1
+        method = getattr(program, name)
+        assert program[program.methods[-1]] is not None
+        for seen in (repr(program), repr(method), dir(method), program.manifest, program.device, program.memory()):
+            assert seen is not None
+        assert [spec.name for spec in method.inputs] == (["x"] if kind == "own" else [])
+        assert isinstance(method.outputs, tuple) and method.device == "cpu" and method.gpu_architecture is None
+        session = program.session()
+        assert hasattr(session, name) and repr(session)
+        assert mapped_libraries() == before
+        if kind == "own":
+            np.testing.assert_allclose(method(x), expected(x), rtol=1e-6)
+        else:
+            assert method.num_inputs == 1  # a stock package does not tell: its library is opened
+        assert mapped_libraries() != before
+
+
+def test_open_opens(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
+    before = mapped_libraries()
+    program = untorch.load(own_package)
+    method = program.linear
+    method.open()
+    opened = mapped_libraries()
+    assert opened != before
+    method.open()
+    np.testing.assert_allclose(method.run([x])[0], expected(x), rtol=1e-6)
+    assert mapped_libraries() == opened
+    late = program.alias
+    program.close()
+    with pytest.raises(untorch.ClosedError, match="method 'alias': the program is closed"):
+        late.open()
+
+
+def test_many_threads_make_the_first_call(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
+    wrong: list[object] = []
+
+    def call(program: untorch.Program, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            if not np.allclose(program.linear(x), expected(x)):
+                wrong.append("values")
+        except Exception as error:
+            wrong.append(error)
+
+    for _ in range(20):
+        with untorch.load(own_package, num_runners=8) as program:
+            start = threading.Barrier(8)
+            threads = [threading.Thread(target=call, args=(program, start)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert wrong == []
 
 
 def test_unknown_methods_are_named(own_package: pathlib.Path, x: np.ndarray[Any, Any]) -> None:
