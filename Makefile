@@ -11,12 +11,14 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
+.PHONY: demo test quick lint sanitize fuzz soak bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
 	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
 	@echo "make quick     lint, types and the tests that need no long compiles"
+	@echo "make fuzz      all fuzz targets, MINUTES=10 together"
+	@echo "make soak      32 threads on several models, MINUTES=60"
 	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
 	@echo "make bench-gpu the GPU benchmarks, there"
 	@echo "make sanitize-gpu  the kernels' tests under compute-sanitizer, there"
@@ -69,7 +71,7 @@ lint: $(STAMPS)/installed
 	$(BUILD) -m ruff check .
 	$(BUILD) -m ruff format --check .
 	$(BUILD) -m mypy
-	find native examples -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \
+	find native examples fuzz tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \
 	  | xargs $(dir $(BUILD))clang-format --dry-run --Werror
 
 PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
@@ -78,10 +80,20 @@ quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
 test: lint sanitize $(STAMPS)/minilm
+	$(BUILD) fuzz/run.py --minutes 3 --seed 1
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh
+	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh thread
+
+# A crash makes these fail, with the path of the input. What earlier runs found stays in build/fuzz.
+MINUTES ?=
+fuzz: $(STAMPS)/installed
+	$(BUILD) fuzz/run.py --minutes $(or $(MINUTES),10)
+
+soak: $(STAMPS)/installed
+	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/run.py --minutes $(or $(MINUTES),60)
 
 $(STAMPS)/bench: $(STAMPS)/demo
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
