@@ -16,7 +16,7 @@ from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
 from untorch.export.patches import has_cpp_march, neutral_paths
 from untorch.export.target import Produced
-from untorch.ops import int4, nvfp4, nvfp4_moe, packed_linear, proxy_result
+from untorch.ops import channels_last_weight, int4, nvfp4, nvfp4_moe, packed_linear, proxy_result
 
 __all__ = ["run_inductor"]
 
@@ -93,6 +93,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
     values = _inductor_options(method, output)
 
     def aot_compile(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        channels_last_weight.register_lowering()
         try:
             result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except Exception:

@@ -191,6 +191,20 @@ def test_convolutions_count_on_channels_last(tmp_path: Path) -> None:
     assert [text.split(", ")[1] for text in found] == ["1L", "1L"]
 
 
+def test_generated_code_copies_no_weight_of_a_convolution(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3)).eval()
+    launches = {}
+    for on in (True, False):
+        report = export(
+            model, (torch.randn(2, 8, 6, 6),), tmp_path / f"{on}.pt2", device="cuda", arch="sm_90", keep_sources=True,
+            progress=False, passes={"channels_last_weights": on},
+        )  # fmt: skip
+        with ArchiveReader(report.path) as archive:
+            wrapper = next(archive.read(e.name).decode() for e in archive if e.name.endswith("wrapper.cpp"))
+        launches[on] = len(re.findall(r"^    call_triton_", wrapper, re.MULTILINE))
+    assert launches[True] == launches[False] - 2
+
+
 def test_several_architectures(tmp_path: Path) -> None:
     report = export(
         methods={"mlp": methods()["mlp"]},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from untorch.export.passes.channels_last_weights import channels_last_weights
 from untorch.export.passes.choose_attention import choose_attention
 from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
 from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
@@ -101,6 +102,14 @@ PASSES = (
         lambda module, options, device: conv1d_as_conv2d(module),
         "gives 1-D convolutions a height of one, as Inductor's Triton convolutions are for images. Transposed, dilated "
         "and depthwise ones stay",
+        devices=("cuda",),
+    ),
+    Pass(
+        "channels_last_weights",
+        lambda module, options, device: channels_last_weights(module),
+        "stores constant weights of 2-D convolutions with the channel innermost, as cuDNN's kernels take them; "
+        "otherwise generated code copies them at every call. Not in graphs with grouped convolutions, whose layout "
+        "Inductor chooses",
         devices=("cuda",),
     ),
     Pass(

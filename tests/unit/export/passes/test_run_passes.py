@@ -29,7 +29,9 @@ def test_every_pass_reports_in_its_order() -> None:
     assert len(set(PASS_NAMES)) == len(PASSES)
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
-    assert {report.name for report in reports if report.not_run} == {"conv1d_as_conv2d"}
+    assert {report.name for report in reports if report.not_run} == {
+        "conv1d_as_conv2d", "channels_last_weights",
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PASS_NAMES)
