@@ -32,6 +32,19 @@ __attribute__((no_sanitize("null", "alignment"))) decltype(auto) outlive_interpr
   }
 }
 
+// callable(*args), and the module of that name: for any Python code that C++ calls while it holds objects. Throw what
+// is raised there.
+inline nanobind::object call_python(nanobind::handle callable, nanobind::handle args) {
+  PyObject* const result = outlive_interpreter([=] { return PyObject_Call(callable.ptr(), args.ptr(), nullptr); });
+  if (result == nullptr) throw nanobind::python_error();
+  return nanobind::steal(result);
+}
+inline nanobind::object import_python(const char* name) {
+  PyObject* const module = outlive_interpreter([=] { return PyImport_ImportModule(name); });
+  if (module == nullptr) throw nanobind::python_error();
+  return nanobind::steal(module);
+}
+
 // Without the lock in this scope.
 class GilRelease {
  public:

@@ -71,7 +71,7 @@ class Method {
   void ensure_open() const {
     if (signature_ == nullptr && opener_.is_valid()) {
       const nb::object opener = opener_;  // another thread may clear it
-      opener(nb::find(*this));
+      call_python(opener, nb::make_tuple(nb::find(*this)));
     }
   }
 
@@ -212,7 +212,7 @@ class Method {
           tensor_list.append(wrappers.back());
           if (untorch_tensor_use_count(tensors[i]) == 1) alone.push_back(tensors[i]);
         }
-        call_handler(self->proxy_.ptr(), nb::make_tuple(nb::find(*self), node, int_list, tensor_list).ptr());
+        call_python(self->proxy_, nb::make_tuple(nb::find(*self), node, int_list, tensor_list));
       }
       // A kernel may keep an array: the memory is then its own, and the model, which may use it again, gets a copy.
       for (untorch_tensor* tensor : alone) {
@@ -228,12 +228,6 @@ class Method {
     }
     for (const nb::object& wrapper : wrappers) nb::cast<Tensor&>(wrapper).forget();
     return code;
-  }
-
-  static void call_handler(PyObject* handler, PyObject* args) {
-    PyObject* const result = outlive_interpreter([=] { return PyObject_Call(handler, args, nullptr); });
-    if (result == nullptr) throw nb::python_error();
-    Py_DECREF(result);
   }
 
   const Signature& signature() const {

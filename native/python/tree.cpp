@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "convert.h"
+#include "gil.h"
 
 namespace nb = nanobind;
 
@@ -43,7 +44,7 @@ Tree::Kind kind_of(const std::string& type) {
 // json.loads, with what it raises for bad text as a message.
 nb::object load_json(nb::handle text, std::string& error) {
   try {
-    return nb::module_::import_("json").attr("loads")(text);
+    return call_python(import_python("json").attr("loads"), nb::make_tuple(text));
   } catch (nb::python_error& e) {
     if (!e.matches(PyExc_ValueError) && !e.matches(PyExc_TypeError) && !e.matches(PyExc_RecursionError)) throw;
     error = text_of(e.value());
@@ -60,11 +61,11 @@ nb::object item(nb::handle dict, const char* key) {
 nb::object key_of(nb::handle key) {
   if (PyUnicode_Check(key.ptr()) || PyLong_Check(key.ptr()) || PyFloat_Check(key.ptr()) || key.is_none())
     return nb::borrow(key);
-  return nb::module_::import_("json").attr("dumps")(key);
+  return call_python(import_python("json").attr("dumps"), nb::make_tuple(key));
 }
 
 bool is_deque(PyObject* value) {
-  static PyObject* const type = nb::object(nb::module_::import_("collections").attr("deque")).release().ptr();
+  static PyObject* const type = nb::object(import_python("collections").attr("deque")).release().ptr();
   return PyObject_IsInstance(value, type) == 1;
 }
 
@@ -145,7 +146,7 @@ Tree Tree::parse_node(nb::handle node, int depth) {
   if (tree.keys_.size() != count) tree.keys_.clear();
 
   const auto find_class = [&](const char* module, const char* attribute) {
-    tree.class_ = nb::module_::import_(module).attr(attribute);
+    tree.class_ = import_python(module).attr(attribute);
   };
   if (kind == Kind::kOrderedDict) find_class("collections", "OrderedDict");
   if (kind == Kind::kDefaultDict) find_class("collections", "defaultdict");
@@ -155,7 +156,7 @@ Tree Tree::parse_node(nb::handle node, int depth) {
     find_class("untorch.runtime.pytree", "namedtuple_class");
     nb::list fields;
     for (const nb::object& key : tree.keys_) fields.append(key);
-    tree.class_ = tree.class_(nb::str(name.data(), name.size()), nb::tuple(fields));
+    tree.class_ = call_python(tree.class_, nb::make_tuple(nb::str(name.data(), name.size()), nb::tuple(fields)));
   }
   return tree;
 }
