@@ -74,6 +74,11 @@ namespace cuda {  // floating dtypes
 int convolution_direct(const ConvolutionShape& shape, bool transposed, DType dtype, const void* input,
                        const ConvolutionStrides& input_strides, const void* weight,
                        const ConvolutionStrides& weight_strides, const void* bias, void* output, Stream stream);
+// Depthwise problems of row-major images, [n, c, h, w] with a weight [c, 1, k, k] of k = 3, 5 or 7, stride 1 or 2 and
+// no dilation; kNoKernel for others. All tensors are dense.
+bool serves_depthwise_rows(const ConvolutionShape& shape);
+int convolution_depthwise_rows(const ConvolutionShape& shape, DType dtype, const void* input, const void* weight,
+                               const void* bias, void* output, Stream stream);
 // output[n, o, …] += bias[o], output dense in the shape's format.
 int convolution_bias(const ConvolutionShape& shape, DType dtype, const void* bias, void* output, Stream stream);
 }  // namespace cuda

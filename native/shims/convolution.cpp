@@ -228,6 +228,13 @@ void direct(const On& on, const Problem& p) {
 }
 
 template <class On>
+void depthwise_rows(const On& on, const Problem& p) {
+  const TensorPtr x = contiguous(p.input), w = contiguous(p.weight);
+  on.launched(kernels::cuda::convolution_depthwise_rows(p.shape, p.input.dtype(), x->raw(), w->raw(), p.bias_data(),
+                                                        p.out.raw(), on.stream()));
+}
+
+template <class On>
 bool cudnn(const On& on, const Problem& p) {
   const auto dense = [&](const Tensor& t) {
     return p.shape.channels_last ? channels_last_contiguous(t) : contiguous(t);
@@ -252,15 +259,20 @@ bool cudnn_row_major(const On& on, const Problem& p) {
   return true;
 }
 
-// Which backend computes a convolution on CUDA. cuDNN serves everything but most depthwise problems, which are bound by
-// DRAM and which the direct kernel reads once; in two dimensions and channels last, cuDNN's kernel is 5 times as fast.
-// What cuDNN has no deterministic engine for in one layout is tried row-major; what it refuses there too (more than
-// 2^31 elements, output padding that is not smaller than the stride) the direct kernel computes as well.
+// Which backend computes a convolution on CUDA. Depthwise problems are bound by DRAM: row-major images go to a kernel
+// of ours, channels last ones to cuDNN, whose kernel is 5 times as fast there as the direct one, and all others to the
+// direct one. Everything else is cuDNN's. What cuDNN has no deterministic engine for in one layout is tried row-major;
+// what it refuses there too (more than 2^31 elements, output padding that is not smaller than the stride) the direct
+// kernel computes as well.
 template <class On>
 void compute_on_cuda(const On& on, const Problem& p) {
   // Without input channels the sum is empty: the direct kernel writes zeros or the bias.
   const bool some = p.shape.in_channels != 0;
   const bool flat_last = p.shape.channels_last && p.shape.out_channels == 1 && p.shape.kernel[0] == 1;
+  if (p.depthwise() && kernels::cuda::serves_depthwise_rows(p.shape)) {
+    depthwise_rows(on, p);
+    return;
+  }
   if (some && (!p.depthwise() || flat_last) && cudnn(on, p)) return;
   if (some && !p.depthwise() && p.shape.channels_last && cudnn_row_major(on, p)) return;
   direct(on, p);

@@ -142,3 +142,32 @@ def test_the_kept_plan_gives_the_same() -> None:
     want = convolve(x, w, None, *args)
     for _ in range(3):
         assert torch.equal(convolve(x, w, None, *args), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_depthwise_row_major(kernel: int, stride: int, dtype: torch.dtype) -> None:
+    for channels, height, width, padding in (
+        (3, 7, 7, kernel // 2),
+        (17, 14, 15, 0),
+        (5, 33, 57, kernel - 1),
+        (2, 8, 130, 1),
+    ):
+        if min(height, width) + 2 * padding < kernel:
+            continue
+        x = torch.randn(2, channels, height, width, device="cuda").to(dtype)
+        w = torch.randn(channels, 1, kernel, kernel, device="cuda").to(dtype)
+        bias = torch.randn(channels, device="cuda").to(dtype)
+        check(x, w, bias, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], channels)
+        check(
+            x.transpose(2, 3).contiguous().transpose(2, 3),
+            w,
+            None,
+            [stride] * 2,
+            [padding] * 2,
+            [1, 1],
+            False,
+            [0, 0],
+            channels,
+        )
