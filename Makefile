@@ -112,7 +112,8 @@ bench: $(STAMPS)/bench
 # downloaded or installed. The kernels are built for the GPU that is there.
 GPU_PYTHON ?= $(shell command -v python3)
 GPU_ARCHITECTURES ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
-GPU_ENVIRONMENT := CC=/usr/bin/gcc CXX=/usr/bin/g++ PYTHONPATH=src UNTORCH_LIBRARY=$(CURDIR)/build/gpu/native/libuntorch.so
+# Absolute paths: tests and benchmarks start processes in other folders.
+GPU_ENVIRONMENT := CC=/usr/bin/gcc CXX=/usr/bin/g++ PYTHONPATH=$(CURDIR)/src UNTORCH_LIBRARY=$(CURDIR)/build/gpu/native/libuntorch.so
 TESTS ?= tests/gpu
 PYTEST_OPTIONS ?=
 
