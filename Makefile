@@ -121,7 +121,7 @@ build-gpu:
 	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/gpu -G Ninja -DUNTORCH_CUDA=ON -DUNTORCH_VERSION=0.1.0 \
 	  -DPython_EXECUTABLE=$(GPU_PYTHON) $(if $(GPU_ARCHITECTURES),-DUNTORCH_CUDA_ARCHITECTURES=$(GPU_ARCHITECTURES))
 	@ninja -C build/gpu
-	@ln -sf $(CURDIR)/build/gpu/native/libuntorch.so $(CURDIR)/build/gpu/native/python/_core.*.so src/untorch/
+	@ln -sf $(CURDIR)/build/gpu/native/libuntorch*.so $(CURDIR)/build/gpu/native/python/_core.*.so src/untorch/
 
 # What racecheck sees of the kernels for packed weights: build/race is as build/gpu otherwise.
 build-race:

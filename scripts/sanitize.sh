@@ -31,7 +31,7 @@ for item in "$root"/src/untorch/*; do
   case $item in *.so | *__pycache__) continue ;; esac
   ln -s "$item" "$package/"
 done
-ln -s "$build"/native/libuntorch.so "$build"/native/python/_core.*.so "$package/"
+ln -s "$build"/native/libuntorch*.so "$build"/native/python/_core.*.so "$package/"
 
 # For processes that are not to be instrumented: those that export a model.
 export UNTORCH_PLAIN_PYTHONPATH=${PYTHONPATH-}

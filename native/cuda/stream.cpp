@@ -67,8 +67,6 @@ struct OwnStreams {
 };
 thread_local OwnStreams own_streams;
 
-thread_local untorch_caller_stream caller{nullptr, 0};
-
 // Events for ordering streams, reused at once: cuStreamWaitEvent copies the event's state.
 struct OrderEvents {
   std::vector<Event> by_device;
@@ -111,7 +109,10 @@ Stream thread_stream(int device) {
   return stream;
 }
 
-Stream call_stream(int device) { return caller.is_set != 0 ? caller.stream : thread_stream(device); }
+Stream call_stream(int device) {
+  const untorch_caller_stream caller = untorch_caller_stream_peek();
+  return caller.is_set != 0 ? caller.stream : thread_stream(device);
+}
 
 bool is_capturing(Stream stream) {
   int status = 0;
@@ -128,16 +129,3 @@ void order_after(Stream consumer, Stream producer) {
 }
 
 }  // namespace untorch::cuda
-
-extern "C" {
-
-untorch_caller_stream untorch_caller_stream_peek(void) { return untorch::cuda::caller; }
-
-untorch_caller_stream untorch_caller_stream_exchange(untorch_caller_stream setting) {
-  const untorch_caller_stream before = untorch::cuda::caller;
-  untorch::cuda::caller = setting;
-  return before;
-}
-
-void untorch_caller_stream_clear(void) { untorch::cuda::caller = {nullptr, 0}; }
-}

@@ -304,5 +304,5 @@ def test_the_libraries_carry_no_paths_of_the_build_machine() -> None:
     if "build" in module.parts:
         pytest.skip("a build tree has its own paths as run paths")
     root = str(pathlib.Path(__file__).resolve().parents[2]).encode()
-    for library in (module, module.with_name("libuntorch.so")):
+    for library in (module, module.with_name("libuntorch.so"), module.with_name("libuntorch_stream.so")):
         assert root not in library.read_bytes(), library.name

@@ -39,13 +39,26 @@ def include_directory() -> Path:
     raise AssertionError("untorch.h was not found")
 
 
+def stream_library() -> Path:
+    """libuntorch_stream.so, which lies beside libuntorch.so; in a build tree, beside the file that a link names."""
+    for folder in (library_path().parent, library_path().resolve().parent):
+        if (folder / "libuntorch_stream.so").is_file():
+            return folder / "libuntorch_stream.so"
+    raise AssertionError("libuntorch_stream.so was not found")
+
+
+def linked() -> list[str]:
+    """What a compiler is told to link both libraries."""
+    library, stream = library_path(), stream_library()
+    return [str(library), str(stream), f"-Wl,-rpath,{library.parent}", f"-Wl,-rpath,{stream.parent}"]
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("c") / "run_model"
-    library = library_path()
     command = [os.environ.get("CC", "cc"), "-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     command += [f"-I{include_directory()}", str(ROOT / "examples" / "c" / "run_model.c"), "-o", str(out)]
-    subprocess.run([*command, str(library), f"-Wl,-rpath,{library.parent}"], check=True)
+    subprocess.run([*command, str(library_path()), f"-Wl,-rpath,{library_path().parent}"], check=True)
     return out
 
 
@@ -92,7 +105,8 @@ def test_the_cmake_project_builds_it(tmp_path: Path, package: Path) -> None:
     installed.mkdir(parents=True)
     (installed / "__init__.py").touch()
     (installed / "include").symlink_to(include_directory())
-    (installed / "libuntorch.so").symlink_to(library_path())
+    for path in (library_path(), stream_library()):
+        (installed / path.name).symlink_to(path)
     environment = {**os.environ, "PYTHONPATH": str(installed.parent)}
     build = tmp_path / "build"
     for command in (
@@ -110,10 +124,9 @@ def test_the_version_is_the_package_version() -> None:
 
 def test_the_example_in_cpp(package: Path, tmp_path: Path) -> None:
     out = tmp_path / "run_on_stream"
-    library = library_path()
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     command += [f"-I{include_directory()}", str(ROOT / "examples" / "cpp" / "run_on_stream.cpp"), "-o", str(out)]
-    subprocess.run([*command, str(library), f"-Wl,-rpath,{library.parent}"], check=True)
+    subprocess.run([*command, *linked()], check=True)
     done = run(out, package, 2, 4)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "dtype 6, shape [2, 4] on the CPU\n 2.5 2.5 2.5 2.5\n" * 2

@@ -4,12 +4,21 @@
  *   untorch::CallerStreamGuard guard(stream);   // stream: cudaStream_t or CUstream
  *   untorch_method_run(method, ...);            // all its work is enqueued on that stream; nothing waits
  *
- * No CUDA header is needed. The setting is thread-local and lives in libuntorch.so, so all users of this header in a
- * process share it. */
+ * No other header is needed, of CUDA or of untorch. The setting is thread-local and lives in libuntorch_stream.so, a
+ * small library of its own: all that link it share the setting, also those that do not link libuntorch.so. */
 #ifndef UNTORCH_CALLER_STREAM_H_
 #define UNTORCH_CALLER_STREAM_H_
 
-#include "untorch/untorch.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef UNTORCH_API
+#if defined(__GNUC__)
+#define UNTORCH_API __attribute__((visibility("default")))
+#else
+#define UNTORCH_API
+#endif
+#endif
 
 #ifdef __cplusplus
 extern "C" {

@@ -12,10 +12,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef UNTORCH_API
 #if defined(__GNUC__)
 #define UNTORCH_API __attribute__((visibility("default")))
 #else
 #define UNTORCH_API
+#endif
 #endif
 
 #ifdef __cplusplus

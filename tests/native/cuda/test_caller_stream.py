@@ -45,7 +45,8 @@ def build(folder: Path, name: str) -> ctypes.CDLL:
     library = Path(library_path()).resolve()
     include = next(p for p in (library.parent / "include", ROOT / "native" / "include") if (p / "untorch").is_dir())
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-I{include}", str(source), "-o", str(out), str(library), f"-Wl,-rpath,{library.parent}"]
+    command += [f"-I{include}", str(source), "-o", str(out)]
+    command += [str(library.with_name("libuntorch_stream.so")), f"-Wl,-rpath,{library.parent}"]
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(out), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     loaded.peek.restype = ctypes.c_long
