@@ -7,6 +7,7 @@
 #include "cuda/kernel_registry.h"
 #include "kernels/cpu/w4a16/int4.h"
 #include "shims/dequantize.h"
+#include "shims/destination.h"
 #include "shims/op.h"
 
 using namespace untorch;
@@ -141,22 +142,41 @@ TensorPtr dequantize_int4(const char* what, const Tensor& weight, const Tensor& 
 
 }  // namespace untorch::shims
 
-// out = x [.., k_in] · weightᵀ + bias, for float32, bfloat16 and float16.
-UNTORCH_OP(int4_linear,
-           (AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle scale_and_zero, std::int64_t group_size,
-            AtenTensorHandle* bias, AtenTensorHandle* ret0),
-           x, weight, scale_and_zero, group_size, bias, ret0) {
+namespace {
+
+// out = x [.., k_in] · weightᵀ + bias, for float32, bfloat16 and float16. `into` null: new memory.
+TensorPtr int4_linear(const Op& op, AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle scale_and_zero,
+                      std::int64_t group_size, AtenTensorHandle* bias, const Tensor* into) {
   const Tensor &input = op.input(x, "x"), &packed = op.input(weight, "weight"),
                &scales = op.input(scale_and_zero, "scale_and_zero");
   const Tensor* const bias_or_null = op.optional_input(bias, "bias");
-  check(ret0 != nullptr, op, ": output pointer is null");
   const Int4Shape shape = check_int4_linear(op, input, packed, scales, group_size, bias_or_null);
   TensorPtr out;
   run(
       op, {&input, &packed, &scales, bias_or_null},
-      [&] { out = int4_linear_cpu(input, packed, scales, bias_or_null, shape); },
-      [&](const auto& on) { out = int4_linear_cuda(op, on, input, packed, scales, bias_or_null, shape); });
-  give(ret0, std::move(out), op);
+      [&] { out = delivered(op, into, int4_linear_cpu(input, packed, scales, bias_or_null, shape)); },
+      [&](const auto& on) { out = int4_linear_cuda(op, on, input, packed, scales, bias_or_null, shape, into); });
+  return out;
+}
+
+}  // namespace
+
+UNTORCH_OP(int4_linear,
+           (AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle scale_and_zero, std::int64_t group_size,
+            AtenTensorHandle* bias, AtenTensorHandle* ret0),
+           x, weight, scale_and_zero, group_size, bias, ret0) {
+  check(ret0 != nullptr, op, ": output pointer is null");
+  give(ret0, int4_linear(op, x, weight, scale_and_zero, group_size, bias, nullptr), op);
+}
+
+// The same into memory of the caller, on the device of x.
+UNTORCH_SHIM untorch_int4_linear(AtenTensorHandle out, AtenTensorHandle x, AtenTensorHandle weight,
+                                 AtenTensorHandle scale_and_zero, std::int64_t group_size, AtenTensorHandle* bias) {
+  return guarded("int4_linear", [&] {
+    const Op op = Op::of("int4_linear", x, "x");
+    const FromTorch relaxed(op);
+    (void)int4_linear(op, x, weight, scale_and_zero, group_size, bias, &op.input(out, "out"));
+  });
 }
 
 #ifdef UNTORCH_CUDA_KERNELS

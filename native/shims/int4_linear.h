@@ -13,9 +13,11 @@ struct Int4Shape {
   Dims out_sizes;
 };
 
-// out = x · weightᵀ + bias, by the algorithm that int4_heuristic.h chooses.
+// out = x · weightᵀ + bias, by the algorithm that int4_heuristic.h chooses; into `into`, or new memory where it is
+// null.
 TensorPtr int4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,
-                           const Tensor& scales, const Tensor* bias, const Int4Shape& shape);
+                           const Tensor& scales, const Tensor* bias, const Int4Shape& shape,
+                           const Tensor* into = nullptr);
 TensorPtr dequantize_int4_cuda(const char* op, const OnDevice& on, const Tensor& weight, const Tensor& scales,
                                const Int4Shape& shape, DType dtype);
 

@@ -1,5 +1,6 @@
 // int4_linear on CUDA: the algorithm (int4_heuristic.h), its operands and workspace, and its launch.
 #include "kernels/cuda/w4a16/int4_heuristic.h"
+#include "shims/destination.h"
 #include "shims/int4_linear.h"
 #include "shims/w4a16_cuda.h"
 
@@ -26,9 +27,9 @@ const kernels::cuda::Int4Thresholds& thresholds() {
 }  // namespace
 
 TensorPtr int4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,
-                           const Tensor& scales, const Tensor* bias, const Int4Shape& shape) {
+                           const Tensor& scales, const Tensor* bias, const Int4Shape& shape, const Tensor* into) {
   check_w4a16_gpu(op, "int4", on);
-  TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
+  TensorPtr out = destination(op, into, shape.out_sizes, x.dtype(), on.device());
   if (out->numel() == 0) return out;
   Int4Gemm p;
   p.dtype = x.dtype();

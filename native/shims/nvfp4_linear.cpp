@@ -8,6 +8,7 @@
 #include "cuda/kernel_registry.h"
 #include "kernels/cpu/w4a16/nvfp4.h"
 #include "shims/dequantize.h"
+#include "shims/destination.h"
 #include "shims/nvfp4_arguments.h"
 #include "shims/op.h"
 
@@ -126,24 +127,44 @@ TensorPtr dequantize_nvfp4(const char* what, const Tensor& weight, const Tensor&
 
 }  // namespace untorch::shims
 
+namespace {
+
 // out = x [.., k_in] · weightᵀ + bias, for float32, bfloat16 and float16. prefill: "exact", "fp8" or "fp4", a request
-// for speed at large M on GPUs; the CPU is exact whatever it asks for.
-UNTORCH_OP(nvfp4_linear,
-           (AtenTensorHandle x, AtenTensorHandle weight_packed, AtenTensorHandle block_scale,
-            AtenTensorHandle global_scale, AtenTensorHandle* bias, const char* prefill, AtenTensorHandle* ret0),
-           x, weight_packed, block_scale, global_scale, bias, prefill, ret0) {
+// for speed at large M on GPUs; the CPU is exact whatever it asks for. `into` null: new memory.
+TensorPtr nvfp4_linear(const Op& op, AtenTensorHandle x, AtenTensorHandle weight_packed, AtenTensorHandle block_scale,
+                       AtenTensorHandle global_scale, AtenTensorHandle* bias, const char* prefill, const Tensor* into) {
   const Tensor &input = op.input(x, "x"), &packed = op.input(weight_packed, "weight_packed"),
                &scales = op.input(block_scale, "block_scale"), &global = op.input(global_scale, "global_scale");
   const Tensor* const bias_or_null = op.optional_input(bias, "bias");
-  check(ret0 != nullptr, op, ": output pointer is null");
   const Nvfp4Shape shape = check_nvfp4_linear(op, input, packed, scales, global, bias_or_null);
   const Nvfp4Prefill wanted = check_prefill(op, prefill);
   TensorPtr out;
   run(
       op, {&input, &packed, &scales, &global, bias_or_null},
-      [&] { out = nvfp4_linear_cpu(input, packed, scales, global, bias_or_null, shape); },
+      [&] { out = delivered(op, into, nvfp4_linear_cpu(input, packed, scales, global, bias_or_null, shape)); },
       [&](const auto& on) {
-        out = nvfp4_linear_cuda(op, on, input, packed, scales, global, bias_or_null, shape, wanted);
+        out = nvfp4_linear_cuda(op, on, input, packed, scales, global, bias_or_null, shape, wanted, into);
       });
-  give(ret0, std::move(out), op);
+  return out;
+}
+
+}  // namespace
+
+UNTORCH_OP(nvfp4_linear,
+           (AtenTensorHandle x, AtenTensorHandle weight_packed, AtenTensorHandle block_scale,
+            AtenTensorHandle global_scale, AtenTensorHandle* bias, const char* prefill, AtenTensorHandle* ret0),
+           x, weight_packed, block_scale, global_scale, bias, prefill, ret0) {
+  check(ret0 != nullptr, op, ": output pointer is null");
+  give(ret0, nvfp4_linear(op, x, weight_packed, block_scale, global_scale, bias, prefill, nullptr), op);
+}
+
+// The same into memory of the caller, on the device of x.
+UNTORCH_SHIM untorch_nvfp4_linear(AtenTensorHandle out, AtenTensorHandle x, AtenTensorHandle weight_packed,
+                                  AtenTensorHandle block_scale, AtenTensorHandle global_scale, AtenTensorHandle* bias,
+                                  const char* prefill) {
+  return guarded("nvfp4_linear", [&] {
+    const Op op = Op::of("nvfp4_linear", x, "x");
+    const FromTorch relaxed(op);
+    (void)nvfp4_linear(op, x, weight_packed, block_scale, global_scale, bias, prefill, &op.input(out, "out"));
+  });
 }

@@ -15,10 +15,11 @@ struct Nvfp4Shape {
   Dims out_sizes;
 };
 
-// out = x · weightᵀ + bias, by the algorithm that nvfp4_heuristic.h chooses.
+// out = x · weightᵀ + bias, by the algorithm that nvfp4_heuristic.h chooses; into `into`, or new memory where it is
+// null.
 TensorPtr nvfp4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,
                             const Tensor& block_scale, const Tensor& global_scale, const Tensor* bias,
-                            const Nvfp4Shape& shape, kernels::Nvfp4Prefill prefill);
+                            const Nvfp4Shape& shape, kernels::Nvfp4Prefill prefill, const Tensor* into = nullptr);
 TensorPtr dequantize_nvfp4_cuda(const char* op, const OnDevice& on, const Tensor& weight, const Tensor& block_scale,
                                 const Tensor& global_scale, const Nvfp4Shape& shape, DType dtype);
 

@@ -1,5 +1,6 @@
 // nvfp4_linear on CUDA: the algorithm (nvfp4_heuristic.h), its operands and workspace, and its launch.
 #include "kernels/cuda/w4a16/nvfp4_heuristic.h"
+#include "shims/destination.h"
 #include "shims/nvfp4_linear.h"
 #include "shims/nvfp4_prefill_cuda.h"
 #include "shims/w4a16_cuda.h"
@@ -68,9 +69,8 @@ void launch(const char* op, const OnDevice& on, Nvfp4Gemm p, Nvfp4Algorithm algo
 }
 
 // K = 0: cuBLAS has no such GEMM, and the weight may have no bytes either.
-TensorPtr bias_alone(const OnDevice& on, const Tensor& x, const Tensor* bias, const Nvfp4Shape& shape) {
-  TensorPtr out = Tensor::zeros(shape.out_sizes, x.dtype(), on.device());
-  if (bias != nullptr) copy(*out, *bias);
+TensorPtr bias_alone(TensorPtr out, const Tensor* bias) {
+  copy(*out, bias != nullptr ? *bias : *Tensor::zeros(out->sizes(), out->dtype(), out->device()));
   return out;
 }
 
@@ -78,12 +78,12 @@ TensorPtr bias_alone(const OnDevice& on, const Tensor& x, const Tensor* bias, co
 
 TensorPtr nvfp4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,
                             const Tensor& block_scale, const Tensor& global_scale, const Tensor* bias,
-                            const Nvfp4Shape& shape, Nvfp4Prefill prefill) {
+                            const Nvfp4Shape& shape, Nvfp4Prefill prefill, const Tensor* into) {
   check_w4a16_gpu(op, "NVFP4", on);
   if (!(thresholds().fp4_emulated && prefill == Nvfp4Prefill::kFp4)) check_prefill_gpu(op, prefill, on);
-  if (shape.m == 0 || shape.n == 0) return Tensor::empty(shape.out_sizes, x.dtype(), on.device());
-  if (shape.x_width == 0) return bias_alone(on, x, bias, shape);
-  TensorPtr out = Tensor::empty(shape.out_sizes, x.dtype(), on.device());
+  TensorPtr out = destination(op, into, shape.out_sizes, x.dtype(), on.device());
+  if (shape.m == 0 || shape.n == 0) return out;
+  if (shape.x_width == 0) return bias_alone(std::move(out), bias);
   Nvfp4Gemm p;
   p.dtype = x.dtype();
   p.m = shape.m, p.n = shape.n, p.k = shape.k;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/cpu/moe/nvfp4_moe.h"
+#include "shims/destination.h"
 #include "shims/nvfp4_arguments.h"
 #include "shims/op.h"
 
@@ -90,6 +91,34 @@ TensorPtr nvfp4_moe_cpu(const char* op, const Nvfp4MoeArguments& given, const Nv
   return to_dtype(*out, given.hidden_states.dtype());
 }
 
+TensorPtr nvfp4_moe(const Op& op, const Nvfp4MoeArguments& given, const Tensor* into) {
+  const Nvfp4MoeShape shape = check_nvfp4_moe(op, given);
+  TensorPtr out;
+  run(
+      op,
+      {&given.hidden_states, &given.topk_weights, &given.topk_ids, &given.w13, &given.w13_scale, &given.w2,
+       &given.w2_scale, &given.w13_global, &given.w2_global, given.w13_bias, given.w2_bias},
+      [&] { out = delivered(op, into, nvfp4_moe_cpu(op, given, shape)); },
+      [&](const auto& on) { out = nvfp4_moe_cuda(op, on, given, shape, into); });
+  return out;
+}
+
+Nvfp4MoeArguments moe_arguments(const Op& op, AtenTensorHandle hidden_states, AtenTensorHandle topk_weights,
+                                AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale,
+                                AtenTensorHandle w2, AtenTensorHandle w2_scale, AtenTensorHandle w13_global,
+                                AtenTensorHandle w2_global, AtenTensorHandle* w13_bias, AtenTensorHandle* w2_bias,
+                                double swiglu_alpha, double swiglu_beta, const double* swiglu_limit) {
+  Nvfp4MoeArguments given{op.input(hidden_states, "hidden_states"), op.input(topk_weights, "topk_weights"),
+                          op.input(topk_ids, "topk_ids"),           op.input(w13, "w13"),
+                          op.input(w13_scale, "w13_scale"),         op.input(w2, "w2"),
+                          op.input(w2_scale, "w2_scale"),           op.input(w13_global, "w13_global"),
+                          op.input(w2_global, "w2_global")};
+  given.w13_bias = op.optional_input(w13_bias, "w13_bias");
+  given.w2_bias = op.optional_input(w2_bias, "w2_bias");
+  given.swiglu_alpha = swiglu_alpha, given.swiglu_beta = swiglu_beta, given.swiglu_limit = swiglu_limit;
+  return given;
+}
+
 }  // namespace
 
 UNTORCH_OP(nvfp4_moe,
@@ -100,22 +129,25 @@ UNTORCH_OP(nvfp4_moe,
             AtenTensorHandle* ret0),
            hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global, w13_bias,
            w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit, ret0) {
-  Nvfp4MoeArguments given{op.input(hidden_states, "hidden_states"), op.input(topk_weights, "topk_weights"),
-                          op.input(topk_ids, "topk_ids"),           op.input(w13, "w13"),
-                          op.input(w13_scale, "w13_scale"),         op.input(w2, "w2"),
-                          op.input(w2_scale, "w2_scale"),           op.input(w13_global, "w13_global"),
-                          op.input(w2_global, "w2_global")};
-  given.w13_bias = op.optional_input(w13_bias, "w13_bias");
-  given.w2_bias = op.optional_input(w2_bias, "w2_bias");
-  given.swiglu_alpha = swiglu_alpha, given.swiglu_beta = swiglu_beta, given.swiglu_limit = swiglu_limit;
+  const Nvfp4MoeArguments given =
+      moe_arguments(op, hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global,
+                    w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit);
   check(ret0 != nullptr, op, ": output pointer is null");
-  const Nvfp4MoeShape shape = check_nvfp4_moe(op, given);
-  TensorPtr out;
-  run(
-      op,
-      {&given.hidden_states, &given.topk_weights, &given.topk_ids, &given.w13, &given.w13_scale, &given.w2,
-       &given.w2_scale, &given.w13_global, &given.w2_global, given.w13_bias, given.w2_bias},
-      [&] { out = nvfp4_moe_cpu(op, given, shape); },
-      [&](const auto& on) { out = nvfp4_moe_cuda(op, on, given, shape); });
-  give(ret0, std::move(out), op);
+  give(ret0, nvfp4_moe(op, given, nullptr), op);
+}
+
+// The same into memory of the caller, on the device of hidden_states.
+UNTORCH_SHIM untorch_nvfp4_moe(AtenTensorHandle out, AtenTensorHandle hidden_states, AtenTensorHandle topk_weights,
+                               AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale,
+                               AtenTensorHandle w2, AtenTensorHandle w2_scale, AtenTensorHandle w13_global,
+                               AtenTensorHandle w2_global, AtenTensorHandle* w13_bias, AtenTensorHandle* w2_bias,
+                               double swiglu_alpha, double swiglu_beta, const double* swiglu_limit) {
+  return guarded("nvfp4_moe", [&] {
+    const Op op = Op::of("nvfp4_moe", hidden_states, "hidden_states");
+    const FromTorch relaxed(op);
+    const Nvfp4MoeArguments given =
+        moe_arguments(op, hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global,
+                      w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit);
+    (void)nvfp4_moe(op, given, &op.input(out, "out"));
+  });
 }

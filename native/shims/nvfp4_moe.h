@@ -24,7 +24,8 @@ struct Nvfp4MoeArguments {
   bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && std::isinf(limit()); }
 };
 
-TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArguments& given,
-                         const Nvfp4MoeShape& shape);
+// Into `into`, or new memory where it is null.
+TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArguments& given, const Nvfp4MoeShape& shape,
+                         const Tensor* into = nullptr);
 
 }  // namespace untorch::shims

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/moe/nvfp4_moe.h"
+#include "shims/destination.h"
 #include "shims/nvfp4_arguments.h"
 #include "shims/w4a16_cuda.h"
 
@@ -47,11 +48,11 @@ void run_chunk(const OnDevice& on, Nvfp4Moe p) {
 
 }  // namespace
 
-TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArguments& given,
-                         const Nvfp4MoeShape& shape) {
+TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArguments& given, const Nvfp4MoeShape& shape,
+                         const Tensor* into) {
   check_w4a16_gpu(op, "NVFP4", on);
   const Tensor& x = given.hidden_states;
-  TensorPtr out = Tensor::empty(Dims{shape.tokens, shape.k}, x.dtype(), on.device());
+  TensorPtr out = destination(op, into, Dims{shape.tokens, shape.k}, x.dtype(), on.device());
   if (out->numel() == 0) return out;
   const TensorPtr w13 = aligned_cuda(given.w13), w13_scale = aligned_cuda(given.w13_scale), w2 = aligned_cuda(given.w2),
                   w2_scale = aligned_cuda(given.w2_scale);

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-import torch
+
+if TYPE_CHECKING:  # processes without torch use this module, too
+    import torch
 
 _SOURCE = r"""
 extern "C" __global__ void spin(volatile int* flag, unsigned long long limit) {
@@ -39,7 +41,9 @@ class Spin:
         self._limit = int(seconds * 1e9)
 
     def __enter__(self) -> Spin:
-        self._flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._memory = self._cupy.cuda.alloc_pinned_memory(4)
+        self._flag = numpy.frombuffer(self._memory, numpy.int32, 1)
+        self._flag[0] = 0
         if Spin._kernel is None:
             Spin._kernel = self._cupy.RawKernel(_SOURCE, "spin")
             Spin._kernel.compile()
@@ -47,7 +51,7 @@ class Spin:
         self._stream = cuda.ExternalStream(self._handle) if self._handle != 0 else cuda.Stream.null
         self._event = cuda.Event(disable_timing=True)
         with self._stream:
-            Spin._kernel((1,), (1,), (numpy.uint64(self._flag.data_ptr()), numpy.uint64(self._limit)))
+            Spin._kernel((1,), (1,), (numpy.uint64(self._memory.ptr), numpy.uint64(self._limit)))
         self._event.record(self._stream)
         return self
 

@@ -1,8 +1,10 @@
 """``untorch::int4_linear``: a linear layer whose weight is stored in four bits, with a scale and a zero a group.
 
 y = x · Wᵀ + bias, where W [n, k] has w = (q − 8)·scale + zero, q from 0 to 15, and a group is ``group_size`` inputs of
-one output. q is stored in the layout of ``int4_layout``, scale and zero side by side as [k / group_size][n][2]. The
-implementation here is the reference: it makes the whole weight in float32. libuntorch.so has the kernels.
+one output. q is stored in the layout of ``int4_layout``, scale and zero side by side as [k / group_size][n][2].
+
+libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here, which makes the whole
+weight in float32, is for the dtypes and devices that the library does not serve.
 
 Graphs hold the operator as one node: no pass and no constant folding sees a weight that is unpacked.
 """
@@ -12,10 +14,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops import native
 from untorch.ops.describe import kind_of
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE, unpack_int4
 
-__all__ = ["C_SHIMS", "GROUP_SIZES", "OPERATOR", "dequantize_int4", "int4_linear"]
+__all__ = ["C_SHIMS", "GROUP_SIZES", "OPERATOR", "dequantize_int4", "int4_linear", "int4_linear_reference"]
 
 GROUP_SIZES = (32, 64, 128, 256)
 _SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -57,9 +60,24 @@ def int4_linear(
     group_size: 32, 64, 128 or 256; divides k.
     bias: [n] in x's dtype, or None.
 
-    Sums are in float32, for float64 in that. Raises ValueError.
+    Sums are in float32, for float64 in that. Raises ValueError; RuntimeError for what the GPU cannot do.
     """
     _check(x, weight, scale_and_zero, group_size, bias)
+    if native.serves("int4_linear", x):
+        out = x.new_empty((*x.shape[:-1], weight.shape[0] * N_TILE))
+        native.call("int4_linear", out, x, weight, scale_and_zero, group_size, (bias,))
+        return out
+    return int4_linear_reference(x, weight, scale_and_zero, group_size, bias)
+
+
+def int4_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_and_zero: torch.Tensor,
+    group_size: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The operator in torch's own operators, on any device, with the whole weight in float32 or float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantize_int4(weight, scale_and_zero, group_size, wide)[:, : x.shape[-1]]
     y = F.linear(x.to(wide), matrix, None if bias is None else bias.to(wide))

@@ -1,8 +1,10 @@
 """``untorch::nvfp4_linear``: a linear layer whose weight is stored in NVFP4.
 
 y = x · Wᵀ + bias, where W [n, k] is w = e2m1 · block_scale · global_scale: four bits, a scale for each 16 inputs of an
-output, and a scale for all or for each output. ``nvfp4_layout`` has the codes and both of their layouts. The
-implementation here is the reference: it makes the whole weight in float32, whatever ``prefill`` asks for.
+output, and a scale for all or for each output. ``nvfp4_layout`` has the codes and both of their layouts.
+
+libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here, which makes the whole
+weight in float32 whatever ``prefill`` asks for, is for the dtypes and devices that the library does not serve.
 
 Graphs hold the operator as one node: no pass and no constant folding sees a weight that is unpacked.
 """
@@ -12,11 +14,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops import native
 from untorch.ops.describe import kind_of
 from untorch.ops.int4_layout import INNER_K_TILES, K_TILE, LANES, N_TILE
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
-__all__ = ["C_SHIMS", "OPERATOR", "PREFILLS", "nvfp4_linear"]
+__all__ = ["C_SHIMS", "OPERATOR", "PREFILLS", "nvfp4_linear", "nvfp4_linear_reference"]
 
 PREFILLS = ("exact", "fp8", "fp4")
 
@@ -50,12 +53,29 @@ def nvfp4_linear(
     prefill: how a C function for a GPU may compute GEMMs with large M, which are compute-bound. "exact": with x as it
         is. "fp8": x and the weight are rounded to float8_e4m3fn, in rows with a float32 scale each, on
         GPUs from compute capability 8.9 on. "fp4": x is rounded to NVFP4, in rows with a float32 scale each, on GPUs
-        that multiply two such operands (sm_100, sm_103, sm_120, sm_121). Other GPUs refuse them. The CPU, and this
+        that multiply two such operands (sm_100, sm_103, sm_120, sm_121). Other GPUs refuse them. The CPU, and the
         reference on any device, are exact.
 
-    Sums are in float32, for float64 in that. On GPUs the tiles with t = 8 are the fast layout. Raises ValueError.
+    Sums are in float32, for float64 in that. On GPUs the tiles with t = 8 are the fast layout. Raises ValueError;
+    RuntimeError for what the GPU cannot do.
     """
-    _check(x, weight_packed, block_scale, global_scale, bias, prefill)
+    n = _check(x, weight_packed, block_scale, global_scale, bias, prefill)
+    if native.serves("nvfp4_linear", x):
+        out = x.new_empty((*x.shape[:-1], n))
+        text = native.Text(prefill.encode())
+        native.call("nvfp4_linear", out, x, weight_packed, block_scale, global_scale, (bias,), text)
+        return out
+    return nvfp4_linear_reference(x, weight_packed, block_scale, global_scale, bias)
+
+
+def nvfp4_linear_reference(
+    x: torch.Tensor,
+    weight_packed: torch.Tensor,
+    block_scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The operator in torch's own operators, on any device, with the whole weight in float32 or float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     matrix = dequantize_nvfp4(weight_packed, block_scale, global_scale, wide)[:, : x.shape[-1]]
     y = F.linear(x.to(wide), matrix, None if bias is None else bias.to(wide))

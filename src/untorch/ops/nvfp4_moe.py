@@ -7,8 +7,10 @@
 Without biases, alpha 1, beta 0 and no limit are SiLU: act = silu(gate) · up. gpt-oss has biases, 1.702, 1 and 7. A
 weight is w = value · block_scale · global_scale: values are E2M1 (sign in bit 3, then 0, 0.5, 1, 1.5, 2, 3, 4, 6),
 two in a byte, the even one of the last dimension in the low half; a block is 16 of them. In W13 the rows of the gate
-come first, then those of up. The implementation here is the reference: it makes the weights of one expert in float32,
-for each expert that has a token.
+come first, then those of up.
+
+libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here, which makes the weights of
+one expert after the other in float32, is for the dtypes and devices that the library does not serve.
 
 Graphs hold the operator as one node: no pass and no constant folding sees a weight that is unpacked.
 """
@@ -18,10 +20,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops import native
 from untorch.ops.describe import kind_of
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
-__all__ = ["C_SHIMS", "OPERATOR", "check_swiglu", "check_weights", "nvfp4_moe"]
+__all__ = ["C_SHIMS", "OPERATOR", "check_swiglu", "check_weights", "nvfp4_moe", "nvfp4_moe_reference"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -67,11 +70,46 @@ def nvfp4_moe(
     swiglu_limit: above 0; None: none.
 
     Sums are in float32, for float64 in that; so is the activation between the two GEMMs, but on a GPU, where act is
-    rounded to hidden_states' dtype. Raises ValueError. The reference and the CPU's C function read the ids and
-    refuse those of no expert; on a GPU such ids count as -1, and the next operator or the end of the run reports them.
+    rounded to hidden_states' dtype. Raises ValueError; RuntimeError for what the GPU cannot do. On the CPU ids of no
+    expert are refused; on a GPU they count as -1, and the next operator of the library reports them.
     """
     _check(hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
     check_swiglu("nvfp4_moe", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
+    if topk_ids.numel() and native.serves("nvfp4_moe", hidden_states):
+        if not topk_ids.is_cuda:
+            _check_ids(topk_ids.flatten().tolist(), w13.shape[0])
+        out = hidden_states.new_empty(hidden_states.shape)
+        native.call(
+            "nvfp4_moe", out, hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global,
+            w2_global, (w13_bias,), (w2_bias,), swiglu_alpha, swiglu_beta, (swiglu_limit,),
+        )  # fmt: skip
+        return out
+    return nvfp4_moe_reference(
+        hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global, w2_global, w13_bias, w2_bias,
+        swiglu_alpha, swiglu_beta, swiglu_limit,
+    )  # fmt: skip
+
+
+def nvfp4_moe_reference(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w13_global: torch.Tensor,
+    w2_global: torch.Tensor,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_alpha: float = 1.0,
+    swiglu_beta: float = 0.0,
+    swiglu_limit: float | None = None,
+) -> torch.Tensor:
+    """The operator in torch's own operators, on any device: one expert's weights at a time, in float32 or float64.
+
+    It reads the ids on the CPU.
+    """
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     experts, width, top_k = w13.shape[0], w13.shape[1] // 2, topk_ids.shape[1]
     x, weights = hidden_states.to(wide), topk_weights.to(wide).flatten()
@@ -79,10 +117,7 @@ def nvfp4_moe(
     # A pair is a token and one of its experts.
     ordered, pairs = topk_ids.flatten().sort(stable=True)
     ids, counts = torch.unique_consecutive(ordered, return_counts=True)
-    if wrong := [i for i in ids.tolist() if not -1 <= i < experts]:
-        raise ValueError(
-            f"nvfp4_moe: topk_ids: expected experts from 0 to {experts - 1}, or -1 for none, got {wrong[0]}"
-        )
+    _check_ids(ids.tolist(), experts)
     halves = w13_global if w13_global.dim() == 2 else w13_global[:, None].expand(experts, 2)
     for expert, chosen in zip(ids.tolist(), torch.split(pairs, counts.tolist()), strict=True):
         if expert < 0:
@@ -98,6 +133,13 @@ def nvfp4_moe(
             rows = rows + w2_bias[expert]
         y.index_add_(0, tokens, rows * weights[chosen, None])
     return y.to(hidden_states.dtype)
+
+
+def _check_ids(ids: list[int], experts: int) -> None:
+    if wrong := [i for i in ids if not -1 <= i < experts]:
+        raise ValueError(
+            f"nvfp4_moe: topk_ids: expected experts from 0 to {experts - 1}, or -1 for none, got {min(wrong)}"
+        )
 
 
 def _swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> torch.Tensor:
