@@ -64,6 +64,7 @@ def moe_case(dtype: torch.dtype) -> Case:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 
 CASES = [int4_case, nvfp4_case, moe_case]
+OPERATORS = {"int4_case": int4.int4_linear, "nvfp4_case": nvfp4.nvfp4_linear, "moe_case": nvfp4_moe.nvfp4_moe}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -115,7 +116,8 @@ def test_float64_and_no_elements_are_the_reference(case: Callable[[torch.dtype],
 class Layer(nn.Module):
     def __init__(self, case: Callable[[torch.dtype], Case]) -> None:
         super().__init__()
-        self.operator, _, (_, *rest) = case(torch.float32)
+        self.case = case.__name__  # an operator cannot be copied
+        _, _, (_, *rest) = case(torch.float32)
         self.rest: list[Any] = []
         for i, value in enumerate(rest):
             if isinstance(value, torch.Tensor):
@@ -125,7 +127,7 @@ class Layer(nn.Module):
                 self.rest.append(value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.operator(x, *(getattr(self, v) if isinstance(v, str) else v for v in self.rest))
+        return OPERATORS[self.case](x, *(getattr(self, v) if isinstance(v, str) else v for v in self.rest))
 
 
 @pytest.mark.parametrize("case", CASES)
