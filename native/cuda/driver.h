@@ -202,7 +202,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
     (GraphExec exec, GraphNode node, const MemsetParams* params, Context context))                                     \
   X(graph_memcpy_params, cuGraphMemcpyNodeGetParams, (GraphNode node, Memcpy3D * params))                              \
   X(graph_exec_memcpy_set_params, cuGraphExecMemcpyNodeSetParams,                                                      \
-    (GraphExec exec, GraphNode node, const Memcpy3D* params, Context context))
+    (GraphExec exec, GraphNode node, const Memcpy3D* params, Context context))                                         \
+  X(module_unload, cuModuleUnload, (Module module))
 
 struct Driver {
 #define UNTORCH_MEMBER(member, symbol, arguments) Result(*member) arguments = nullptr;

@@ -21,6 +21,7 @@
 #include "model/elf_openmp.h"
 #include "model/elf_rewrite.h"
 #include "model/own_names.h"
+#include "model/shared_modules.h"
 #include "model/thread_exit.h"
 #include "threads/call.h"
 
@@ -194,6 +195,7 @@ ModelLibrary::~ModelLibrary() {
   const fork::Uncut uncut;
   for (const std::byte* begin : code_) threads::remove_code(begin);
   destroy_thread_locals(start_, end_);
+  unload_modules(start_, end_);
   dlclose(handle_);
 }
 

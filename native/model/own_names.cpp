@@ -14,9 +14,11 @@ struct OwnName {
 };
 
 constexpr OwnName kOwnNames[] = {
-    // The CUDA runtime's functions, and the one driver function that reads a file.
+    // The CUDA runtime's functions; the one driver function that reads a file; modules that containers share.
     {Match::kPrefix, "cuda", "utda"},
     {Match::kName, "cuModuleLoad", "utModuleLoad"},
+    {Match::kName, "cuModuleLoadData", "utModuleLoadData"},
+    {Match::kName, "cuModuleUnload", "utModuleUnload"},
     // glibc's keep a library in the process until the thread ends (model/thread_exit.h).
     {Match::kName, "__cxa_thread_atexit", "utcxx_thread_atexit"},
     {Match::kName, "__cxa_thread_atexit_impl", "utcxx_thread_atexit_impl"},

@@ -31,7 +31,8 @@ struct State {
   std::string events;             // what was enqueued or waited for, with its stream, a line each
   std::string tensor_maps;        // arguments of cuTensorMapEncodeTiled, a line each
   int pdl = 0;                    // programmatic dependent launches
-  std::uintptr_t handles = 0;     // of streams and events
+  int modules_loaded = 0, modules_unloaded = 0;
+  std::uintptr_t handles = 0;  // of streams and events
   Result fatal = kSuccess;
 };
 State& state() {
@@ -91,6 +92,8 @@ const char* fake_events() { return state().events.c_str(); }
 const char* fake_tensor_maps() { return state().tensor_maps.c_str(); }
 void fake_fail(Result code) { state().fatal = code; }
 int fake_pdl() { return state().pdl; }
+int fake_modules_loaded() { return state().modules_loaded; }
+int fake_modules_unloaded() { return state().modules_unloaded; }
 const char* fake_launches() { return state().launches.c_str(); }
 std::size_t fake_live_bytes(int device) { return state().live[device]; }
 
@@ -239,8 +242,14 @@ Result cuEventRecord(Event, Stream stream) { return noted("record", stream); }
 Result cuEventQuery(Event) { return state().fatal; }
 Result cuEventSynchronize(Event event) { return noted("synchronize_event", event); }
 
-Result cuModuleLoadData(Module* module, const void*) { return make(module); }
-Result cuModuleUnload(Module) { return kSuccess; }
+Result cuModuleLoadData(Module* module, const void*) {
+  ++state().modules_loaded;
+  return make(module);
+}
+Result cuModuleUnload(Module) {
+  ++state().modules_unloaded;
+  return kSuccess;
+}
 Result cuModuleGetFunction(Function* function, Module, const char* name) { return named(function, name); }
 Result cuLibraryLoadData(Library* library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
   return make(library);

@@ -54,6 +54,49 @@ found["gone"] = fake.fake_live_bytes(0), fake.fake_live_bytes(1)
     assert result["gone"] == [0, 0]
 
 
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += x
+        return self.calls * 2
+
+
+def test_kernels_are_loaded_once_for_all_sessions(driver: Path, tmp_path: Path) -> None:
+    """Loading waits for kernels that run: a new session's first call would wait for the calls of the others."""
+    path = tmp_path / "counter.pt2"
+    export(Counter(), (torch.ones(4),), path, device="cuda", arch="sm_90", progress=False)
+    script = """
+x = np.ones(4, np.float32)
+program = untorch.load(path)
+sessions = [program.session() for _ in range(3)]
+found["loaded"] = []
+for session in sessions:
+    session.forward(x)
+    found["loaded"].append(fake.fake_modules_loaded())
+    session.fork().forward(x)
+found["after"] = fake.fake_modules_loaded()
+for session in sessions:
+    session.close()
+found["unloaded"] = [fake.fake_modules_unloaded()]
+other = untorch.load(path, device="cuda:1")
+other.forward(x)
+found["elsewhere"] = fake.fake_modules_loaded()
+del session, sessions
+other.close()
+program.close()
+found["unloaded"].append(fake.fake_modules_unloaded())
+"""
+    result = found(driver, path, script)
+    first = result["loaded"][0]
+    assert first > 0
+    assert result["loaded"] == [first] * 3 and result["after"] == first
+    assert result["elsewhere"] == 2 * first
+    assert result["unloaded"] == [0, 2 * first]
+
+
 def test_what_arrives(driver: Path, tmp_path: Path) -> None:
     """Weights of more than 64 MiB go up by several threads, some buffers each, and every byte is in its place."""
     path = tmp_path / "large.pt2"
