@@ -202,6 +202,15 @@ class DevicePool {
 
   std::shared_ptr<Arena> make_private() {
     static std::atomic<std::uint64_t> serial{0};
+    {
+      const std::lock_guard lock(mutex_);
+      if (!spare_.empty()) {
+        std::shared_ptr<Arena> arena = std::move(spare_.back());
+        spare_.pop_back();
+        arenas_.emplace(arena->key(), arena);
+        return arena;
+      }
+    }
     // Far above any stream's ID.
     auto arena = std::make_shared<Arena>(device_, (std::uint64_t{1} << 63) + serial.fetch_add(1));
     const std::lock_guard lock(mutex_);
@@ -209,9 +218,17 @@ class DevicePool {
     return arena;
   }
 
+  void recycle(std::shared_ptr<Arena> arena) {
+    const std::lock_guard lock(mutex_);
+    if (!arena->idle()) return;
+    arenas_.erase(arena->key());
+    spare_.push_back(std::move(arena));
+  }
+
   MemoryUse use() {
     MemoryUse total;
     const std::lock_guard lock(mutex_);
+    for (const auto& arena : spare_) total.reserved += arena->use().reserved;
     for (const auto& [key, arena] : arenas_) {
       const MemoryUse use = arena->use();
       total.in_use += use.in_use;
@@ -235,9 +252,12 @@ class DevicePool {
   int device_;
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Arena>> arenas_;
+  std::vector<std::shared_ptr<Arena>> spare_;  // of graphs that were never launched, idle
 
   void release(bool streams_too) {
     const std::lock_guard lock(mutex_);
+    for (const auto& arena : spare_) arena->release_unused();
+    spare_.clear();
     for (auto it = arenas_.begin(); it != arenas_.end();) {
       // A graph's arena keeps everything until the graph is destroyed.
       const bool of_graph = (it->first & 1) != 0 || it->first >> 63 != 0;
@@ -301,6 +321,7 @@ Arena& arena_for(int device, Stream stream) {
 }
 
 std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+void recycle_private_arena(int device, std::shared_ptr<Arena> arena) { pool(device).recycle(std::move(arena)); }
 void release_gone_graphs(int device) { pool(device).release_gone_graphs(); }
 void start_log(Arena& arena) { arena.start_log(); }
 std::vector<AllocationRecord> allocation_log(const Arena& arena) { return arena.log(); }

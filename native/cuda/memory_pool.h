@@ -23,7 +23,11 @@ class Arena;
 Arena& arena_for(int device, Stream stream);
 // A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
 std::shared_ptr<Arena> make_private_arena(int device);
-// Frees what the arenas of destroyed graphs still hold. Synchronizes with the device when there is something to free.
+// Keeps the memory of a graph that was never launched for the next make_private_arena: freeing it would wait for the
+// device. What still holds a tensor is left to release_gone_graphs.
+void recycle_private_arena(int device, std::shared_ptr<Arena> arena);
+// Frees what the arenas of destroyed graphs still hold, and what is kept for the next one. Synchronizes with the device
+// when there is something to free.
 void release_gone_graphs(int device);
 // The allocations of an arena since start_log, in order.
 struct AllocationRecord {

@@ -60,8 +60,9 @@ CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs)
     other_log_ = cuda::allocation_log(*other.arena);
     find_inputs(other);
     (void)cuda::driver().graph_destroy(other.graph);
+    const std::shared_ptr<cuda::Arena> unused = std::move(other.arena);
     other = {};
-    cuda::release_gone_graphs(device_);
+    cuda::recycle_private_arena(device_, unused);
     cuda::check_driver(cuda::driver().graph_instantiate(&exec_, captured_.graph, 0), "instantiating the graph");
   } catch (...) {
     release();
