@@ -267,7 +267,11 @@ class Graph {
                             [&](auto... arguments) { return untorch_graph_run(graph.get(), arguments...); });
   }
 
-  void close() { graph_.reset(); }
+  void close() {
+    std::shared_ptr<untorch_graph> graph = std::move(graph_);
+    const GilRelease release;  // it waits for the GPU
+    graph.reset();
+  }
   bool closed() const { return graph_ == nullptr; }
 
  private:

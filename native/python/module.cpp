@@ -46,7 +46,11 @@ class Session {
     return new Session(handle_->program, made);
   }
   std::size_t nbytes() const { return untorch_session_nbytes(handle_->session); }
-  void close() const { untorch_session_close(handle_->session); }
+  // Memory that goes back to a GPU's driver waits for the GPU.
+  void close() const {
+    const GilRelease release;
+    untorch_session_close(handle_->session);
+  }
 
  private:
   std::shared_ptr<SessionHandle> handle_;
@@ -119,7 +123,10 @@ class Program {
   }
 
   bool is_stock() const { return untorch_program_is_stock(handle_->program) != 0; }
-  void close() const { untorch_program_close(handle_->program); }
+  void close() const {
+    const GilRelease release;
+    untorch_program_close(handle_->program);
+  }
 
  private:
   std::shared_ptr<ProgramHandle> handle_;

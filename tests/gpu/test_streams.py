@@ -390,3 +390,30 @@ def test_eight_threads_with_numpy(chain: Path, runners: int) -> None:
 
         in_threads(8, work)
     assert len(handles) == 8
+
+
+@pytest.mark.parametrize("what", ["program", "session", "graph"])
+def test_closing_waits_without_the_interpreter_lock(counter: Path, what: str) -> None:
+    """Memory goes back to the driver, which waits for the GPU; other threads of Python go on."""
+    program = untorch.load(counter)
+    session = program.session()
+    x = torch.ones(4, device="cuda")
+    session.forward(x)
+    graph = session.forward.graph(x)
+    torch.cuda.synchronize()
+    steps, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.wait(0.001):
+            steps[0] += 1
+
+    thread = threading.Thread(target=count)
+    with Spin(torch.cuda.Stream(), seconds=0.5):
+        thread.start()
+        before = steps[0]
+        {"program": program, "session": session, "graph": graph}[what].close()
+        during = steps[0] - before
+    stop.set()
+    thread.join()
+    program.close()
+    assert during > 50
