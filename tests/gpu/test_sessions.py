@@ -87,6 +87,7 @@ def test_calls_of_a_session_are_in_order_over_streams(cache: Path) -> None:
     with untorch.load(cache) as program:
         session, other = program.session(), program.session()
         x = torch.randn(WIDTH, device="cuda")
+        doubled = x * 2  # torch loads its kernel, which would wait for the one that spins
         first, second = torch.cuda.Stream(), torch.cuda.Stream()
         torch.cuda.synchronize()
         for stream in (first, second):
@@ -100,12 +101,12 @@ def test_calls_of_a_session_are_in_order_over_streams(cache: Path) -> None:
             with untorch.stream(first):
                 session.put(x)
             with untorch.stream(second):
-                session.put(x * 2)
+                session.put(doubled)
                 copy = session.fork()
             assert spin.running
         rows, filled = rows_of(session)
         assert filled == 2 and rows_of(copy)[1] == 2
-        close(rows[1], row(x * 2))
+        close(rows[1], row(doubled))
 
 
 def test_a_graph_belongs_to_its_session(cache: Path) -> None:
