@@ -254,6 +254,10 @@ std::int64_t gemm_grouped(const GroupedGemm& p) {
     }
     start = end;
   }
+  if (!p.along_k && start < p.m) {  // an empty sum is 0
+    gemm_one(matrix(p.a, 0, p.m - start, 0, p.a_row, p.a_col), matrix(p.b, 0, 0, p.n, p.b_row, p.b_col),
+             matrix(p.out, start * p.out_row, p.m - start, p.n, p.out_row, p.out_col), 0.0, 1.0, false);
+  }
   return -1;
 }
 

@@ -1,0 +1,80 @@
+"""Tests of serve_grouped_mm: before, after, other dtypes, and the results of an exported file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pass_graphs import assert_same, close, exported, targets, unlift
+from torch import nn
+
+from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
+
+pytest.importorskip("transformers.integrations.moe")  # registers the operator
+FALLBACK, OURS = "transformers.grouped_mm_fallback", "untorch.moe_grouped_mm"
+ENDS = [2, 2, 7, 9]
+
+
+class Experts(nn.Module):
+    """Weights [experts, N, K], as most of transformers' models have them, or [experts, K, N]."""
+
+    def __init__(self, dtype: torch.dtype, transposed: bool = True, offs: torch.dtype = torch.int32) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shape = (4, 12, 8) if transposed else (4, 8, 12)
+        self.weight = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+        self.transposed, self.offs = transposed, offs
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.transpose(-2, -1) if self.transposed else self.weight
+        y: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(x, weight, ends.to(self.offs))
+        return y * 2
+
+
+def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    # The last two rows are behind the last group.
+    return torch.randn(11, 8, generator=torch.Generator().manual_seed(1)).to(dtype), torch.tensor(ENDS).int()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_before_and_after(dtype: torch.dtype, transposed: bool) -> None:
+    model, args = Experts(dtype, transposed), inputs(dtype)
+    module = unlift(model, *args)
+    before = targets(module)
+    assert FALLBACK in before
+    report = serve_grouped_mm(module)
+    close(module)
+    assert targets(module) == [OURS if name == FALLBACK else name for name in before]
+    assert (report.changed, report.skipped) == (["grouped_mm_fallback"], {})
+    assert_same(module(*args), model(*args))
+
+
+def test_offsets_become_int32() -> None:
+    model, args = Experts(torch.float32, offs=torch.int64), inputs(torch.float32)
+    module = unlift(model, *args)
+    assert serve_grouped_mm(module).changed
+    close(module)
+    assert targets(module)[-3:] == ["to.dtype", OURS, "mul.Tensor"]
+    assert_same(module(*args), model(*args))
+
+
+def test_other_dtypes_stay() -> None:
+    module = unlift(Experts(torch.float64), *inputs(torch.float64))
+    report = serve_grouped_mm(module)
+    assert report.changed == []
+    assert report.skipped == {
+        "grouped_mm_fallback": "the dtypes are float64 and float64, expected one of bfloat16, float16 and float32"
+    }
+    assert FALLBACK in targets(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_exported_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, args = Experts(dtype), inputs(dtype)
+    results, report = exported(model, args, tmp_path)
+    [done] = [p for p in report.passes if p.name == "serve_grouped_mm"]
+    assert done.changed == ["grouped_mm_fallback"]
+    assert_same(results, model(*args).detach(), rtol=2e-3, atol=2e-3 if dtype == torch.float16 else 1e-5)
+    assert not results[0][ENDS[-1] :].any()
