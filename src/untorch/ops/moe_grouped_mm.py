@@ -2,9 +2,9 @@
 
     y[offs[g - 1] : offs[g]] = input[offs[g - 1] : offs[g]] · weight[g]    with offs[-1] = 0
 
-Rows behind the last group are 0. It is transformers' ``grouped_mm_fallback`` with a C function, and ``aten._grouped_mm``
-of a 2-D and a 3-D operand for more dtypes: PyTorch's own, in a traced program, is for bfloat16 and for strides that are
-multiples of 16 bytes. The implementation here is the reference.
+Rows behind the last group are 0. It is transformers' ``grouped_mm_fallback`` with a C function, and
+``aten._grouped_mm`` of a 2-D and a 3-D operand for more dtypes: in a traced program PyTorch's own is for bfloat16 and
+for strides that are multiples of 16 bytes. The implementation here is the reference.
 """
 
 from __future__ import annotations

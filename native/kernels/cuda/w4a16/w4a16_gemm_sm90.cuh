@@ -80,6 +80,7 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t value) {
   return value;
 }
 
+using ::untorch::kernels::cuda::warp_uniform;
 __device__ __forceinline__ WorkTile warp_uniform(const WorkTile& work) {
   return {warp_uniform(work.tile), warp_uniform(work.k_begin), warp_uniform(work.k_end)};
 }
