@@ -212,34 +212,63 @@ struct Float32Fma {
   }
 };
 
+// The rows of group `group`, which is p.groups for those behind the last one, and which of its tiles was asked for.
+struct GroupRows {
+  std::int64_t group, start, end, tile;
+};
+
+// By a whole warp, 32 groups at a time.
+__device__ __forceinline__ GroupRows find_rows(const GroupedGemm& p, std::int64_t tile, int lane) {
+  std::int64_t start = 0;
+  for (std::int64_t first = 0; first < p.groups; first += 32) {
+    const std::int64_t g = first + lane;
+    std::int64_t end = g < p.groups ? static_cast<const int*>(p.ends)[g * p.ends_stride] : 0;
+    end = end < start ? start : end > p.m ? p.m : end;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int64_t other = __shfl_up_sync(0xffffffffu, end, step);
+      if (lane >= step && other > end) end = other;
+    }
+    std::int64_t before = __shfl_up_sync(0xffffffffu, end, 1);
+    if (lane == 0) before = start;
+    const std::int64_t tiles = (end - before + kTile - 1) / kTile;
+    std::int64_t sum = tiles;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int64_t other = __shfl_up_sync(0xffffffffu, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (const unsigned found = __ballot_sync(0xffffffffu, sum > tile)) {
+      const int leader = __ffs(static_cast<int>(found)) - 1;
+      return {first + leader, __shfl_sync(0xffffffffu, before, leader), __shfl_sync(0xffffffffu, end, leader),
+              tile - __shfl_sync(0xffffffffu, sum - tiles, leader)};
+    }
+    tile -= __shfl_sync(0xffffffffu, sum, 31);
+    start = __shfl_sync(0xffffffffu, end, 31);
+  }
+  return {p.groups, start, p.m, tile};
+}
+
 template <class T, class Math>
 __global__ void __launch_bounds__(kThreads) grouped(GroupedGemm p, std::int64_t tiles_m, std::int64_t tiles_n) {
   __shared__ alignas(16) T left[2][kTile][kPitch<T>];
   __shared__ alignas(16) T right[2][kTile][kPitch<T>];
-  const std::int64_t first = blockIdx.x % tiles_n * kTile;
-  std::int64_t tile = blockIdx.x / tiles_n, group = 0, start = 0, end = 0, top = 0;
-  const auto end_of = [&](std::int64_t g, std::int64_t before, std::int64_t total) {
-    const std::int64_t e = static_cast<const int*>(p.ends)[g * p.ends_stride];
-    return e < before ? before : e > total ? total : e;
-  };
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t first = blockIdx.x % tiles_n * kTile, tile = blockIdx.x / tiles_n;
+  std::int64_t group = 0, start = 0, end = 0, top = 0;
   if (p.along_k) {
     group = tile / tiles_m;
     top = tile % tiles_m * kTile;
     for (std::int64_t g = 0; g <= group; ++g) {
       start = end;
-      end = end_of(g, start, p.k);
+      const std::int64_t e = static_cast<const int*>(p.ends)[g * p.ends_stride];
+      end = e < start ? start : e > p.k ? p.k : e;
     }
   } else {
-    // What lies behind the last group is a group of its own, of zeros.
-    for (;; ++group) {
-      if (group > p.groups) return;  // the whole CTA
-      start = end;
-      end = group == p.groups ? p.m : end_of(group, start, p.m);
-      const std::int64_t tiles = (end - start + kTile - 1) / kTile;
-      if (tile < tiles) break;
-      tile -= tiles;
-    }
-    top = start + tile * kTile;
+    const GroupRows rows = find_rows(p, tile, lane);
+    group = rows.group, start = rows.start, end = rows.end;
+    top = start + rows.tile * kTile;
+    if (top >= end) return;  // the whole CTA: the grid has more than there are
   }
 
   // Along k both operands begin at the group's start; along the rows a ends where the group does.
@@ -247,7 +276,6 @@ __global__ void __launch_bounds__(kThreads) grouped(GroupedGemm p, std::int64_t 
   const Lines<T> a{static_cast<const T*>(p.a) + skipped * p.a_col, p.along_k ? p.m : end, depth, p.a_row, p.a_col};
   const Lines<T> b{static_cast<const T*>(p.b) + group * p.b_group + skipped * p.b_row, p.n, depth, p.b_col, p.b_row};
 
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp / 2 * 32, warp_n = warp % 2 * 32;
   Math math;
   alignas(16) Share<T> next_a, next_b;
