@@ -131,7 +131,7 @@ def mixtral() -> Case:
 def qwen3_moe() -> Case:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     return _decoder(Qwen3MoeConfig, Qwen3MoeForCausalLM, head_dim=8, **experts)
 
 

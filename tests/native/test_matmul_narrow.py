@@ -108,6 +108,22 @@ def test_moe_grouped_mm(ends: list[int], transposed: bool, dtype: torch.dtype) -
     assert got.stride() == (5, 1)
 
 
+# Tails of every tile: columns, rows, an odd k; strides that are no multiple of anything.
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(45, 67), (32, 64), (16, 33), (81, 1), (4, 700)])
+def test_moe_grouped_mm_tiles(n: int, k: int, transposed: bool, dtype: torch.dtype) -> None:
+    ends = [1, 4, 4, 11, 28, 31]
+    x = torch.randn(33, k + 3).to(dtype)[:, 1 : k + 1]
+    w = torch.randn(6, n, k + 1).to(dtype)[..., 1:].mT if transposed else torch.randn(6, k, n + 1).to(dtype)[..., 1:]
+    got = moe_grouped(x, w, torch.tensor(ends, dtype=torch.int32))
+    start = 0
+    for g, end in enumerate(ends):
+        close(got[start:end], x[start:end] @ w[g])
+        start = end
+    assert not got[start:].any()
+
+
 def test_moe_grouped_mm_errors() -> None:
     x, w, ends = torch.ones(4, 8), torch.ones(2, 8, 4), torch.tensor([1, 4], dtype=torch.int32)
     shapes = "moe_grouped_mm: 'input' must be [tokens, K] and 'weight' [experts, K, N] of its dtype, got float32 "

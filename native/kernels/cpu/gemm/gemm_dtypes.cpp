@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "base/half.h"
-#include "kernels/cpu/gemm/gemm_bf16_dot.h"
+#include "kernels/cpu/gemm/gemm_grouped_half.h"
 #include "kernels/gemm.h"
 
 namespace untorch::kernels::cpu {
@@ -241,12 +241,12 @@ std::int64_t gemm_grouped(const GroupedGemm& p) {
     return Matrix{
         first + offset * static_cast<std::int64_t>(element_size(p.dtype)), p.dtype, 1, rows, cols, 0, row, col};
   };
-  const bool dot = has_grouped_bf16_dot(p);
-  if (dot) grouped_bf16_dot(p);
+  const bool half = has_grouped_half(p);
+  if (half) grouped_half(p);
   start = 0;
   for (std::int64_t g = 0; g < p.groups; ++g) {
     const std::int64_t end = ends[g * p.ends_stride], length = end - start;
-    if (dot) {
+    if (half) {
       // done
     } else if (p.along_k) {
       gemm_one(matrix(p.a, start * p.a_col, p.m, length, p.a_row, p.a_col),
