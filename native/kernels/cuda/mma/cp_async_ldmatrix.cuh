@@ -1,4 +1,4 @@
-// cp.async from global to shared memory, and ldmatrix from there to fragments (sm_80 and newer); stmatrix back (sm_90).
+// cp.async from global to shared memory, and ldmatrix from there to fragments (sm_80 and newer).
 #pragma once
 
 #include <cstdint>
@@ -59,13 +59,6 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::ui
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(from)
-               : "memory");
-}
-// Writes four transposed 8 × 8 matrices of 2-byte elements, as accumulator fragments hold them: a lane's pair r[i] is
-// of column 2 · (lane % 4) and the next, row lane / 4, of matrix i, and becomes two rows. Addresses as ldmatrix's.
-__device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t to, const std::uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(r[0]), "r"(r[1]),
-               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
