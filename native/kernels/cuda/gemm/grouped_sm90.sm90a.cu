@@ -74,11 +74,12 @@ struct Schedule {
   // By one warp; a lane has groups that lie side by side.
   __device__ __forceinline__ void fill(const GroupedGemm& p, int lane) {
     const int share = (groups + 31) / 32, begin = lane * share, end = min(begin + share, groups);
-    const int* const ends = static_cast<const int*>(p.ends);
+    // No read-only loads: with PDL the kernel before may have written the ends while this one had begun.
+    const volatile int* const ends = static_cast<const int*>(p.ends);
     int last = 0;
 #pragma unroll 4
     for (int g = begin; g < end; ++g) {
-      const int row = max(0, min(__ldg(ends + g * p.ends_stride), static_cast<int>(p.m)));
+      const int row = max(0, min(ends[g * p.ends_stride], static_cast<int>(p.m)));
       row_end[g] = row;
       last = max(last, row);
     }

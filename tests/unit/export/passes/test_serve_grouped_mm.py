@@ -51,6 +51,49 @@ def test_before_and_after(dtype: torch.dtype, transposed: bool) -> None:
     assert_same(module(*args), model(*args))
 
 
+def grouped_mm(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> tuple[list[str], dict[str, str]]:
+    """What the pass changed and skipped in a call of PyTorch's operator."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, weight, offs=offs)
+
+    module = unlift(Model(), x, weight, offs)
+    expected = module(x, weight, offs)
+    report = serve_grouped_mm(module)
+    close(module)
+    assert_same(module(x, weight, offs), expected)
+    assert targets(module) == ["untorch.moe_grouped_mm" if report.changed else "_grouped_mm"]
+    return report.changed, report.skipped
+
+
+def test_pytorchs_own() -> None:
+    def half(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+
+    ends = torch.tensor([2, 8]).int()
+    assert grouped_mm(half(8, 16), half(2, 24, 16).mT, ends) == (["_grouped_mm"], {})
+    assert grouped_mm(half(8, 16), half(2, 10, 16).mT, ends) == (["_grouped_mm"], {})
+    others = {"_grouped_mm": "the groups are not rows"}
+    assert grouped_mm(half(24, 8), half(8, 16), torch.tensor([0, 8]).int()) == ([], others)
+    assert grouped_mm(half(2, 24, 16), half(16, 8), ends) == ([], others)
+
+
+def test_padded_rows_stay() -> None:
+    """As PyTorch traces it for CUDA: rows of the result begin at multiples of 16 bytes."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, weight, offs=offs)
+
+    x, weight = torch.zeros(8, 16).to(torch.bfloat16), torch.zeros(2, 10, 16).to(torch.bfloat16).mT
+    args = x, weight, torch.tensor([2, 8]).int()
+    module = unlift(Model(), *args)
+    [node] = module.graph.find_nodes(op="call_function", target=torch.ops.aten._grouped_mm.default)
+    node.meta["val"] = torch.empty_strided((8, 10), (16, 1), dtype=torch.bfloat16, device="meta")
+    assert serve_grouped_mm(module).skipped == {"_grouped_mm": "the rows of its result are padded"}
+
+
 def test_offsets_become_int32() -> None:
     model, args = Experts(torch.float32, offs=torch.int64), inputs(torch.float32)
     module = unlift(model, *args)
