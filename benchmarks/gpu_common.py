@@ -67,10 +67,13 @@ def memory_bandwidth(name: str) -> float:
     from untorch.export.gpus import find_gpu
     from untorch.runtime.errors import InvalidArgumentError
 
-    try:
-        return find_gpu(name.removeprefix("NVIDIA ")).bandwidth * 1e9
-    except InvalidArgumentError:
-        return math.nan
+    model = name.removeprefix("NVIDIA ")
+    for known in (model, model.split()[0]):  # "H100 80GB HBM3" is an H100
+        try:
+            return find_gpu(known).bandwidth * 1e9
+        except InvalidArgumentError:
+            continue
+    return math.nan
 
 
 def seconds_alternating(runs: dict[str, tuple[Callable[[], None], int]], rounds: int, torch: Any) -> dict[str, float]:

@@ -10,15 +10,17 @@ int encode_tensor_map(const TensorMapSpec& spec, TensorMap& out) {
   // FLOAT_OOB_FILL_NONE
   constexpr int kUint8 = 0, kUint16 = 1, kUint32 = 2, kNoInterleave = 0, kNoSwizzle = 0, kSwizzle128 = 3,
                 kPromote128 = 2, kFillZeros = 0;
-  const std::uint64_t sizes[2] = {static_cast<std::uint64_t>(spec.columns), static_cast<std::uint64_t>(spec.rows)};
-  const std::uint64_t strides[1] = {static_cast<std::uint64_t>(spec.row_bytes)};
-  const std::uint32_t box[2] = {static_cast<std::uint32_t>(spec.box_columns),
-                                static_cast<std::uint32_t>(spec.box_rows)};
-  const std::uint32_t element_strides[2] = {1, 1};
+  const std::uint64_t sizes[3] = {static_cast<std::uint64_t>(spec.columns), static_cast<std::uint64_t>(spec.rows),
+                                  static_cast<std::uint64_t>(spec.matrices)};
+  const std::uint64_t strides[2] = {static_cast<std::uint64_t>(spec.row_bytes),
+                                    static_cast<std::uint64_t>(spec.matrix_bytes)};
+  const std::uint32_t box[3] = {static_cast<std::uint32_t>(spec.box_columns), static_cast<std::uint32_t>(spec.box_rows),
+                                1};
+  const std::uint32_t element_strides[3] = {1, 1, 1};
   const int type = spec.element_bytes == 1 ? kUint8 : spec.element_bytes == 2 ? kUint16 : kUint32;
   return untorch::cuda::driver().tensor_map_encode_tiled(
-      &out, type, 2, const_cast<void*>(spec.base), sizes, strides, box, element_strides, kNoInterleave,
-      spec.swizzle ? kSwizzle128 : kNoSwizzle, kPromote128, kFillZeros);
+      &out, type, spec.matrices > 0 ? 3 : 2, const_cast<void*>(spec.base), sizes, strides, box, element_strides,
+      kNoInterleave, spec.swizzle ? kSwizzle128 : kNoSwizzle, kPromote128, kFillZeros);
 }
 
 }  // namespace untorch::kernels::cuda

@@ -31,6 +31,10 @@ struct GroupedGemm {
   std::int64_t b_group = 0, b_row = 0, b_col = 0;
   void* out = nullptr;  // [m, n], or one for each group (out_group) when they divide k
   std::int64_t out_group = 0, out_row = 0, out_col = 0;
+  // CUDA alone.
+  int num_sms = 0;
+  bool has_wgmma = false, has_pdl = false;
+  bool allow_tf32 = false;  // float32 operands may be rounded to TF32
 };
 
 // out[m, n] = sum over k of a[m, k] · b[k, n]: 8-bit integers into int32, which wraps around. Any strides (elements).
@@ -54,7 +58,7 @@ void gemm(const Matrix& a, const Matrix& b, const Matrix& out, double alpha, dou
 // out = alpha · Σ a[i] · b[i] + beta · out: the batch is summed as well. out has one matrix.
 void gemm_sum_batch(const Matrix& a, const Matrix& b, const Matrix& out, double alpha, double beta);
 // float32, float16 or bfloat16. The first group whose end decreases or passes the whole, and nothing is written; -1
-// when all are in order. Rows of out behind the last group are not written.
+// when all are in order. Rows of out behind the last group become 0.
 std::int64_t gemm_grouped(const GroupedGemm& p);
 // a is int8 or uint8, b int8.
 void gemm_int8(const Int8Gemm& p, DType a_dtype);
@@ -88,8 +92,8 @@ void float_to_float8(std::int64_t count, const float* from, DType dtype, void* t
 
 namespace cuda {
 
-// float16 or bfloat16. Enqueues one kernel, which reads the ends on the device: those that decrease or pass the whole
-// are cut to it. Rows of out behind the last group are not written.
+// float32, float16 or bfloat16. Enqueues one kernel, which reads the ends on the device: those that decrease or pass
+// the whole are cut to it. Rows of out behind the last group become 0.
 int gemm_grouped(const GroupedGemm& p, Stream stream);
 // Both operands int8.
 int gemm_int8(const Int8Gemm& p, Stream stream);

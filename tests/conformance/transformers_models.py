@@ -121,6 +121,29 @@ def qwen3() -> Case:
 
 
 @architecture
+def mixtral() -> Case:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return _decoder(MixtralConfig, MixtralForCausalLM, num_local_experts=4)
+
+
+@architecture
+def qwen3_moe() -> Case:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return _decoder(Qwen3MoeConfig, Qwen3MoeForCausalLM, head_dim=8, **experts)
+
+
+@architecture
+def gpt_oss() -> Case:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return _decoder(GptOssConfig, GptOssForCausalLM, head_dim=8, rope_parameters={"rope_theta": 1e4}, **experts)
+
+
+@architecture
 def vit() -> Case:
     from transformers import ViTConfig, ViTModel
 

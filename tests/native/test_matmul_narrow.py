@@ -88,6 +88,60 @@ def test_grouped_mm_rows_behind_the_last_group_are_zero() -> None:
     assert torch.equal(got[:3], torch.full((3, 4), 8.0)) and not got[3:].any()
 
 
+def moe_grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> Any:
+    return call("aoti_torch_cpu_moe_grouped_mm", x, w, ends, returns=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("ends", [[0, 4, 4, 9], [11, 11, 11, 11], [0, 0, 0, 0]])
+def test_moe_grouped_mm(ends: list[int], transposed: bool, dtype: torch.dtype) -> None:
+    """Contiguous, also where rows are no multiple of 16 bytes; rows behind the last group are 0."""
+    x = torch.randn(11, 7).to(dtype)
+    w = torch.randn(4, 5, 7).to(dtype).mT if transposed else torch.randn(4, 7, 5).to(dtype)
+    got = moe_grouped(x, w, torch.tensor(ends, dtype=torch.int32))
+    expected, start = torch.zeros(11, 5, dtype=dtype), 0
+    for g, end in enumerate(ends):
+        expected[start:end] = x[start:end] @ w[g]
+        start = end
+    close(got, expected)
+    assert got.stride() == (5, 1)
+
+
+# Tails of every tile: columns, rows, an odd k; strides that are no multiple of anything.
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("n", "k"), [(45, 67), (32, 64), (16, 33), (81, 1), (4, 700)])
+def test_moe_grouped_mm_tiles(n: int, k: int, transposed: bool, dtype: torch.dtype) -> None:
+    ends = [1, 4, 4, 11, 28, 31]
+    x = torch.randn(33, k + 3).to(dtype)[:, 1 : k + 1]
+    w = torch.randn(6, n, k + 1).to(dtype)[..., 1:].mT if transposed else torch.randn(6, k, n + 1).to(dtype)[..., 1:]
+    got = moe_grouped(x, w, torch.tensor(ends, dtype=torch.int32))
+    start = 0
+    for g, end in enumerate(ends):
+        close(got[start:end], x[start:end] @ w[g])
+        start = end
+    assert not got[start:].any()
+
+
+def test_moe_grouped_mm_errors() -> None:
+    x, w, ends = torch.ones(4, 8), torch.ones(2, 8, 4), torch.tensor([1, 4], dtype=torch.int32)
+    shapes = "moe_grouped_mm: 'input' must be [tokens, K] and 'weight' [experts, K, N] of its dtype, got float32 "
+    for given, text in (
+        ((x.double(), w, ends), "moe_grouped_mm: argument 'input' must be float32, bfloat16 or float16, got float64"),
+        ((x[None], w, ends), shapes + "[1, 4, 8] and float32 [2, 8, 4]"),
+        ((x, w[:, 1:], ends), shapes + "[4, 8] and float32 [2, 7, 4]"),
+        ((x, w.half(), ends), shapes + "[4, 8] and float16 [2, 8, 4]"),
+        ((x, w, ends.long()), "moe_grouped_mm: argument 'offs' must be int32, got int64"),
+        ((x, w, ends[:1]), "moe_grouped_mm: argument 'offs' must have 2 entries, got 1"),
+        ((x, w, ends.flip(0)), "moe_grouped_mm: 'offs' must not decrease and stay within 4, got 1 at 1"),
+        ((x, w, ends * 2), "moe_grouped_mm: 'offs' must not decrease and stay within 4, got 8 at 1"),
+    ):
+        with pytest.raises(ShimError) as caught:
+            moe_grouped(*given)
+        assert str(caught.value) == text
+
+
 def test_grouped_mm_errors() -> None:
     x, w = torch.ones(4, 8), torch.ones(2, 8, 4)
     for offs, text in (

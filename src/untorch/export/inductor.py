@@ -16,7 +16,7 @@ from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
 from untorch.export.patches import has_cpp_march, neutral_paths
 from untorch.export.target import Produced
-from untorch.ops import channels_last_weight, int4, nvfp4, nvfp4_moe, packed_linear, proxy_result
+from untorch.ops import channels_last_weight, int4, moe_grouped_mm, nvfp4, nvfp4_moe, packed_linear, proxy_result
 
 __all__ = ["run_inductor"]
 
@@ -38,6 +38,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
         "aot_inductor.custom_ops_to_c_shims": {
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
+            moe_grouped_mm.OPERATOR: moe_grouped_mm.C_SHIMS,
             nvfp4.OPERATOR: nvfp4.C_SHIMS,
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],

@@ -311,7 +311,7 @@ def test_scaled_mm(m: int, n: int, k: int, bias: bool, rowwise: bool, types: tup
     assert ((out.cpu().double() - want).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("lengths", [[3, 0, 70, 64, 1], [128], [0, 0, 5], [16, 48, 32, 200]])
 @pytest.mark.parametrize("a_layout", ["rows", "columns"])
 @pytest.mark.parametrize("b_layout", ["rows", "columns", "offset"])
@@ -343,6 +343,76 @@ def test_grouped_mm(kind: str, a_layout: str, b_layout: str, lengths: list[int],
         assert (got[start:] == 0).all()
     elif kind == "columns":
         assert (got[:, start:] == 0).all()
+
+
+# On sm_90 the WGMMA kernel takes what TMA can load: tiles for few and many rows a group, sizes that no tile divides, both
+# orders of the weight, more groups than a warp has lanes. K = 68 is left to the kernel for any strides.
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(
+    ("groups", "n", "k", "mean"),
+    [
+        (5, 72, 72, 3), (8, 200, 136, 20), (8, 128, 64, 100), (16, 256, 512, 300), (3, 1000, 1096, 500),
+        (128, 768, 256, 8), (200, 64, 2048, 2), (1, 136, 200, 1), (4, 520, 8, 70), (1000, 8, 8, 1), (6, 100, 68, 50),
+    ],
+)  # fmt: skip
+def test_moe_grouped_mm(groups: int, n: int, k: int, mean: int, transposed: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(groups + n)
+    lengths = torch.randint(0, 2 * mean + 1, (groups,), generator=generator)
+    lengths[torch.rand(groups, generator=generator) < 0.2] = 0
+    ends = lengths.cumsum(0).int()
+    a = random(int(ends[-1]) + 7, k, dtype=dtype)
+    b = random(groups, n, k, dtype=dtype, seed=1).mT if transposed else random(groups, k, n, dtype=dtype, seed=1)
+    on_gpu = b.mT.contiguous().cuda().mT if transposed else b.cuda()
+    got = call("aoti_torch_cuda_moe_grouped_mm", a.cuda(), on_gpu, ends.cuda(), returns=1)
+    assert got.is_contiguous()
+    start = 0
+    for g, end in enumerate(ends.tolist()):
+        check(got[start:end], *reference(a[start:end], b[g]))
+        start = end
+    assert (got[start:] == 0).all()
+
+
+def test_wrong_ends_are_cut() -> None:
+    a, b = random(40, 64, dtype=torch.bfloat16), random(4, 64, 64, dtype=torch.bfloat16, seed=1)
+    wrong, cut = torch.tensor([-3, 20, 10, 99]).int(), [0, 20, 20, 40]
+    got = call("aoti_torch_cuda_moe_grouped_mm", a.cuda(), b.cuda(), wrong.cuda(), returns=1)
+    for g, (start, end) in enumerate(zip([0, *cut], cut, strict=False)):
+        check(got[start:end], *reference(a[start:end], b[g]))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_float32_groups_and_tf32(allowed: bool) -> None:
+    """Exact FMAs, or operands that were rounded to 10 bits of mantissa."""
+    a, b = random(150, 264, dtype=torch.float32), random(3, 264, 136, dtype=torch.float32, seed=1)
+    ends = torch.tensor([60, 61, 150]).int()
+    lib.untorch_allow_tf32(int(allowed))
+    try:
+        got = call("aoti_torch_cuda_moe_grouped_mm", a.cuda(), b.cuda(), ends.cuda(), returns=1)
+    finally:
+        lib.untorch_allow_tf32(0)
+    want = torch.cat([reference(a[s:e], b[g])[0] for g, (s, e) in enumerate([(0, 60), (60, 61), (61, 150)])])
+    error = float((got.cpu().double() - want).abs().max())
+    assert (1e-4 < error < 0.2) if allowed else error < 1e-4
+
+
+def test_groups_in_a_graph() -> None:
+    """The host reads no ends: a replay with others computes with them."""
+    a, b = random(300, 128, dtype=torch.bfloat16).cuda(), random(4, 64, 128, dtype=torch.bfloat16, seed=1).mT
+    on_gpu, ends = b.mT.contiguous().cuda().mT, torch.zeros(4, dtype=torch.int32, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        use_torch_stream()
+        got = call("aoti_torch_cuda_moe_grouped_mm", a, on_gpu, ends, returns=1)
+    use_torch_stream()
+    for lengths in ([100, 0, 200, 0], [1, 2, 3, 4], [0, 0, 0, 300]):
+        ends.copy_(torch.tensor(lengths).cumsum(0))
+        graph.replay()
+        start = 0
+        for g, end in enumerate(ends.tolist()):
+            check(got[start:end], *reference(a[start:end], b[g]))
+            start = end
+        assert (got[start:] == 0).all()
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(4, 256, 512), (600, 512, 512)])

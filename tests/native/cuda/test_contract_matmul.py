@@ -208,8 +208,8 @@ def test_grouped_mm() -> None:
     def ends(count: int, dtype: torch.dtype = I32) -> list[ctypes.c_void_p]:
         return [fake(count, dtype=dtype)]
 
-    assert grouped(fake(8, 16), fake(2, 16, 8), ends(2)) == (
-        "_grouped_mm: argument 'self' must be bfloat16 or float16 on a GPU, got float32"
+    assert grouped(fake(8, 16, dtype=F64), fake(2, 16, 8, dtype=F64), ends(2)) == (
+        "_grouped_mm: argument 'self' must be float32, bfloat16 or float16, got float64"
     )
     assert grouped(half(8, 16), half(2, 16, 8), None) == "_grouped_mm: 'offs' is needed with a 2-D operand"
     assert grouped(half(2, 8, 16), half(2, 16, 8), ends(2)) == (
@@ -227,6 +227,25 @@ def test_grouped_mm() -> None:
     )
     assert grouped(half(8, 16), half(2, 16, 8), ends(2), None, [6]) == (
         "_grouped_mm: out_dtype must be bfloat16 like 'self', got float32"
+    )
+
+
+def test_moe_grouped_mm() -> None:
+    def refused(*operands: Any) -> str:
+        return refusal("moe_grouped_mm", *operands, slots=1)
+
+    assert refused(fake(8, 16, dtype=F64), fake(2, 16, 8, dtype=F64), fake(2, dtype=I32)) == (
+        "moe_grouped_mm: argument 'input' must be float32, bfloat16 or float16, got float64"
+    )
+    assert refused(fake(8, 16), fake(2, 24, 8), fake(2, dtype=I32)) == (
+        "moe_grouped_mm: 'input' must be [tokens, K] and 'weight' [experts, K, N] of its dtype, got float32 [8, 16] and "
+        "float32 [2, 24, 8]"
+    )
+    assert refused(fake(8, 16), fake(2, 16, 8), fake(3, dtype=I32)) == (
+        "moe_grouped_mm: argument 'offs' must have 2 entries, got 3"
+    )
+    assert refused(fake(8, 16), fake(2, 16, 8, device=1), fake(2, dtype=I32)) == (
+        "moe_grouped_mm: operands are on cuda:0 and cuda:1, expected one device"
     )
 
 

@@ -425,3 +425,31 @@ def test_the_stub_needs_a_compiler(tmp_path: Path) -> None:
     stub_driver(tmp_path / "libcuda.so", "cc")
     done = subprocess.run(["readelf", "-d", tmp_path / "libcuda.so"], capture_output=True, text=True, check=True)
     assert "libcuda.so.1" in done.stdout
+
+
+class Experts(nn.Module):
+    """transformers' grouped GEMM in a dtype that PyTorch's refuses while it traces, and PyTorch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 48, 32), requires_grad=False)
+        self.down = nn.Parameter(torch.randn(4, 32, 48).to(torch.bfloat16), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        ends = torch.histc(ids.float(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+        y = torch.ops.transformers.grouped_mm_fallback(x, self.up.transpose(-2, -1), ends)
+        return torch._grouped_mm(torch.relu(y).to(torch.bfloat16), self.down.transpose(-2, -1), ends)
+
+
+def test_experts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.integrations.moe")  # registers the operator
+    args = (torch.randn(10, 32), torch.randint(0, 4, (10,)).sort()[0])
+    report = export(Experts(), args, tmp_path / "m.pt2", device="cuda", arch="sm_90", progress=False)
+    method = report.methods["forward"]
+    [done] = [p for p in method.passes if p.name == "serve_grouped_mm"]
+    assert done.changed == ["grouped_mm_fallback", "_grouped_mm"]
+    with ArchiveReader(report.path) as archive:
+        [entry] = [e.name for e in archive if e.name.startswith("data/aotinductor/") and e.name[-3:] == ".so"]
+        needed = needed_functions(parse_elf(archive.read(entry), entry))
+    assert {"aoti_torch_cuda_moe_grouped_mm", "aoti_torch_cuda_histc"} <= set(needed)
+    assert not [name for name in needed if name.endswith("__grouped_mm")]

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/half.h"
+#include "kernels/cpu/gemm/gemm_grouped_half.h"
 #include "kernels/gemm.h"
 
 namespace untorch::kernels::cpu {
@@ -240,10 +241,14 @@ std::int64_t gemm_grouped(const GroupedGemm& p) {
     return Matrix{
         first + offset * static_cast<std::int64_t>(element_size(p.dtype)), p.dtype, 1, rows, cols, 0, row, col};
   };
+  const bool half = has_grouped_half(p);
+  if (half) grouped_half(p);
   start = 0;
   for (std::int64_t g = 0; g < p.groups; ++g) {
     const std::int64_t end = ends[g * p.ends_stride], length = end - start;
-    if (p.along_k) {
+    if (half) {
+      // done
+    } else if (p.along_k) {
       gemm_one(matrix(p.a, start * p.a_col, p.m, length, p.a_row, p.a_col),
                matrix(p.b, start * p.b_row, length, p.n, p.b_row, p.b_col),
                matrix(p.out, g * p.out_group, p.m, p.n, p.out_row, p.out_col), 0.0, 1.0, false);
@@ -253,6 +258,10 @@ std::int64_t gemm_grouped(const GroupedGemm& p) {
                matrix(p.out, start * p.out_row, length, p.n, p.out_row, p.out_col), 0.0, 1.0, false);
     }
     start = end;
+  }
+  if (!p.along_k && start < p.m) {  // an empty sum is 0
+    gemm_one(matrix(p.a, 0, p.m - start, 0, p.a_row, p.a_col), matrix(p.b, 0, 0, p.n, p.b_row, p.b_col),
+             matrix(p.out, start * p.out_row, p.m - start, p.n, p.out_row, p.out_col), 0.0, 1.0, false);
   }
   return -1;
 }

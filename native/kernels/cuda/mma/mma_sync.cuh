@@ -1,4 +1,4 @@
-// mma.sync.m16n8k16 on float16 and bfloat16, float32 accumulators (sm_80 and newer).
+// mma.sync.m16n8k16 on float16 and bfloat16, m16n8k8 on TF32; float32 accumulators (sm_80 and newer).
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
@@ -29,6 +29,14 @@ template <class T>
 __device__ __forceinline__ void mma(float (&d)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                     unsigned b1) {
   mma<T>(d, a0, a1, a2, a3, b0, b1, d);
+}
+// d (16 × 8) += a (16 × 8) · b (8 × 8), of TF32 values. Fragments of lane (g, t):
+//   a0 row g,    k t   a1 row g + 8, k t   a2 row g, k t + 4   a3 row g + 8, k t + 4;   b0 column g, k t   b1 k t + 4
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace untorch::kernels::cuda

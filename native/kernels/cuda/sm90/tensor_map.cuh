@@ -1,4 +1,5 @@
-// TMA loads of two-dimensional tiles from global to shared memory (cp.async.bulk.tensor), and their L2 policies.
+// TMA loads of two- and three-dimensional tiles from global to shared memory (cp.async.bulk.tensor), and their L2
+// policies.
 #pragma once
 
 #include "kernels/cuda/sm90/tensor_map.h"
@@ -34,6 +35,15 @@ __device__ __forceinline__ void tma_load_2d(std::uint32_t to, const TensorMap& m
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
       "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(column), "r"(row), "r"(mbarrier), "l"(policy)
+      : "memory");
+}
+// Loads the box at this column and row of a three-dimensional map's matrix.
+__device__ __forceinline__ void tma_load_3d(std::uint32_t to, const TensorMap& map, int column, int row, int matrix,
+                                            std::uint32_t mbarrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(column), "r"(row), "r"(matrix), "r"(mbarrier), "l"(policy)
       : "memory");
 }
 

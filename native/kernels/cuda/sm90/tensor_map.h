@@ -1,4 +1,5 @@
-// Tensor maps: the TMA descriptors of row-major matrices (sm_90 and newer). Encoded on the host, by the driver.
+// Tensor maps: the TMA descriptors of row-major matrices, or stacks of them (sm_90 and newer). Encoded on the host, by
+// the driver.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,8 @@ struct TensorMapSpec {
   std::int64_t row_bytes = 0;         // the stride of rows, a multiple of 16
   int box_rows = 0, box_columns = 0;  // of one load (boxDim), at most 256; dense in shared memory
   bool swizzle = false;               // 128-byte swizzle, as WGMMA reads it: rows of a load have 128 bytes
+  // Above 0: a three-dimensional map of that many matrices, matrix_bytes apart (a multiple of 16); a box is of one.
+  std::int64_t matrices = 0, matrix_bytes = 0;
 };
 
 // cuTensorMapEncodeTiled. 0, or a driver's error code.

@@ -31,6 +31,7 @@
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 #include "kernels/cuda/sm90/mbarrier.cuh"
 #include "kernels/cuda/sm90/tensor_map.cuh"
+#include "kernels/cuda/sm90/warps.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 #include "kernels/cuda/w4a16/heuristic.h"
 #include "kernels/cuda/w4a16/stream_k.cuh"
@@ -79,20 +80,9 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t value) {
   return value;
 }
 
-// Tells the compiler that the value is warp-uniform: what follows from it goes to uniform registers.
-__device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+using ::untorch::kernels::cuda::warp_uniform;
 __device__ __forceinline__ WorkTile warp_uniform(const WorkTile& work) {
   return {warp_uniform(work.tile), warp_uniform(work.k_begin), warp_uniform(work.k_end)};
-}
-
-// Register reallocation; every warp of the warpgroup calls it.
-template <int Count>
-__device__ __forceinline__ void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
-}
-template <int Count>
-__device__ __forceinline__ void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 // Transposes an 8 × 8 matrix of 2-byte elements; lane (g, t) has row g, columns 2t and 2t + 1.

@@ -25,6 +25,7 @@ from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
+from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 
 if TYPE_CHECKING:
     from untorch.export.options import ExportOptions
@@ -124,6 +125,13 @@ PASSES = (
         "them, becomes `untorch::int4_linear` with the same values in a layout that any CPU reads. Weights that are no "
         "constants stay, and are refused",
         devices=("cpu",),
+    ),
+    Pass(
+        "serve_grouped_mm",
+        lambda module, options, device: serve_grouped_mm(module),
+        "makes `untorch::moe_grouped_mm`, which has a C function, from PyTorch's `_grouped_mm` of sorted tokens and "
+        "from transformers' `grouped_mm_fallback`, which mixtures of experts call where the weights are not bfloat16. "
+        "Other dtypes than bfloat16, float16 and float32 stay, and groups of columns or of K",
     ),
     Pass(
         "drop_dead_code",
