@@ -69,9 +69,10 @@ struct WgmmaAttentionPlan {
   bool valid = false;  // false: the problem is for attention()
   int width = 0;       // the kernel's: 64, 96, 128, 192 or 256
   int warpgroups = 0;  // consumers, of 64 query rows each
-  int row_blocks = 0, tiles = 0;
-  int section = 1;  // heads in flight together
-  int ctas = 0;     // persistent: each takes several tiles
+  int row_blocks = 0;
+  bool paired = false;  // an item of a CTA's work is two row blocks of a head, a long and a short one; else one
+  int items = 0, ctas = 0;
+  int section = 1;  // heads in flight together, where a CTA takes one row block
   bool vector_out = false;
 };
 

@@ -35,8 +35,8 @@ Attention problem(int batch, int heads, int queries, int keys, int width) {
 }
 void print(const Attention& p) {
   const WgmmaAttentionPlan plan = plan_attention_wgmma(p, 132, 50 << 20);
-  std::printf("%d %d %d %d %d %d %d %d\n", plan.valid, plan.width, plan.warpgroups, plan.row_blocks, plan.tiles,
-              plan.section, plan.ctas, plan.vector_out);
+  std::printf("%d %d %d %d %d %d %d %d %d\n", plan.valid, plan.width, plan.warpgroups, plan.row_blocks, plan.items,
+              plan.ctas, plan.vector_out, plan.paired, plan.section);
 }
 int main() {
   const std::int32_t lengths[2] = {};
@@ -46,8 +46,8 @@ int main() {
 
 
 def plans(folder: Path, *problems: str) -> list[list[int]]:
-    """Of a problem, changed by statements on `p`: valid, width, warpgroups, row_blocks, tiles, section, ctas,
-    vector_out."""
+    """Of a problem, changed by statements on `p`: valid, width, warpgroups, row_blocks, items, ctas, vector_out, paired,
+    section."""
     code = "\n  ".join(f"{{ Attention p = {problem}; print(p); }}" for problem in problems)
     return [[int(number) for number in line.split()] for line in lines_of(SOURCE.replace("$CODE", code), folder)]
 
@@ -55,16 +55,21 @@ def plans(folder: Path, *problems: str) -> list[list[int]]:
 def test_tiles(tmp_path: Path) -> None:
     shapes = [(4, 16, 4096, 128), (1, 20, 1500, 64), (8, 32, 4096, 64), (1, 12, 197, 64), (2, 8, 1000, 72)]
     got = plans(tmp_path, *(f"problem({b}, {h}, {n}, {n}, {d})" for b, h, n, d in shapes))
-    assert [plan[:5] for plan in got] == [
-        [1, 128, 2, 32, 2048], [1, 64, 2, 12, 240], [1, 64, 2, 32, 8192], [1, 64, 2, 2, 24], [1, 96, 2, 8, 128],
+    assert [plan[:7] for plan in got] == [
+        [1, 128, 2, 32, 2048, 132, 1], [1, 64, 2, 12, 240, 132, 1], [1, 64, 3, 22, 5632, 132, 1],
+        [1, 64, 2, 2, 24, 24, 1], [1, 96, 2, 8, 128, 128, 1],
     ]  # fmt: skip
-    assert [plan[5:] for plan in got] == [[1, 132, 1], [1, 132, 1], [1, 132, 1], [1, 24, 1], [1, 128, 1]]
+    assert all(plan[7:] == [0, 1] for plan in got)
 
 
-def test_causal_heads_share_the_cache(tmp_path: Path) -> None:
-    """Keys and values of the heads in flight take half of L2."""
-    [plan] = plans(tmp_path, "problem(4, 16, 4096, 4096, 128); p.right = 0")
-    assert plan[5] == 12
+def test_causal_row_blocks(tmp_path: Path) -> None:
+    """In pairs that cost the same where these fill the GPU; else one a CTA, and keys and values of the heads in flight
+    take half of L2."""
+    shapes = [(4, 16, 4096, 128), (2, 32, 2048, 64), (1, 16, 1024, 128), (4, 20, 4096, 128), (64, 8, 100, 128)]
+    got = plans(tmp_path, *(f"problem({b}, {h}, {n}, {n}, {d}); p.right = 0" for b, h, n, d in shapes))
+    assert [plan[3:6] + plan[7:] for plan in got] == [
+        [32, 1024, 132, 1, 1], [11, 384, 132, 1, 1], [8, 128, 128, 0, 16], [32, 1280, 132, 1, 1], [1, 512, 512, 0, 512],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,8 @@ def test_problems_of_the_other_kernel(tmp_path: Path, change: str) -> None:
 
 def test_few_tiles_over_long_keys_are_split(tmp_path: Path) -> None:
     """The other kernel splits the keys over CTAs, this one does not."""
-    got = plans(tmp_path, *(f"problem(1, 8, {n}, {keys}, 128)" for n, keys in [(512, 8192), (512, 1000), (2048, 8192)]))
+    lengths = [(512, 8192), (512, 1000), (2048, 8192)]
+    got = plans(tmp_path, *(f"problem(1, 8, {queries}, {keys}, 128)" for queries, keys in lengths))
     assert [plan[0] for plan in got] == [0, 1, 1]
 
 
@@ -95,4 +101,4 @@ def test_results_that_are_not_aligned(tmp_path: Path) -> None:
         f"{shape}; p.out.row = 515",
         f"{shape}; p.value_width = 60",
     )
-    assert [plan[7] for plan in got] == [1, 0, 0, 0]
+    assert [plan[6] for plan in got] == [1, 0, 0, 0]

@@ -8,6 +8,8 @@ namespace {
 
 // Few rows are for the kernel with small tiles, which packs the query heads of a key head and splits the keys.
 constexpr int kFewQueries = 64;
+// So many keys cost less than the launch that adds up splits.
+constexpr int kShortKeys = 1024;
 
 bool multiple(std::int64_t value, int of) { return value % of == 0; }
 
@@ -41,17 +43,25 @@ WgmmaAttentionPlan plan_attention_wgmma(const Attention& p, int num_sms, int l2_
   const auto rounds = [&](int warpgroups) {
     return (slots * divide_up(p.queries, 64 * warpgroups) + num_sms - 1) / num_sms;
   };
-  // The rows of the longest CTA; three warpgroups hide more of each other.
-  plan.warpgroups = plan.width == 64 && rounds(3) * 3 <= rounds(2) * 2 ? 3 : 2;
+  // The rows of the longest CTA: a third warpgroup hides more of the others, at 1.2 times their rate.
+  plan.warpgroups = plan.width == 64 && rounds(3) * 30 <= rounds(2) * 24 ? 3 : 2;
   plan.row_blocks = divide_up(p.queries, 64 * plan.warpgroups);
   if (slots * plan.row_blocks > (1 << 30)) return plan;
-  plan.tiles = static_cast<int>(slots * plan.row_blocks);
+  const auto tiles = static_cast<int>(slots * plan.row_blocks);
   // A split over the keys fills the GPU, at half of this kernel's rate.
-  if (2 * plan.tiles < num_sms && plan_attention(p, num_sms, l2_bytes).splits > 1) return plan;
-  plan.ctas = std::min(plan.tiles, num_sms);
+  if (2 * tiles < num_sms && p.keys > kShortKeys && plan_attention(p, num_sms, l2_bytes).splits > 1) return plan;
+  plan.items = tiles, plan.ctas = std::min(tiles, num_sms);
   if (p.right >= 0) {
-    const std::int64_t bytes = std::int64_t{p.keys} * (p.width + p.value_width) * 2;
-    plan.section = static_cast<int>(std::clamp<std::int64_t>(l2_bytes / 2 / bytes, 1, slots));
+    const auto pairs = static_cast<int>(slots * divide_up(plan.row_blocks, 2));
+    const int ctas = divide_up(pairs, num_sms) * num_sms;
+    plan.paired = plan.row_blocks > 1 && pairs >= ctas - ctas / 10;
+    if (plan.paired) {
+      plan.items = pairs, plan.ctas = std::min(pairs, num_sms);
+    } else {
+      plan.ctas = tiles;
+      const std::int64_t bytes = std::int64_t{p.keys} * (p.width + p.value_width) * 2;
+      plan.section = static_cast<int>(std::clamp<std::int64_t>(l2_bytes / 2 / bytes, 1, slots));
+    }
   }
   plan.vector_out = reinterpret_cast<std::uintptr_t>(p.out.data) % 16 == 0 && multiple(p.out.batch, 8) &&
                     multiple(p.out.head, 8) && multiple(p.out.row, 8) && multiple(p.value_width, 8);

@@ -16,8 +16,9 @@
 //   shared memory, boxes of 64 columns, 128-byte swizzle; widths between those of the templates are padded by TMA
 //     Q [boxes][rows][64]     K [stages][boxes][keys][64]     V [stages][boxes][keys][64]
 //
-// CTAs take row blocks of the same heads at a time, so that K and V come from L2; causal ones from the longest to the
-// shortest, in alternating order.
+// CTAs take row blocks of the same heads at a time, so that K and V come from L2. Causal ones come in pairs of a long
+// and a short one; where the pairs leave too many CTAs idle, a CTA takes one row block, from the longest to the
+// shortest.
 //
 // Roofline: 4 * queries * keys * width operations a head on tensor cores (causal: half of it), and queries * keys
 // exponentials, 16 a cycle and SM: at width 64 these take as long as the WGMMAs.
@@ -54,7 +55,8 @@ struct WgmmaTile {
                 65536 / kThreads / 8 * 8 * kThreads);
 };
 
-// query, key and value: boxes of 64 columns. batch_step, head_step: 0 where all batches or heads are the same memory.
+// query, key and value: boxes of 64 columns. The numbers are the steps of the maps' coordinates: 0 where all batches or
+// heads are the same memory.
 struct WgmmaOperands {
   TensorMap query, key, value;
   int query_batch, query_head, key_batch, key_head, value_batch, value_head;
@@ -110,22 +112,33 @@ struct RingPosition {
 struct WgmmaWork {
   int batch, head, row;
   int tiles;       // of keys, from 0 on
-  int full_tiles;  // those that every row sees whole; -1 tile masks
+  int full_tiles;  // those that every row sees whole
 };
 
-// Work item `index` of the CTA: rounds of gridDim.x, alternately forwards and backwards.
-__device__ __forceinline__ int wgmma_work_index(int round) {
-  const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
-  return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
-}
-
+// Row block `step` of the CTA; false when there is none left. Paired items are a long and a short row block of a head,
+// so that causal items cost the same. work.row -1: the middle block, which has no partner.
 template <class Tile>
-__device__ __forceinline__ WgmmaWork locate_work(const Attention& p, const WgmmaAttentionPlan& plan, int index) {
-  const int per_section = plan.section * plan.row_blocks;
-  const int which = index / per_section, rest = index - which * per_section;
-  const int in_section = min(plan.section, p.batch * p.heads - which * plan.section);
-  const int block = rest / in_section, slot = which * plan.section + rest - block * in_section;
-  WgmmaWork work;
+__device__ __forceinline__ bool locate_work(const Attention& p, const WgmmaAttentionPlan& plan, int step,
+                                            WgmmaWork& work) {
+  const int round = plan.paired ? step / 2 : step;
+  const int item = round * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  if (item >= plan.items) return false;
+  int slot, block;
+  if (plan.paired) {
+    const int pairs = (plan.row_blocks + 1) / 2;
+    slot = item / pairs;
+    const int first = item - slot * pairs;
+    block = step & 1 ? plan.row_blocks - 1 - first : first;
+    if ((step & 1) && block == first) {
+      work.row = -1;
+      return true;
+    }
+  } else {
+    const int per_section = plan.section * plan.row_blocks;
+    const int which = item / per_section, rest = item - which * per_section;
+    const int in_section = min(plan.section, p.batch * p.heads - which * plan.section);
+    block = rest / in_section, slot = which * plan.section + rest - block * in_section;
+  }
   work.batch = slot / p.heads, work.head = slot - work.batch * p.heads;
   work.row = (plan.row_blocks - 1 - block) * Tile::kRows;
   const int shift = p.bottom_right ? p.keys - p.queries : 0;
@@ -134,7 +147,7 @@ __device__ __forceinline__ WgmmaWork locate_work(const Attention& p, const Wgmma
   const int whole = p.right < 0 ? p.keys : min(p.keys, first + p.right + 1);
   work.tiles = (max(0, end) + Tile::kKeys - 1) / Tile::kKeys;
   work.full_tiles = max(0, whole) / Tile::kKeys;
-  return work;
+  return true;
 }
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
@@ -153,10 +166,9 @@ __device__ __forceinline__ void produce_tiles(const Attention& p, const WgmmaAtt
   RingPosition<Tile::kStages> keys, values;
   RingPosition<Tile::kQueryStages> queries;
   queries.parity = keys.parity = values.parity = 1;  // all stages are empty
-  for (int round = 0; round * static_cast<int>(gridDim.x) < plan.tiles; ++round) {
-    const int index = wgmma_work_index(round);
-    if (index >= plan.tiles) continue;
-    const WgmmaWork work = locate_work<Tile>(p, plan, index);
+  WgmmaWork work;
+  for (int step = 0; locate_work<Tile>(p, plan, step, work); ++step) {
+    if (work.row < 0) continue;
     if (work.tiles == 0) continue;
     const int kv_head = work.head / group;
     const auto load = [&](const TensorMap& map, std::uint32_t to, int box_bytes, int row, int head, int batch,
@@ -225,7 +237,7 @@ __device__ __forceinline__ void online_softmax(float (&score)[Tile::kKeys / 2], 
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Two chains each: a warp's instructions are what hides their latency.
+    // Two chains each, for latency.
     float top[2] = {rows.maximum[half], score[2 * half]};
 #pragma unroll
     for (int n = 0; n < Tile::kKeys / 8; ++n) {
@@ -361,10 +373,9 @@ __device__ __forceinline__ void consume_tiles(const Attention& p, const WgmmaAtt
   };
 
   if (warpgroup == Tile::kWarpgroups - 1) named_barrier_arrive(1, kTurnThreads);
-  for (int round = 0; round * static_cast<int>(gridDim.x) < plan.tiles; ++round) {
-    const int index = wgmma_work_index(round);
-    if (index >= plan.tiles) continue;
-    const WgmmaWork work = locate_work<Tile>(p, plan, index);
+  WgmmaWork work;
+  for (int step = 0; locate_work<Tile>(p, plan, step, work); ++step) {
+    if (work.row < 0) continue;
     const int row = work.row + warpgroup * 64 + warp * 16 + lane / 4;
     SoftmaxRows rows;
 #pragma unroll
@@ -508,7 +519,11 @@ int launch_attention_wgmma(const Attention& p, const WgmmaAttentionPlan& plan, S
     return launch_wgmma<WgmmaTile<T, 64, 2, 128, 3, 2>>(p, plan, stream);
   }
   if (plan.width == 96) return launch_wgmma<WgmmaTile<T, 96, 2, 128, 2, 1>>(p, plan, stream);
-  if (plan.width == 128) return launch_wgmma<WgmmaTile<T, 128, 2, 176, 2, 1>>(p, plan, stream);
+  if (plan.width == 128) {
+    // The diagonal costs less with narrow tiles.
+    if (p.right >= 0) return launch_wgmma<WgmmaTile<T, 128, 2, 128, 2, 2>>(p, plan, stream);
+    return launch_wgmma<WgmmaTile<T, 128, 2, 176, 2, 1>>(p, plan, stream);
+  }
   if (plan.width == 192) return launch_wgmma<WgmmaTile<T, 192, 2, 112, 2, 1>>(p, plan, stream);
   return launch_wgmma<WgmmaTile<T, 256, 2, 80, 2, 1>>(p, plan, stream);
 }
