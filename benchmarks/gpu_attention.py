@@ -27,6 +27,8 @@ FLASH = "aoti_torch_cuda__scaled_dot_product_flash_attention"
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 KEYS = ((1, 4096), (1, 16384), (1, 65536), (1, 131072), (4, 4096), (16, 4096), (4, 16384))  # batch, keys of each
 CONTESTANTS = ("untorch", "untorch triton", "torch flash", "torch cuDNN", "read")
+# Prefill of other shapes: batch, heads, length, width. An encoder of speech, of images, a short prompt, wide heads.
+OTHERS = ((1, 20, 1500, 64), (1, 12, 197, 64), (1, 8, 128, 128), (4, 16, 4096, 96), (4, 8, 4096, 256))
 TOKENS = 16384  # of a prefill: batch * length
 COLD_BYTES = 200 << 20  # several times L2
 READ_BLOCKS = (4096, 8192, 16384)  # elements per program of the read kernel
@@ -49,7 +51,8 @@ class Case:
         """A row's name."""
         if self.queries == 1:
             return f"decode {self.batch} × {self.keys} keys, D {self.width}"
-        return f"prefill {self.batch}×{self.queries}, D {self.width}{', causal' if self.causal else ''}"
+        heads = "" if self.heads * self.width == 2048 else f"{self.heads} heads, "
+        return f"prefill {self.batch}×{self.queries}, {heads}D {self.width}{', causal' if self.causal else ''}"
 
     @property
     def operations(self) -> float:
@@ -79,12 +82,17 @@ class Result:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Sixteen thousand tokens a prefill, a model width of 2048."""
+    """Sixteen thousand tokens a prefill, a model width of 2048; then OTHERS; then decode."""
     prefill = [
         Case(TOKENS // length, 2048 // width, 2048 // width, length, length, width, causal)
         for width in (64, 128)
         for causal in (False, True)
         for length in (LENGTHS[1:4:2] if quick else LENGTHS)
+    ]
+    prefill += [
+        Case(batch, heads, heads, length, length, width, causal)
+        for batch, heads, length, width in (OTHERS[:1] if quick else OTHERS)
+        for causal in ((False, True) if width > 64 and length > 128 else (False,))
     ]
     return prefill + [Case(batch, 32, 8, 1, keys, 128, False) for batch, keys in (KEYS[:1] if quick else KEYS)]
 

@@ -64,4 +64,21 @@ AttentionPlan plan_attention(const Attention& problem, int num_sms, int l2_bytes
 // scratch: plan.scratch_bytes of device memory (null when 0).
 int attention(const Attention& problem, AttentionPlan plan, void* scratch, Stream stream);
 
+// The tile and the schedule of the WGMMA kernel, for compute capability 9.0.
+struct WgmmaAttentionPlan {
+  bool valid = false;  // false: the problem is for attention()
+  int width = 0;       // the kernel's: 64, 96, 128, 192 or 256
+  int warpgroups = 0;  // consumers, of 64 query rows each
+  int row_blocks = 0;
+  bool paired = false;  // an item of a CTA's work is two row blocks of a head, a long and a short one; else one
+  int items = 0, ctas = 0;
+  int section = 1;  // heads in flight together, where a CTA takes one row block
+  bool vector_out = false;
+};
+
+// Valid for many queries in float16 or bfloat16 without a bias, a left limit or packed sequences, with a positive
+// scale. Depends on the shapes and the device alone.
+WgmmaAttentionPlan plan_attention_wgmma(const Attention& problem, int num_sms, int l2_bytes);
+int attention_wgmma(const Attention& problem, const WgmmaAttentionPlan& plan, Stream stream);
+
 }  // namespace untorch::kernels::cuda

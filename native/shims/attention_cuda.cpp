@@ -87,6 +87,13 @@ void launch(const OnDevice& on, const char* op, const Operands& in, const Tensor
     p.bias_batch = stride(4), p.bias_head = stride(3), p.bias_row = stride(2), p.bias_key = stride(1);
   }
   const cuda::DeviceProperties& device = on.properties();
+  if (device.major == 9 && device.minor == 0) {
+    const auto wgmma = kernels::cuda::plan_attention_wgmma(p, device.num_sms, device.l2_bytes);
+    if (wgmma.valid) {
+      on.launched(kernels::cuda::attention_wgmma(p, wgmma, on.stream()));
+      return;
+    }
+  }
   const kernels::cuda::AttentionPlan plan = kernels::cuda::plan_attention(p, device.num_sms, device.l2_bytes);
   check(plan.valid, op, ": the shapes ", to_string(in.query.sizes()), " and ", to_string(in.key.sizes()),
         " are larger than the kernels take");

@@ -141,7 +141,7 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 
 def _run_passes(method: Method) -> list[PassReport]:
-    passes = run_passes(method.module, method.options, method.target.device, method.name)
+    passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
     if (refusal := method.traced.refusal) is not None:
         refuse_fused_attention(method, passes)
         text = (

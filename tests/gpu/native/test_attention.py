@@ -329,6 +329,96 @@ def test_packed_projection() -> None:
         check_all(op, q, k, v, causal=True)
 
 
+# The WGMMA kernel of compute capability 9.0: more than 64 queries, no bias. On other GPUs the same tests hold.
+
+WGMMA_SHAPES = [
+    (4, 16, 4096, 128), (2, 32, 2048, 64), (1, 20, 1500, 64), (1, 12, 197, 64), (16, 16, 512, 64), (1, 8, 128, 128),
+    (2, 6, 1000, 96), (2, 5, 900, 192), (2, 8, 1300, 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", WGMMA_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF)
+def test_prefill(dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> None:
+    """Heads split out of a projection, as models have them; several tiles a CTA; the same bits every time. Three heads
+    are compared."""
+    batch, heads, length, width = shape
+    q, k, v = (t.transpose(1, 2) for t in randoms(dtype, *[(batch, length, heads, width)] * 3, seed=length))
+    got = {op: sdpa(op, q, k, v, causal=causal) for op in (FLASH, EFFICIENT, CUDNN)}
+    for i in range(3):
+        at = (i * 5 + length) % batch, (i * 11 + length) % heads
+        want = reference(*(t[at][None, None] for t in (q, k, v)), right=0 if causal else -1)
+        for out, lse, *_ in got.values():
+            close(out[at], want.out[0, 0], dtype)
+            close_lse(lse[at].reshape(-1)[:length], want.lse[0, 0], 0.0)
+    for _ in range(10):
+        again = sdpa(FLASH, q, k, v, causal=causal)
+        assert torch.equal(again[0], got[FLASH][0]) and torch.equal(again[1], got[FLASH][1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_prefill_of_any_shape(data: st.DataObject) -> None:
+    """Odd lengths and widths, shared key heads, strides, batches that repeat, both alignments of the diagonal."""
+    draw = data.draw
+    op, dtype = draw(st.sampled_from([FLASH, EFFICIENT, CUDNN])), draw(st.sampled_from(HALF))
+    kv_heads = draw(st.integers(1, 4))
+    heads = kv_heads * (1 if op == EFFICIENT else draw(st.sampled_from([1, 2, 3])))
+    batch, queries, keys = draw(st.integers(1, 3)), draw(st.integers(65, 700)), draw(st.integers(1, 900))
+    width = draw(st.one_of(st.sampled_from([64, 96, 128, 192, 256]), st.integers(1, 256)))
+    value_width = width if op == FLASH else draw(st.sampled_from([width, 8, 64, 100, 256]))
+    operands = []
+    for i, (h, n, d) in enumerate([(heads, queries, width), (kv_heads, keys, width), (kv_heads, keys, value_width)]):
+        layout = draw(st.sampled_from(["dense", "rows first", "padded", "one batch", "one head"]))
+        if layout == "rows first":
+            x = randoms(dtype, (batch, n, h, d), seed=i)[0].transpose(1, 2)
+        elif layout == "padded":
+            room = torch.full((batch, h, n + 3, (d + 15) // 8 * 8), math.nan, dtype=dtype, device="cuda")
+            room[:, :, :n, :d] = randoms(dtype, (batch, h, n, d), seed=i)[0]
+            x = room[:, :, :n, :d]
+        elif layout == "one batch":
+            x = randoms(dtype, (1, h, n, d), seed=i)[0].expand(batch, h, n, d)
+        elif layout == "one head":
+            x = randoms(dtype, (batch, 1, n, d), seed=i)[0].expand(batch, h, n, d)
+        else:
+            (x,) = randoms(dtype, (batch, h, n, d), seed=i)
+        operands.append(x)
+    scale = draw(st.sampled_from([None, 0.3, 2.0]))
+    q, k, v = operands
+    got = sdpa(op, q, k, v, causal=(causal := draw(st.booleans())), scale=scale)
+    want = reference(q, k, v, right=0 if causal else -1, bottom_right=op == FLASH, scale=scale)
+    close(got[0], want.out, dtype)
+    empty = {FLASH: math.inf, EFFICIENT: 0.0, CUDNN: -math.inf}[op]
+    close_lse(got[1].reshape(batch, heads, -1)[..., :queries], want.lse, empty)
+    if op == EFFICIENT:
+        assert bool((got[1][..., queries:] == math.inf).all())
+
+
+def kernels(op: str, *operands: torch.Tensor, **options: Any) -> str:
+    """The names of the kernels that the operator launches."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    sdpa(op, *operands, **options)
+    with torch.profiler.profile(activities=activities) as profile:
+        sdpa(op, *operands, **options)
+        torch.cuda.synchronize()
+    return " ".join(event.name for event in profile.events())
+
+
+@pytest.mark.parametrize("op", [FLASH, EFFICIENT, CUDNN])
+def test_which_kernel_serves(op: str) -> None:
+    """WGMMA where the GPU and the problem allow it, mma.sync for everything else."""
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    q, k, v = randoms(torch.bfloat16, *[(1, 4, 1000, 64)] * 3)
+    ran = kernels(op, q, k, v, causal=True)
+    assert ("flash_attention_wgmma" in ran) is hopper and ("flash_attention_mma" in ran) is not hopper
+    others = [kernels(op, q[:, :, :64], k, v), kernels(op, q, k, v, scale=-1.0)]
+    if op != FLASH:
+        others.append(kernels(op, q, k, v, bias=torch.zeros(1000, 1000, dtype=q.dtype, device="cuda")))
+    for ran in others:
+        assert "flash_attention_mma" in ran and "wgmma" not in ran
+
+
 def test_without_log_sum_exp() -> None:
     q, k, v = randoms(torch.float32, (2, 2, 5, 16), (2, 2, 7, 16), (2, 2, 7, 16))
     got = sdpa(EFFICIENT, q, k, v, lse=False)

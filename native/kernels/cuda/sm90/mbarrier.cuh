@@ -20,7 +20,25 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(std::uint32_t address, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
-// Returns when the phase of this parity has ended.
+// Returns when the phase of this parity has ended. UNTORCH_BOUNDED_WAITS, for tests: a deadlock traps.
+#ifdef UNTORCH_BOUNDED_WAITS
+__device__ __forceinline__ void mbarrier_wait(std::uint32_t address, int parity) {
+  for (int attempt = 0; attempt < 2000000; ++attempt) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+    if (done) return;
+  }
+  asm volatile("trap;");
+}
+#else
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t address, int parity) {
   asm volatile(
       "{\n"
@@ -32,5 +50,6 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t address, int parity)
       "r"(parity)
       : "memory");
 }
+#endif
 
 }  // namespace untorch::kernels::cuda

@@ -1,5 +1,4 @@
-// TMA loads of two- and three-dimensional tiles from global to shared memory (cp.async.bulk.tensor), and their L2
-// policies.
+// TMA loads of tiles from global to shared memory (cp.async.bulk.tensor), and their L2 policies.
 #pragma once
 
 #include "kernels/cuda/sm90/tensor_map.h"
@@ -16,6 +15,15 @@ __device__ __forceinline__ void tma_load_2d(std::uint32_t to, const TensorMap& m
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           to),
       "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(column), "r"(row), "r"(mbarrier)
+      : "memory");
+}
+// The same for a map of four dimensions (TensorMap4dSpec).
+__device__ __forceinline__ void tma_load_4d(std::uint32_t to, const TensorMap& map, int column, int row, int middle,
+                                            int outer, std::uint32_t mbarrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(column), "r"(row), "r"(middle), "r"(outer), "r"(mbarrier)
       : "memory");
 }
 // L2 cache policies: evict what is read first, or as usual.

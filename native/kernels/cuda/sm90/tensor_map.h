@@ -1,5 +1,5 @@
-// Tensor maps: the TMA descriptors of row-major matrices, or stacks of them (sm_90 and newer). Encoded on the host, by
-// the driver.
+// Tensor maps: the TMA descriptors of row-major matrices, of stacks of them and of heads (sm_90 and newer). Encoded on
+// the host, by the driver.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,17 @@ struct TensorMapSpec {
   std::int64_t matrices = 0, matrix_bytes = 0;
 };
 
+// [outer, middle, rows, columns] of 2-byte elements, such as attention's batch, heads, rows and width; a load is one
+// box of rows, 64 columns wide, with 128-byte swizzle.
+struct TensorMap4dSpec {
+  const void* base = nullptr;  // 16-byte aligned
+  std::int64_t outer = 1, middle = 1, rows = 0, columns = 0;
+  std::int64_t outer_bytes = 0, middle_bytes = 0, row_bytes = 0;  // strides: multiples of 16, above 0, below 2^40
+  int box_rows = 0;                                               // at most 256
+};
+
 // cuTensorMapEncodeTiled. 0, or a driver's error code.
 int encode_tensor_map(const TensorMapSpec& spec, TensorMap& out);
+int encode_tensor_map(const TensorMap4dSpec& spec, TensorMap& out);
 
 }  // namespace untorch::kernels::cuda

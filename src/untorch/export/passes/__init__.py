@@ -17,12 +17,17 @@ __all__ = ["PassReport", "run_passes"]
 
 
 def run_passes(
-    module: fx.GraphModule, options: ExportOptions, device: str = "cpu", method: str = "forward"
+    module: fx.GraphModule,
+    options: ExportOptions,
+    device: str = "cpu",
+    method: str = "forward",
+    architecture: str | None = None,
 ) -> list[PassReport]:
     """Runs the passes on the unlifted module of ``method``, in place, in the table's order; one report each.
 
-    ``device`` is the method's. A pass that ``options`` switch off, or that is for another device, only reports that.
-    Raises CompileError with the method and the pass, when one fails or leaves a graph that is not well-formed.
+    ``device`` and ``architecture``, of a GPU, are the method's. A pass that ``options`` switch off, or that is for
+    another device, only reports that. Raises CompileError with the method and the pass, when one fails or leaves a
+    graph that is not well-formed.
     """
     reports = []
     for entry in table.PASSES:
@@ -30,7 +35,7 @@ def run_passes(
             reports.append(PassReport(entry.name, not_run=reason))
             continue
         try:
-            reports.append(entry.run(module, options, device))
+            reports.append(entry.run(module, options, device, architecture))
             module.graph.lint()
             module.recompile()
         except CompileError as error:  # it says what to do

@@ -2,13 +2,15 @@
 
 "native" leaves the call to AOTInductor, which takes a fused operator (flash, memory-efficient, cuDNN) that the runtime
 has; "math" makes it GEMMs and a softmax; "triton" makes it ``untorch::attention``, whose kernels are compiled
-into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere.
+into the model; "auto" is "triton" on CUDA where that serves the call, and "native" elsewhere. For sm_90 "auto" is the
+runtime's own kernel, called as cuDNN's operator, where that is the faster one.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,6 +33,10 @@ _aten = torch.ops.aten
 _COPIES = (_aten.clone.default, _aten.contiguous.default)
 _MAX_WIDTH = 256
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Where the runtime's kernel was measured to be faster than Triton's: more queries, and heads at least so wide, wider
+# when causal.
+_FEW_QUERIES = 256
+_WGMMA_WIDTH, _CAUSAL_WGMMA_WIDTH = 64, 96
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,11 @@ class _Call:
     repeated: bool
 
 
-def choose_attention(module: fx.GraphModule, choice: Attention, device: str) -> PassReport:
-    """Runs the pass in place. Raises CompileError if ``choice`` is "triton" and a call cannot be served by it."""
+def choose_attention(
+    module: fx.GraphModule, choice: Attention, device: str, architecture: str | None = None
+) -> PassReport:
+    """Runs the pass in place, for a GPU ``architecture`` such as "sm_90". Raises CompileError if ``choice`` is "triton"
+    and a call cannot be served by it."""
     report = PassReport("choose_attention")
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target != _aten.scaled_dot_product_attention.default:
@@ -65,9 +74,12 @@ def choose_attention(module: fx.GraphModule, choice: Attention, device: str) -> 
         shared = _without_repetition(node, call)
         reason = _reason_against_triton(shared, device)
         if reason is None:
+            replace_call, kernel = _replace_by_triton, "triton"
+            if choice == "auto" and architecture == "sm_90" and _takes_wgmma(shared):
+                replace_call, kernel = _replace_by_operator, "the runtime's kernel for sm_90"
             name = node.name
-            _replace_by_triton(module.graph, node, shared)
-            report.changed.append(f"{name}: {_description(call, shared)}")
+            replace_call(module.graph, node, shared)
+            report.changed.append(f"{name}: {kernel}: {_description(call, shared)}")
         elif choice == "triton":
             where = source_line(node)
             raise CompileError(
@@ -233,19 +245,50 @@ def _description(call: _Call, shared: _Call) -> str:
         parts.append(f"{q.shape[1]} heads over {k.shape[1]}")
     if shared.k is not call.k:
         parts.append("keys and values no longer repeated")
-    return f"triton: {', '.join(parts)}"
+    return ", ".join(parts)
+
+
+def _takes_wgmma(call: _Call) -> bool:
+    """Whether the runtime's WGMMA kernel serves the call, faster than Triton: native/kernels/attention.h."""
+    q = _value(call.q)
+    if q.dtype == torch.float32 or call.mask is not None or not (call.scale is None or call.scale > 0):
+        return False
+    narrowest = _CAUSAL_WGMMA_WIDTH if call.causal else _WGMMA_WIDTH
+    if max(q.shape[-1], _value(call.v).shape[-1]) < narrowest:
+        return False
+    return not statically_known_true(q.shape[-2] <= _FEW_QUERIES)
 
 
 def _replace_by_triton(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
     from untorch.ops.attention.operator import OPERATOR
 
+    def result(tensors: list[fx.Node], scale: float | None) -> fx.Node:
+        return add_call(graph, node, OPERATOR, (*tensors, call.mask, call.causal, scale))
+
+    _replace_batched(graph, node, call, result)
+
+
+def _replace_by_operator(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
+    """cuDNN's is the operator whose diagonal begins top left and whose key heads may be fewer, as here."""
+
+    def result(tensors: list[fx.Node], scale: float | None) -> fx.Node:
+        args, named = (*tensors, None, False, 0.0, call.causal, False), {"scale": scale}
+        several = add_call(graph, node, _aten._scaled_dot_product_cudnn_attention.default, args, named)
+        return add_call(graph, node, operator.getitem, (several, 0))
+
+    _replace_batched(graph, node, call, result)
+
+
+def _replace_batched(
+    graph: fx.Graph, node: fx.Node, call: _Call, result_of: Callable[[list[fx.Node], float | None], fx.Node]
+) -> None:
+    """With what ``result_of`` makes of query, key and value in four dimensions, and of the scale."""
     with graph.inserting_before(node):
         tensors: list[fx.Node] = [call.q, call.k, call.v]
         batched = _value(call.q).dim() == 4
         if not batched:
             tensors = [add_call(graph, node, _aten.unsqueeze.default, (tensor, 0)) for tensor in tensors]
-        scale = None if call.scale is None else float(call.scale)
-        result = add_call(graph, node, OPERATOR, (*tensors, call.mask, call.causal, scale))
+        result = result_of(tensors, None if call.scale is None else float(call.scale))
         if not batched:
             result = add_call(graph, node, _aten.squeeze.dim, (result, 0))
     _replace(graph, node, result)

@@ -39,7 +39,7 @@ _DEVICE_NAMES = {"cpu": "CPU", "cuda": "CUDA"}
 class Pass:
     """One pass.
 
-    run: changes the module in place, for a method on a device ("cpu", "cuda").
+    run: changes the module in place, for a method on a device ("cpu", "cuda") and a GPU architecture ("sm_90", None).
     purpose: what it is for, as Markdown for docs/export.md.
     default: whether it runs unless the option ``passes`` says otherwise.
     devices: the target devices it is for.
@@ -47,7 +47,7 @@ class Pass:
     """
 
     name: str
-    run: Callable[[fx.GraphModule, ExportOptions, str], PassReport]
+    run: Callable[[fx.GraphModule, ExportOptions, str, str | None], PassReport]
     purpose: str
     default: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -67,47 +67,47 @@ class Pass:
 PASSES = (
     Pass(
         "drop_inference_dropout",
-        lambda module, options, device: drop_inference_dropout(module),
+        lambda module, options, device, architecture: drop_inference_dropout(module),
         "removes dropout that is switched off: it computes nothing, and keeps a linear layer from being fused with "
         "what follows",
     ),
     Pass(
         "cond_predicates_to_host",
-        lambda module, options, device: cond_predicates_to_host(module),
+        lambda module, options, device, architecture: cond_predicates_to_host(module),
         "decides `torch.cond` where the predicate is a constant of the model, or computed from constants: the branch "
         "that is taken replaces it. Otherwise a predicate on a GPU makes each call wait. A predicate that depends on "
         "inputs, or that the model writes, stays",
     ),
     Pass(
         "restore_views",
-        lambda module, options, device: restore_views(module),
+        lambda module, options, device, architecture: restore_views(module),
         "turns copies of views (`permute_copy`, `slice_copy` …), which functionalised programs have, back into views, "
         "where nothing writes into the memory and no output would share memory or get other strides",
     ),
     Pass(
         "fold_constants",
-        lambda module, options, device: fold_constants(module, options.fold_limit),
+        lambda module, options, device, architecture: fold_constants(module, options.fold_limit),
         "computes what depends on the model's own tensors only, and stores the result. Not for random operators, "
         "tensors that the model writes, views, and what is made from numbers only (`arange`). A result has at most "
         "`fold_limit` bytes; all together may add that much to what they replace",
     ),
     Pass(
         "exact_floor_division",
-        lambda module, options, device: exact_floor_division(module),
+        lambda module, options, device, architecture: exact_floor_division(module),
         "keeps `//`, `torch.div` with a rounding mode and `torch.fmod` of integers exact where an operand is a 0-D "
         "constant: [Inductor](https://github.com/pytorch/pytorch/issues/186164) takes it for a float, and `-7 // 3` "
         "becomes -2",
     ),
     Pass(
         "conv1d_as_conv2d",
-        lambda module, options, device: conv1d_as_conv2d(module),
+        lambda module, options, device, architecture: conv1d_as_conv2d(module),
         "gives 1-D convolutions a height of one, as Inductor's Triton convolutions are for images. Transposed, dilated "
         "and depthwise ones stay",
         devices=("cuda",),
     ),
     Pass(
         "channels_last_weights",
-        lambda module, options, device: channels_last_weights(module),
+        lambda module, options, device, architecture: channels_last_weights(module),
         "stores constant weights of 2-D convolutions with the channel innermost, as cuDNN's kernels take them; "
         "otherwise generated code copies them at every call. Not in graphs with grouped convolutions, whose layout "
         "Inductor chooses",
@@ -115,12 +115,12 @@ PASSES = (
     ),
     Pass(
         "choose_attention",
-        lambda module, options, device: choose_attention(module, options.attention, device),
+        lambda module, options, device, architecture: choose_attention(module, options.attention, device, architecture),
         "decides what computes [attention](#attention), as the option `attention` says",
     ),
     Pass(
         "repack_int4",
-        lambda module, options, device: repack_int4(module),
+        lambda module, options, device, architecture: repack_int4(module),
         "PyTorch's `_weight_int4pack_mm_for_cpu`, whose weights are packed for the vectors of the CPU that packed "
         "them, becomes `untorch::int4_linear` with the same values in a layout that any CPU reads. Weights that are no "
         "constants stay, and are refused",
@@ -135,12 +135,12 @@ PASSES = (
     ),
     Pass(
         "drop_dead_code",
-        lambda module, options, device: drop_dead_code(module),
+        lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
     ),
     Pass(
         "pack_linears",
-        lambda module, options, device: pack_linears(module),
+        lambda module, options, device, architecture: pack_linears(module),
         "makes one operator of our own from a linear layer with a constant float32 weight, the activation behind it "
         "(ReLU, SiLU, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. The weight is stored "
         "in the kernel's layout, so it is not packed at run time "

@@ -71,10 +71,12 @@ class Cached(Repeated):
         return F.scaled_dot_product_attention(q, repeated, self.repeat(v))
 
 
-def tensors(heads: int = 4, heads_kv: int = 4, queries: int = 5, keys: int = 7, dtype: Any = None) -> list[Any]:
+def tensors(
+    heads: int = 4, heads_kv: int = 4, queries: int = 5, keys: int = 7, dtype: Any = None, width: int = 16
+) -> list[Any]:
     torch.manual_seed(0)
     return [
-        torch.randn(2, h, length, 16, dtype=dtype)
+        torch.randn(2, h, length, width, dtype=dtype)
         for h, length in ((heads, queries), (heads_kv, keys), (heads_kv, keys))
     ]
 
@@ -123,6 +125,56 @@ def test_triton(model: nn.Module, args: list[Any], what: str) -> None:
         assert_same(module(*args), expected, rtol=tolerance, atol=tolerance)
         value = module.graph.output_node().all_input_nodes[0].meta["val"]
         assert value.shape == expected.shape and value.dtype == expected.dtype
+
+
+HALVES = tensors(queries=300, keys=90, dtype=torch.bfloat16, width=128)
+OPERATOR = "_scaled_dot_product_cudnn_attention"
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "what"),
+    [
+        (Attention(is_causal=True), HALVES, "bfloat16, head size 128"),
+        (Attention(scale=0.3), HALVES, "bfloat16, head size 128"),
+        (Attention(), [t[0] for t in HALVES], "bfloat16, head size 128"),
+        (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=64), "bfloat16, head size 64"),
+        (
+            Repeated(2, "expand"), tensors(heads_kv=2, queries=257, dtype=torch.float16, width=128),
+            "float16, head size 128, 4 heads over 2, keys and values no longer repeated",
+        ),
+    ],
+)  # fmt: skip
+def test_the_kernel_for_sm_90(model: nn.Module, args: list[Any], what: str) -> None:
+    """The graph calls an operator that has no kernel on the CPU: shapes and strides are compared here."""
+    expected = copy.deepcopy(model)(*args)
+    for architecture, choice in (("sm_90", "auto"), ("sm_90", "triton"), ("sm_80", "auto"), ("sm_100", "auto")):
+        module = unlift(copy.deepcopy(model), *args)
+        report = choose_attention(module, choice, "cuda", architecture)  # type: ignore[arg-type]
+        close(module)
+        chosen = (architecture, choice) == ("sm_90", "auto")
+        assert calls(module) == [OPERATOR if chosen else "untorch.attention"]
+        kernel = "the runtime's kernel for sm_90" if chosen else "triton"
+        assert report.changed == [f"scaled_dot_product_attention: {kernel}: {what}"]
+        value = module.graph.output_node().all_input_nodes[0].meta["val"]
+        assert value.shape == expected.shape and value.dtype == expected.dtype
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (Attention(), tensors(queries=300, width=128)),  # float32
+        (Attention(), [*HALVES, torch.rand(300, 90) > 0.2]),
+        (Attention(scale=-0.3), HALVES),
+        (Attention(), tensors(queries=256, dtype=torch.bfloat16, width=128)),
+        (Attention(), tensors(queries=300, dtype=torch.bfloat16, width=56)),
+        (Attention(is_causal=True), tensors(queries=300, dtype=torch.bfloat16, width=64)),
+    ],
+)
+def test_triton_on_sm_90(model: nn.Module, args: list[Any]) -> None:
+    """What the WGMMA kernel does not take, few queries, and narrow heads."""
+    module = unlift(model, *args)
+    choose_attention(module, "auto", "cuda", "sm_90")
+    assert calls(module) == ["untorch.attention"]
 
 
 def test_what_follows_is_a_view() -> None:

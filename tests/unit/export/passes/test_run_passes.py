@@ -51,7 +51,7 @@ def test_the_option_pack_linears_still_works() -> None:
 def replace_pass(monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[[fx.GraphModule], PassReport]) -> None:
     """``run`` in place of the registered pass ``name``."""
     changed = [
-        replace(entry, run=lambda module, options, device: run(module)) if entry.name == name else entry
+        replace(entry, run=lambda module, options, device, architecture: run(module)) if entry.name == name else entry
         for entry in PASSES
     ]
     monkeypatch.setattr(table, "PASSES", tuple(changed))
