@@ -1,4 +1,4 @@
-// aten::_unique2, aten::unique_consecutive and aten::bincount on a GPU. Sizes depend on data: they wait for it.
+// aten::_unique, aten::_unique2, aten::unique_consecutive and aten::bincount on a GPU. Sizes depend on data: they wait for it.
 #include "kernels/unique.h"
 
 #include <algorithm>
@@ -90,6 +90,8 @@ void unique(const Op& op, const ProxyCall& call, bool sort) {
 
 // Sorted in any case: sorted=False only permits another order.
 UNTORCH_PROXY_OP(unique2, "aten::_unique2", kOnCuda) { unique(op, call, true); }
+
+UNTORCH_PROXY_OP(unique1, "aten::_unique", kOnCuda) { unique(op, call, true); }
 
 UNTORCH_PROXY_OP(unique_consecutive, "aten::unique_consecutive", kOnCuda) {
   const std::optional<std::int64_t> dim = call.optional_integer("dim");

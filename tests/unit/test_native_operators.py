@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,20 +140,6 @@ def test_a_registered_kernel_comes_first(package: Path, monkeypatch: pytest.Monk
             _core.use_native_operator("torchvision::nms", "cpu", True)
         assert program.detect(BOXES, SCORES)[0].tolist() != [3, 1]
     assert seen == [0.4]
-
-
-def changed(package: Path, path: Path, change: Any) -> Path:
-    """The package with other extern nodes, and no digests."""
-    with zipfile.ZipFile(package) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
-        for entry in old.infolist():
-            data = old.read(entry)
-            if b"torchvision::nms" in data and entry.filename.endswith(".json"):
-                document = json.loads(data)
-                if "nodes" in document:
-                    change(document["nodes"][0]["node"])
-                    data = json.dumps(document).encode()
-            new.writestr(entry, data)
-    return path
 
 
 def test_the_table() -> None:

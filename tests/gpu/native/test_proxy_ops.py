@@ -104,6 +104,12 @@ def test_unique(dtype: torch.dtype) -> None:
                     assert torch.equal(got[2], want[2])
 
 
+def test_unique_without_counts() -> None:
+    x = torch.randint(0, 9, (50, 2), device="cuda")
+    values, inverse = call_native("aten::_unique", 2, self=x, sorted=True, return_inverse=True)
+    assert torch.equal(values[inverse], x) and torch.equal(values, x.unique())
+
+
 def test_unique_keeps_every_nan() -> None:
     x = torch.tensor([1.0, float("nan"), 1.0, float("nan"), -0.0, 0.0], device="cuda")
     values, _, counts = call_native("aten::_unique2", 3, self=x, sorted=True, return_inverse=True, return_counts=True)

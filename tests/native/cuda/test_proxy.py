@@ -255,6 +255,77 @@ found["missing"] = refused(lambda: program.scale(X))
     assert "has no kernel for cuda" in run(driver, models, script)["missing"][1]
 
 
+C_SCRIPT = """
+import os
+lib = ctypes.CDLL(os.path.join(os.path.dirname(untorch.__file__), "libuntorch.so"))
+lib.untorch_last_error.restype = ctypes.c_char_p
+lib.untorch_program_find.restype = ctypes.c_void_p
+
+class View(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("device_type", ctypes.c_int32),
+                ("device_index", ctypes.c_int32), ("ndim", ctypes.c_int32), ("sizes", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("read_only", ctypes.c_int32)]
+class CallerStream(ctypes.Structure):
+    _fields_ = [("stream", ctypes.c_void_p), ("is_set", ctypes.c_int32)]
+lib.untorch_caller_stream_exchange.argtypes = [CallerStream]
+lib.untorch_caller_stream_exchange.restype = CallerStream
+Callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
+                            ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+sizes, strides = (ctypes.c_int64 * 2)(3, 4), (ctypes.c_int64 * 2)(4, 1)
+
+def run(callback):
+    c_program, out, alias = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
+    assert lib.untorch_program_open(path.encode(), None, ctypes.byref(c_program)) == 0, lib.untorch_last_error()
+    method = ctypes.c_void_p(lib.untorch_program_find(c_program, b"scale"))
+    kept = Callback(callback) if callback else None
+    if kept:
+        lib.untorch_method_set_proxy(method, kept, None)
+    view = View(X.ctypes.data, 6, 0, -1, 2, sizes, strides, 0)
+    lib.untorch_caller_stream_exchange(CallerStream(0xabc0, 1))
+    code = lib.untorch_method_run(method, ctypes.byref(view), ctypes.c_size_t(1), ctypes.byref(out),
+                                  ctypes.byref(alias), ctypes.c_size_t(1))
+    lib.untorch_caller_stream_exchange(CallerStream(None, 0))
+    text = lib.untorch_last_error().decode() if code else ""
+    if out:
+        got = View()
+        lib.untorch_tensor_view(out, ctypes.byref(got))
+        found["out"] = [got.device_type, (ctypes.c_float * 12).from_address(got.data)[:]]
+        lib.untorch_tensor_free(out)
+    lib.untorch_program_free(c_program)
+    return code, text
+"""
+
+
+def test_a_callback_of_c(driver: Path, models: Path) -> None:
+    """Views say where tensors lie, untorch_call_stream gives the stream, and results have to lie on the GPU."""
+    script = """
+def scale_into(context, node, num_ints, ints, num_tensors, tensors):
+    given, stream = View(), ctypes.c_void_p()
+    lib.untorch_tensor_view(ctypes.c_void_p(tensors[0]), ctypes.byref(given))
+    lib.untorch_call_stream(0, ctypes.byref(stream))
+    found["given"] = [node, num_tensors, given.device_type, given.device_index, stream.value]
+    made = Array(np.frombuffer((ctypes.c_float * 12).from_address(given.data), np.float32) * np.float32(3))
+    view = View(made.__cuda_array_interface__["data"][0], 6, 1, 0, 2, sizes, strides, 0)
+    return lib.untorch_tensor_assign(ctypes.c_void_p(tensors[1]), ctypes.byref(view))
+def on_the_cpu(context, node, num_ints, ints, num_tensors, tensors):
+    view = View(X.ctypes.data, 6, 0, -1, 2, sizes, strides, 0)
+    return lib.untorch_tensor_assign(ctypes.c_void_p(tensors[1]), ctypes.byref(view))
+found["code"] = run(scale_into)
+found["cpu"] = run(on_the_cpu)
+found["none"] = run(None)
+"""
+    result = run(driver, models, C_SCRIPT + script)
+    assert result["code"] == [0, ""]
+    assert result["given"] == [0, 2, 1, 0, 0xABC0]
+    assert result["out"] == [1, [3.0 * i for i in range(12)]]
+    assert "kernel of `proxy::scale` (node `buf" in result["cpu"][1]
+    assert "result 0: expected an array on cuda:0, got one on cpu" in result["cpu"][1]
+    assert (
+        "the model calls operator `proxy::scale` (node 0) on cuda:0, which has neither a C function nor a native kernel "
+        "there, and no proxy callback was set: set one with untorch_method_set_proxy"
+    ) in result["none"][1]
+
+
 def test_native_operators_run_without_python(driver: Path, models: Path) -> None:
     """The fake driver runs no kernel: what is launched, and that the size is waited for once."""
     script = """
