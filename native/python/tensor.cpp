@@ -214,7 +214,8 @@ nb::dict Tensor::cuda_array_interface() const {
 void Tensor::assign(nb::handle array, int device) {
   Operand operand;
   untorch_view given;
-  const Taker taker{"proxy", device < 0 ? 0 : 1, device};
+  const bool captured = device >= 0 && untorch_stream_is_capturing(device, current_producer(device).stream) != 0;
+  const Taker taker{"proxy", device < 0 ? 0 : 1, device, captured};
   if (!operand.set(array.ptr(), taker, 0, given)) throw_python();
   if (device >= 0 && given.device_type == 0) {
     raise(UNTORCH_MODEL, "the array is on the CPU, the call on cuda:" + std::to_string(device) + ": return one there");

@@ -122,6 +122,37 @@ def test_cast_on_the_gpu(program: untorch.Program) -> None:
     np.testing.assert_allclose(program.around(X), expected(X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> dict[str, Path]:
+    """PyTorch's own packages."""
+    define_all()
+    made = {}
+    for name, model, shapes in (("around", Around(), [(3, 4)]), ("detect", Detect(), [(6, 4), (6,)])):
+        args = tuple(torch.rand(shape, device="cuda") for shape in shapes)
+        program = torch.export.export(model.cuda(), args)
+        path = folder / f"stock_{name}.pt2"
+        made[name] = Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
+    return made
+
+
+def test_stock_packages(stock: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    boxes = np.array([[0, 0, 2, 2], [0, 0, 2, 2.5], [5, 5, 6, 6], [5, 5, 6, 6], [0, 1, 2, 3], [9, 9, 9, 9]], np.float32)
+    scores = np.array([0.5, 0.9, 0.7, 0.7, 0.5, 0.1], np.float32)
+    with untorch.load(stock["detect"]) as program:
+        kept, rows = program(boxes, scores)
+        assert kept.tolist()[:2] == [1, 2] and 3 not in kept.tolist()
+        np.testing.assert_allclose(rows, boxes[kept] + 1)
+    with untorch.load(stock["around"]) as program:
+        with pytest.raises(untorch.UnsupportedError, match="`proxy::scale` has no kernel for cuda"):
+            program(X)
+        untorch.register_kernel("proxy::scale", with_torch, device="cuda")
+        with pytest.raises(untorch.UnsupportedError, match="does not tell the dtypes of its results"):
+            program(X)
+        untorch.register_kernel("proxy::scale", with_torch, device="cuda", unchecked=True)
+        np.testing.assert_allclose(program(X), expected(X), rtol=1e-4, atol=1e-4)
+
+
 def test_native_nms_in_a_model(program: untorch.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("Python was called")

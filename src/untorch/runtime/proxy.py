@@ -188,6 +188,8 @@ class ExternNode:
         registration = registry.find_registration(self.target, "cuda")
         kernel = registry.find_kernel(self.target, "cuda")
         declared = self._declared(registration, source)
+        if declared is not None and any(result.dtype is None for result in declared):
+            raise self._untold_error("dtypes")  # generated code for GPUs takes addresses without types
         cast = registration is not None and registration.cast
         # An absent tensor comes as one without memory.
         positional, keywords, int_position = self._bind(ints, [t if t.defined else None for t in inputs])
@@ -232,12 +234,15 @@ class ExternNode:
         found = [declared_result(text, name) for name in self.output_names]
         known = [result for result in found if result is not None]
         if len(known) != len(found):
-            raise UnsupportedError(
-                f"kernel of `{self.target}` (node `{self.name}`): the package does not tell the shapes of its results, "
-                f"and the model would read other memory if one were wrong: export the model with untorch, or with a "
-                f"newer PyTorch, or register the kernel with unchecked=True if it keeps to its fake implementation"
-            )
+            raise self._untold_error("shapes")
         return known
+
+    def _untold_error(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"kernel of `{self.target}` (node `{self.name}`): the package does not tell the {what} of its results, "
+            f"and the model would read other memory if one were wrong: export the model with untorch, or with a "
+            f"newer PyTorch, or register the kernel with unchecked=True if it keeps to its fake implementation"
+        )
 
     def _check_dtype(self, index: int, array: Array, dtype: str, cast: bool) -> Array:
         if array.dtype.name == dtype:
