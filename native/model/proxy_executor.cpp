@@ -50,6 +50,14 @@ std::string ProxyCalls::describe(int index) const {
 AOTITorchError ProxyCalls::call(int index, std::span<const std::int64_t> ints,
                                 std::span<AtenTensorHandle> tensors) const noexcept {
   if (threads::call_failed()) return 1;
+  const AOTITorchError code = dispatch(index, ints, tensors);
+  // Code of PyTorch before 2.13 goes on after a failure: this one must stay the call's.
+  if (code != 0) threads::fail_call(last_error_kind(), last_error());
+  return code;
+}
+
+AOTITorchError ProxyCalls::dispatch(int index, std::span<const std::int64_t> ints,
+                                    std::span<AtenTensorHandle> tensors) const noexcept {
   try {
     const auto at = static_cast<std::size_t>(index);
     const ExternNode* const node = index >= 0 && at < nodes_.size() ? &nodes_[at] : nullptr;

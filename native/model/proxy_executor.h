@@ -29,6 +29,8 @@ class ProxyCalls {
                       std::span<AtenTensorHandle> tensors) const noexcept;
 
  private:
+  AOTITorchError dispatch(int index, std::span<const std::int64_t> ints,
+                          std::span<AtenTensorHandle> tensors) const noexcept;
   // Of a call: a GPU's where one of its arguments lies there, or where it has none in a method on one.
   DeviceType device_of(const ExternNode& node, std::span<const AtenTensorHandle> tensors) const noexcept;
   // Generated code takes a result's address for one of the method's GPU.

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import untorch
-from tests.native.cuda.proxy_models import Around, Detect, define_all
+from tests.native.cuda.proxy_models import Around, Both, Detect, define_all
 from untorch import _core
 from untorch.runtime import registry
 
+BOXES = np.array([[0, 0, 2, 2], [0, 0, 2, 2.5], [5, 5, 6, 6], [5, 5, 6, 6], [0, 1, 2, 3], [9, 9, 9, 9]], np.float32)
+SCORES = np.array([0.5, 0.9, 0.7, 0.7, 0.5, 0.1], np.float32)
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
 
@@ -123,34 +125,26 @@ def test_cast_on_the_gpu(program: untorch.Program) -> None:
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path) -> dict[str, Path]:
-    """PyTorch's own packages."""
+def stock(folder: Path) -> Path:
+    """PyTorch's own package."""
     define_all()
-    made = {}
-    for name, model, shapes in (("around", Around(), [(3, 4)]), ("detect", Detect(), [(6, 4), (6,)])):
-        args = tuple(torch.rand(shape, device="cuda") for shape in shapes)
-        program = torch.export.export(model.cuda(), args)
-        path = folder / f"stock_{name}.pt2"
-        made[name] = Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
-    return made
+    args = (torch.rand(6, 4, device="cuda"), torch.rand(6, device="cuda"))
+    program = torch.export.export(Both().cuda(), args)
+    return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "stock_proxy.pt2")))
 
 
-def test_stock_packages(stock: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stock_package(stock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
-    boxes = np.array([[0, 0, 2, 2], [0, 0, 2, 2.5], [5, 5, 6, 6], [5, 5, 6, 6], [0, 1, 2, 3], [9, 9, 9, 9]], np.float32)
-    scores = np.array([0.5, 0.9, 0.7, 0.7, 0.5, 0.1], np.float32)
-    with untorch.load(stock["detect"]) as program:
-        kept, rows = program(boxes, scores)
-        assert kept.tolist()[:2] == [1, 2] and 3 not in kept.tolist()
-        np.testing.assert_allclose(rows, boxes[kept] + 1)
-    with untorch.load(stock["around"]) as program:
+    with untorch.load(stock) as program:
         with pytest.raises(untorch.UnsupportedError, match="`proxy::scale` has no kernel for cuda"):
-            program(X)
+            program(BOXES, SCORES)
         untorch.register_kernel("proxy::scale", with_torch, device="cuda")
         with pytest.raises(untorch.UnsupportedError, match="does not tell the dtypes of its results"):
-            program(X)
+            program(BOXES, SCORES)
         untorch.register_kernel("proxy::scale", with_torch, device="cuda", unchecked=True)
-        np.testing.assert_allclose(program(X), expected(X), rtol=1e-4, atol=1e-4)
+        kept, rows = program(BOXES, SCORES)
+        assert kept.tolist()[:2] == [1, 2] and 3 not in kept.tolist()
+        np.testing.assert_allclose(rows, expected(BOXES), rtol=1e-4, atol=1e-4)
 
 
 def test_native_nms_in_a_model(program: untorch.Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +152,7 @@ def test_native_nms_in_a_model(program: untorch.Program, monkeypatch: pytest.Mon
         raise AssertionError("Python was called")
 
     monkeypatch.setattr("untorch.runtime.method._ProxyHandler.__call__", refuse)
-    boxes = np.array([[0, 0, 2, 2], [0, 0, 2, 2.5], [5, 5, 6, 6], [5, 5, 6, 6], [0, 1, 2, 3], [9, 9, 9, 9]], np.float32)
-    scores = np.array([0.5, 0.9, 0.7, 0.7, 0.5, 0.1], np.float32)
+    boxes, scores = BOXES, SCORES
     kept, rows = program.detect(boxes, scores)
     assert kept.tolist()[:2] == [1, 2] and 3 not in kept.tolist()
     np.testing.assert_allclose(rows, boxes[kept] + 1)

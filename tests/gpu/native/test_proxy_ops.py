@@ -78,7 +78,9 @@ def test_bincount(top: int, dtype: torch.dtype) -> None:
         for weights in (torch.rand(n, device="cuda"), torch.rand(n, device="cuda").half()):
             got = call_native("aten::bincount", self=x[::2], weights=weights[::2], minlength=3)
             want = torch.bincount(x[::2], weights[::2], 3)
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            # Eager gives int64 for an empty tensor, whatever the weights are; compiled code expects their dtype.
+            torch.testing.assert_close(got, want.to(got.dtype), rtol=1e-4, atol=1e-5)
+            assert got.dtype == (torch.float32 if weights.dtype == torch.float32 else torch.float64)
     if dtype != torch.uint8:
         with pytest.raises(ShimError) as caught:
             call_native("aten::bincount", self=torch.tensor([3, -2], device="cuda").to(dtype))
@@ -138,16 +140,25 @@ def test_multinomial(replacement: bool, dtype: torch.dtype) -> None:
     assert many.unique().numel() == 5000
 
 
-def test_multinomial_reports_bad_weights() -> None:
-    for bad, text in (([1.0, -1.0], "negative, infinite or NaN"), ([0.0, 0.0], "fewer weights above 0 than are drawn")):
-        call_native("aten::multinomial", self=torch.tensor(bad, device="cuda"), num_samples=1)
+@pytest.mark.parametrize(
+    ("bad", "count", "text"),
+    [
+        ([1.0, -1.0], 1, "holds a weight that is negative, infinite or NaN"),
+        ([1.0, float("nan")], 2, "holds a weight that is negative, infinite or NaN"),
+        ([0.0, 0.0], 1, "row 0 of argument 'self' has fewer weights above 0 than are drawn"),
+        ([1.0, 0.0], 2, "row 0 of argument 'self' has fewer weights above 0 than are drawn"),
+    ],
+)
+def test_multinomial_reports_bad_weights(bad: list[float], count: int, text: str) -> None:
+    """The next operator does, once the kernel has run."""
+
+    def draw_twice() -> None:
+        call_native("aten::multinomial", self=torch.tensor(bad, device="cuda"), num_samples=count)
         torch.cuda.synchronize()
-        with pytest.raises(ShimError, match=text):
-            call_native("aten::multinomial", self=torch.ones(2, device="cuda"), num_samples=1)
-    call_native("aten::multinomial", self=torch.tensor([1.0, 0.0], device="cuda"), num_samples=2)
-    torch.cuda.synchronize()
-    with pytest.raises(ShimError, match="row 0 of argument 'self' has fewer weights above 0"):
         call_native("aten::multinomial", self=torch.ones(2, device="cuda"), num_samples=1)
+
+    with pytest.raises(ShimError, match=text):
+        draw_twice()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -161,7 +172,12 @@ def test_resize(size: tuple[int, int], mode: str, dtype: torch.dtype) -> None:
                 f"aten::_upsample_{mode}2d_aa", self=image, output_size=list(size), align_corners=align_corners,
                 scales_h=None, scales_w=None,
             )  # fmt: skip
-            want = functional.interpolate(image, size, mode=mode, align_corners=align_corners, antialias=True)
+            try:
+                want = functional.interpolate(image, size, mode=mode, align_corners=align_corners, antialias=True)
+            except RuntimeError:  # torch's kernel has no shared memory for so wide a filter
+                want = functional.interpolate(
+                    image.cpu(), size, mode=mode, align_corners=align_corners, antialias=True
+                ).cuda()
             tolerance = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
             assert got.stride() == want.stride()

@@ -58,6 +58,12 @@ class Detect(torch.nn.Module):
         return kept, boxes[kept] + 1
 
 
+class Both(torch.nn.Module):
+    def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = torch.ops.torchvision.nms(boxes, scores, 0.5)
+        return kept, torch.ops.proxy.scale(boxes * 2, 3.0).sin() + 1
+
+
 def export_models(path: Path) -> None:
     """All of them, for sm_90."""
     import untorch
