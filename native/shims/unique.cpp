@@ -1,4 +1,5 @@
-// aten::_unique, aten::_unique2, aten::unique_consecutive and aten::bincount on a GPU. Sizes depend on data: they wait for it.
+// aten::_unique, aten::_unique2, aten::unique_consecutive and aten::bincount on a GPU. Sizes depend on data: they wait
+// for it.
 #include "kernels/unique.h"
 
 #include <algorithm>
