@@ -8,6 +8,7 @@ import pytest
 
 from untorch import _core
 from untorch.runtime import errors, registry
+from untorch.runtime.coverage import describe_kernel
 from untorch.runtime.registry import find_kernel, manual_seed, register_kernel, registered_kernels
 
 
@@ -199,3 +200,15 @@ def test_overflow_is_a_result_and_no_warning(recwarn):
     determinant, *_ = find_kernel("aten::_linalg_det")(numpy.eye(300, dtype=numpy.float32) * 100)
     assert numpy.isinf(determinant)
     assert not recwarn.list
+
+
+def test_what_inspect_says_of_an_operator():
+    assert describe_kernel("torchvision::nms") == {
+        "name": "torchvision::nms", "kind": "operator", "served": True, "device": "cpu", "by": "native",
+    }  # fmt: skip
+    assert describe_kernel("aten::linalg_qr")["by"] == "built-in"
+    assert describe_kernel("aten::linalg_qr", "cuda") == {
+        "name": "aten::linalg_qr", "kind": "operator", "served": False, "device": "cuda",
+        "reason": "it has no kernel for cuda: register one with untorch.register_kernel",
+    }  # fmt: skip
+    assert describe_kernel("no name")["served"] is False
