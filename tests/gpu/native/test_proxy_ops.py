@@ -144,7 +144,7 @@ def test_multinomial(replacement: bool, dtype: torch.dtype) -> None:
     ("bad", "count", "text"),
     [
         ([1.0, -1.0], 1, "holds a weight that is negative, infinite or NaN"),
-        ([1.0, float("nan")], 2, "holds a weight that is negative, infinite or NaN"),
+        ([1.0, 1.0, float("nan")], 2, "holds a weight that is negative, infinite or NaN"),
         ([0.0, 0.0], 1, "row 0 of argument 'self' has fewer weights above 0 than are drawn"),
         ([1.0, 0.0], 2, "row 0 of argument 'self' has fewer weights above 0 than are drawn"),
     ],
