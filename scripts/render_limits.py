@@ -46,7 +46,9 @@ def render_refused(refused: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str, str]) -> str:
+def render(
+    exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str, str], native: Mapping[str, Iterable[str]]
+) -> str:
     """The text between the markers."""
     exported, kernels = set(exported) - refused.keys(), list(kernels)
     cpu, cuda = (
@@ -66,9 +68,16 @@ def render(exported: Iterable[str], kernels: Iterable[str], refused: Mapping[str
             "",
             folded("The operators of the CPU", names(cpu)),
             folded("The operators of CUDA", names(cuda)),
+            "### Native operators by name",
+            "",
+            "The library serves these itself where Inductor calls them through the proxy executor.",
+            "",
+            f"- On the CPU: {', '.join(f'`{name}`' for name in sorted(native['cpu']))}.",
+            f"- On CUDA: {', '.join(f'`{name}`' for name in sorted(native['cuda']))}.",
+            "",
             "### Python kernels",
             "",
-            f"{len(kernels)} operators run on numpy where Inductor calls them through the proxy executor.",
+            f"{len(kernels)} operators run on numpy, on the CPU, where Inductor calls them through the proxy executor.",
             "",
             folded("The operators", names(kernels)),
             "### Refused",
@@ -96,10 +105,11 @@ def replaced(page: str, generated: str) -> str:
 def current() -> str:
     """The text for this installation."""
     from untorch.cli.process import exported_functions
-    from untorch.runtime.registry import registered_kernels
+    from untorch.runtime.registry import native_operators, registered_kernels
     from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
-    return render(exported_functions(), registered_kernels(), UNSUPPORTED_SHIMS)
+    native = {device: native_operators(device) for device in ("cpu", "cuda")}
+    return render(exported_functions(), registered_kernels(), UNSUPPORTED_SHIMS, native)
 
 
 def main(arguments: list[str]) -> int:

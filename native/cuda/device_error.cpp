@@ -49,6 +49,12 @@ std::string text_of(DeviceFault fault, std::int64_t value) {
     case DeviceFault::kExpert:
       return "nvfp4_moe: argument 'topk_ids' holds " + number +
              ", which is no expert; pass their numbers from 0 on, or -1 for none";
+    case DeviceFault::kRoiImage:
+      return "torchvision::roi_align: argument 'rois' names image " + number + ", which the input does not have";
+    case DeviceFault::kMultinomial:
+      return "aten::multinomial: argument 'self' holds a weight that is negative, infinite or NaN";
+    case DeviceFault::kMultinomialSum:
+      return "aten::multinomial: row " + number + " of argument 'self' has fewer weights above 0 than are drawn";
     case DeviceFault::kNone:
       break;
   }

@@ -9,6 +9,9 @@
 #include "model/capi.h"
 #include "model/capi_handles.h"
 #include "model/cpu_features.h"
+#include "model/extern_nodes.h"
+#include "shims/proxy_op.h"
+#include "tensor/copy.h"
 #include "threads/team.h"
 
 #ifndef UNTORCH_VERSION
@@ -42,6 +45,13 @@ static_assert(same(UNTORCH_UINT8, DType::kUInt8) && same(UNTORCH_INT8, DType::kI
               same(UNTORCH_FLOAT8_E8M0FNU, DType::kFloat8E8M0FNU) &&
               same(UNTORCH_FLOAT4_E2M1FN_X2, DType::kFloat4E2M1FNx2));
 static_assert(same(UNTORCH_CPU, DeviceType::kCPU) && same(UNTORCH_CUDA, DeviceType::kCUDA));
+
+// The values in new memory on the same device.
+untorch::TensorPtr copy_with(const untorch::Tensor& from, DType dtype, untorch::DimSpan strides) {
+  untorch::TensorPtr copy = untorch::Tensor::empty_strided(from.sizes(), strides, dtype, from.device());
+  untorch::copy(*copy, from);
+  return copy;
+}
 
 // The caller's options in this library's struct. Fields that struct_size does not cover whole are 0; bytes that this
 // library does not know have to be.
@@ -220,6 +230,47 @@ void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback cal
   method->method->set_proxy(callback, context);
 }
 
+const char* untorch_native_operators(int32_t device_type) {
+  thread_local std::string text;
+  text.clear();
+  for (const auto* op = untorch::shims::first_proxy_op(); op != nullptr; op = op->next()) {
+    if (op->serves(static_cast<untorch::DeviceType>(device_type))) text.append(op->target()).append("\n");
+  }
+  return text.c_str();
+}
+
+untorch_status untorch_call_native_operator(const char* node, int32_t num_ints, const int64_t* ints,
+                                            int32_t num_tensors, untorch_tensor** tensors) {
+  return guarded([&] {
+    const std::string text = std::string("{\"nodes\": [") + node + "]}";
+    const auto nodes = untorch::parse_extern_nodes(text, "node");
+    const std::span given(reinterpret_cast<AtenTensorHandle*>(tensors), static_cast<std::size_t>(num_tensors));
+    const auto* const op = nodes.at(0).op;
+    check(op != nullptr, "untorch_call_native_operator: there is no native kernel for `", nodes.at(0).target, "`");
+    untorch::Device device;
+    for (std::size_t i = 0; i < std::min(nodes[0].node.num_inputs, given.size()); ++i) {
+      const untorch::Tensor* const t = untorch::shims::unwrap(given[i]);
+      if (t != nullptr && t->defined() && t->device().type == DeviceType::kCUDA) device = t->device();
+    }
+    check(op->serves(device.type), "untorch_call_native_operator: `", nodes[0].target, "` has no native kernel on ",
+          untorch::device_name(device));
+    if (op->run(device.type, nodes[0].node, {ints, static_cast<std::size_t>(num_ints)}, given) != 0) {
+      throw untorch::Error(untorch::last_error_kind(), untorch::last_error());
+    }
+  });
+}
+
+untorch_status untorch_use_native_operator(const char* name, int32_t device_type, int32_t use) {
+  return guarded([&] {
+    const auto device = static_cast<untorch::DeviceType>(device_type);
+    untorch::shims::ProxyOp* const op = untorch::shims::find_proxy_op(name);
+    untorch::check(op != nullptr && op->serves(device), "untorch_use_native_operator: there is no native kernel for `",
+                   name, "` on ", device_type == UNTORCH_CPU ? "the CPU" : "CUDA",
+                   ": untorch_native_operators lists them");
+    op->enable(device, use != 0);
+  });
+}
+
 void untorch_set_error(untorch_status status, const char* message) {
   untorch::set_last_error(static_cast<ErrorKind>(status), message != nullptr ? message : "");
 }
@@ -266,9 +317,7 @@ untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view*
   return guarded([&] {
     const untorch::TensorPtr source = borrow_checked(*value);
     // Generated code relies on the strides that PyTorch gives a result, so those of `value` are kept.
-    untorch::TensorPtr copy = untorch::Tensor::empty_strided(source->sizes(), source->strides(), source->dtype());
-    untorch::copy_cpu(*copy, *source);
-    *unwrap(tensor) = *copy;
+    *unwrap(tensor) = *copy_with(*source, source->dtype(), source->strides());
   });
 }
 
@@ -284,9 +333,18 @@ int64_t untorch_tensor_use_count(const untorch_tensor* tensor) {
 untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, untorch_tensor* out) {
   return guarded([&] {
     const untorch::Tensor& from = *unwrap(tensor);
-    const untorch::TensorPtr copy = untorch::Tensor::empty_strided(from.sizes(), from.strides(), from.dtype());
-    untorch::copy_cpu(*copy, from);
-    *unwrap(out) = *copy;
+    *unwrap(out) = *copy_with(from, from.dtype(), from.strides());
+  });
+}
+
+untorch_status untorch_tensor_convert(const untorch_tensor* tensor, int32_t dtype, const int64_t* strides,
+                                      untorch_tensor* out) {
+  return guarded([&] {
+    const untorch::Tensor& from = *unwrap(tensor);
+    const untorch::Dims kept = from.strides();
+    *unwrap(out) = *copy_with(from, static_cast<untorch::DType>(dtype),
+                              strides == nullptr ? untorch::DimSpan(kept.data(), kept.size())
+                                                 : untorch::DimSpan(strides, from.sizes().size()));
   });
 }
 

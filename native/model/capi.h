@@ -71,8 +71,18 @@ UNTORCH_API untorch_status untorch_sha256(const void* data, size_t length, uint6
                                           char* out);
 /* References on the tensor's memory: 1 if only this handle has it. 0 for memory that the library only borrows. */
 UNTORCH_API int64_t untorch_tensor_use_count(const untorch_tensor* tensor);
-/* Makes the CPU tensor `out` of the values in memory of its own. `out` may be `tensor`. */
+/* Makes the tensor `out` of the values in memory of its own, on the same device (there on the call stream). `out` may
+ * be `tensor`. */
 UNTORCH_API untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, untorch_tensor* out);
+/* The same with another dtype, and with these strides (one for each dimension) unless they are NULL. */
+UNTORCH_API untorch_status untorch_tensor_convert(const untorch_tensor* tensor, int32_t dtype, const int64_t* strides,
+                                                  untorch_tensor* out);
+/* For tests: a native operator by itself. `node` is one entry of the extern nodes' list, as JSON; integers and tensors
+ * as for the proxy callback. Runs on the device of its operands, of which there must be one. */
+UNTORCH_API untorch_status untorch_call_native_operator(const char* node, int32_t num_ints, const int64_t* ints,
+                                                        int32_t num_tensors, untorch_tensor** tensors);
+/* 1 while the stream is captured into a graph. */
+UNTORCH_API int32_t untorch_stream_is_capturing(int32_t device_index, void* stream);
 UNTORCH_API untorch_tensor* untorch_tensor_new(void);
 
 /* The generated C++ of the method, if the file has it; else NULL. Valid while the program is. */

@@ -8,6 +8,7 @@
 #include "cuda/stream.h"
 #include "cuda/tf32.h"
 #include "cuda/transfer.h"
+#include "model/capi.h"
 #include "model/capi_handles.h"
 #include "model/cuda_graph.h"
 #include "model/dequantized_weights.h"
@@ -88,6 +89,15 @@ extern "C" {
 
 untorch_status untorch_call_stream(int32_t device_index, void** stream) {
   return guarded([&] { *stream = untorch::cuda::call_stream(device_index); });
+}
+
+int32_t untorch_stream_is_capturing(int32_t device_index, void* stream) {
+  try {
+    const untorch::cuda::DeviceGuard guard(device_index);
+    return untorch::cuda::is_capturing(static_cast<untorch::cuda::Stream>(stream)) ? 1 : 0;
+  } catch (const std::exception&) {
+    return 0;
+  }
 }
 
 untorch_status untorch_stream_wait(int32_t device_index, void* consumer, void* producer) {

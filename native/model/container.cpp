@@ -99,6 +99,10 @@ Container::Container(const std::shared_ptr<const Archive>& shared_archive, const
     if (library_->interface() && spec.has_specs) {
       check_interface(*library_->interface(), spec, archive.file()->path() + ": method '" + method_ + "'");
     }
+    if (spec.extern_nodes) {
+      extern_nodes_ =
+          parse_extern_nodes(archive.text(*spec.extern_nodes), archive.file()->path() + ": " + *spec.extern_nodes);
+    }
     bind_weights(archive, manifest, spec, dequantize, ring);
     if (on_cuda && api.fold_constants != nullptr && has_folded_constants()) {
       // Now, because it waits for the GPU, which a call never does.
@@ -261,7 +265,7 @@ void Container::bind_weights(const Archive& archive, const Manifest& manifest, c
   }
 }
 
-void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
+void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, const ProxyExecutor& proxy,
                     cuda::Stream stream) {
   check(!runners_.is_held_here() && (buffers_ == nullptr || !buffers_->in_use_here()), "method '", method_,
         "': a Python kernel calls the method that runs it, or another that writes the same buffers: the call would "
@@ -282,7 +286,8 @@ void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, P
     const cuda::Tf32Scope precision(tf32_);
     const ModelApi& api = library_->api();
     const auto run = single_ ? api.run_single_threaded : api.run;
-    code = run(handle_, in, inputs.size(), out, outputs.size(), stream, proxy);
+    ProxyCalls proxies(method_, extern_nodes_, proxy, device_, stream);
+    code = run(handle_, in, inputs.size(), out, outputs.size(), stream, &proxies);
     failed_inside = call.failed() && call.report();
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].reset(shims::unwrap(out[i]));
@@ -326,17 +331,3 @@ void Container::fail(const std::string& what, bool library_knows) const {
 }
 
 }  // namespace untorch
-
-UNTORCH_SHIM aoti_torch_proxy_executor_call_function(void* proxy_executor, int extern_node_index, int num_ints,
-                                                     std::int64_t* ints, int num_tensors, AtenTensorHandle* tensors) {
-  auto* proxy = static_cast<untorch::ProxyExecutor*>(proxy_executor);
-  if (proxy == nullptr || proxy->call == nullptr) {
-    untorch::set_last_error(untorch::ErrorKind::kUnsupported,
-                            "the model calls operator node " + std::to_string(extern_node_index) +
-                                ", which has no C shim, and no proxy executor was given");
-    return 1;
-  }
-  if (untorch::threads::call_failed()) return 1;
-  return proxy->call(proxy->context, extern_node_index, num_ints, ints, num_tensors,
-                     reinterpret_cast<untorch_tensor**>(tensors));
-}

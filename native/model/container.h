@@ -17,16 +17,9 @@
 #include "model/library.h"
 #include "model/manifest.h"
 #include "model/mutable_buffers.h"
-#include "untorch/untorch.h"
+#include "model/proxy_executor.h"
 
 namespace untorch {
-
-// Operators without a C shim are sent here by the model library; `call` gets the node's index in the extern nodes.
-// Returns 0, or an error code after set_last_error.
-struct ProxyExecutor {
-  untorch_proxy_callback call = nullptr;
-  void* context = nullptr;
-};
 
 class Container {
  public:
@@ -50,7 +43,7 @@ class Container {
 
   // Takes the inputs (slots are null afterwards) and fills the outputs; an output that the model leaves out stays null.
   // On CUDA everything is enqueued on `stream`. Throws kModel with what the shims and the library said. Thread-safe.
-  void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, ProxyExecutor* proxy,
+  void run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, const ProxyExecutor& proxy,
            cuda::Stream stream = nullptr);
   // Whether a fork left calls of other threads in the middle: their runners are in use for ever.
   bool torn() { return runners_.torn(); }
@@ -77,6 +70,7 @@ class Container {
   bool single_ = false;  // one model: runners_ serialises its calls, without the library's own locks
   std::size_t num_inputs_ = 0, num_outputs_ = 0;
   std::string in_spec_, out_spec_;
+  std::vector<ExternNode> extern_nodes_;
   CallSlots runners_;  // on CUDA one: the container is one model
   Device device_;
   cuda::Tf32 tf32_;

@@ -124,7 +124,7 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs) {
   made.outputs.resize(container_->num_outputs());
   cuda::check_driver(api.capture_begin(stream.get(), cuda::kCaptureModeRelaxed), "beginning a capture");
   try {
-    container_->run(arguments, made.outputs, &method_.proxy(), stream.get());
+    container_->run(arguments, made.outputs, method_.proxy(), stream.get());
   } catch (...) {
     cuda::Graph broken = nullptr;
     if (api.capture_end(stream.get(), &broken) == cuda::kSuccess && broken != nullptr) (void)api.graph_destroy(broken);

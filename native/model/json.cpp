@@ -283,6 +283,7 @@ void Place::fail(std::string_view what) const { throw_error(ErrorKind::kInvalidF
 
 bool Value::as_bool(const Place& place) const { return get<bool>(data_, place, "true or false"); }
 std::int64_t Value::as_int(const Place& place) const { return get<std::int64_t>(data_, place, "an integer"); }
+double Value::as_double(const Place& place) const { return get<double>(data_, place, "a number"); }
 const std::string& Value::as_string(const Place& place) const { return get<std::string>(data_, place, "a string"); }
 const Array& Value::as_array(const Place& place) const { return get<Array>(data_, place, "a list"); }
 const Object& Value::as_object(const Place& place) const { return get<Object>(data_, place, "an object"); }

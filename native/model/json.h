@@ -56,11 +56,13 @@ class Value {
   bool is_null() const noexcept { return std::holds_alternative<std::nullptr_t>(data_); }
   bool is_int() const noexcept { return std::holds_alternative<std::int64_t>(data_); }
   bool is_string() const noexcept { return std::holds_alternative<std::string>(data_); }
+  bool is_array() const noexcept { return std::holds_alternative<Array>(data_); }
   bool is_object() const noexcept { return std::holds_alternative<Object>(data_); }
 
   // Each throws kInvalidFile with the place when the value has another type.
   bool as_bool(const Place& place) const;
   std::int64_t as_int(const Place& place) const;
+  double as_double(const Place& place) const;  // integers are none
   const std::string& as_string(const Place& place) const;
   const Array& as_array(const Place& place) const;
   const Object& as_object(const Place& place) const;

@@ -187,9 +187,9 @@ void Method::run_cpu(Container& container, std::span<const untorch_view> inputs,
       explicit Threads(int n) { omp_set_num_threads(n); }
       ~Threads() { omp_set_num_threads(before); }
     } threads(options_.num_threads);
-    container.run({tensors.data(), tensors.size()}, outputs, &proxy_);
+    container.run({tensors.data(), tensors.size()}, outputs, proxy_);
   } else {
-    container.run({tensors.data(), tensors.size()}, outputs, &proxy_);
+    container.run({tensors.data(), tensors.size()}, outputs, proxy_);
   }
 }
 
@@ -215,7 +215,7 @@ void Method::run_cuda(Container& container, std::span<const untorch_view> inputs
     }
     storages[i] = tensors[i]->storage();
   }
-  container.run({tensors.data(), tensors.size()}, outputs, &proxy_, stream);
+  container.run({tensors.data(), tensors.size()}, outputs, proxy_, stream);
 }
 
 Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, const LoadOptions& options)

@@ -70,7 +70,7 @@ class Method {
 
   // Number, dtypes, shapes, strides and devices against the specification. For run and for graphs.
   void check_inputs(std::span<const untorch_view> inputs, const Container& container) const;
-  ProxyExecutor& proxy() noexcept { return proxy_; }
+  const ProxyExecutor& proxy() const noexcept { return proxy_; }
   const TensorSpec* input_spec(std::size_t i) const noexcept {
     return spec_.inputs.empty() ? nullptr : &spec_.inputs[i];
   }

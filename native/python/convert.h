@@ -14,10 +14,12 @@ namespace untorch::python {
 
 constexpr int kMaxDims = 64;
 
-// Who takes an array: the method's name, for messages, and the device that it runs on.
+// Who takes an array: the method's name, for messages, and the device that it runs on. `unordered`: producers do not
+// order their work before the call stream; in a capture that would make it depend on work outside.
 struct Taker {
   const char* method;
   std::int32_t device_type, device_index;
+  bool unordered = false;
 };
 
 // What keeps the view of an array argument valid: its owner, and room for sizes and strides. Lives for one call.

@@ -176,18 +176,19 @@ class Method {
 
   std::string gpu_architecture() const { return untorch_method_gpu_architecture(method_); }
 
-  // A CUDA graph of the call on these arrays.
-  untorch_graph* capture(const nb::object& given) const {
+  // A CUDA graph of the call on these arrays. `keeper` gets what kernels gave: the graph reads it at every replay.
+  untorch_graph* capture(const nb::object& given, CaptureKeeper&) const {
     const nb::object arrays = as_sequence(given, name_);
     (void)signature();
     const Inputs inputs(taker(), items(arrays));
     untorch_graph* graph = nullptr;
     untorch_status status;
     {
+      const RunningInputs running(inputs);
       const GilRelease release;
       status = untorch_graph_capture(method_, inputs.views(), inputs.size(), &graph);
     }
-    check(status);
+    if (status != UNTORCH_OK) throw_call_error(status);
     return graph;
   }
 
@@ -253,8 +254,11 @@ class Method {
 // A captured call; keeps its method, and through it the program.
 class Graph {
  public:
-  Graph(const nb::object& method, const nb::object& inputs)
-      : method_(method), graph_(nb::cast<Method&>(method).capture(inputs), untorch_graph_free) {}
+  Graph(const nb::object& method, const nb::object& inputs) : method_(method) {
+    CaptureKeeper keeper;
+    untorch_graph* const graph = this->method().capture(inputs, keeper);
+    graph_.reset(graph, Free{std::make_shared<Kept>(Kept{keeper.take(), this->method().taker().device_index})});
+  }
 
   nb::list run(const nb::object& inputs) const {
     const std::shared_ptr<untorch_graph> graph = open_graph();
@@ -279,8 +283,26 @@ class Graph {
   // Another thread may close it meanwhile.
   std::shared_ptr<untorch_graph> open_graph() const {
     if (graph_ == nullptr) raise(UNTORCH_CLOSED, "the graph was closed");
+    Kept& kept = *std::get_deleter<Free>(graph_)->kept;
+    if (!kept.objects.empty()) kept.stream = current_producer(kept.device).stream;
     return graph_;
   }
+
+  // What kernels gave while the call was captured, until the last replay is done.
+  struct Kept {
+    std::vector<nb::object> objects;
+    int device = 0;
+    void* stream = nullptr;  // of the last replay
+  };
+  struct Free {
+    std::shared_ptr<Kept> kept;
+    void operator()(untorch_graph* graph) const {
+      untorch_graph_free(graph);
+      std::vector<PyObject*> objects;
+      for (nb::object& object : kept->objects) objects.push_back(object.release().ptr());
+      keep_until_done(kept->device, kept->stream, std::move(objects));
+    }
+  };
 
   nb::object method_;
   std::shared_ptr<untorch_graph> graph_;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "archive.h"
 #include "method.h"
@@ -305,4 +306,28 @@ NB_MODULE(_core, m) {
   m.def("cpu_architecture", [] { return std::string(untorch_cpu_architecture()); });
   m.def("cpu_level", [] { return std::string(untorch_cpu_level()); });
   m.def("has_symbol", [](const std::string& name) { return untorch_has_symbol(name.c_str()) != 0; }, nb::arg("name"));
+  const auto device_type = [](const std::string& device) { return device == "cuda" ? UNTORCH_CUDA : UNTORCH_CPU; };
+  m.def(
+      "native_operators",
+      [=](const std::string& device) {
+        nb::list names;
+        std::string_view text = untorch_native_operators(device_type(device));
+        for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
+          names.append(nb::str(text.data(), end));
+          text.remove_prefix(end + 1);
+        }
+        names.attr("sort")();
+        return names;
+      },
+      nb::arg("device"));
+  m.def(
+      "use_native_operator",
+      [=](const std::string& name, const std::string& device, bool use) {
+        check(untorch_use_native_operator(name.c_str(), device_type(device), use ? 1 : 0));
+      },
+      nb::arg("name"), nb::arg("device"), nb::arg("use"));
+  m.def(
+      "is_capturing",
+      [](int device) { return untorch_stream_is_capturing(device, current_producer(device).stream) != 0; },
+      nb::arg("device"));
 }

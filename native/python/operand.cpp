@@ -162,7 +162,7 @@ bool Operand::set_dlpack(PyObject* object, const Taker& taker, std::size_t index
       raise_status(status);
       return false;
     }
-    PyObject* number = PyLong_FromUnsignedLongLong(stream_number(stream));
+    PyObject* number = taker.unordered ? PyLong_FromLong(-1) : PyLong_FromUnsignedLongLong(stream_number(stream));
     if (number == nullptr) return false;
     {
       const CurrentDevice current(static_cast<std::int32_t>(device_index));
@@ -300,7 +300,7 @@ bool Operand::set_cuda_array(PyObject* object, const Taker& taker, std::size_t i
   PyObject* const version = item("version");
   const long number = version != nullptr && PyLong_Check(version) ? PyLong_AsLong(version) : 0;
   PyObject* const stream = item("stream");
-  if (stream != nullptr || number < 3) {
+  if (!taker.unordered && (stream != nullptr || number < 3)) {
     const unsigned long long value = stream != nullptr ? PyLong_AsUnsignedLongLong(stream) : 1;
     if (PyErr_Occurred() != nullptr || value == 0) return refuse("stream: expected None, 1, 2 or an address");
     if (!wait_for_stream(device_index, value == 1 ? nullptr : reinterpret_cast<void*>(value))) return false;

@@ -27,6 +27,9 @@ std::vector<Waiting>& waiting() {
   return list;
 }
 
+// Of the capture that runs on this thread.
+thread_local constinit CaptureKeeper* keeper = nullptr;
+
 void drop(const std::vector<PyObject*>& objects) {
   for (PyObject* object : objects) Py_DECREF(object);
 }
@@ -103,6 +106,17 @@ void keep_until_done(int device_index, void* stream, std::vector<PyObject*> obje
     return;
   }
   waiting().push_back({event, std::move(objects)});
+}
+
+CaptureKeeper::CaptureKeeper() : before_(std::exchange(keeper, this)) {}
+CaptureKeeper::~CaptureKeeper() { keeper = before_; }
+
+void keep_for_call(int device_index, void* stream, nb::object object) {
+  if (keeper != nullptr && untorch_stream_is_capturing(device_index, stream) != 0) {
+    keeper->kept_.push_back(std::move(object));
+  } else {
+    keep_until_done(device_index, stream, {object.release().ptr()});
+  }
 }
 
 void release_done() {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "untorch/untorch.h"
@@ -32,6 +33,22 @@ nanobind::tuple exchange_stream(const nanobind::object& handle, const nanobind::
 
 // Keeps Python objects (references are taken over) until the stream has done what it holds now.
 void keep_until_done(int device_index, void* stream, std::vector<PyObject*> objects);
+// What a kernel gave to a call on that stream: kept like this, or by the graph that the call is captured into.
+void keep_for_call(int device_index, void* stream, nanobind::object object);
+// Collects what kernels of this thread give while a call is captured. Objects live under the interpreter lock.
+class CaptureKeeper {
+ public:
+  CaptureKeeper();
+  ~CaptureKeeper();
+  CaptureKeeper(const CaptureKeeper&) = delete;
+  CaptureKeeper& operator=(const CaptureKeeper&) = delete;
+  std::vector<nanobind::object> take() { return std::move(kept_); }
+
+ private:
+  friend void keep_for_call(int, void*, nanobind::object);
+  std::vector<nanobind::object> kept_;
+  CaptureKeeper* before_;
+};
 // Lets go of those whose time has come. Cheap when there are none.
 void release_done();
 

@@ -5,10 +5,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "call.h"
 #include "dlpack.h"
 #include "gil.h"
+#include "types.h"
 
 namespace nb = nanobind;
 
@@ -41,7 +43,8 @@ Tensor* Tensor::of_kernel(untorch_tensor* handle) {
   untorch_view view;
   untorch_tensor_view(handle, &view);
   PyObject* const owner = untorch_tensor_use_count(handle) == 0 ? Inputs::owner_on_this_thread(view.data) : nullptr;
-  return new Tensor(handle, owner == nullptr ? nb::object() : nb::borrow(owner));
+  return new Tensor(handle, owner == nullptr ? nb::object() : nb::borrow(owner),
+                    view.device_type != 0 ? current_producer(view.device_index) : Producer{});
 }
 
 void Tensor::forget() {
@@ -92,6 +95,11 @@ void Tensor::wait_for_producer() const {
 }
 
 untorch_tensor* Tensor::to_host() const {
+  if (producer_.known && untorch_stream_is_capturing(view().device_index, producer_.stream) != 0) {
+    raise(UNTORCH_UNSUPPORTED,
+          "a copy on the CPU waits for the GPU, which a call that is being captured into a CUDA graph does not allow: "
+          "work on the GPU, or call the method without a graph");
+  }
   wait_for_producer();
   untorch_tensor* copy = nullptr;
   untorch_tensor* const from = handle();
@@ -106,15 +114,7 @@ untorch_tensor* Tensor::to_host() const {
 
 nb::object Tensor::numpy() const {
   const untorch_view v = view();
-  if (v.device_type != 0) {
-    if (!owned_) {
-      raise(UNTORCH_UNSUPPORTED,
-            "an operator of the model has no C function for CUDA, and Python kernels work on the "
-            "CPU's memory only: the tensor is on " +
-                device());
-    }
-    return steal_or_throw(to_numpy(to_host(), nullptr, true));
-  }
+  if (v.device_type != 0) return steal_or_throw(to_numpy(to_host(), nullptr, true));
   if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return nb::none();
   if (!owned_ && !owner_.is_valid() && v.data != nullptr && untorch_tensor_use_count(handle()) == 0) {
     // Memory of the model library: it goes when the program is closed, although arrays may be left.
@@ -211,11 +211,33 @@ nb::dict Tensor::cuda_array_interface() const {
   return out;
 }
 
-void Tensor::assign(nb::handle array) {
+void Tensor::assign(nb::handle array, int device) {
   Operand operand;
   untorch_view given;
-  if (!operand.set(array.ptr(), {"proxy", 0, -1}, 0, given)) throw_python();
+  const bool captured = device >= 0 && untorch_stream_is_capturing(device, current_producer(device).stream) != 0;
+  const Taker taker{"proxy", device < 0 ? 0 : 1, device, captured};
+  if (!operand.set(array.ptr(), taker, 0, given)) throw_python();
+  if (device >= 0 && given.device_type == 0) {
+    raise(UNTORCH_MODEL, "the array is on the CPU, the call on cuda:" + std::to_string(device) + ": return one there");
+  }
   check(untorch_tensor_assign(handle(), &given));
+  if (device >= 0 && operand.must_stay()) {
+    keep_for_call(device, current_producer(device).stream, nb::steal(operand.take_owner()));
+  }
+}
+
+void Tensor::convert(const std::string& dtype, const nb::object& strides) {
+  std::int32_t code = -1;
+  for (const TypeRow& row : kTypes) {
+    if (dtype == dtype_name(row.code)) code = row.code;
+  }
+  if (code < 0) raise(UNTORCH_UNSUPPORTED, "unknown dtype " + dtype);
+  std::vector<std::int64_t> wanted;
+  if (!strides.is_none()) {
+    for (nb::handle stride : strides) wanted.push_back(nb::cast<std::int64_t>(stride));
+    if (static_cast<std::int32_t>(wanted.size()) != view().ndim) raise(UNTORCH_INTERNAL, "one stride a dimension");
+  }
+  check(untorch_tensor_convert(handle(), code, strides.is_none() ? nullptr : wanted.data(), handle()));
 }
 
 void Tensor::copy_to(nb::handle array) const {
@@ -250,7 +272,8 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro("device", &Tensor::device, "\"cpu\", or \"cuda:0\".")
       .def_prop_ro("defined", [](const Tensor& t) { return t.view().data != nullptr; })
       .def("numpy", &Tensor::numpy, "The same memory as a numpy array; of a CUDA tensor, a copy, for which it waits.")
-      .def("assign", &Tensor::assign, nb::arg("array"))
+      .def("assign", &Tensor::assign, nb::arg("array"), nb::arg("device") = -1)
+      .def("convert", &Tensor::convert, nb::arg("dtype"), nb::arg("strides").none() = nb::none())
       .def("copy_to", &Tensor::copy_to, nb::arg("array"),
            "Copies the values into an array of the same dtype and shape, on the CPU or the same GPU.")
       .def("__array__", &Tensor::array, nb::arg("dtype").none() = nb::none(), nb::kw_only(),

@@ -60,13 +60,16 @@ class Tensor {
   nanobind::object dlpack(const nanobind::object& stream, const nanobind::object& max_version,
                           const nanobind::object& dl_device, const nanobind::object& copy) const;
   nanobind::dict cuda_array_interface() const;
-  // Sets the tensor to a copy of an array: how a proxy kernel gives its result.
-  void assign(nanobind::handle array);
+  // Sets the tensor to a copy of an array on that GPU (-1: on the CPU): how a proxy kernel gives its result.
+  void assign(nanobind::handle array, int device);
+  // Sets it to a copy in another dtype and, unless None, with these strides.
+  void convert(const std::string& dtype, const nanobind::object& strides);
   // Copies into an array's memory; on the GPU in the order of the call stream.
   void copy_to(nanobind::handle array) const;
 
  private:
-  Tensor(untorch_tensor* handle, nanobind::object owner) : handle_(handle), owned_(false), owner_(std::move(owner)) {}
+  Tensor(untorch_tensor* handle, nanobind::object owner, Producer producer)
+      : handle_(handle), owned_(false), owner_(std::move(owner)), producer_(std::move(producer)) {}
   nanobind::object dlpack_of_cuda(const nanobind::object& stream, bool versioned, const nanobind::object& dl_device,
                                   const nanobind::object& copy) const;
   // A copy on the CPU; the handle is the caller's to free.

@@ -46,8 +46,8 @@ UNTORCH_SHIM aoti_torch_untorch_check_result(AtenTensorHandle result, std::int32
                   same_sizes(tensor.sizes(), declared) ? ", or register the kernel with cast=True" : "");
     }
     if (same_layout(tensor, layout)) return;
-    const TensorPtr copy = Tensor::empty_strided(declared, layout, expected);
-    copy_cpu(*copy, tensor);
+    const TensorPtr copy = Tensor::empty_strided(declared, layout, expected, tensor.device());
+    untorch::copy(*copy, tensor);
     tensor = *copy;
   });
 }

@@ -30,7 +30,7 @@ from untorch.runtime.program import Program, Session, load
 from untorch.runtime.registry import register_kernel
 from untorch.runtime.seed import initial_seed, manual_seed
 from untorch.runtime.spec import SymbolicDim, TensorSpec
-from untorch.runtime.stream import stream
+from untorch.runtime.stream import CurrentStream, current_stream, stream
 
 __version__ = "0.1.0"
 
@@ -61,6 +61,7 @@ def cmake_dir() -> str:
 __all__ = [
     "ArgumentTypeError",
     "ClosedError",
+    "CurrentStream",
     "DeviceLostError",
     "FileIsDirectoryError",
     "FileMissingError",
@@ -85,6 +86,7 @@ __all__ = [
     "UntorchError",
     "UntrustedError",
     "cmake_dir",
+    "current_stream",
     "initial_seed",
     "load",
     "manual_seed",

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from untorch import _core
 from untorch.runtime import errors, registry
+from untorch.runtime.coverage import describe_kernel
 from untorch.runtime.registry import find_kernel, manual_seed, register_kernel, registered_kernels
 
 
@@ -98,6 +100,57 @@ def test_options_are_flags(option):
     assert getattr(registry.find_registration("custom::op.Tensor"), option) is True
 
 
+def test_a_kernel_per_device():
+    register_kernel("custom::op", first)
+    register_kernel("custom::op", second, device="cuda")
+    assert find_kernel("custom::op") is first
+    assert find_kernel("custom::op.Tensor", "cuda") is second
+    assert registry.served_by("custom::op", "cuda") == "registered"
+    assert registry.served_by("aten::linalg_qr") == "built-in"
+    assert registry.served_by("aten::linalg_qr", "cuda") is None
+    assert registered_kernels("cuda") == ["custom::op"]
+
+    @register_kernel("custom::other", device="cuda")
+    def kernel() -> int:
+        return 3
+
+    assert find_kernel("custom::other", "cuda") is kernel
+    with pytest.raises(errors.UnsupportedError):
+        find_kernel("custom::other")
+
+
+def test_missing_kernel_for_cuda():
+    with pytest.raises(errors.UnsupportedError) as caught:
+        find_kernel("aten::linalg_qr", "cuda")
+    assert str(caught.value) == (
+        "operator `aten::linalg_qr` has no kernel for cuda: untorch has no C shim and no native kernel for it there; "
+        'register one that works on arrays on the GPU with untorch.register_kernel("aten::linalg_qr", fn, '
+        'device="cuda"), change the model so that it is not called, or export it for the CPU'
+    )
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:0", None])
+def test_unknown_device(device):
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        register_kernel("a::b", first, device=device)
+    assert str(caught.value) == f'register_kernel: device: expected "cpu" or "cuda" for `a::b`, got {device!r}'
+
+
+def test_a_registered_kernel_takes_a_native_operator_over():
+    assert registry.served_by("torchvision::nms") == "native"
+    try:
+        register_kernel("torchvision::nms", first)
+        assert registry.served_by("torchvision::nms") == "registered"
+    finally:
+        _core.use_native_operator("torchvision::nms", "cpu", True)
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        _core.use_native_operator("aten::linalg_qr", "cpu", False)
+    assert str(caught.value) == (
+        "untorch_use_native_operator: there is no native kernel for `aten::linalg_qr` on the CPU: "
+        "untorch_native_operators lists them"
+    )
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_seed_must_be_a_natural_number(seed):
     with pytest.raises(errors.InvalidArgumentError, match="^manual_seed: expected an integer that is not negative"):
@@ -147,3 +200,15 @@ def test_overflow_is_a_result_and_no_warning(recwarn):
     determinant, *_ = find_kernel("aten::_linalg_det")(numpy.eye(300, dtype=numpy.float32) * 100)
     assert numpy.isinf(determinant)
     assert not recwarn.list
+
+
+def test_what_inspect_says_of_an_operator():
+    assert describe_kernel("torchvision::nms") == {
+        "name": "torchvision::nms", "kind": "operator", "served": True, "device": "cpu", "by": "native",
+    }  # fmt: skip
+    assert describe_kernel("aten::linalg_qr")["by"] == "built-in"
+    assert describe_kernel("aten::linalg_qr", "cuda") == {
+        "name": "aten::linalg_qr", "kind": "operator", "served": False, "device": "cuda",
+        "reason": "it has no kernel for cuda: register one with untorch.register_kernel",
+    }  # fmt: skip
+    assert describe_kernel("no name")["served"] is False

@@ -233,3 +233,12 @@ def test_bad_cuda_array_interfaces(fields: dict[str, Any], text: str) -> None:
 def test_the_cuda_array_interface_of_another_device() -> None:
     with pytest.raises(untorch.InvalidArgumentError, match="the array is on cuda:0, the method runs on the CPU"):
         _core.view_of(Interface(), 0, -1)
+
+
+def test_a_stream_as_other_libraries_take_it() -> None:
+    stream = untorch.CurrentStream(0xABC0)
+    assert int(stream) == 0xABC0 and hex(stream) == "0xabc0"
+    assert stream.__cuda_stream__() == (0, 0xABC0)
+    assert repr(stream) == "<untorch.CurrentStream 0xabc0>"
+    assert stream == untorch.CurrentStream(0xABC0) != untorch.CurrentStream(0)
+    assert len({stream, untorch.CurrentStream(0xABC0)}) == 1

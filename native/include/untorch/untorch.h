@@ -148,11 +148,20 @@ UNTORCH_API untorch_status untorch_method_call_spec(untorch_method* method, cons
 /* The operators that go to the proxy callback, as JSON text of `length` bytes; NULL if there are none. */
 UNTORCH_API untorch_status untorch_method_extern_nodes(untorch_method* method, const char** text, size_t* length);
 
-/* Runs node `node` of the extern nodes. Returns 0, or another value after untorch_set_error. */
+/* Runs node `node` of the extern nodes. Returns 0, or another value after untorch_set_error.
+ * In a method on a GPU the tensors' views say where each lies. All work belongs on the call's stream, which is what
+ * untorch_call_stream(device_index, …) gives while the callback runs; the callback need not wait for it. In a call that
+ * is captured into a graph it may only enqueue. */
 typedef int32_t (*untorch_proxy_callback)(void* context, int32_t node, int32_t num_ints, const int64_t* ints,
                                           int32_t num_tensors, untorch_tensor** tensors);
-/* Before the first run. */
+/* Before the first run. The callback gets the operators that the library does not serve itself. */
 UNTORCH_API void untorch_method_set_proxy(untorch_method* method, untorch_proxy_callback callback, void* context);
+/* The operators without a C function that the library serves itself on a device (untorch_device_type), a line each, as
+ * "namespace::operator.overload"; valid until the thread's next call of it. */
+UNTORCH_API const char* untorch_native_operators(int32_t device_type);
+/* Whether the library serves such an operator itself (the default), or the proxy callback does; for all programs of the
+ * process. UNTORCH_INVALID_ARGUMENT if it has no native kernel on that device. */
+UNTORCH_API untorch_status untorch_use_native_operator(const char* name, int32_t device_type, int32_t use);
 UNTORCH_API void untorch_set_error(untorch_status status, const char* message);
 
 /* A session: an independent copy of the mutable buffers (a KV cache). Methods that name the same buffer share it; all
@@ -238,7 +247,8 @@ UNTORCH_API untorch_status untorch_tensor_copy(const untorch_view* destination, 
 UNTORCH_API void untorch_tensor_view(const untorch_tensor* tensor, untorch_view* out);
 /* 1 if the memory may be written: an allocated output or a mutable buffer, not a weight mapped from the file. */
 UNTORCH_API int32_t untorch_tensor_is_writable(const untorch_tensor* tensor);
-/* Makes the tensor a copy of `value`, its strides (not negative) included: for results of the proxy callback. */
+/* Makes the tensor a copy of `value`, its strides (not negative) included: for results of the proxy callback. The copy
+ * lies where `value` does; on a GPU it is enqueued on the device's call stream. */
 UNTORCH_API untorch_status untorch_tensor_assign(untorch_tensor* tensor, const untorch_view* value);
 UNTORCH_API void untorch_tensor_free(untorch_tensor* tensor);
 /* Live tensor handles in the process: for leak tests. */

@@ -35,6 +35,7 @@ def _device(device: dict[str, Any]) -> str:
 
 def _render(console: Console, document: dict[str, Any]) -> None:
     cpu, library, threads, cuda = (document[key] for key in ("cpu", "library", "threads", "cuda"))
+    native = document["native_operators"]
     wanted = f", OMP_NUM_THREADS={threads['environment']}" if threads["environment"] else ""
     found = "; ".join(f"{name}: {path}" for name, path in cuda["libraries"].items() if path)
     print_fields(
@@ -54,6 +55,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             *((f"cuda:{device['index']}", _device(device)) for device in cuda["devices"]),
             ("CUDA kernels", "in this build" if cuda["kernels"] else "not in this build"),
             ("CUDA libraries", found or "none found"),
+            ("operators by name", f"{len(native['cpu'])} native ones on the CPU, {len(native['cuda'])} on CUDA"),
         ],
     )
     rows = [(check["name"], check["status"], check["detail"]) for check in document["checks"]]

@@ -61,6 +61,8 @@ def describe_machine() -> dict[str, Any]:
             "version": _core.version(),
         },
         "torch": installed_version("torch"),
+        # Of those without a C function, what the library serves itself.
+        "native_operators": {device: _core.native_operators(device) for device in ("cpu", "cuda")},
         "cuda": {
             **cuda_status(),
             "libraries": {name: _find_library(names) for name, names in _CUDA_LIBRARIES.items()},

@@ -26,7 +26,7 @@ def ops(
     from untorch.cli.process import exported_functions, library_path
     from untorch.runtime.coverage import classify
     from untorch.runtime.errors import InvalidArgumentError
-    from untorch.runtime.registry import registered_kernels
+    from untorch.runtime.registry import native_operators, registered_kernels
     from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
     kind = "cpu" if device is None else device.partition(":")[0]
@@ -40,8 +40,8 @@ def ops(
         "device": kind,
         "library": str(library_path()),
         **groups,
-        # Python kernels work on the CPU's memory.
-        "python_kernels": [name for name in registered_kernels() if match in name] if kind == "cpu" else [],
+        "native_kernels": [name for name in native_operators(kind) if match in name],
+        "python_kernels": [name for name in registered_kernels(kind) if match in name],
         "refused": {name: reason for name, reason in sorted(UNSUPPORTED_SHIMS.items()) if match in name},
     }
     emit(document, json, lambda console: _render(console, document))
@@ -49,6 +49,7 @@ def ops(
 
 _TITLES = {
     "operators": "operators with a C function (aoti_torch_{device}_…)",
+    "native_kernels": "operators without a C function that the library serves itself",
     "python_kernels": "operators with a Python kernel",
     "vector_functions": "vector functions",
     "interface_functions": "functions of the C interface",

@@ -137,7 +137,9 @@ def _method(
     library = libraries[file]
     here = set(_core.cpu_features().split())
     missing = [feature for feature in features if feature not in here]
-    operators = library["functions"] + (_python_operators(archive, nodes) if nodes is not None else [])
+    operators = library["functions"] + (
+        _proxy_operators(archive, nodes, device.partition(":")[0]) if nodes is not None else []
+    )
     problems = []
     if device.startswith("cuda"):
         problems += _gpu_problems(gpus, where)
@@ -211,7 +213,7 @@ def _gpu_problems(architectures: list[str], where: str | None) -> list[str]:
     return []
 
 
-def _python_operators(archive: ArchiveReader, extern_nodes: str) -> list[dict[str, Any]]:
+def _proxy_operators(archive: ArchiveReader, extern_nodes: str, device: str) -> list[dict[str, Any]]:
     document = archive.read_json(extern_nodes)
     nodes = document.get("nodes") if isinstance(document, dict) else None
     if not isinstance(nodes, list):
@@ -226,4 +228,4 @@ def _python_operators(archive: ArchiveReader, extern_nodes: str) -> list[dict[st
         if not isinstance(inner, dict) or not isinstance(inner.get("target"), str):
             raise InvalidFileError(f"{archive.path}: {extern_nodes}: a node has no target")
         targets[inner["target"]] = None
-    return [describe_kernel(target) for target in targets]
+    return [describe_kernel(target, device) for target in targets]

@@ -99,7 +99,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         produced=produced,
     )
     kernels = ", ".join(dict.fromkeys(kernel_targets(extern_nodes))) or "none"
-    log(INFO, "compiled method %s for %s: %d functions of the runtime, Python kernels: %s",
+    log(INFO, "compiled method %s for %s: %d functions of the runtime, kernels by name: %s",
         method.name, target.device, len(operators), kernels)  # fmt: skip
     method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=method.quantization)
     return method

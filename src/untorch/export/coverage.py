@@ -51,8 +51,8 @@ _SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
 class MissingOperator:
     """One thing that the runtime lacks.
 
-    ``kind`` is "shim" (a C function), "kernel" (an operator without one), or "cuda kernel" (likewise, in a model for
-    CUDA, where Python kernels do not serve).
+    ``kind`` is "shim" (a C function), "kernel" (an operator without one, on the CPU), or "cuda kernel" (likewise, on
+    CUDA).
     """
 
     kind: str
@@ -72,8 +72,8 @@ class MissingOperator:
             return f"it has no C shim and no registered kernel; {advice}"
         if self.kind == "cuda kernel":
             return (
-                "it has no C shim, and Python kernels work on the CPU's memory only; change the model, or export it "
-                "for the CPU"
+                "it has no C shim and no kernel for CUDA; register one that works on arrays on the GPU with "
+                f'untorch.register_kernel("{self.name}", fn, device="cuda"), change the model, or export it for the CPU'
             )
         if reason := UNSUPPORTED_SHIMS.get(self.name):
             return f"{reason}; change the model"
@@ -136,7 +136,7 @@ def find_missing(
     return missing + [
         MissingOperator(kind, target, lines[target])
         for target in dict.fromkeys(kernel_targets(extern_nodes))
-        if device != "cpu" or _tensor_operator(target) or not has_kernel(target)
+        if _tensor_operator(target) or not has_kernel(target, device)
     ]
 
 
@@ -147,7 +147,7 @@ def function_calls(wrapper: str) -> list[str]:
 
 
 def kernel_targets(extern_nodes: str | None) -> list[str]:
-    """The operators in the extern nodes JSON, in its order: those that go to Python kernels."""
+    """The operators in the extern nodes JSON, in its order: those that go through the proxy executor."""
     return [str(node.get("target", "")) for node in _parse_extern_nodes(extern_nodes)]
 
 

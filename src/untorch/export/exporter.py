@@ -13,6 +13,7 @@ import torch
 from untorch.archive import FORMAT_VERSION, ArchiveWriter
 from untorch.export.compile import compile_method, temporary_folder
 from untorch.export.coverage import kernel_targets
+from untorch.export.errors import VerificationError
 from untorch.export.kernel_choice import write_tuning
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method, MethodReport
@@ -26,6 +27,7 @@ from untorch.export.training_mode import warn_if_training
 from untorch.export.verify import OutputDifference, verify_file
 from untorch.export.weights import WeightStore
 from untorch.progress import Progress
+from untorch.runtime.registry import find_registration
 
 __all__ = ["ExportReport", "export"]
 
@@ -129,10 +131,14 @@ def export(
         if resolved.verify:
             with progress.step("verify"), torch.no_grad():
                 for method in traced:
+                    kernels = kernel_targets(
+                        method.compiled.files[method.compiled.extern_nodes].decode()
+                        if method.compiled.extern_nodes else None
+                    )  # fmt: skip
+                    _check_verifiable(method, kernels)
                     differences[method.name] = verify_file(
                         finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance,
-                        kernel_targets(method.compiled.files[method.compiled.extern_nodes].decode())
-                        if method.compiled.extern_nodes else (),
+                        kernels,
                     )  # fmt: skip
     for method in traced:
         if method.options.record_tuning is not None:
@@ -179,6 +185,18 @@ def _code_entry(folder: str, method: Method, constants: list[dict[str, Any]]) ->
         "constants": constants,
         "operators": method.report.operators,
     }
+
+
+def _check_verifiable(method: Method, kernels: Iterable[str]) -> None:
+    """Kernels for GPUs are not carried over to the process that verifies."""
+    if method.target.device == "cpu":
+        return
+    own = [target for target in dict.fromkeys(kernels) if find_registration(target, "cuda") is not None]
+    if own:
+        raise VerificationError(
+            f"method '{method.name}' calls {', '.join(own)}, whose kernel for CUDA is registered in this process "
+            "alone: verify=True runs the file in another one; export without it"
+        )
 
 
 def _write(

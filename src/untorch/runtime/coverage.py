@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from untorch.runtime.elf import ElfFile, name_for_models, read_elf
-from untorch.runtime.errors import UnsupportedError
-from untorch.runtime.registry import find_kernel
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.registry import served_by
 from untorch.runtime.unsupported import UNSUPPORTED_SHIMS
 
 __all__ = [
@@ -66,13 +66,12 @@ def operator_of(function: str, device: str | None = None) -> str | None:
     return None
 
 
-def has_kernel(target: str) -> bool:
-    """Whether a Python kernel serves the operator ``target``."""
+def has_kernel(target: str, device: str = "cpu") -> bool:
+    """Whether a kernel serves the operator ``target`` on the device: a native one, or a Python one."""
     try:
-        find_kernel(target)
-    except UnsupportedError:
+        return served_by(target, device) is not None
+    except InvalidArgumentError:  # no operator's name
         return False
-    return True
 
 
 def classify(functions: Iterable[str], device: str) -> dict[str, list[str]]:
@@ -96,6 +95,12 @@ def describe_function(name: str, served: frozenset[str]) -> dict[str, Any]:
     return entry
 
 
-def describe_kernel(target: str) -> dict[str, Any]:
-    """Likewise, an operator without a C function."""
-    return {"name": target, "kind": "operator", "served": has_kernel(target)}
+def describe_kernel(target: str, device: str = "cpu") -> dict[str, Any]:
+    """Likewise, an operator without a C function on the device; ``by`` is what serves it."""
+    served = has_kernel(target, device)
+    entry: dict[str, Any] = {"name": target, "kind": "operator", "served": served, "device": device}
+    if served:
+        entry["by"] = served_by(target, device)
+    else:
+        entry["reason"] = f"it has no kernel for {device}: register one with untorch.register_kernel"
+    return entry

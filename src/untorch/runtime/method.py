@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from untorch import _core
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError
 from untorch.runtime.log import DEBUG, INFO, log
 from untorch.runtime.process import Lock
 from untorch.runtime.spec import TensorSpec, parse_specs
@@ -226,27 +226,26 @@ class _Opener:
 
 def _proxy_handler(core: _core.Method, text: str) -> _ProxyHandler:
     from untorch.runtime.proxy import parse_extern_nodes
+    from untorch.runtime.registry import served_by
 
     nodes = parse_extern_nodes(text)
-    if core.device != "cpu":
-        names = ", ".join(dict.fromkeys(node.target for node in nodes))
-        raise UnsupportedError(
-            f"method '{core.name}' runs on {core.device} and needs operators that have no C shim: {names}; "
-            "Python kernels work on the CPU's memory only: change the model, or export it for the CPU"
-        )
+    kind, _, index = core.device.partition(":")
     for target in dict.fromkeys(node.target for node in nodes):
-        log(INFO, "method %s calls %s, which runs as a Python kernel", core.name, target)
-    return _ProxyHandler(nodes)
+        log(INFO, "method %s calls %s, which runs as a %s kernel", core.name, target,
+            "native" if served_by(target, kind) == "native" else "Python")  # fmt: skip
+    return _ProxyHandler(nodes, int(index or -1))
 
 
 class _ProxyHandler:
-    """Serves the operators that have no C shim: tensors as numpy arrays to the registered kernel and back.
+    """Serves the operators that have no C shim and no native kernel, by the registered kernels.
 
-    The method holds it, so it does not hold the method.
+    On the CPU tensors go to them as numpy arrays. On a GPU they go as they are, unless all of a call's tensors are on
+    the CPU. The method holds it, so it does not hold the method.
     """
 
-    def __init__(self, nodes: list[ExternNode]) -> None:
+    def __init__(self, nodes: list[ExternNode], gpu: int) -> None:
         self._nodes = nodes
+        self._gpu = gpu
 
     def __call__(self, core: _core.Method, index: int, ints: list[int], tensors: list[_core.Tensor]) -> None:
         if not 0 <= index < len(self._nodes):
@@ -254,9 +253,12 @@ class _ProxyHandler:
         import numpy
 
         node = self._nodes[index]
-        inputs = [tensor.numpy() for tensor in tensors[: node.num_input_tensors]]
-        results = node.call(ints, inputs, core.source)
-        for slot, result in zip(tensors[node.num_input_tensors :], results, strict=True):
+        given, slots = tensors[: node.num_input_tensors], tensors[node.num_input_tensors :]
+        if self._gpu >= 0 and (not given or any(tensor.device != "cpu" for tensor in given)):
+            node.call_on_gpu(ints, given, slots, self._gpu, core.source)
+            return
+        results = node.call(ints, [tensor.numpy() for tensor in given], core.source)
+        for slot, result in zip(slots, results, strict=True):
             # The compiled model was told each result's strides and addresses it by them: they are kept.
             array = numpy.asarray(result)
             fits = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)

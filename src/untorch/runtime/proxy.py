@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from untorch.runtime import registry
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, ModelError, UnsupportedError
@@ -23,7 +23,11 @@ from untorch.runtime.generated_code import DeclaredResult, declared_result
 if TYPE_CHECKING:
     import numpy
 
+    from untorch import _core
+
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
+_ArrayT = TypeVar("_ArrayT")
 
 __all__ = ["ExternNode", "NodeArgument", "NodeOutput", "parse_extern_nodes"]
 
@@ -38,6 +42,8 @@ _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last
 _LAYOUTS = {
     1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc", 6: "_mkldnn", 7: "strided",
 }  # fmt: skip
+
+_DLPACK_CUDA = (2, 13)  # device and managed memory
 
 _SIZE = re.compile(r"s\d+")
 
@@ -157,11 +163,9 @@ class ExternNode:
         self._check_count("tensors", len(inputs), self.num_input_tensors)
         registration = registry.find_registration(self.target)
         kernel = registry.find_kernel(self.target)
-        declared = None
-        if registration is not None and self.dtypes is None and source is not None and not registration.unchecked:
-            declared = self._declared(source)
+        declared = self._declared(registration, source)
         positional, keywords, int_position = self._bind(ints, inputs)
-        arrays = self._check_results(kernel(*positional, **keywords), ints[int_position:])
+        arrays = self._check_results(kernel(*positional, **keywords), ints[int_position:], self._check_array)
         cast = registration is not None and registration.cast
         if self.dtypes is not None:
             return [self._check_dtype(i, *pair, cast) for i, pair in enumerate(zip(arrays, self.dtypes, strict=True))]
@@ -169,57 +173,114 @@ class ExternNode:
             return [self._check_declared(i, *pair, cast) for i, pair in enumerate(zip(arrays, declared, strict=True))]
         return arrays
 
-    def _declared(self, source: Callable[[], str | None]) -> list[DeclaredResult]:
+    def call_on_gpu(
+        self,
+        ints: Sequence[int],
+        inputs: Sequence[_core.Tensor],
+        slots: Sequence[_core.Tensor],
+        gpu: int,
+        source: Callable[[], str | None] | None = None,
+    ) -> None:
+        """The same with the operator's kernel for CUDA: its results are copied into ``slots``, on the call's stream."""
+        self._check_count("integers", len(ints), self.num_input_ints + self.num_output_ints)
+        self._check_count("tensors", len(inputs), self.num_input_tensors)
+        self._check_count("results", len(slots), self.num_output_tensors)
+        registration = registry.find_registration(self.target, "cuda")
+        kernel = registry.find_kernel(self.target, "cuda")
+        declared = self._declared(registration, source)
+        if declared is not None and any(result.dtype is None for result in declared):
+            raise self._untold_error("dtypes")  # generated code for GPUs takes addresses without types
+        cast = registration is not None and registration.cast
+        # An absent tensor comes as one without memory.
+        positional, keywords, int_position = self._bind(ints, [t if t.defined else None for t in inputs])
+
+        def check_array(where: str, value: Any) -> Any:
+            device = getattr(value, "__dlpack_device__", None)
+            if hasattr(value, "__cuda_array_interface__") or (device is not None and int(device()[0]) in _DLPACK_CUDA):
+                return value
+            raise self._result_error(f"an array on cuda:{gpu} (DLPack or __cuda_array_interface__) as {where}", value)
+
+        results = self._check_results(kernel(*positional, **keywords), ints[int_position:], check_array)
+        for index, (slot, value) in enumerate(zip(slots, results, strict=True)):
+            try:
+                slot.assign(value, gpu)
+            except InvalidArgumentError as error:
+                text = str(error).partition("argument 0: ")[2] or str(error)
+                raise ModelError(f"kernel of `{self.target}` (node `{self.name}`), result {index}: {text}") from error
+            if self.dtypes is not None:
+                self._convert(index, slot, self.dtypes[index], cast)
+            elif declared is not None:
+                if (dtype := declared[index].dtype) is not None:
+                    self._convert(index, slot, dtype, cast)
+                self._check_sizes(index, slot.dtype, slot.shape, declared[index])
+                wanted = declared[index].strides
+                if all(isinstance(stride, int) for stride in wanted) and wanted != slot.strides:
+                    slot.convert(slot.dtype, [stride for stride in wanted if isinstance(stride, int)])
+
+    def _convert(self, index: int, slot: _core.Tensor, dtype: str, cast: bool) -> None:
+        if slot.dtype == dtype:
+            return
+        if not cast or not _can_cast(slot.dtype, dtype):
+            raise self._dtype_error(index, dtype, slot.dtype, slot.shape, cast)
+        slot.convert(dtype)
+
+    def _declared(
+        self, registration: registry.Registration | None, source: Callable[[], str | None] | None
+    ) -> list[DeclaredResult] | None:
+        """What a stock package tells of the results; None where the exporter's checks do it, or nothing is to."""
+        if registration is None or self.dtypes is not None or source is None or registration.unchecked:
+            return None
         text = source() or ""
         found = [declared_result(text, name) for name in self.output_names]
         known = [result for result in found if result is not None]
         if len(known) != len(found):
-            raise UnsupportedError(
-                f"kernel of `{self.target}` (node `{self.name}`): the package does not tell the shapes of its results, "
-                f"and the model would read other memory if one were wrong: export the model with untorch, or with a "
-                f"newer PyTorch, or register the kernel with unchecked=True if it keeps to its fake implementation"
-            )
+            raise self._untold_error("shapes")
         return known
+
+    def _untold_error(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"kernel of `{self.target}` (node `{self.name}`): the package does not tell the {what} of its results, "
+            f"and the model would read other memory if one were wrong: export the model with untorch, or with a "
+            f"newer PyTorch, or register the kernel with unchecked=True if it keeps to its fake implementation"
+        )
 
     def _check_dtype(self, index: int, array: Array, dtype: str, cast: bool) -> Array:
         if array.dtype.name == dtype:
             return array
-        if cast:
-            import numpy
+        if cast and _can_cast(array.dtype.name, dtype):
+            return array.astype(_dtype(next(code for code, name in _SCALAR_TYPES.items() if name == dtype)))
+        raise self._dtype_error(index, dtype, array.dtype.name, array.shape, cast)
 
-            wanted = _dtype(next(code for code, name in _SCALAR_TYPES.items() if name == dtype))
-            if (
-                numpy.can_cast(array.dtype, wanted, "same_kind")
-                or array.dtype.name in _ML_DTYPES
-                or dtype in _ML_DTYPES
-            ):
-                return array.astype(wanted)
+    def _dtype_error(self, index: int, dtype: str, got: str, shape: Sequence[int], cast: bool) -> ModelError:
         advice = (
             "convert it in the kernel" if cast else "convert it in the kernel, or register the kernel with cast=True"
         )
-        raise ModelError(
+        return ModelError(
             f"kernel of `{self.target}` (node `{self.name}`), result {index}: expected the dtype {dtype}, which the "
-            f"operator's fake implementation declares, got {array.dtype.name}{list(array.shape)}: {advice}"
+            f"operator's fake implementation declares, got {got}{list(shape)}: {advice}"
         )
 
     def _check_declared(self, index: int, array: Array, declared: DeclaredResult, cast: bool) -> Array:
         """By the generated code, which itself compares sizes and strides that are not known here, if there are any."""
         if declared.dtype is not None:
             array = self._check_dtype(index, array, declared.dtype, cast)
-        fits = len(declared.sizes) == array.ndim
-        for size, wanted in zip(array.shape, declared.sizes):  # noqa: B905 - fits says it
+        self._check_sizes(index, array.dtype.name, array.shape, declared)
+        strides = [stride for stride in declared.strides if isinstance(stride, int)]
+        return _laid_out(array, strides) if len(strides) == array.ndim else array
+
+    def _check_sizes(self, index: int, dtype: str, shape: Sequence[int], declared: DeclaredResult) -> None:
+        fits = len(declared.sizes) == len(shape)
+        for size, wanted in zip(shape, declared.sizes):  # noqa: B905 - fits says it
             # A size of one symbol is at least 2 in a stock package; other expressions and unbacked symbols may be 0.
             fits = fits and (size == wanted if isinstance(wanted, int) else size > 0 or not _SIZE.fullmatch(wanted))
         if not fits:
             raise ModelError(
                 f"kernel of `{self.target}` (node `{self.name}`), result {index}: expected the shape "
                 f"[{', '.join(map(str, declared.sizes))}], which the operator's fake implementation declares, got "
-                f"{array.dtype.name}{list(array.shape)}: return that shape"
+                f"{dtype}{list(shape)}: return that shape"
             )
-        strides = [stride for stride in declared.strides if isinstance(stride, int)]
-        return _laid_out(array, strides) if len(strides) == array.ndim else array
 
-    def _bind(self, ints: Sequence[int], inputs: Sequence[Array]) -> tuple[list[Any], dict[str, Any], int]:
+    def _bind(self, ints: Sequence[int], inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any], int]:
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         tensors, int_position = iter(inputs), 0
@@ -247,7 +308,9 @@ class ExternNode:
                 positional.append(value)
         return positional, keywords, int_position
 
-    def _check_results(self, result: Any, expected_ints: Sequence[int]) -> list[Array]:
+    def _check_results(
+        self, result: Any, expected_ints: Sequence[int], check_array: Callable[[str, Any], _ArrayT]
+    ) -> list[_ArrayT]:
         if not self.outputs:
             if result is not None and not (isinstance(result, (tuple, list)) and len(result) == 0):
                 raise self._result_error("nothing (None)", result)
@@ -263,7 +326,7 @@ class ExternNode:
         if len(results) != len(self.outputs):
             raise self._result_error(f"{len(self.outputs)} results", results)
 
-        arrays: list[Array] = []
+        arrays: list[_ArrayT] = []
         numbers = iter(expected_ints)
         for position, (output, value) in enumerate(zip(self.outputs, results, strict=True)):
             where = f"result {position}"
@@ -277,11 +340,11 @@ class ExternNode:
                         f"the model was compiled with, got {value!r}"
                     )
             elif output.kind == "as_tensor":
-                arrays.append(self._check_array(where, value))
+                arrays.append(check_array(where, value))
             else:
                 if not isinstance(value, (tuple, list)) or len(value) != len(output.tensors):
                     raise self._result_error(f"a list of {len(output.tensors)} arrays as {where}", value)
-                arrays += [self._check_array(f"{where}[{item}]", array) for item, array in enumerate(value)]
+                arrays += [check_array(f"{where}[{item}]", array) for item, array in enumerate(value)]
         return arrays
 
     def _check_array(self, where: str, value: Any) -> Array:
@@ -308,6 +371,15 @@ class ExternNode:
                 f"operator `{self.target}` (node `{self.name}`): expected {expected} {what}, got {got}; "
                 f"the model library and its list of extern nodes do not belong together"
             )
+
+
+def _can_cast(given: str, wanted: str) -> bool:
+    """numpy's rule "same_kind", by names; what ml_dtypes adds converts to everything."""
+    import numpy
+
+    if given in _ML_DTYPES or wanted in _ML_DTYPES:
+        return True
+    return numpy.can_cast(numpy.dtype(given), numpy.dtype(wanted), "same_kind")
 
 
 def _laid_out(array: Array, strides: list[int]) -> Array:

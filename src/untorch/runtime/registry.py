@@ -9,15 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from untorch import _core
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy
 
 __all__ = [
-    "Kernel", "Registration", "find_kernel", "find_registration", "manual_seed", "random_generator", "register_kernel",
-    "registered_kernels",
+    "Kernel", "Registration", "find_kernel", "find_registration", "manual_seed", "native_operators", "random_generator",
+    "register_kernel", "registered_kernels", "served_by",
 ]  # fmt: skip
+
+DEVICES = ("cpu", "cuda")
 
 Kernel = Callable[..., Any]
 _KernelT = TypeVar("_KernelT", bound=Kernel)
@@ -76,7 +79,8 @@ class Registration:
     unchecked: bool = False
 
 
-_registered: dict[str, Registration] = {}
+# By name and device.
+_registered: dict[tuple[str, str], Registration] = {}
 # Kernels may come from a script that ends while a program is alive; nothing is to hold them then.
 atexit.register(_registered.clear)
 _generator: numpy.random.Generator | None = None
@@ -84,18 +88,28 @@ _generator: numpy.random.Generator | None = None
 
 @overload
 def register_kernel(
-    name: str, fn: None = None, *, cast: bool = False, unchecked: bool = False
+    name: str, fn: None = None, *, device: str = "cpu", cast: bool = False, unchecked: bool = False
 ) -> Callable[[_KernelT], _KernelT]: ...
 @overload
-def register_kernel(name: str, fn: _KernelT, *, cast: bool = False, unchecked: bool = False) -> _KernelT: ...
-def register_kernel(name: str, fn: _KernelT | None = None, *, cast: bool = False, unchecked: bool = False) -> Any:
-    """Make ``fn`` compute the operator ``name`` wherever a model calls it through the proxy executor.
+def register_kernel(
+    name: str, fn: _KernelT, *, device: str = "cpu", cast: bool = False, unchecked: bool = False
+) -> _KernelT: ...
+def register_kernel(
+    name: str, fn: _KernelT | None = None, *, device: str = "cpu", cast: bool = False, unchecked: bool = False
+) -> Any:
+    """Make ``fn`` compute the operator ``name`` wherever a model calls it through the proxy executor on ``device``.
 
     ``name`` is ``"namespace::operator"``, which serves every overload, or ``"namespace::operator.overload"``, which
-    wins over it. A name that is registered again is replaced, and registered kernels come before the built-in ones.
-    ``fn`` gets the operator's arguments under the names of its schema, tensors as numpy arrays, and returns one array,
-    or a tuple with one entry for each of the operator's results. An operator that writes into an argument writes into
-    the array that it was given. Without ``fn`` this is a decorator.
+    wins over it. A name that is registered again for a device is replaced, and registered kernels come before the
+    built-in ones. ``fn`` gets the operator's arguments under the names of its schema and returns one array, or a tuple
+    with one entry for each of the operator's results. An operator that writes into an argument writes into the array
+    that it was given. Without ``fn`` this is a decorator.
+
+    For ``device="cpu"`` tensors come as numpy arrays, and results are numpy arrays. For ``device="cuda"`` tensors come
+    as ``untorch.Tensor`` on the GPU, which CuPy, PyTorch and others take through DLPack without a copy, and results are
+    arrays on the same GPU, with DLPack or ``__cuda_array_interface__``. The call's stream is current meanwhile:
+    ``untorch.current_stream()`` gives it, for kernels that are launched on it. ``fn`` need not wait for its work. While
+    a call is captured into a CUDA graph it may only enqueue work on that stream.
 
     Results are copied. Each must have the dtype and shape that the operator's fake implementation declares, which the
     compiled model relies on; another one is a ModelError. With ``cast=True`` another dtype is converted, within
@@ -105,53 +119,81 @@ def register_kernel(name: str, fn: _KernelT | None = None, *, cast: bool = False
     ``fn`` may keep its arguments. Their memory stays valid: an array that is an input of the call looks at the caller's
     array, any other stays as it is when ``fn`` returns. ``fn`` must not call the method that runs it.
 
-    Raises InvalidArgumentError for a malformed name, ArgumentTypeError for an ``fn`` that is not callable.
+    Raises InvalidArgumentError for a malformed name or an unknown device, ArgumentTypeError for an ``fn`` that is not
+    callable.
     """
     key = _normalise(name)
+    if device not in DEVICES:
+        raise InvalidArgumentError(f'register_kernel: device: expected "cpu" or "cuda" for `{name}`, got {device!r}')
     for option, value in (("cast", cast), ("unchecked", unchecked)):
         if not isinstance(value, bool):
             raise ArgumentTypeError(f"register_kernel: {option}: expected True or False for `{name}`, got {value!r}")
     if fn is None:
 
         def decorate(function: _KernelT) -> _KernelT:
-            return register_kernel(name, function, cast=cast, unchecked=unchecked)
+            return register_kernel(name, function, device=device, cast=cast, unchecked=unchecked)
 
         return decorate
     if not callable(fn):
         raise ArgumentTypeError(
             f"register_kernel: expected a callable for `{name}`, got `{type(fn).__name__}`; pass a function"
         )
-    _registered[key] = Registration(fn, cast, unchecked)
+    _registered[key, device] = Registration(fn, cast, unchecked)
+    for native in native_operators(device):  # calls of these come here from now on
+        if key in (native, _base(native)):
+            _core.use_native_operator(native, device, False)
     return fn
 
 
-def registered_kernels() -> list[str]:
-    """The names of all operators that have a Python kernel, built in or registered, sorted."""
-    return sorted(_BUILTIN.keys() | _registered.keys())
+def native_operators(device: str) -> list[str]:
+    """The operators without a C function that the library serves itself on the device, sorted."""
+    return _core.native_operators(device)
 
 
-def find_kernel(target: str) -> Kernel:
-    """The kernel for the operator ``target``, ``"namespace::operator"`` or ``"namespace::operator.overload"``.
+def registered_kernels(device: str = "cpu") -> list[str]:
+    """The names of all operators that have a Python kernel on the device, built in or registered, sorted."""
+    built_in = _BUILTIN.keys() if device == "cpu" else set()
+    return sorted(built_in | {name for name, where in _registered if where == device})
+
+
+def served_by(target: str, device: str = "cpu") -> str | None:
+    """What serves the operator on the device: "registered", "native" or "built-in"; None: nothing does."""
+    if find_registration(target, device) is not None:
+        return "registered"
+    key = _normalise(target)
+    if key in native_operators(device):
+        return "native"
+    return "built-in" if device == "cpu" and key in _BUILTIN else None
+
+
+def find_kernel(target: str, device: str = "cpu") -> Kernel:
+    """The Python kernel for the operator ``target``, ``"namespace::operator"`` or ``"namespace::operator.overload"``.
 
     Raises UnsupportedError when there is none.
     """
-    if (registration := find_registration(target)) is not None:
+    if (registration := find_registration(target, device)) is not None:
         return registration.kernel
     key = _normalise(target)
-    if key in _BUILTIN:  # by its exact name only: overloads differ in their arguments
+    if device == "cpu" and key in _BUILTIN:  # by its exact name only: overloads differ in their arguments
         module = importlib.import_module(f"untorch.runtime.kernels.{_BUILTIN[key]}")
         kernel: Kernel = module.KERNELS[key.removeprefix("aten::")]
         return kernel
+    if device == "cpu":
+        raise UnsupportedError(
+            f"operator `{target}` has no kernel: untorch has no C shim and no Python kernel for it; "
+            f'register one with untorch.register_kernel("{target}", fn), or change the model so that it is not called'
+        )
     raise UnsupportedError(
-        f"operator `{target}` has no kernel: untorch has no C shim and no Python kernel for it; "
-        f'register one with untorch.register_kernel("{target}", fn), or change the model so that it is not called'
+        f"operator `{target}` has no kernel for {device}: untorch has no C shim and no native kernel for it there; "
+        f'register one that works on arrays on the GPU with untorch.register_kernel("{target}", fn, device="{device}")'
+        f", change the model so that it is not called, or export it for the CPU"
     )
 
 
-def find_registration(target: str) -> Registration | None:
-    """What a user registered for the operator ``target``."""
+def find_registration(target: str, device: str = "cpu") -> Registration | None:
+    """What a user registered for the operator ``target`` on the device."""
     key = _normalise(target)
-    return _registered.get(key) or _registered.get(_base(key))
+    return _registered.get((key, device)) or _registered.get((_base(key), device))
 
 
 def manual_seed(seed: int) -> None:

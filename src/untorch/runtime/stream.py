@@ -1,4 +1,4 @@
-"""``untorch.stream``: the CUDA stream that a thread's calls are enqueued on."""
+"""``untorch.stream`` and ``untorch.current_stream``: the CUDA stream that a thread's calls are enqueued on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from untorch import _core
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
-__all__ = ["stream"]
+__all__ = ["CurrentStream", "current_stream", "stream"]
 
 _TAKEN = (
     "None, a cudaStream_t as an int, or an object with __cuda_stream__ (cuda.core), cuda_stream (PyTorch) or ptr (CuPy)"
@@ -56,6 +56,52 @@ class stream:  # noqa: N801 - a context manager, used like a function
 
     def __repr__(self) -> str:
         return f"untorch.stream({self._handle if self._handle is None else hex(self._handle)})"
+
+
+class CurrentStream:
+    """A CUDA stream as other libraries take it: ``__cuda_stream__`` (cuda.core, CuPy), ``int(stream)`` (all others)."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+    def __int__(self) -> int:
+        """The ``cudaStream_t``; 0 is the legacy default stream."""
+        return self._handle
+
+    __index__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CurrentStream) and other._handle == self._handle
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<untorch.CurrentStream {self._handle:#x}>"
+
+
+def current_stream(device: int = 0) -> CurrentStream:
+    """The stream that a call made now by this thread is enqueued on; in a kernel for CUDA, that of the running call.
+
+    It is the one of ``with untorch.stream(s):``, else the library's own for this thread and GPU. Kernels that are
+    launched on it are in order with the model's::
+
+        with cupy.cuda.ExternalStream(int(untorch.current_stream())):
+            ...
+
+    Args:
+        device: The GPU's index. In a kernel it does not matter.
+
+    Raises:
+        UnsupportedError: There is no GPU.
+    """
+    handle = _core.call_stream(device)
+    return CurrentStream(0 if handle == 1 else handle)  # 1 is the array API's number of the legacy stream
 
 
 def _handle(value: Any) -> int | None:

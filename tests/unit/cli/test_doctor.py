@@ -21,8 +21,9 @@ def test_json_document(cli: Callable[..., Any]) -> None:
     assert (done.code, document["working"]) == (0, True), document["checks"]
     assert set(document) == {
         "working", "untorch", "python", "numpy", "ml_dtypes", "platform", "cpu", "threads", "library", "torch", "cuda",
-        "checks",
+        "checks", "native_operators",
     }  # fmt: skip
+    assert document["native_operators"] == {device: _core.native_operators(device) for device in ("cpu", "cuda")}
     assert document["cpu"]["features"] == _core.cpu_features().split()
     assert document["cpu"]["level"] in ("baseline", "v3", "v4")
     assert document["library"]["bytes"] > 0

@@ -15,7 +15,8 @@ from untorch.runtime.coverage import classify
 def test_json_document(cli: Callable[..., Any]) -> None:
     document = cli("ops", "--json").document()
     assert set(document) == {
-        "device", "library", "operators", "vector_functions", "interface_functions", "python_kernels", "refused",
+        "device", "library", "operators", "vector_functions", "interface_functions", "native_kernels", "python_kernels",
+        "refused",
     }  # fmt: skip
     assert document["device"] == "cpu"
     assert {"addmm_out", "mm_out", "bmm_out"} <= set(document["operators"])
@@ -34,6 +35,18 @@ def test_match(cli: Callable[..., Any]) -> None:
     document = cli("ops", "--match", "addmm", "--json").document()
     assert "addmm_out" in document["operators"]
     assert all("addmm" in name for name in document["operators"] + document["interface_functions"])
+
+
+def test_native_kernels_are_listed(cli: Callable[..., Any]) -> None:
+    assert "torchvision::nms" in cli("ops", "--json").document()["native_kernels"]
+    assert "operators without a C function that the library serves itself" in cli("ops").out
+
+
+def test_a_kernel_is_registered_for_one_device(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("untorch.runtime.registry._registered", {})
+    register_kernel("shop::discount", lambda x: x, device="cuda")
+    assert "shop::discount" not in cli("ops", "--json").document()["python_kernels"]
+    assert cli("ops", "--device", "cuda", "--json").document()["python_kernels"] == ["shop::discount"]
 
 
 def test_registered_kernels_are_listed(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +69,7 @@ def test_other_devices(cli: Callable[..., Any]) -> None:
     document = cli("ops", "--device", "cuda", "--json").document()
     assert all(_core.has_symbol(f"aoti_torch_cuda_{name}") for name in document["operators"])
     assert document["python_kernels"] == []
+    assert document["native_kernels"] == _core.native_operators("cuda")
     done = cli("ops", "--device", "tpu")
     assert done.code == 1
     assert done.err == "untorch: --device tpu: expected cpu or cuda\n"

@@ -21,9 +21,11 @@ from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.target import CpuTarget, CudaTarget, Target, resolve_targets
 from untorch.export.toolkit import cuda_home
 from untorch.export.weights import Constant, WeightStore
+from untorch.runtime import registry
 from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import ElfFile, Symbol
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.registry import register_kernel
 
 
 def resolve_device(device: str) -> Target:
@@ -224,9 +226,20 @@ def test_the_driver_is_found_beside_the_toolkit(tmp_path: Path, monkeypatch: pyt
     assert toolkit.driver_library() == folder / "lib64" / "stubs" / "libcuda.so"
 
 
-def test_python_kernels_do_not_serve_models_for_cuda() -> None:
-    nodes = '{"nodes": [{"name": "x", "node": {"target": "aten::multinomial"}}]}'
+def test_kernels_serve_models_for_the_device_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    nodes = '{"nodes": [{"name": "x", "node": {"target": "aten::linalg_qr"}}]}'
     none: frozenset[str] = frozenset()
     assert find_missing([], nodes, none) == []
     [missing] = find_missing([], nodes, none, device="cuda")
-    assert "aten::multinomial: it has no C shim, and Python kernels work on the CPU's memory only" in str(missing)
+    assert str(missing) == (
+        "operator aten::linalg_qr: it has no C shim and no kernel for CUDA; register one that works on arrays on the "
+        'GPU with untorch.register_kernel("aten::linalg_qr", fn, device="cuda"), change the model, or export it for '
+        "the CPU"
+    )
+    register_kernel("aten::linalg_qr", lambda A, mode: None, device="cuda")
+    assert find_missing([], nodes, none, device="cuda") == []
+    monkeypatch.setattr(registry, "native_operators", lambda device: ["aten::made_up"] if device == "cuda" else [])
+    nodes = '{"nodes": [{"name": "x", "node": {"target": "aten::made_up"}}]}'
+    assert find_missing([], nodes, none, device="cuda") == []
+    assert len(find_missing([], nodes, none)) == 1

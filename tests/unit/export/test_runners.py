@@ -69,7 +69,7 @@ def test_both_are_listed_with_what_to_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["untorch::run_linear", "untorch::run_moe", "untorch::run_moe.default"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_registered_kernel_changes_nothing(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._registered, name, lambda **arguments: None)
+    monkeypatch.setitem(registry._registered, (name, device), registry.Registration(lambda **arguments: None))
     nodes = json.dumps({"nodes": [{"name": "b", "node": {"target": name}}]})
     [missing] = find_missing([], nodes, frozenset(), device=device)
     assert missing == MissingOperator("kernel" if device == "cpu" else "cuda kernel", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 import untorch
 from untorch.export.errors import VerificationError
+from untorch.export.exporter import _check_verifiable
 from untorch.export.verify import verify_file
 from untorch.runtime import registry
 
@@ -59,3 +61,18 @@ def test_what_a_kernel_raises_is_told() -> None:
 
     with pytest.raises(VerificationError, match=r"(?s)does not load or run without torch.*KeyError: 'mine'"):
         verify(kernel)
+
+
+def test_kernels_for_gpus_are_not_carried_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register_kernel("mine::op", lambda x: x, device="cuda")
+    method: Any = SimpleNamespace(name="forward", target=SimpleNamespace(device="cuda"))
+    with pytest.raises(VerificationError) as error:
+        _check_verifiable(method, ["mine::op", "torchvision::nms", "mine::op"])
+    assert str(error.value) == (
+        "method 'forward' calls mine::op, whose kernel for CUDA is registered in this process alone: verify=True runs "
+        "the file in another one; export without it"
+    )
+    _check_verifiable(method, ["torchvision::nms"])
+    method.target.device = "cpu"
+    _check_verifiable(method, ["mine::op"])

@@ -22,6 +22,9 @@ enum class DeviceFault : std::uint8_t {
   kMaxUnpool,
   kLuPivot,
   kExpert,
+  kRoiImage,
+  kMultinomial,
+  kMultinomialSum,
 };
 
 // The fault in the top 8 bits, the offending value in the others: one store, so that the two belong together.
