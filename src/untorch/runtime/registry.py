@@ -37,7 +37,6 @@ _MODULES: dict[str, str] = {
         "matrix_exp"
     ),
     "detection": "torchvision::nms torchvision::roi_align",
-    "experts": "transformers::grouped_mm_fallback",
     "fft": "_fft_c2c _fft_r2c _fft_c2r",
     "ldl": "linalg_ldl_factor_ex linalg_ldl_solve",
     "linalg": (
