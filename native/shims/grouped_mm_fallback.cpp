@@ -1,14 +1,14 @@
-// transformers::grouped_mm_fallback, by the front of _grouped_mm.
+// transformers::grouped_mm_fallback, by the front of untorch::moe_grouped_mm, whose result is contiguous as well.
 #include "shims/proxy_op.h"
 
 using namespace untorch;
 using namespace untorch::shims;
 
 extern "C" {
-AOTITorchError aoti_torch_cpu__grouped_mm(AtenTensorHandle self, AtenTensorHandle mat2, AtenTensorHandle* offs,
-                                          AtenTensorHandle* bias, std::int32_t* out_dtype, AtenTensorHandle* ret0);
-AOTITorchError aoti_torch_cuda__grouped_mm(AtenTensorHandle self, AtenTensorHandle mat2, AtenTensorHandle* offs,
-                                           AtenTensorHandle* bias, std::int32_t* out_dtype, AtenTensorHandle* ret0);
+AOTITorchError aoti_torch_cpu_moe_grouped_mm(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle offs,
+                                             AtenTensorHandle* ret0);
+AOTITorchError aoti_torch_cuda_moe_grouped_mm(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle offs,
+                                              AtenTensorHandle* ret0);
 }
 
 // Also takes int64 offsets. On a GPU nothing waits.
@@ -20,15 +20,15 @@ UNTORCH_PROXY_OP(grouped_mm_fallback, "transformers::grouped_mm_fallback", kBoth
   check(offs.dtype() == DType::kInt32 || offs.dtype() == DType::kInt64, op, ": argument 'offs' is ",
         dtype_name(offs.dtype()), ", expected int32 or int64");
   const TensorPtr ends = to_dtype(offs, DType::kInt32);
-  AtenTensorHandle ends_handle = wrap(ends.get()), result = nullptr;
+  AtenTensorHandle result = nullptr;
   const auto grouped = [&](auto* front) {
-    return front(call.handle("input"), call.handle("weight"), &ends_handle, nullptr, nullptr, &result);
+    return front(call.handle("input"), call.handle("weight"), wrap(ends.get()), &result);
   };
   AOTITorchError code = 1;
   if constexpr (kHasCudaKernels) {
-    code = op.on_cuda() ? grouped(aoti_torch_cuda__grouped_mm) : grouped(aoti_torch_cpu__grouped_mm);
+    code = op.on_cuda() ? grouped(aoti_torch_cuda_moe_grouped_mm) : grouped(aoti_torch_cpu_moe_grouped_mm);
   } else {
-    code = grouped(aoti_torch_cpu__grouped_mm);
+    code = grouped(aoti_torch_cpu_moe_grouped_mm);
   }
   if (code != 0) throw_error(last_error_kind(), op, " runs ", last_error());
   call.give(0, TensorPtr(unwrap(result)));
