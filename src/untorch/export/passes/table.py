@@ -128,7 +128,7 @@ PASSES = (
     ),
     Pass(
         "serve_grouped_mm",
-        lambda module, options, device: serve_grouped_mm(module),
+        lambda module, options, device, architecture: serve_grouped_mm(module),
         "makes `untorch::moe_grouped_mm`, which has a C function, from PyTorch's `_grouped_mm` of sorted tokens and "
         "from transformers' `grouped_mm_fallback`, which mixtures of experts call where the weights are not bfloat16. "
         "Other dtypes than bfloat16, float16 and float32 stay, and groups of columns or of K",
