@@ -214,7 +214,7 @@ void run(const GroupedGemm& p) {
   const auto* const ends = static_cast<const std::int32_t*>(p.ends);
   const std::int64_t parts = (p.n + kColumns - 1) / kColumns, items = p.groups * parts;
   const bool threads = p.m * p.n * p.k > 32768 && !omp_in_parallel();
-  // Groups have different numbers of rows.
+  // M differs by group.
 #pragma omp parallel for schedule(dynamic, 4) if (threads)
   for (std::int64_t i = 0; i < items; ++i) {
     const std::int64_t group = i / parts, n0 = i % parts * kColumns;

@@ -4,7 +4,7 @@
 // operands are swapped: the weight is WGMMA's A operand (M of the instruction: 64 columns of the weight), rows of x are
 // its N, 16 to 256. So a group with few rows wastes little, and a tile has as many rows as its group needs.
 //
-//   schedule     each CTA reads the ends of the groups, cuts a group into tiles of equal numbers of rows, and takes the
+//   schedule     each CTA reads the ends of the groups, cuts a group into tiles of equal height, and takes the
 //                tiles blockIdx, blockIdx + gridDim, …; tiles of the same weights come one after another
 //   producer     1 thread: waits for empty[s], issues the TMA loads of stage s (64 k), which complete full[s]
 //   consumers    warpgroups of 64 columns: wait for full[s], four WGMMAs, arrive at empty[s - 1]
