@@ -21,7 +21,8 @@ from dataclasses import dataclass
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = ROOT / "build" / "fuzz"
-PYTHON_KINDS = ("raw", "checksums", "manifest", "signature", "operators")
+# The kinds of packages.py, under names of their own: one of them is "manifest", as a native target is.
+PYTHON_KINDS = {f"py-{kind}": kind for kind in ("raw", "checksums", "manifest", "signature", "operators")}
 AT_A_TIME = 2
 MAX_BYTES = 65536
 
@@ -122,7 +123,7 @@ def run_python(kind: str, packages: list[str], seconds: float, runs: int, seed: 
         *(argument for package in packages for argument in ("--package", package)),
         *(["--runs", str(runs)] if runs else ["--seconds", str(seconds)]),
     ]  # fmt: skip
-    return run_command(f"py {kind}", "forks", command, r"^inputs (\d+)", dict(os.environ))
+    return run_command(f"py-{kind}", "forks", command, r"^inputs (\d+)", dict(os.environ))
 
 
 def run_command(name: str, engine: str, command: list[str], pattern: str, environment: dict[str, str]) -> Result:
@@ -176,7 +177,7 @@ def main() -> None:
     def run(name: str) -> Result:
         if name in native:
             return run_native(name, folder, engine, seconds, options.runs, options.seed)
-        return run_python(name, packages, seconds, options.runs, options.seed)
+        return run_python(PYTHON_KINDS[name], packages, seconds, options.runs, options.seed)
 
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
         for future in concurrent.futures.as_completed([pool.submit(run, name) for name in wanted]):
