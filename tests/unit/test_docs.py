@@ -171,10 +171,12 @@ def test_what_the_lists_say() -> None:
         ],
         ["aten::median"],
         {"aoti_torch_cpu_dance": "it has no steps", "aoti_torch_cuda_waltz": "it has three"},
+        {"cpu": ["torchvision::nms"], "cuda": ["aten::bincount", "torchvision::nms"]},
     )
     assert "1 operators on the CPU (`aoti_torch_cpu_…`) and 1 on CUDA (`aoti_torch_cuda_…`), 1 functions for" in text
     assert "\n`mm_out`\n" in text
     assert "\n`sort`\n" in text
+    assert "- On the CPU: `torchvision::nms`.\n- On CUDA: `aten::bincount`, `torchvision::nms`.\n" in text
     assert "`aten::median`" in text
     assert "| it has no steps | `dance` |" in text
     assert "| it has three | `waltz` |" in text
