@@ -103,7 +103,7 @@ def test_the_logger_tells_of_methods(made: tuple[Path, ExportReport, Encoder]) -
     _, report, _ = made
     encode, decode = LOGGED
     count = len(report.methods["encode"].operators)
-    assert encode == f"compiled method encode for cpu: {count} functions of the runtime, Python kernels: none"
+    assert encode == f"compiled method encode for cpu: {count} functions of the runtime, kernels by name: none"
     assert decode.startswith("compiled method decode for cpu: ")
 
 
