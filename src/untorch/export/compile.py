@@ -18,7 +18,7 @@ from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
 from untorch.export.inductor import run_inductor
 from untorch.export.kernel_sources import SUFFIX
-from untorch.export.library import find_runtime_library
+from untorch.export.library import runtime_functions
 from untorch.export.method import Compiled, Method, MethodReport
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
@@ -29,7 +29,7 @@ from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
 from untorch.progress import Progress
 from untorch.runtime.coverage import needed_functions
-from untorch.runtime.elf import parse_elf, read_elf
+from untorch.runtime.elf import parse_elf
 from untorch.runtime.log import INFO, log
 
 __all__ = ["GeneratedCode", "compile_method", "generate_code", "temporary_folder"]
@@ -76,7 +76,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     source = paths[wrapper].read_text()
     data = paths[library].read_bytes()
     operators = needed_functions(parse_elf(data, library))
-    available = read_elf(find_runtime_library()).exported()
+    available = runtime_functions()
     missing = find_missing(operators, extern_nodes, available, wrapper=source, nodes=nodes, device=target.device)
     raise_if_missing(missing, f"method {method.name!r}")
     packed = {

@@ -12,10 +12,9 @@ from typing import Any
 from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
-from untorch.export.library import find_runtime_library
+from untorch.export.library import runtime_functions
 from untorch.ops.packed_linear import C_SHIM
 from untorch.runtime.coverage import has_kernel, names_for_models
-from untorch.runtime.elf import read_elf
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
 
 __all__ = [
@@ -192,4 +191,4 @@ def _tensor_operator(target: str) -> str | None:
 @lru_cache(maxsize=1)
 def _has_cuda_shims() -> bool:
     """False for a library that was built without nvcc."""
-    return any(name.startswith("aoti_torch_cuda_") for name in read_elf(find_runtime_library()).exported())
+    return any(name.startswith("aoti_torch_cuda_") for name in runtime_functions())

@@ -20,7 +20,7 @@ from untorch.export.coverage import (
     raise_if_missing,
     sources_of,
 )
-from untorch.export.library import find_runtime_library
+from untorch.export.library import runtime_functions
 from untorch.export.method import Method
 from untorch.export.move import Movers
 from untorch.export.options import ExportOptions
@@ -70,7 +70,7 @@ def list_fallbacks(
     Functions that are no operators (allocating, asking for sizes) are left out. ``wrapper``, the generated code, and
     the graph's ``nodes`` by name bring the source lines.
     """
-    available = read_elf(find_runtime_library()).exported()
+    available = runtime_functions()
     functions = [name for name in sorted(set(functions)) if operator_of(name) is not None]
     found = find_missing(functions, extern_nodes, available, wrapper=wrapper, nodes=nodes, device=device)
     missing = {(item.kind == "shim", item.name): item for item in found}
@@ -120,7 +120,7 @@ def check(
         )
     path = Path(subject)
     libraries = [(read_elf(path), None)] if path.suffix != ".pt2" else _libraries(path)
-    available = read_elf(find_runtime_library()).exported()
+    available = runtime_functions()
     missing: list[MissingOperator] = []
     result: list[Fallback] = []
     for library, extern_nodes in libraries:

@@ -116,7 +116,10 @@ def test_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         [item] = list_fallbacks(["aoti_torch_cuda_new_thing"], None, device="cuda")
         assert item.todo == todo
     [item] = list_fallbacks([], nodes, device="cuda")
-    assert "Python kernels work on the CPU's memory only" in item.todo
+    assert item.todo == (
+        "it has no C shim and no kernel for CUDA; register one that works on arrays on the GPU with "
+        'untorch.register_kernel("mine::op", fn, device="cuda"), change the model, or export it for the CPU'
+    )
 
 
 @pytest.mark.slow
