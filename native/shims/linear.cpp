@@ -1,6 +1,7 @@
 // Linear layers on the CPU: untorch's packed operator, and Inductor's _linear_pointwise and _mkl_linear on plain
 // weights. CUDA has none of them.
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "shims/gemm.h"
@@ -83,7 +84,7 @@ void apply_attribute(const char* op, float* values, std::int64_t rows, std::int6
               "' is not supported, expected none, relu, sigmoid, tanh, gelu, swish, hardswish, leaky_relu or hardtanh");
 }
 
-// x·Wᵀ + bias in float, row-major, W [n, k] of any strides.
+// x·Wᵀ + bias, as float32 for what follows, row-major, W [n, k] of any strides.
 TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor* bias) {
   check(x.dim() >= 1, op, ": argument 'X' must have at least one dimension");
   check_rank(op, "W", weight, 2);
@@ -93,19 +94,19 @@ TensorPtr plain_linear(const char* op, const Tensor& x, const Tensor& weight, co
         dtype_name(weight.dtype()));
   check(x.size(-1) == weight.size(1), op, ": 'X' has ", x.size(-1), " features, 'W' of shape ",
         to_string(weight.sizes()), " takes ", weight.size(1));
-  const TensorPtr wide = to_dtype(x, DType::kFloat32), wide_weight = to_dtype(weight, DType::kFloat32);
-  const Rows rows = fold_rows(*wide);
+  const Rows rows = fold_rows(x);
   const std::int64_t n = weight.size(0), k = weight.size(1);
-  TensorPtr out = Tensor::empty(with_last(x.sizes(), n), DType::kFloat32);
+  TensorPtr out = Tensor::empty(with_last(x.sizes(), n), x.dtype());
   if (bias != nullptr) {
     check(bias->dim() == 1 && bias->size(0) == n, op, ": argument 'B' must have shape [", n, "], got ",
           to_string(bias->sizes()));
     copy(*out, *bias);
   }
-  kernels::gemm(rows.rows, n, k, 1.0f, {rows.tensor->data<float>(), rows.stride, 1},
-                {wide_weight->data<float>(), wide_weight->stride(1), wide_weight->stride(0)},
-                bias == nullptr ? 0.0f : 1.0f, {out->data<float>(), n, 1});
-  return out;
+  const kernels::Matrix a{rows.tensor->raw(), x.dtype(), 1, rows.rows, k, 0, rows.stride, 1};
+  const kernels::Matrix b = matrix_of(weight).transposed();
+  const kernels::Matrix c{out->raw(), x.dtype(), 1, rows.rows, n, 0, n, 1};
+  kernels::cpu::gemm(a, b, c, 1.0, bias == nullptr ? 0.0 : 1.0);
+  return to_dtype(*out, DType::kFloat32);
 }
 
 std::int64_t row_count(const Tensor& out) { return out.size(-1) == 0 ? 0 : out.numel() / out.size(-1); }
@@ -168,7 +169,8 @@ UNTORCH_SHIM aoti_torch_cpu__mkl_linear(AtenTensorHandle X, AtenTensorHandle W, 
   });
 }
 
-// activation(x·Wᵀ + bias) + residual: x [..., k], weight packed [ceil(n/16), k, 16], bias [n], residual [..., n].
+// activation(x·Wᵀ + bias) + residual, all of one dtype: x [..., k], bias [n], residual [..., n]; weight packed,
+// [ceil(n/16), k, 16] in float32, [ceil(n/16), ceil(k/2), 16, 2] in the half types.
 UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias,
                                                   AtenTensorHandle* residual, const char* activation,
                                                   std::int64_t out_features, AtenTensorHandle* ret0) {
@@ -179,40 +181,52 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensor
     const Tensor* added = optional_cpu_input(bias, op, "bias");
     const Tensor* rest = optional_cpu_input(residual, op, "residual");
     const Activation function = activation_of(op, activation);
-    const auto check_float = [&](const Tensor& tensor, const char* name) {
-      check(tensor.dtype() == DType::kFloat32, op, ": argument '", name, "' must be float32, got ",
+    const DType dtype = input.dtype();
+    const bool half = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+    check(half || dtype == DType::kFloat32, op, ": argument 'x' must be float32, bfloat16 or float16, got ",
+          dtype_name(dtype));
+    const auto check_same = [&](const Tensor& tensor, const char* name) {
+      check(tensor.dtype() == dtype, op, ": argument '", name, "' must be ", dtype_name(dtype), ", as 'x', got ",
             dtype_name(tensor.dtype()));
     };
-    check_float(input, "x");
-    check_float(packed, "weight");
+    check_same(packed, "weight");
     check(input.dim() >= 1, op, ": argument 'x' must have at least one dimension");
     check(out_features >= 0, op, ": out_features must not be negative, got ", out_features);
-    const std::int64_t n = out_features, k = input.size(-1);
-    const Dims expected{(n + kernels::kPackWidth - 1) / kernels::kPackWidth, k, kernels::kPackWidth};
+    const std::int64_t n = out_features, k = input.size(-1),
+                       panels = (n + kernels::kPackWidth - 1) / kernels::kPackWidth;
+    const Dims expected =
+        half ? Dims{panels, (k + 1) / 2, kernels::kPackWidth, 2} : Dims{panels, k, kernels::kPackWidth};
     check(packed.sizes() == expected, op, ": argument 'weight' must have shape ", to_string(expected), " for ", k,
           " → ", n, " features, got ", to_string(packed.sizes()));
     const TensorPtr dense_weight = contiguous(packed);
     const Dims sizes = with_last(input.sizes(), n);
     TensorPtr dense_bias;
     if (added != nullptr) {
-      check_float(*added, "bias");
+      check_same(*added, "bias");
       check(added->dim() == 1 && added->size(0) == n, op, ": argument 'bias' must have shape [", n, "], got ",
             to_string(added->sizes()));
       dense_bias = contiguous(*added);
     }
     Rows dense_residual{};
     if (rest != nullptr) {
-      check_float(*rest, "residual");
+      check_same(*rest, "residual");
       check(rest->sizes() == sizes, op, ": argument 'residual' must have shape ", to_string(sizes), ", got ",
             to_string(rest->sizes()));
       dense_residual = fold_rows(*rest);
     }
     const Rows rows = fold_rows(input);
-    TensorPtr out = Tensor::empty(sizes, DType::kFloat32);
-    kernels::gemm_packed(rows.rows, n, k, rows.tensor->data<float>(), rows.stride, dense_weight->data<float>(),
-                         dense_bias ? dense_bias->data<float>() : nullptr, function,
-                         rest != nullptr ? dense_residual.tensor->data<float>() : nullptr, dense_residual.stride,
-                         out->data<float>(), n);
+    TensorPtr out = Tensor::empty(sizes, dtype);
+    const auto run = [&]<class T>(std::type_identity<T>, auto&& gemm) {
+      gemm(rows.rows, n, k, rows.tensor->data<T>(), rows.stride, dense_weight->data<T>(),
+           dense_bias ? dense_bias->data<T>() : nullptr, function,
+           rest != nullptr ? dense_residual.tensor->data<T>() : nullptr, dense_residual.stride, out->data<T>(), n);
+    };
+    if (half) {
+      const auto type = dtype == DType::kBFloat16 ? kernels::HalfType::kBFloat16 : kernels::HalfType::kFloat16;
+      run(std::type_identity<std::uint16_t>{}, [type](auto... args) { kernels::gemm_half_packed(type, args...); });
+    } else {
+      run(std::type_identity<float>{}, [](auto... args) { kernels::gemm_packed(args...); });
+    }
     give(ret0, std::move(out), op);
   });
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +29,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+HALF = [torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] as [ceil(n/16), k, 16], zero-padded."""
+    """[n, k] as [ceil(n/16), k, 16], in a half type as [ceil(n/16), ceil(k/2), 16, 2]; zero-padded."""
     n, k = weight.shape
     panels = (n + 15) // 16
+    if weight.dtype in HALF:
+        pairs = (k + 1) // 2
+        padded = torch.zeros(panels * 16, 2 * pairs, dtype=weight.dtype)
+        padded[:n, :k] = weight
+        return padded.view(panels, 16, pairs, 2).transpose(1, 2).contiguous()
     padded = torch.zeros(panels * 16, k)
     padded[:n] = weight
     return padded.view(panels, 16, k).transpose(1, 2).contiguous()
@@ -38,15 +50,16 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 def verify(x: torch.Tensor, n: int, activation: str = "none", bias: bool = True, residual: bool = True) -> None:
     g = torch.Generator().manual_seed(1)
     k = x.shape[-1]
-    weight = torch.randn(n, k, generator=g) / max(k, 1) ** 0.5
-    b = torch.randn(n, generator=g) if bias else None
-    r = torch.randn(*x.shape[:-1], n, generator=g) if residual else None
+    weight = (torch.randn(n, k, generator=g) / max(k, 1) ** 0.5).to(x.dtype)
+    b = torch.randn(n, generator=g).to(x.dtype) if bias else None
+    r = torch.randn(*x.shape[:-1], n, generator=g).to(x.dtype) if residual else None
     got = call(NAME, x, pack(weight), Opt(b), Opt(r), activation, n, returns=1)
     expected = ACTIVATIONS[activation](F.linear(x.double(), weight.double(), None if b is None else b.double()))
     if r is not None:
         expected = expected + r
-    assert got.is_contiguous() and got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), expected, rtol=3e-5, atol=3e-5)
+    assert got.is_contiguous() and got.dtype == x.dtype
+    tolerance = TOLERANCE[x.dtype]
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @settings(max_examples=150, deadline=None)
@@ -66,6 +79,102 @@ def test_packed_linear(m: int, n: int, k: int, activation: str, bias: bool, resi
 @pytest.mark.parametrize(("n", "k"), [(384, 384), (150, 1536), (1100, 64), (17, 2100)])
 def test_packed_linear_blocks(m: int, n: int, k: int) -> None:
     verify(torch.randn(m, k, generator=torch.Generator().manual_seed(2)), n, "gelu")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(HALF),
+    st.integers(0, 60),
+    st.integers(0, 70),
+    st.integers(0, 60),
+    st.sampled_from(list(ACTIVATIONS)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_packed_linear_half(
+    dtype: torch.dtype, m: int, n: int, k: int, activation: str, bias: bool, residual: bool
+) -> None:
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(2)).to(dtype)
+    verify(x, n, activation, bias, residual)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("m", [1, 4, 7, 12, 13, 96, 97, 300])
+@pytest.mark.parametrize(("n", "k"), [(384, 384), (150, 1537), (1100, 64), (17, 4500)])
+def test_packed_linear_half_blocks(dtype: torch.dtype, m: int, n: int, k: int) -> None:
+    verify(torch.randn(m, k, generator=torch.Generator().manual_seed(2)).to(dtype), n, "gelu")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_packed_linear_half_strides(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 43).to(dtype)
+    for view in (x[:, ::2], x[:, 1:22], x[::2, :21], x.t().contiguous().t()[:, :21]):
+        verify(view, 33, "silu")
+
+
+# Extremes go through every width of vector: subnormals, infinities, NaN, ties, the largest.
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_values_survive(dtype: torch.dtype) -> None:
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    one = torch.ones(1, 1, dtype=dtype)
+    got, by_rows = torch.empty(1, 1 << 16, dtype=dtype), torch.empty(1 << 16, 1, dtype=dtype)
+    call("aoti_torch_cpu_mm_out", got, one, bits[None])
+    call("aoti_torch_cpu_mm_out", by_rows, bits[:, None], one)
+    small = bits.abs() < torch.finfo(dtype).tiny  # AVX512_BF16 takes subnormals for zero
+    expected = torch.where(small, torch.zeros_like(bits), bits) if dtype == torch.bfloat16 else bits
+    for result in (got.flatten(), by_rows.flatten()):
+        kept = torch.where(small, torch.zeros_like(result), result) if dtype == torch.bfloat16 else result
+        torch.testing.assert_close(kept, expected, rtol=0, atol=0, equal_nan=True)
+
+
+# Small M by dot products, large M by packed panels, each from every layout.
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("m", [1, 5, 32, 33, 130])
+@pytest.mark.parametrize(("n", "k"), [(1, 40), (3, 41), (70, 33), (530, 1031)])
+def test_half_gemm_layouts(dtype: torch.dtype, m: int, n: int, k: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    lefts = [
+        torch.randn(m, k, generator=g).to(dtype), torch.randn(k, m, generator=g).to(dtype).t(),
+        torch.randn(m, 2 * k, generator=g).to(dtype)[:, ::2],
+    ]  # fmt: skip
+    rights = [
+        torch.randn(k, n, generator=g).to(dtype), torch.randn(n, k, generator=g).to(dtype).t(),
+        torch.randn(k, 3 * n, generator=g).to(dtype)[:, ::3],
+    ]  # fmt: skip
+    for x in lefts:
+        for y in rights:
+            added = torch.randn(m, n, generator=g).to(dtype)
+            for out in (torch.empty(m, n, dtype=dtype), torch.empty(n, m, dtype=dtype).t()):
+                call("aoti_torch_cpu_addmm_out", out, added, x, y, 0.5, 2.0)
+                expected = 0.5 * added.double() + 2.0 * (x.double() @ y.double())
+                tolerance = TOLERANCE[dtype]
+                torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * k**0.5)
+
+
+@pytest.mark.parametrize("level", ["baseline", "v3", "v4"])
+def test_half_types_on_lower_levels(level: str) -> None:
+    """These tests again in a process that takes the kernels of an older CPU."""
+    if os.environ.get("UNTORCH_ISA"):
+        pytest.skip("runs below another level")
+    names = [
+        "test_packed_linear_half",
+        "test_packed_linear_half_strides",
+        "test_half_values_survive",
+        "test_half_gemm_layouts",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"{__file__}::{name}" for name in names),
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "UNTORCH_ISA": level}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +210,15 @@ def test_relu_keeps_nan() -> None:
     assert call(NAME, x, pack(torch.eye(2)), Opt(None), Opt(None), "relu", 2, returns=1).isnan().any()
 
 
-def test_the_number_of_threads_does_not_change_a_bit() -> None:
-    x, weight = torch.randn(67, 700), pack(torch.randn(200, 700))
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("m", [20, 67])
+def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, m: int) -> None:
+    x, weight = torch.randn(m, 700).to(dtype), pack(torch.randn(200, 700).to(dtype))
     results = []
     for threads in (1, 2, 3, 5):
         shim.lib.utp_set_num_threads(threads)
-        out = torch.empty(67, 700)
-        call("aoti_torch_cpu_mm_out", out, x, torch.ones(700, 700).triu())
+        out = torch.empty(m, 700, dtype=dtype)
+        call("aoti_torch_cpu_mm_out", out, x, torch.ones(700, 700).triu().to(dtype))
         results.append((call(NAME, x, weight, Opt(None), Opt(None), "gelu", 200, returns=1), out))
     shim.lib.utp_set_num_threads(2)
     for packed, plain in results[1:]:
@@ -117,7 +228,9 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"x": torch.ones(2, 8).double()}, "argument 'x' must be float32, got float64"),
+        ({"x": torch.ones(2, 8).double()}, "argument 'x' must be float32, bfloat16 or float16, got float64"),
+        ({"x": torch.ones(2, 8).half()}, "argument 'weight' must be float16, as 'x', got float32"),
+        ({"bias": torch.ones(5).half()}, "argument 'bias' must be float32, as 'x', got float16"),
         ({"n": 20}, "argument 'weight' must have shape [2, 8, 16] for 8 → 20 features, got [1, 8, 16]"),
         ({"bias": torch.ones(4)}, "argument 'bias' must have shape [5], got [4]"),
         ({"residual": torch.ones(2, 4)}, "argument 'residual' must have shape [2, 5], got [2, 4]"),

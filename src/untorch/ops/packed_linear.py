@@ -1,8 +1,13 @@
 """``untorch::packed_linear``: a linear layer whose weight was packed for the matrix kernels at export.
 
-y = activation(x · Wᵀ + bias) + residual, with W [n, k] stored as [ceil(n / 16), k, 16] and zeros behind n:
-packed[j, kk, i] = W[16·j + i, kk]. The 16 outputs that one vector holds lie side by side, so the kernel streams the
-weight from memory in order. The implementation here is the reference; libuntorch.so has the fast one.
+y = activation(x · Wᵀ + bias) + residual, all of one dtype, with W [n, k] and zeros behind n:
+
+    float32              [ceil(n / 16), k, 16]               packed[j, kk, i] = W[16·j + i, kk]
+    bfloat16, float16    [ceil(n / 16), ceil(k / 2), 16, 2]  packed[j, p, i, h] = W[16·j + i, 2·p + h], zeros behind k
+
+The 16 outputs that one vector holds lie side by side, so the kernel streams the weight from memory in order; pairs
+along k are what instructions for the 16-bit dtypes multiply. The implementation here is the reference; libuntorch.so
+has the fast one.
 """
 
 from __future__ import annotations
@@ -24,19 +29,26 @@ C_SHIM = (
 )
 
 
+def _is_half(dtype: torch.dtype) -> bool:
+    return dtype in (torch.bfloat16, torch.float16)
+
+
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Packs W [n, k] into a new contiguous tensor [ceil(n / 16), k, 16] of the same dtype."""
+    """Packs W [n, k] into a new contiguous tensor of the same dtype."""
     n, k = weight.shape
     blocks = -(-n // BLOCK)
-    padded = weight.new_zeros((blocks * BLOCK, k))
-    padded[:n] = weight
-    return padded.reshape(blocks, BLOCK, k).transpose(1, 2).contiguous()
+    pairs = 2 if _is_half(weight.dtype) else 1
+    padded = weight.new_zeros((blocks * BLOCK, -(-k // pairs) * pairs))
+    padded[:n, :k] = weight
+    if pairs == 1:
+        return padded.reshape(blocks, BLOCK, k).transpose(1, 2).contiguous()
+    return padded.reshape(blocks, BLOCK, -1, 2).transpose(1, 2).contiguous()
 
 
-def unpack_weight(packed: torch.Tensor, out_features: int) -> torch.Tensor:
-    """The inverse of ``pack_weight``: [ceil(n / 16), k, 16] to [n, k]."""
-    blocks, k, _ = packed.shape
-    return packed.transpose(1, 2).reshape(blocks * BLOCK, k)[:out_features]
+def unpack_weight(packed: torch.Tensor, out_features: int, in_features: int) -> torch.Tensor:
+    """The inverse of ``pack_weight``: W [n, k]."""
+    rows = packed.transpose(1, 2).reshape(packed.shape[0] * BLOCK, -1)
+    return rows[:out_features, :in_features]
 
 
 def _activate(y: torch.Tensor, activation: str) -> torch.Tensor:
@@ -68,7 +80,12 @@ def _check(
     blocks = -(-out_features // BLOCK)
     if x.dim() < 1:
         raise ValueError("packed_linear: x: expected at least one dimension, got a scalar")
-    _expect("weight", "the packed shape", weight, (blocks, x.shape[-1], BLOCK))
+    k = x.shape[-1]
+    packed = (blocks, (k + 1) // 2, BLOCK, 2) if _is_half(x.dtype) else (blocks, k, BLOCK)
+    _expect("weight", "the packed shape", weight, packed)
+    for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise ValueError(f"packed_linear: {name}: expected {x.dtype}, as x, got {tensor.dtype}")
     if bias is not None:
         _expect("bias", "the shape", bias, (out_features,))
     if residual is not None:
@@ -91,7 +108,7 @@ def packed_linear(
 ) -> torch.Tensor:
     """activation(x · Wᵀ + bias) + residual, for x [..., k] and the packed weight; gives [..., out_features]."""
     _check(x, weight, bias, residual, activation, out_features)
-    y = _activate(F.linear(x, unpack_weight(weight, out_features), bias), activation)
+    y = _activate(F.linear(x, unpack_weight(weight, out_features, x.shape[-1]), bias), activation)
     y = y if residual is None else y + residual
     return y.contiguous()
 

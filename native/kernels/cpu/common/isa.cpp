@@ -28,11 +28,22 @@ Isa detect() noexcept {
   return best;
 }
 
+bool detect_bf16() noexcept {
+#if defined(__x86_64__)
+  return std::getenv("UNTORCH_ISA") == nullptr && detect() == Isa::kV4 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 const Isa detected = detect();
+const bool has_bf16 = detect_bf16();
 
 }  // namespace
 
 Isa cpu_isa() noexcept { return detected; }
+
+bool cpu_has_bf16() noexcept { return has_bf16; }
 
 const char* isa_name(Isa isa) noexcept {
   switch (isa) {

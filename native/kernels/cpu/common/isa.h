@@ -22,6 +22,8 @@ enum class Isa : int {
 
 // The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests).
 Isa cpu_isa() noexcept;
+// AVX512_BF16 on top of v4; UNTORCH_ISA=v4 is without it.
+bool cpu_has_bf16() noexcept;
 const char* isa_name(Isa isa) noexcept;
 
 }  // namespace untorch::kernels

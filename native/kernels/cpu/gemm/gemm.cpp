@@ -3,13 +3,12 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <new>
-#include <utility>
 
 #include "kernels/cpu/common/isa.h"
 #include "kernels/cpu/gemm/gemm_levels.h"
+#include "kernels/cpu/gemm/gemm_operands.h"
 #include "kernels/cpu/gemm/gemm_threads.h"
 
 namespace untorch::kernels {
@@ -38,16 +37,6 @@ class Scratch {
 thread_local Scratch scratch;
 
 template <class T>
-MatrixRef<T> transposed(MatrixRef<T> x) {
-  return {x.data, x.col_stride, x.row_stride};
-}
-
-template <class T>
-MatrixRef<T> part(MatrixRef<T> x, std::int64_t row, std::int64_t col) {
-  return {x.data + row * x.row_stride + col * x.col_stride, x.row_stride, x.col_stride};
-}
-
-template <class T>
 GemmPlan plan_of(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const T> a, MatrixRef<const T> b) {
   if constexpr (sizeof(T) == 4) return UNTORCH_ISA_CALL(plan_float)(m, n, k, a, b);
   if constexpr (sizeof(T) == 8) return UNTORCH_ISA_CALL(plan_double)(m, n, k, a, b);
@@ -64,20 +53,11 @@ template <class T>
 void run(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<const T> a, MatrixRef<const T> b, T beta,
          MatrixRef<T> c, bool serial) {
   if (m <= 0 || n <= 0) return;
-  // Strides of dimensions of size 1 are free: make them the ones that the fast paths ask for.
-  if (k == 1) a.col_stride = 1, b.row_stride = b.col_stride == 1 ? b.row_stride : 1;
-  if (n == 1) b.col_stride = b.row_stride == 1 ? k : 1, c.col_stride = 1;
-  if (m == 1) a.row_stride = a.col_stride == 1 ? k : 1, c.row_stride = n;
-  // Cᵀ = Bᵀ·Aᵀ where C is column-major, or a few columns against many contiguous rows.
-  if ((c.col_stride != 1 && c.row_stride == 1) || (n < m && n <= 8 && a.col_stride == 1 && b.row_stride == 1)) {
-    std::swap(m, n);
-    const MatrixRef<const T> left = transposed(b);
-    b = transposed(a), a = left, c = transposed(c);
-  }
+  orient(m, n, k, a, b, c);
   const GemmPlan plan = plan_of(m, n, k, a, b);
   const Grid grid = serial ? Grid{1, 1} : choose_grid(m, n, k, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth);
   const std::size_t each = (plan.workspace + 4095) / 4096 * 4096;
-  char* const workspace = static_cast<char*>(scratch.get(each * static_cast<std::size_t>(grid.rows * grid.cols)));
+  char* const workspace = static_cast<char*>(gemm_scratch(each * static_cast<std::size_t>(grid.rows * grid.cols)));
   on_grid(grid, m, n, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth,
           [&](int index, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
             void* const own = workspace + static_cast<std::size_t>(index) * each;
@@ -86,6 +66,8 @@ void run(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, MatrixRef<cons
 }
 
 }  // namespace
+
+void* gemm_scratch(std::size_t nbytes) { return scratch.get(nbytes); }
 
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, MatrixRef<const float> a,
           MatrixRef<const float> b, float beta, MatrixRef<float> c) {

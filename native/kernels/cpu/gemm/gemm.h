@@ -40,6 +40,23 @@ void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
                  const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
                  std::int64_t ldc);
 
+// The 16-bit floating-point formats; their elements travel as bits.
+enum class HalfType : int { kBFloat16 = 0, kFloat16 = 1 };
+
+// gemm and gemm_serial in a half type: sums in float32, rounded once.
+void gemm_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+               MatrixRef<const std::uint16_t> a, MatrixRef<const std::uint16_t> b, float beta,
+               MatrixRef<std::uint16_t> c);
+void gemm_half_serial(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                      MatrixRef<const std::uint16_t> a, MatrixRef<const std::uint16_t> b, float beta,
+                      MatrixRef<std::uint16_t> c);
+
+// gemm_packed in a half type; bias and residual too. B is packed in pairs along k, [ceil(n/16)][ceil(k/2)][16][2],
+// zero-padded.
+void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a,
+                      std::int64_t lda, const std::uint16_t* packed, const std::uint16_t* bias, Activation activation,
+                      const std::uint16_t* residual, std::int64_t ldr, std::uint16_t* c, std::int64_t ldc);
+
 // C = activation(C), C [m, n] row-major with stride ldc.
 void apply_activation(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
 

@@ -1,12 +1,9 @@
-// GEMM of every dtype on the float32 and float64 GEMM: the half types through float32 copies, integers and complex by
-// plain loops; batched and grouped.
+// GEMM of every dtype: floating ones by their kernels, integers and complex by plain loops; batched and grouped.
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <memory>
-#include <type_traits>
 
 #include "base/half.h"
 #include "kernels/cpu/gemm/gemm_grouped_half.h"
@@ -35,55 +32,11 @@ void gemm_float(const Matrix& a, const Matrix& b, const Matrix& c, double beta, 
 
 bool worth_threads(std::int64_t elements, bool serial) { return !serial && elements > 32768 && !omp_in_parallel(); }
 
-// A float copy in the order of the source's memory, so that both sides of the conversion run along it.
-class FloatCopy {
- public:
-  template <class T>
-  FloatCopy(std::type_identity<T>, const Matrix& from, bool fill, bool serial)
-      : values_(new float[static_cast<std::size_t>(std::max<std::int64_t>(from.rows * from.cols, 1))]), view_(from) {
-    view_.data = values_.get();
-    const bool by_columns = from.row_stride == 1 && from.col_stride != 1;
-    view_.row_stride = by_columns ? 1 : from.cols;
-    view_.col_stride = by_columns ? from.rows : 1;
-    if (fill) {
-      each_line<T>(from, serial, [](const T* half, std::int64_t stride, float* value, std::int64_t length) {
-        for (std::int64_t j = 0; j < length; ++j) value[j] = static_cast<float>(half[j * stride]);
-      });
-    }
-  }
-  const Matrix& view() const { return view_; }
-
-  template <class T>
-  void write(std::type_identity<T>, const Matrix& to, bool serial) const {
-    each_line<T>(to, serial, [](T* half, std::int64_t stride, const float* value, std::int64_t length) {
-      for (std::int64_t j = 0; j < length; ++j) half[j * stride] = T(value[j]);
-    });
-  }
-
- private:
-  template <class T, class Fn>
-  void each_line(const Matrix& halves, bool serial, Fn&& fn) const {
-    const bool by_columns = view_.row_stride == 1 && view_.col_stride != 1;
-    const std::int64_t lines = by_columns ? view_.cols : view_.rows, length = by_columns ? view_.rows : view_.cols;
-    const std::int64_t line_stride = by_columns ? halves.col_stride : halves.row_stride;
-    const std::int64_t stride = by_columns ? halves.row_stride : halves.col_stride;
-    T* const from = static_cast<T*>(halves.data);
-    float* const to = values_.get();
-#pragma omp parallel for if (worth_threads(lines * length, serial))
-    for (std::int64_t i = 0; i < lines; ++i) fn(from + i * line_stride, stride, to + i * length, length);
-  }
-
-  std::unique_ptr<float[]> values_;
-  Matrix view_;
-};
-
-template <class T>
-void gemm_half(const Matrix& a, const Matrix& b, const Matrix& c, double beta, double alpha, bool serial) {
-  constexpr std::type_identity<T> type{};
-  const FloatCopy left(type, a, true, serial), right(type, b, true, serial);
-  const FloatCopy result(type, c, beta != 0.0, serial);
-  gemm_float<float>(left.view(), right.view(), result.view(), beta, alpha, serial);
-  result.write(type, c, serial);
+void gemm_half_of(HalfType type, const Matrix& a, const Matrix& b, const Matrix& c, double beta, double alpha,
+                  bool serial) {
+  (serial ? gemm_half_serial : gemm_half)(type, c.rows, c.cols, a.cols, static_cast<float>(alpha),
+                                          typed<const std::uint16_t>(a), typed<const std::uint16_t>(b),
+                                          static_cast<float>(beta), typed<std::uint16_t>(c));
 }
 
 // alpha and beta become integers, as in PyTorch; sums wrap around.
@@ -141,9 +94,9 @@ void gemm_one(const Matrix& a, const Matrix& b, const Matrix& c, double beta, do
     case DType::kFloat64:
       return gemm_float<double>(a, b, c, beta, alpha, serial);
     case DType::kFloat16:
-      return gemm_half<Half>(a, b, c, beta, alpha, serial);
+      return gemm_half_of(HalfType::kFloat16, a, b, c, beta, alpha, serial);
     case DType::kBFloat16:
-      return gemm_half<BFloat16>(a, b, c, beta, alpha, serial);
+      return gemm_half_of(HalfType::kBFloat16, a, b, c, beta, alpha, serial);
     case DType::kUInt8:
       return gemm_integer<std::uint8_t>(a, b, c, beta, alpha, serial);
     case DType::kInt8:

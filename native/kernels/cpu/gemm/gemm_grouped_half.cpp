@@ -37,8 +37,7 @@ template <class T>
 inline constexpr bool kIsBf16 = std::is_same_v<T, BFloat16>;
 
 bool has_instructions(DType dtype) noexcept {
-  static const bool has_bf16 = cpu_isa() == Isa::kV4 && __builtin_cpu_supports("avx512bf16") != 0;
-  return dtype == DType::kBFloat16 ? has_bf16 : dtype == DType::kFloat16 && cpu_isa() == Isa::kV4;
+  return dtype == DType::kBFloat16 ? cpu_has_bf16() : dtype == DType::kFloat16 && cpu_isa() == Isa::kV4;
 }
 
 // `count` (16 at most) results, rounded.

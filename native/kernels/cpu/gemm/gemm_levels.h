@@ -21,24 +21,50 @@ struct GemmPlan {
   std::size_t workspace;
 };
 
+// The same for a half type.
+struct HalfPlan {
+  bool dot;                 // dot products along k, no packing
+  bool bf16;                // AVX512_BF16 multiplies
+  std::int64_t kc, mc, nc;  // as above; B is packed for nc columns and all of k
+  std::size_t workspace;
+};
+
+// C = activation(alpha·sums + bias) + residual + beta·C, with C of any strides.
+struct HalfResult {
+  std::uint16_t* c;
+  std::int64_t row_stride, col_stride;
+  float alpha, beta;
+  const std::uint16_t* bias;
+  Activation activation;
+  const std::uint16_t* residual;
+  std::int64_t ldr;
+};
+
 }  // namespace untorch::kernels
 
 // n and m are those of the slice.
-UNTORCH_ISA_DECLARE(GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a,
-                                        MatrixRef<const float> b);
-                    GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a,
-                                         MatrixRef<const double> b);
-                    void slice_float(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-                                     MatrixRef<const float> a, MatrixRef<const float> b, float beta, MatrixRef<float> c,
-                                     void* workspace);
-                    void slice_double(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
-                                      double alpha, MatrixRef<const double> a, MatrixRef<const double> b, double beta,
-                                      MatrixRef<double> c, void* workspace);
-                    void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
-                    void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m,
-                                      const float* a, std::int64_t lda, const float* packed, const float* bias,
-                                      Activation activation, const float* residual, std::int64_t ldr, float* c,
-                                      std::int64_t ldc);
-                    void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c,
-                                          std::int64_t ldc);
-                    int tile_rows();)
+UNTORCH_ISA_DECLARE(
+    GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const float> a,
+                        MatrixRef<const float> b);
+    GemmPlan plan_double(std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const double> a,
+                         MatrixRef<const double> b);
+    void slice_float(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                     MatrixRef<const float> a, MatrixRef<const float> b, float beta, MatrixRef<float> c,
+                     void* workspace);
+    void slice_double(const GemmPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, double alpha,
+                      MatrixRef<const double> a, MatrixRef<const double> b, double beta, MatrixRef<double> c,
+                      void* workspace);
+    void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
+    void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a,
+                      std::int64_t lda, const float* packed, const float* bias, Activation activation,
+                      const float* residual, std::int64_t ldr, float* c, std::int64_t ldc);
+    void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
+    HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const std::uint16_t> a,
+                       MatrixRef<const std::uint16_t> b, bool packed, bool bf16);
+    void slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
+                    MatrixRef<const std::uint16_t> a, MatrixRef<const std::uint16_t> b, const HalfResult& result,
+                    void* workspace);
+    void packed_slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
+                           MatrixRef<const std::uint16_t> a, const std::uint32_t* packed, const HalfResult& result,
+                           void* workspace);
+    int tile_rows();)

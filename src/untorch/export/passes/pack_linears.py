@@ -1,4 +1,4 @@
-"""Packs constant float32 linear weights at export, and fuses the activation and the residual sum that follow.
+"""Packs constant linear weights at export, and fuses the activation and the residual sum that follow.
 
 linear(x, W, b) → [activation] → [+ residual] becomes one ``untorch::packed_linear``. The weight is stored once in the
 kernel's own layout, so nothing is repacked at run time, and the result is written to memory once.
@@ -24,6 +24,8 @@ _aten = torch.ops.aten
 # Below one block, more than half of the packed GEMM could be padding, and AOTInductor's own code is as good.
 _MIN_OUT_FEATURES = BLOCK
 _MIN_IN_FEATURES = 4
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _ACTIVATIONS = {
     _aten.relu.default: "relu", _aten.relu_.default: "relu",
@@ -79,6 +81,10 @@ def pack_linears(module: fx.GraphModule) -> PassReport:
     return report
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _value(node: object) -> torch.Tensor | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -94,8 +100,8 @@ def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[st
     tensor = operator.attrgetter(str(weight.target))(module)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"the weight is a {type(tensor).__name__}, expected a plain tensor"
-    if tensor.dtype != torch.float32:
-        return f"the weight is {str(tensor.dtype).removeprefix('torch.')}, expected float32"
+    if tensor.dtype not in _DTYPES:
+        return f"the weight is {_name(tensor.dtype)}, expected float32, bfloat16 or float16"
     if tensor.dim() != 2 or tensor.device.type != "cpu":
         return f"the weight has {tensor.dim()} dimensions on {tensor.device.type}, expected 2 on cpu"
     if tensor.shape[0] < _MIN_OUT_FEATURES or tensor.shape[1] < _MIN_IN_FEATURES:
@@ -105,8 +111,8 @@ def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[st
         )
     for name, argument in (("the input", x), ("the bias", bias)):
         value = _value(argument)
-        if argument is not None and (value is None or value.dtype != torch.float32):
-            return f"{name} is not a float32 tensor"
+        if argument is not None and (value is None or value.dtype != tensor.dtype):
+            return f"{name} is not a {_name(tensor.dtype)} tensor, as the weight is"
     return None
 
 

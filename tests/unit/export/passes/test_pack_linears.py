@@ -26,11 +26,27 @@ def test_pack_and_unpack(n: int, k: int) -> None:
     packed = pack_weight(weight)
     assert packed.shape == (-(-n // 16), k, 16)
     assert packed.is_contiguous()
-    assert torch.equal(unpack_weight(packed, n), weight)
+    assert torch.equal(unpack_weight(packed, n, k), weight)
     for j in range(packed.shape[0]):
         for i in range(16):
             row = weight[16 * j + i] if 16 * j + i < n else torch.zeros(k)
             assert torch.equal(packed[j, :, i], row)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@given(st.integers(1, 50), st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_pack_and_unpack_pairs(dtype: torch.dtype, n: int, k: int) -> None:
+    weight = torch.randn(n, k).to(dtype)
+    packed = pack_weight(weight)
+    assert packed.shape == (-(-n // 16), -(-k // 2), 16, 2)
+    assert packed.dtype == dtype
+    assert packed.is_contiguous()
+    assert torch.equal(unpack_weight(packed, n, k), weight)
+    for j in range(packed.shape[0] * 16):
+        for kk in range(packed.shape[1] * 2):
+            expected = weight[j, kk] if j < n and kk < k else 0.0
+            assert packed[j // 16, kk // 2, j % 16, kk % 2] == expected
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -46,6 +62,8 @@ def test_opcheck() -> None:
     args = (torch.randn(3, 8), pack_weight(torch.randn(20, 8)), torch.randn(20), torch.randn(3, 20), "gelu", 20)
     torch.library.opcheck(OPERATOR, args)
     torch.library.opcheck(OPERATOR, (args[0], args[1], None, None, "none", 20))
+    x, weight = torch.randn(3, 7).bfloat16(), torch.randn(20, 7).bfloat16()
+    torch.library.opcheck(OPERATOR, (x, pack_weight(weight), None, None, "relu", 20))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +71,7 @@ def test_opcheck() -> None:
     [
         ({"activation": "elu"}, "activation: expected one of none, relu"),
         ({"x": torch.randn(3, 7)}, r"weight: expected the packed shape \(2, 7, 16\), got \(2, 8, 16\)"),
+        ({"x": torch.randn(3, 8).double()}, r"weight: expected torch.float64, as x, got torch.float32"),
         ({"bias": torch.randn(19)}, r"bias: expected the shape \(20,\), got \(19,\)"),
         ({"residual": torch.randn(20)}, r"residual: expected the shape \(3, 20\), got \(20,\)"),
     ],
@@ -128,6 +147,24 @@ def test_activations_are_fused(layer: nn.Module, name: str) -> None:
     assert second.args[2:] == (None, None, "none", 32)
     assert len(report.changed) == 2
     assert not report.skipped
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_packed(dtype: torch.dtype) -> None:
+    model = Block(nn.GELU(), "right").to(dtype).eval()
+    x = torch.randn(4, 32).to(dtype)
+    with torch.no_grad():
+        module = torch.export.export(model, (x,)).module()
+        expected = model(x)
+        report = run_passes(module, ExportOptions())[-1]
+        got = module(x)
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+    assert len(report.changed) == 2
+    assert not report.skipped
+    first, second = calls(module)
+    assert first.args[4] == "gelu"
+    assert second.args[3] is not None
+    assert module.state_dict()["up.weight_packed"].shape == (3, 16, 16, 2)
 
 
 @pytest.mark.parametrize("residual", ["right", "left", "inplace"])

@@ -1,0 +1,287 @@
+// The serial drivers of the GEMM in bfloat16 and float16: sums in float32, operands widened in registers.
+//
+//   for columns in blocks of nc            B in panels of pairs: from the file, or packed here for all of k
+//     for rows in blocks of mc             A block [mc, kc] in L2, float32 (bfloat16 for vdpbf16ps)
+//       for k in blocks of kc
+//         for tiles of NV panels           B tile [kc, NV·16] in L1, 2 bytes an element
+//           for tiles of MR rows           the last block of k ends in the epilogue and the rounding
+//
+// At small M it is bound by reading B, half of what float32 reads; at large M by the FMA ports, or with AVX512_BF16 by
+// twice their rate.
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/gemm/gemm_epilogue.h"
+#include "kernels/cpu/gemm/gemm_half_dot.h"
+#include "kernels/cpu/gemm/gemm_half_micro.h"
+#include "kernels/cpu/gemm/gemm_levels.h"
+#include "kernels/cpu/gemm/gemm_pack.h"
+
+namespace untorch::kernels::UNTORCH_ISA {
+namespace {
+
+using Bits = std::uint16_t;
+constexpr int N = kLanes<float>;
+constexpr std::int64_t P = kPackWidth;
+constexpr std::int64_t kBlockK = 512, kFewRowsBlockK = 2048, kBlockM = 96, kBlockN = 512;
+constexpr std::int64_t kPackedBytes = 1 << 20;  // of B that is packed at once
+constexpr std::int64_t kPad = 32;               // elements after a row of A: neighbours start in different cache sets
+constexpr std::int64_t kFewRows = 32;           // up to here dot products beat packing (measured, k = 384 to 2048)
+
+constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
+constexpr std::int64_t larger(std::int64_t x, std::int64_t y) { return x > y ? x : y; }
+
+// `count` elements of A as float32, the padding 0.
+template <HalfType H>
+void widen_row(const Bits* from, std::int64_t stride, std::int64_t count, std::int64_t padded, float* to) {
+  std::int64_t j = 0;
+  if (stride == 1) {
+    for (; j + N <= count; j += N) store(to + j, load_half<H>(from + j));
+    if (j < count) {
+      const Vector<float> part = load_half_part<H>(from + j, count - j);
+      for (std::int64_t x = j; x < count; ++x) to[x] = part[x - j];
+    }
+  } else {
+    for (; j < count; j += N) {
+      Bits part[N] = {};
+      const std::int64_t left = smaller(N, count - j);
+      for (std::int64_t x = 0; x < left; ++x) part[x] = from[(j + x) * stride];
+      const Vector<float> wide = load_half<H>(part);
+      for (std::int64_t x = 0; x < left; ++x) to[j + x] = wide[x];
+    }
+  }
+  for (j = count; j < padded; ++j) to[j] = 0.0f;
+}
+
+void copy_row(const Bits* from, std::int64_t stride, std::int64_t count, std::int64_t padded, Bits* to) {
+  if (stride == 1) {
+    for (std::int64_t j = 0; j < count; ++j) to[j] = from[j];
+  } else {
+    for (std::int64_t j = 0; j < count; ++j) to[j] = from[j * stride];
+  }
+  for (std::int64_t j = count; j < padded; ++j) to[j] = 0;
+}
+
+// B [k, n] into panels of pairs.
+void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const Bits> b, std::uint32_t* packed) {
+  const std::int64_t pairs = ceil_div(k, 2);
+  const bool words = b.row_stride == 1 && b.col_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0;
+  const std::int64_t whole = words ? k / 2 : 0;
+  if (words) {  // pairs are 32-bit elements of Bᵀ, transposed in registers
+    for (std::int64_t j = 0; j < n; j += P) {
+      pack_panel(whole, smaller(P, n - j), reinterpret_cast<const float*>(b.data) + j * (b.col_stride / 2), 1,
+                 b.col_stride / 2, reinterpret_cast<float*>(packed) + j * pairs);
+    }
+  }
+  const auto bits = [&](std::int64_t row, std::int64_t col) -> std::uint32_t {
+    return row < k && col < n ? b.data[row * b.row_stride + col * b.col_stride] : 0;
+  };
+  for (std::int64_t p = whole; p < pairs; ++p) {
+    for (std::int64_t j = 0; j < n; j += P) {
+      std::uint32_t* const to = packed + j * pairs + p * P;
+      if (b.col_stride == 1 && j + P <= n && 2 * p + 1 < k) {
+        const Bits* const low = b.data + 2 * p * b.row_stride + j;
+        const Bits* const high = low + b.row_stride;
+        for (int x = 0; x < P; ++x) to[x] = low[x] | static_cast<std::uint32_t>(high[x]) << 16;
+      } else {
+        for (int x = 0; x < P; ++x) to[x] = bits(2 * p, j + x) | bits(2 * p + 1, j + x) << 16;
+      }
+    }
+  }
+}
+
+// A tile of sums [rows, width] becomes the result's elements from (i, j) on.
+template <HalfType H>
+void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t width, float* sums,
+            std::int64_t ld) {
+  if (r.alpha != 1.0f || r.bias != nullptr) {
+    for (std::int64_t y = 0; y < rows; ++y) {
+      for (std::int64_t x = 0; x < width; x += N) {
+        const std::int64_t left = smaller(N, width - x);
+        Vector<float> v = load(sums + y * ld + x) * r.alpha;
+        if (r.bias != nullptr) v += left == N ? load_half<H>(r.bias + j + x) : load_half_part<H>(r.bias + j + x, left);
+        store(sums + y * ld + x, v);
+      }
+    }
+  }
+  if (r.activation != Activation::kNone) apply_epilogue(rows, width, r.activation, nullptr, 0, sums, ld);
+  const bool dense = r.col_stride == 1;
+  for (std::int64_t y = 0; y < rows; ++y) {
+    Bits* const to = r.c + (i + y) * r.row_stride + j * r.col_stride;
+    const Bits* const added = r.residual == nullptr ? nullptr : r.residual + (i + y) * r.ldr + j;
+    for (std::int64_t x = 0; x < width; x += N) {
+      const std::int64_t left = smaller(N, width - x);
+      Vector<float> v = load(sums + y * ld + x);
+      if (added != nullptr) v += left == N ? load_half<H>(added + x) : load_half_part<H>(added + x, left);
+      if (dense && left == N) {
+        if (r.beta != 0.0f) v += load_half<H>(to + x) * r.beta;
+        store_half<H>(to + x, v);
+        continue;
+      }
+      Bits part[N] = {};
+      if (r.beta != 0.0f) {
+        for (std::int64_t z = 0; z < left; ++z) part[z] = to[(x + z) * r.col_stride];
+        v += load_half<H>(part) * r.beta;
+      }
+      store_half<H>(part, v);
+      for (std::int64_t z = 0; z < left; ++z) to[(x + z) * r.col_stride] = part[z];
+    }
+  }
+}
+
+// Rows of C without a k: alpha·0 and the epilogue.
+template <HalfType H>
+void finish_zeros(const HalfResult& r, std::int64_t m, std::int64_t n) {
+  float zeros[kBlockN];
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; j += kBlockN) {
+      const std::int64_t width = smaller(kBlockN, n - j);
+      for (std::int64_t x = 0; x < ceil_div(width, N) * N; ++x) zeros[x] = 0.0f;
+      finish<H>(r, i, j, 1, width, zeros, kBlockN);
+    }
+  }
+}
+
+struct Workspace {
+  float* sums;            // [mc, nc]
+  void* rows;             // [mc, kc + padding]
+  std::uint32_t* packed;  // for nc columns
+};
+
+Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, std::size_t* size) {
+  std::size_t at = 0;
+  const auto take = [&](std::int64_t bytes) {
+    char* const part = static_cast<char*>(memory) + at;
+    at += static_cast<std::size_t>(ceil_div(bytes, 64) * 64);
+    return memory == nullptr ? nullptr : part;
+  };
+  Workspace w{};
+  w.sums = reinterpret_cast<float*>(take(p.mc * (p.nc + P) * 4));
+  w.rows = take(p.mc * (ceil_div(p.kc, 2) * 2 + kPad) * (p.bf16 ? 2 : 4));
+  w.packed = reinterpret_cast<std::uint32_t*>(take(packed ? 0 : ceil_div(p.nc, P) * P * ceil_div(k, 2) * 4));
+  if (size != nullptr) *size = at;
+  return w;
+}
+
+template <HalfType H>
+void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
+                  const std::uint32_t* packed, const HalfResult& result, const Workspace& w) {
+  const std::int64_t pairs = ceil_div(k, 2), ld = plan.nc + P;
+  const HalfTable* table = &kWidened<H>;
+#if defined(__AVX512F__)
+  if (plan.bf16) table = &kDotBf16;
+#endif
+  for (std::int64_t jc = 0; jc < n; jc += plan.nc) {
+    const std::int64_t nb = smaller(plan.nc, n - jc);
+    for (std::int64_t ic = 0; ic < m; ic += plan.mc) {
+      const std::int64_t mb = smaller(plan.mc, m - ic);
+      const int tile_m = static_cast<int>(ceil_div(mb, ceil_div(mb, kMaxRows)));
+      for (std::int64_t pc = 0; pc < k; pc += plan.kc) {
+        const std::int64_t kb = smaller(plan.kc, k - pc), even = ceil_div(kb, 2) * 2, lda = even + kPad;
+        const bool last = pc + kb >= k;
+        for (std::int64_t i = 0; i < mb; ++i) {
+          const Bits* const from = a.data + (ic + i) * a.row_stride + pc * a.col_stride;
+          if (plan.bf16) {
+            copy_row(from, a.col_stride, kb, even, static_cast<Bits*>(w.rows) + i * lda);
+          } else {
+            widen_row<H>(from, a.col_stride, kb, even, static_cast<float*>(w.rows) + i * lda);
+          }
+        }
+        for (std::int64_t j = 0; j < nb;) {
+          const int group = choose_panels(tile_m, ceil_div(nb - j, P));
+          const std::int64_t width = smaller(group * P, nb - j);
+          HalfTile tile{};
+          tile.pairs = even / 2, tile.lda = lda, tile.ldc = ld, tile.accumulate = pc > 0;
+          tile.b = packed + (jc + j) * pairs + pc / 2 * P, tile.panel_step = pairs * P;
+          for (std::int64_t i = 0; i < mb; i += tile_m) {
+            const int rows = static_cast<int>(smaller(tile_m, mb - i));
+            tile.a = plan.bf16 ? static_cast<const void*>(static_cast<Bits*>(w.rows) + i * lda)
+                               : static_cast<const void*>(static_cast<float*>(w.rows) + i * lda);
+            // One block of k needs no sums beyond its tile, which then stays in L1.
+            tile.c = last && pc == 0 ? w.sums : w.sums + i * ld + j;
+            table->kernel[rows - 1][group - 1](tile);
+            if (last) finish<H>(result, ic + i, jc + j, rows, width, tile.c, ld);
+          }
+          j += width;
+        }
+      }
+    }
+  }
+}
+
+template <HalfType H>
+void dot_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
+               MatrixRef<const Bits> b, const HalfResult& result) {
+  for (std::int64_t j = 0; j < n;) {
+    const std::int64_t cols = n - j >= 4 ? 4 : 1;
+    for (std::int64_t i = 0; i < m;) {
+      const std::int64_t rows = m - i >= kHalfDotRows ? kHalfDotRows : m - i >= 2 ? 2 : 1;
+      alignas(64) float sums[kHalfDotRows * P] = {};
+      const HalfDots tile{k, a.data + i * a.row_stride, a.row_stride, b.data + j * b.col_stride, b.col_stride, sums};
+      (rows == kHalfDotRows ? half_dot_kernel<H, kHalfDotRows>(cols, plan.bf16)
+       : rows == 2          ? half_dot_kernel<H, 2>(cols, plan.bf16)
+                            : half_dot_kernel<H, 1>(cols, plan.bf16))(tile);
+      finish<H>(result, i, j, rows, cols, sums, P);
+      i += rows;
+    }
+    j += cols;
+  }
+}
+
+template <HalfType H>
+void slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
+           MatrixRef<const Bits> b, const HalfResult& result, void* workspace) {
+  if (k == 0) return finish_zeros<H>(result, m, n);
+  if (plan.dot) return dot_slice<H>(plan, m, n, k, a, b, result);
+  const Workspace w = layout(plan, k, false, workspace, nullptr);
+  for (std::int64_t jc = 0; jc < n; jc += plan.nc) {
+    const std::int64_t nb = smaller(plan.nc, n - jc);
+    MatrixRef<const Bits> part = b;
+    part.data += jc * b.col_stride;
+    pack_pairs(k, nb, part, w.packed);
+    HalfResult columns = result;
+    columns.c += jc * result.col_stride;
+    packed_slice<H>(plan, m, nb, k, a, w.packed, columns, w);
+  }
+}
+
+}  // namespace
+
+HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
+                   MatrixRef<const Bits> b, bool packed, bool bf16) {
+  HalfPlan p{};
+  p.bf16 = bf16 && type == HalfType::kBFloat16 && kLanes<float> == 16;
+  p.dot = !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
+  const std::int64_t limit = m <= kMaxRows ? kFewRowsBlockK : kBlockK;
+  p.kc = k <= limit ? larger(k, 1) : ceil_div(ceil_div(k, ceil_div(k, limit)), 2) * 2;
+  p.mc = smaller(m, kBlockM);
+  const std::int64_t columns = packed ? kBlockN : larger(kPackedBytes / (larger(k, 1) * 2) / P * P, 64);
+  p.nc = smaller(ceil_div(n, P) * P, smaller(columns, kBlockN));
+  if (!p.dot) layout(p, k, packed, nullptr, &p.workspace);
+  return p;
+}
+
+void slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
+                MatrixRef<const Bits> a, MatrixRef<const Bits> b, const HalfResult& result, void* workspace) {
+  if (type == HalfType::kBFloat16) {
+    slice<HalfType::kBFloat16>(plan, m, n, k, a, b, result, workspace);
+  } else {
+    slice<HalfType::kFloat16>(plan, m, n, k, a, b, result, workspace);
+  }
+}
+
+void packed_slice_half(HalfType type, const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k,
+                       MatrixRef<const Bits> a, const std::uint32_t* packed, const HalfResult& result,
+                       void* workspace) {
+  const Workspace w = layout(plan, k, true, workspace, nullptr);
+  if (type == HalfType::kBFloat16) {
+    if (k == 0) return finish_zeros<HalfType::kBFloat16>(result, m, n);
+    packed_slice<HalfType::kBFloat16>(plan, m, n, k, a, packed, result, w);
+  } else {
+    if (k == 0) return finish_zeros<HalfType::kFloat16>(result, m, n);
+    packed_slice<HalfType::kFloat16>(plan, m, n, k, a, packed, result, w);
+  }
+}
+
+}  // namespace untorch::kernels::UNTORCH_ISA
