@@ -1,5 +1,5 @@
-// One direction of one LSTM layer (CPU), and the elementwise half of an LSTM cell (CUDA). The gates are in the order
-// input, forget, cell, output.
+// One direction of one recurrent layer (CPU), and the elementwise half of an LSTM cell (CUDA). An LSTM's gates are in
+// the order input, forget, cell, output; a GRU's reset, update, new.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,26 @@ struct LstmLayer {
   void* workspace = nullptr;                            // lstm_workspace() bytes, 64-byte aligned
 };
 
+enum class RecurrentCell : std::int8_t { kTanh, kRelu, kLstm, kGru };
+constexpr std::int64_t gates_of(RecurrentCell cell) {
+  return cell == RecurrentCell::kLstm ? 4 : cell == RecurrentCell::kGru ? 3 : 1;
+}
+
+// Time first, everything row-major float32. The weights [gates * hidden, inputs] and [gates * hidden, hidden] are
+// packed as for gemm_packed; the biases [gates * hidden] may be null, each. Row n takes part in the steps below
+// lengths[n] (all without lengths); in the others its state stays and its output is 0.
+struct RecurrentLayer {
+  RecurrentCell cell{};
+  std::int64_t steps = 0, batch = 0, inputs = 0, hidden = 0;
+  bool reverse = false;
+  const float* input = nullptr;  // [steps, batch, inputs]
+  const float *w_input = nullptr, *w_hidden = nullptr, *bias_input = nullptr, *bias_hidden = nullptr;
+  const std::int64_t* lengths = nullptr;                 // [batch]
+  float* output = nullptr;                               // [steps, batch, hidden]
+  float *hidden_state = nullptr, *cell_state = nullptr;  // [batch, hidden]: the first state, then the last; LSTM's cell
+  float* workspace = nullptr;                            // recurrent_workspace() elements
+};
+
 // Gates row-major [batch, 4 * hidden]; the biases [4 * hidden] or null; the states [batch, hidden]. float16, bfloat16,
 // float32 or float64.
 struct LstmCell {
@@ -35,6 +55,8 @@ struct LstmCell {
 namespace cpu {
 std::size_t lstm_workspace(const LstmLayer& layer);
 void lstm_layer(const LstmLayer& layer);
+std::int64_t recurrent_workspace(const RecurrentLayer& layer);
+void recurrent_layer(const RecurrentLayer& layer);
 }  // namespace cpu
 namespace cuda {
 int lstm_cell(const LstmCell& p, Stream stream);

@@ -81,3 +81,47 @@ def test_verify_keeps_the_inputs_strides(tmp_path: pathlib.Path) -> None:
     x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
     report = export(model, (x,), tmp_path / "model.pt2", verify=True, progress=False, inductor=FAST_BUILD)
     assert report.methods["forward"].differences[0].max_rel < 1e-5
+
+
+class Sequences(nn.Module):
+    """Sequences of several lengths, packed and padded again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(6, 20, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, (h, _) = self.cell(packed)
+        return nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0], h
+
+
+@pytest.mark.slow
+def test_recurrent_modules_of_any_length(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    length, batch = torch.export.Dim("length", min=2, max=500), torch.export.Dim("batch", min=1, max=64)
+    plain, packed = nn.GRU(6, 20, num_layers=2, batch_first=True).eval(), Sequences().eval()
+    path = tmp_path / "model.pt2"
+    export(
+        methods={
+            "plain": {"model": plain, "args": (torch.randn(3, 7, 6),), "dynamic_shapes": ({0: batch, 1: length},)},
+            "packed": {
+                "model": packed,
+                "args": (torch.randn(3, 7, 6), torch.tensor([4, 7, 1])),
+                "dynamic_shapes": ({1: length}, None),
+            },
+        },
+        path=path,
+        progress=False,
+        inductor=FAST_BUILD,
+    )
+    program = untorch.load(path)
+    with torch.no_grad():
+        for shape in ((1, 2, 6), (5, 31, 6)):
+            x = torch.randn(shape)
+            for got, expected in zip(program["plain"](x.numpy()), plain(x), strict=True):
+                numpy.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        for lengths in ([31, 30, 2], [1, 1, 5]):
+            x, ends = torch.randn(3, 31, 6), torch.tensor(lengths)
+            for got, expected in zip(program["packed"](x.numpy(), ends.numpy()), packed(x, ends), strict=True):
+                numpy.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

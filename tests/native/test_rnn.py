@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.native.shim import ShimError, call
+from tests.native import shim
+from tests.native.shim import Opt, ShimError, call
 
 LSTM = 2
 
@@ -144,3 +145,112 @@ def test_errors() -> None:
         message([tensors[0].int(), *tensors[1:]], LSTM, 4, *flags)
         == "mkldnn_rnn_layer: dtype int32 is not supported, expected float16, bfloat16, float32 or float64"
     )
+
+
+CELLS = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[n, k] as [ceil(n/16), k, 16]."""
+    n, k = weight.shape
+    padded = torch.zeros((n + 15) // 16 * 16, k)
+    padded[:n] = weight
+    return padded.view(-1, 16, k).transpose(1, 2).contiguous()
+
+
+def module_of(cell: str, inputs: int, hidden: int, bias: bool) -> torch.nn.RNNBase:
+    kinds = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+    options = {} if cell in kinds else {"nonlinearity": cell}
+    return kinds.get(cell, torch.nn.RNN)(inputs, hidden, bias=bias, bidirectional=True, **options)  # type: ignore[no-any-return]
+
+
+def recurrent(
+    module: torch.nn.RNNBase, cell: str, x: torch.Tensor, states: list[torch.Tensor], lengths: torch.Tensor | None,
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """One direction of a module by the shim."""
+    suffix = "l0_reverse" if reverse else "l0"
+    biases = [getattr(module, f"bias_{part}_{suffix}").detach() if module.bias else None for part in ("ih", "hh")]
+    weights = [pack(getattr(module, f"weight_{part}_{suffix}").detach()) for part in ("ih", "hh")]
+    c = states[1] if len(states) > 1 else None
+    out: tuple[torch.Tensor, ...] = call(
+        "aoti_torch_cpu_recurrent_layer", x, *weights, Opt(biases[0]), Opt(biases[1]), states[0], Opt(c), Opt(lengths),
+        cell, reverse, returns=3,
+    )  # fmt: skip
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    cell=st.sampled_from(list(CELLS)), steps=st.integers(1, 7), batch=st.integers(1, 5), inputs=st.integers(1, 20),
+    hidden=st.sampled_from([1, 3, 7, 16, 20, 32, 48]), bias=st.booleans(), ragged=st.booleans(),
+)  # fmt: skip
+def test_recurrent_layers_match_eager(
+    cell: str, steps: int, batch: int, inputs: int, hidden: int, bias: bool, ragged: bool
+) -> None:
+    module = module_of(cell, inputs, hidden, bias).eval()
+    x = torch.randn(steps, batch, inputs)
+    lengths = torch.randint(1, steps + 1, (batch,)) if ragged else None
+    states = [torch.randn(2, batch, hidden) for _ in range(2 if cell == "lstm" else 1)]
+    given = tuple(states) if cell == "lstm" else states[0]
+    with torch.no_grad():
+        if lengths is None:
+            expected, last = module(x, given)
+        else:
+            packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+            out, last = module(packed, given)
+            expected, _ = torch.nn.utils.rnn.pad_packed_sequence(out, total_length=steps)
+    for direction in range(2):
+        got, *ends = recurrent(module, cell, x, [state[direction] for state in states], lengths, direction == 1)
+        torch.testing.assert_close(got, expected[..., direction * hidden :][..., :hidden], rtol=1e-5, atol=1e-5)
+        for a, b in zip(ends, last if cell == "lstm" else (last,), strict=False):
+            torch.testing.assert_close(a, b[direction], rtol=1e-5, atol=1e-5)
+        assert cell == "lstm" or ends[1].shape == (0,)
+
+
+def test_threads_do_not_change_a_recurrent_layer() -> None:
+    for cell in CELLS:
+        module = module_of(cell, 40, 256, True).eval()
+        x, states = torch.randn(9, 4, 40), [torch.randn(4, 256) for _ in range(2 if cell == "lstm" else 1)]
+        results = []
+        for threads in (1, 2, 3, 5):
+            shim.lib.utp_set_num_threads(threads)
+            results.append(recurrent(module, cell, x, states, torch.tensor([9, 3, 1, 6]), False))
+        shim.lib.utp_set_num_threads(2)
+        for result in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_recurrent_layer_without_steps_or_rows(steps: int) -> None:
+    module = module_of("gru", 3, 16, True)
+    out, h, _ = recurrent(module, "gru", torch.randn(steps, 0, 3), [torch.randn(0, 16)], None, False)
+    assert out.shape == (steps, 0, 16) and h.shape == (0, 16)
+    state = torch.randn(2, 16)
+    out, h, _ = recurrent(module, "gru", torch.randn(0, 2, 3), [state], None, False)
+    assert out.shape == (0, 2, 16) and torch.equal(h, state)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "text"),
+    [
+        (8, "mgu", "cell 'mgu' is not supported, expected tanh, relu, lstm or gru"),
+        (0, torch.ones(4, 5), "argument 'input' must be [steps, batch, inputs], got shape [4, 5]"),
+        (5, torch.ones(7), "argument 'hx' must be [batch, hidden], got shape [7]"),
+        (6, Opt(torch.ones(3, 7)), "argument 'cx' is for an LSTM only"),
+        (0, torch.ones(4, 3, 5).half(), "argument 'input' must be float32, got float16"),
+        (1, torch.ones(2, 4, 16), "argument 'w_input' must have shape [2, 5, 16], got [2, 4, 16]"),
+        (4, Opt(torch.ones(20)), "argument 'bias_hidden' must have shape [21], got [20]"),
+        (7, Opt(torch.ones(3)), "argument 'lengths' must be int64, got float32"),
+        (5, torch.ones(2, 7), "argument 'hx' must have shape [3, 7], got [2, 7]"),
+    ],
+)
+def test_recurrent_layer_errors(index: int, value: Any, text: str) -> None:
+    arguments: list[Any] = [
+        torch.ones(4, 3, 5), torch.ones(2, 5, 16), torch.ones(2, 7, 16), Opt(None), Opt(None), torch.ones(3, 7),
+        Opt(None), Opt(None), "gru", False,
+    ]  # fmt: skip
+    arguments[index] = value
+    with pytest.raises(ShimError) as caught:
+        call("aoti_torch_cpu_recurrent_layer", *arguments, returns=3)
+    assert str(caught.value) == f"recurrent_layer: {text}"

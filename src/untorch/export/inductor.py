@@ -16,7 +16,16 @@ from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
 from untorch.export.patches import has_cpp_march, neutral_paths
 from untorch.export.target import Produced
-from untorch.ops import channels_last_weight, int4, moe_grouped_mm, nvfp4, nvfp4_moe, packed_linear, proxy_result
+from untorch.ops import (
+    channels_last_weight,
+    int4,
+    moe_grouped_mm,
+    nvfp4,
+    nvfp4_moe,
+    packed_linear,
+    proxy_result,
+    recurrent,
+)
 
 __all__ = ["run_inductor"]
 
@@ -42,6 +51,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             nvfp4.OPERATOR: nvfp4.C_SHIMS,
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
+            recurrent.OPERATOR: [recurrent.C_SHIM],
         },
         "aot_inductor.precompile_headers": False,
         # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.

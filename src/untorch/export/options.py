@@ -30,7 +30,7 @@ class ExportOptions:
 
     cpu: the oldest CPU that the file has to run on. "native" uses everything that the build machine has; "x86-64-v4"
         needs AVX-512, "x86-64-v3" AVX2 and FMA; "x86-64-v2" generates scalar code and is slow.
-    pack_linears: pack the weights of linear layers for the GEMM kernels (float32 only).
+    pack_linears: pack the weights of linear layers for the GEMM kernels.
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
         GEMMs and a softmax; "auto": "triton" on CUDA where it can, else "native".

@@ -8,6 +8,8 @@ way, so both graphs are equal where untorch's kernels or math replace it.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,6 +18,7 @@ from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
+from untorch.export.patches import packed_sequences, recurrent_shapes
 from untorch.progress import Progress
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 from untorch.runtime.log import INFO, log
@@ -66,9 +69,13 @@ def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedPr
 def _exported(method: Method) -> torch.export.ExportedProgram:
     assert isinstance(method.model, torch.nn.Module)
     assert method.args is not None
-    return torch.export.export(
-        method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=method.options.strict
-    )
+    with contextlib.ExitStack() as stack:
+        if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
+            stack.enter_context(recurrent_shapes())
+            stack.enter_context(packed_sequences())
+        return torch.export.export(
+            method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=method.options.strict
+        )
 
 
 def refuse_fused_attention(method: Method, passes: list[PassReport]) -> None:

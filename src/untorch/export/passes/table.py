@@ -26,6 +26,7 @@ from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
+from untorch.export.passes.serve_recurrent import serve_recurrent
 
 if TYPE_CHECKING:
     from untorch.export.options import ExportOptions
@@ -134,6 +135,14 @@ PASSES = (
         "Other dtypes than bfloat16, float16 and float32 stay, and groups of columns or of K",
     ),
     Pass(
+        "serve_recurrent",
+        lambda module, options, device, architecture: serve_recurrent(module),
+        "makes `untorch::recurrent_layer` of each layer and direction of RNN, LSTM and GRU modules with constant "
+        "weights, which are packed; half types are computed in float32. Inductor unrolls them, for one length. Layers "
+        "with `proj_size` stay",
+        devices=("cpu",),
+    ),
+    Pass(
         "drop_dead_code",
         lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
@@ -141,9 +150,9 @@ PASSES = (
     Pass(
         "pack_linears",
         lambda module, options, device, architecture: pack_linears(module),
-        "makes one operator of our own from a linear layer with a constant float32 weight, the activation behind it "
-        "(ReLU, SiLU, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. The weight is stored "
-        "in the kernel's layout, so it is not packed at run time "
+        "makes one operator of our own from a linear layer with a constant weight (float32, bfloat16, float16), the "
+        "activation behind it (ReLU, SiLU, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. "
+        "The weight is stored in the kernel's layout, so it is not packed at run time "
         "([decision](decisions/0002-prepack-linear-weights-at-export.md)). "
         "Layers with fewer than 16 outputs or 4 inputs are left alone",
         devices=("cpu",),

@@ -23,12 +23,13 @@ from untorch.export.patches.graphs import (
     treespec_warning,
 )
 from untorch.export.patches.library import interface_table, neutral_paths
+from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
 
 __all__ = [
     "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
-    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "toolkit_folder",
-    "torch_version", "treespec_warning",
+    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "packed_sequences",
+    "recurrent_shapes", "toolkit_folder", "torch_version", "treespec_warning",
 ]  # fmt: skip
 
 
