@@ -23,7 +23,16 @@ std::string describe(const untorch::MethodSpec& method) {
   using untorch::json::quote;
   std::vector<std::string> gpus;
   if (!method.gpu_architecture.empty()) gpus.push_back(method.gpu_architecture);
-  for (const untorch::MethodVariant& variant : method.variants) gpus.push_back(variant.gpu_architecture);
+  std::string variants = "[";
+  for (const untorch::MethodVariant& variant : method.variants) {
+    if (!variant.gpu_architecture.empty()) gpus.push_back(variant.gpu_architecture);
+    variants.append(variants.size() == 1 ? "" : ",")
+        .append("{\"library\":" + quote(variant.library) +
+                ",\"extern_nodes\":" + (variant.extern_nodes ? quote(*variant.extern_nodes) : "null") +
+                ",\"cpu_target\":" + quote(variant.cpu_target) + ",\"features\":" + list_of(variant.cpu_features) +
+                "}");
+  }
+  variants.append("]");
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   const std::string tf32 = gpus.empty() ? "null"
                                         : "{\"convolution\":" + flag(method.tf32.convolution) +
@@ -32,7 +41,7 @@ std::string describe(const untorch::MethodSpec& method) {
          ",\"extern_nodes\":" + (method.extern_nodes ? quote(*method.extern_nodes) : "null") +
          ",\"device\":" + quote(method.device) + ",\"cpu_target\":" + quote(method.cpu_target) +
          ",\"architecture\":" + quote(method.architecture) + ",\"features\":" + list_of(method.cpu_features) +
-         ",\"gpu_architectures\":" + list_of(gpus) + ",\"tf32\":" + tf32 + "}";
+         ",\"gpu_architectures\":" + list_of(gpus) + ",\"tf32\":" + tf32 + ",\"variants\":" + variants + "}";
 }
 
 void write_hex(const untorch::Sha256Digest& digest, char* out) {

@@ -25,6 +25,35 @@ int architecture_number(const std::string& name) {
   return number;
 }
 
+void take(MethodSpec& spec, MethodVariant& variant) {
+  spec.library = std::move(variant.library);
+  spec.extern_nodes = std::move(variant.extern_nodes);
+  spec.gpu_architecture = std::move(variant.gpu_architecture);
+  spec.constants = std::move(variant.constants);
+}
+
+// Puts the code for this CPU in the place of the method's own: of several that run here the one that asks for the most
+// features.
+void take_cpu_variant(const std::string& path, MethodSpec& spec) {
+  const std::vector<std::string> missing = missing_cpu_features(spec.cpu_features);
+  MethodVariant* chosen = nullptr;
+  for (MethodVariant& variant : spec.variants) {
+    if (spec.device != "cpu" || !missing_cpu_features(variant.cpu_features).empty()) continue;
+    const std::size_t best = chosen != nullptr ? chosen->cpu_features.size() : spec.cpu_features.size();
+    if ((chosen == nullptr && !missing.empty()) || variant.cpu_features.size() > best) chosen = &variant;
+  }
+  if (chosen != nullptr) {
+    spec.cpu_target = chosen->cpu_target;
+    spec.cpu_features = chosen->cpu_features;
+    return take(spec, *chosen);
+  }
+  if (!missing.empty()) {
+    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for a CPU with ", join(missing),
+                ", which this one lacks", spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
+                ": export it with cpu=\"x86-64-v3\" or for this machine");
+  }
+}
+
 // Puts the code for the GPU in the place of the method's own: of several that run there the newest. A cubin runs within
 // its major version, from its minor version on.
 void take_variant(const std::string& path, MethodSpec& spec, int index) {
@@ -46,11 +75,7 @@ void take_variant(const std::string& path, MethodSpec& spec, int index) {
                 ", cuda:", index, " (", properties.name, ") is ", properties.architecture(),
                 ": export it for that architecture");
   }
-  if (chosen == nullptr) return;
-  spec.library = std::move(chosen->library);
-  spec.extern_nodes = std::move(chosen->extern_nodes);
-  spec.gpu_architecture = std::move(chosen->gpu_architecture);
-  spec.constants = std::move(chosen->constants);
+  if (chosen != nullptr) take(spec, *chosen);
 }
 
 // The GPU that a method runs on: what the caller asked for, or the current one. Of the method's code it takes what is
@@ -105,12 +130,7 @@ Device fit_to_machine(const std::string& path, MethodSpec& spec, const std::stri
     throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for ", spec.architecture,
                 ", this machine is ", cpu_architecture());
   }
-  const std::vector<std::string> missing = missing_cpu_features(spec.cpu_features);
-  if (!missing.empty()) {
-    throw_error(ErrorKind::kUnsupported, path, ": method '", spec.name, "' was compiled for a CPU with ", join(missing),
-                ", which this one lacks", spec.cpu_target.empty() ? "" : " (target \"" + spec.cpu_target + "\")",
-                ": export it with cpu=\"x86-64-v3\" or for this machine");
-  }
+  take_cpu_variant(path, spec);
   return base == "cuda" ? resolve_cuda(path, spec, device) : Device{};
 }
 

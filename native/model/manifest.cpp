@@ -341,6 +341,16 @@ class Reader {
     }
   }
 
+  // What the code asks of the CPU; gives the architecture.
+  template <class Code>
+  static std::string read_cpu(Code& code, const json::Value& value, const Place& what) {
+    code.cpu_target = short_text(value.at("target", what), what.member("target"));
+    for (const json::Value& feature : value.at("features", what).as_array(what.member("features"))) {
+      code.cpu_features.push_back(short_text(feature, what.member("features")));
+    }
+    return short_text(value.at("architecture", what), what.member("architecture"));
+  }
+
   MethodSpec read_method(const std::string& name, const json::Value& value, const Manifest& manifest,
                          const Place& what) {
     MethodSpec method;
@@ -350,12 +360,7 @@ class Reader {
     read_code(method, value, manifest, what);
     method.device = short_text(value.at("device", what), what.member("device"));
     if (const json::Value* cpu = value.find_set("cpu", what)) {
-      const Place place = what.member("cpu");
-      method.cpu_target = short_text(cpu->at("target", place), place.member("target"));
-      method.architecture = short_text(cpu->at("architecture", place), place.member("architecture"));
-      for (const json::Value& feature : cpu->at("features", place).as_array(place.member("features"))) {
-        method.cpu_features.push_back(short_text(feature, place.member("features")));
-      }
+      method.architecture = read_cpu(method, *cpu, what.member("cpu"));
     }
     if (const json::Value* tf32 = value.find_set("tf32", what)) {
       const Place place = what.member("tf32");
@@ -369,7 +374,11 @@ class Reader {
         const Place place = what.numbered("variant", method.variants.size());
         MethodVariant& variant = method.variants.emplace_back();
         read_code(variant, item, manifest, place);
-        if (variant.gpu_architecture.empty()) place.fail(" has no gpu_architecture");
+        if (method.device != "cpu") {
+          if (variant.gpu_architecture.empty()) place.fail(" has no gpu_architecture");
+        } else if (read_cpu(variant, item.at("cpu", place), place.member("cpu")) != method.architecture) {
+          place.fail(" is for another architecture than the method");
+        }
       }
     }
     method.inputs_json = value.at("inputs", what);

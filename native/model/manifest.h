@@ -71,9 +71,11 @@ struct PackedLinear {
   DType activations = DType::kFloat32;  // what it is multiplied with
 };
 
-// Code of a method for another GPU architecture. What it takes and gives is the same.
+// Code of a method for another GPU architecture or another level of CPUs. What it takes and gives is the same.
 struct MethodVariant {
-  std::string gpu_architecture;
+  std::string gpu_architecture;  // "sm_90"; empty in methods for CPUs
+  std::string cpu_target;
+  std::vector<std::string> cpu_features;
   std::string library;
   std::optional<std::string> extern_nodes;
   std::vector<ConstantSpec> constants;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -23,7 +23,10 @@ def hint(name: str, known: Sequence[str]) -> str:
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:
-    """Raises OptionError if ``value`` is not of the type hint ``kind``: a type, a Literal, a union, a Mapping."""
+    """Raises OptionError if ``value`` is not of the type hint ``kind``.
+
+    A hint is a type, a Literal, a Literal or a Sequence of it, another union, or a Mapping.
+    """
     origin = get_origin(kind)
     if origin is Literal:
         if value not in get_args(kind):
@@ -31,6 +34,12 @@ def check_option(name: str, value: Any, kind: Any) -> None:
             near = difflib.get_close_matches(str(value), [str(v) for v in get_args(kind)], n=1)
             nearest = f" (did you mean {near[0]!r}?)" if near else ""
             raise OptionError(f"option {name}: expected one of {expected}, got {value!r}{nearest}")
+        return
+    if origin is Union:  # a Literal, and a Sequence of it
+        one, *_ = get_args(kind)
+        several = isinstance(value, Sequence) and not isinstance(value, str)
+        for item in value if several else (value,):
+            check_option(name, item, one)
         return
     if isinstance(kind, types.UnionType):
         accepted: tuple[type, ...] = tuple(get_origin(part) or part for part in get_args(kind))

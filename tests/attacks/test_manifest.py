@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from compiler import model_library
-from craft import Lie, Package, RealPackage, zip_bytes
+from craft import LIBRARY, Lie, Package, RealPackage, zip_bytes
 from probe import Prober
 
 import untorch
@@ -55,6 +55,7 @@ LIES: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*M, "variants"), {}, "variants is not a list"),
     ((*M, "variants"), [1], "variant 0 is not an object"),
     ((*M, "variants"), [{"library": "none.so"}], "variant 0 library names 'none.so', which is not in the archive"),
+    ((*M, "variants"), [{"library": LIBRARY, "constants": []}], 'variant 0 has no "cpu"'),
     ((*M, "constants", 0, "device"), 1, "device is not a string"),
     ((*M, "cpu", "architecture"), "riscv64", "was compiled for riscv64, this machine is"),
     ((*M, "cpu", "features"), ["avx2048"], "was compiled for a CPU with avx2048, which this one lacks"),

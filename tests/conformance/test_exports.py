@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import platform
 
 import numpy
 import pytest
@@ -53,7 +54,7 @@ def test_two_methods_share_a_weight_and_run_on_an_older_cpu(tmp_path: pathlib.Pa
             "decode": {"model": decoder, "args": (torch.randn(2, 24),), "dynamic_shapes": ({0: batch},)},
         },
         path=path,
-        cpu="x86-64-v3",  # headers parsed for this CPU alone would not pay
+        cpu="x86-64-v3",
         verify=True,
         progress=False,
     )
@@ -81,6 +82,27 @@ def test_verify_keeps_the_inputs_strides(tmp_path: pathlib.Path) -> None:
     x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
     report = export(model, (x,), tmp_path / "model.pt2", verify=True, progress=False, inductor=FAST_BUILD)
     assert report.methods["forward"].differences[0].max_rel < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+def test_code_for_two_levels_of_cpus(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 16)).eval()
+    levels, path, x = ("x86-64-v3", "x86-64-v4"), tmp_path / "model.pt2", torch.randn(3, 64)
+    report = export(model, (x,), path, cpu=levels, progress=False, inductor=FAST_BUILD)
+    assert report.weight_nbytes < 1.1 * sum(p.numel() * 4 for p in model.parameters())  # stored once
+    program = untorch.load(path)
+    assert program.manifest is not None
+    method = program.manifest["methods"]["forward"]
+    codes = [method, *method["variants"]]
+    assert [code["cpu"]["target"] for code in codes] == list(levels)
+    assert ["avx512f" in code["cpu"]["features"] for code in codes] == [False, True]
+    assert method["library"].startswith("data/aotinductor/forward/")
+    assert codes[1]["library"].startswith("data/aotinductor/forward.x86-64-v4/")
+    with torch.no_grad():
+        expected = model(x)
+    numpy.testing.assert_allclose(program.forward(x.numpy()), expected, rtol=1e-5, atol=1e-5)
 
 
 class Sequences(nn.Module):

@@ -57,7 +57,7 @@ def export(
 
     fields = parse_options(options or ())
     if cpu is not None:
-        fields["cpu"] = cpu
+        fields["cpu"] = tuple(cpu.split(",")) if "," in cpu else cpu
     if quantize is not None:
         # Beside its own options, --option quantize.group_size=64, it is their dtype.
         given = fields.get("quantize")

@@ -70,7 +70,7 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
             ("device", ", ".join([method["device"], *method["gpu_architectures"]])),
             *([("TF32", _tf32(method["tf32"]))] if method["tf32"] else []),
             *[(f"code for {code['architecture']}", _gpu_code(code)) for code in method["gpu_codes"] or ()],
-            ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}"),
+            ("CPU", f"{cpu['architecture']}, target {cpu['target'] or 'unknown'}{_others(cpu)}"),
             ("CPU features", needs + missing),
             ("library", f"{method['library']['file']} ({bytes_text(method['library']['bytes'])})"),
             ("runs here", "yes" if method["runs_here"] else f"no: {'; '.join(method['problems'])}"),
@@ -102,6 +102,11 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if shown := method["operators"] if operators else lacking:
         rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
         console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _others(cpu: dict[str, Any]) -> str:
+    others = [target or "unknown" for target in cpu["targets"] if target != cpu["target"]]
+    return f"; code for {', '.join(others)} as well" if others else ""
 
 
 def _tf32(allowed: dict[str, bool]) -> str:

@@ -117,7 +117,9 @@ ArchOption = Annotated[
 CpuOption = Annotated[
     str | None,
     typer.Option(
-        "--cpu", metavar="TARGET", help="The oldest CPU to run on: native, x86-64-v2, x86-64-v3 or x86-64-v4."
+        "--cpu",
+        metavar="TARGET[,TARGET…]",
+        help="The CPUs to run on: portable, native, x86-64-v2, x86-64-v3, x86-64-v4; several with commas.",
     ),
 ]
 QuantizeOption = Annotated[

@@ -130,12 +130,16 @@ def _method(
     """What is known of every method, and whether it runs on this machine, on the device ``where`` if that is given."""
     from untorch import _core
 
-    device, features, gpus = method["device"], method["features"], method["gpu_architectures"]
-    file, nodes = method["library"], method["extern_nodes"]
+    device, gpus = method["device"], method["gpu_architectures"]
+    here = set(_core.cpu_features().split())
+    codes = [method, *(method["variants"] if device == "cpu" else ())]
+    # What load() takes: of the code that runs here the one that asks for the most; else the method's own.
+    runs = [code for code in codes if here.issuperset(code["features"])]
+    code = max(runs, key=lambda code: len(code["features"]), default=method)
+    features, file, nodes = code["features"], code["library"], code["extern_nodes"]
     if file not in libraries:
         libraries[file] = _library(archive, file)
     library = libraries[file]
-    here = set(_core.cpu_features().split())
     missing = [feature for feature in features if feature not in here]
     operators = library["functions"] + (
         _proxy_operators(archive, nodes, device.partition(":")[0]) if nodes is not None else []
@@ -162,7 +166,8 @@ def _method(
         "gpu_architectures": gpus,
         "tf32": method["tf32"],
         "cpu": {
-            "target": method["cpu_target"] or None,
+            "target": code["cpu_target"] or None,
+            "targets": [other["cpu_target"] or None for other in codes],
             "architecture": method["architecture"] or library["machine"],
             "features": features,
             "missing": missing,

@@ -108,7 +108,7 @@ def export(
         for method in traced:
             is_variant = method.name in entries
             quantized_weights = describe_quantized(method)  # the passes change the graph
-            places.append(f"{method.name}.{method.target.architecture}" if is_variant else method.name)
+            places.append(f"{method.name}.{method.target.code_name}" if is_variant else method.name)
             (folder / places[-1]).mkdir()
             compile_method(method, folder / places[-1], progress)
             compiled = method.compiled
@@ -116,9 +116,11 @@ def export(
                 compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
                 compiled.produced.on_gpu,
             )  # fmt: skip
-            buffers.add_method(method.name, method.target.device, constants, storages, method.target.architecture)
+            buffers.add_method(method.name, method.target.device, constants, storages, method.target.code_name)
             code = _code_entry(places[-1], method, constants)
             if is_variant:
+                if method.target.device == "cpu":
+                    code["cpu"] = _cpu_entry(method)
                 entries[method.name].setdefault("variants", []).append(code)
                 continue
             entries[method.name] = _method_entry(method, code)
@@ -159,14 +161,13 @@ def _common_gpu(methods: Sequence[Method]) -> str | None:
 
 
 def _method_entry(method: Method, code: dict[str, Any]) -> dict[str, Any]:
-    host = method.target.host
     code = dict(code)
     return {
         "library": code.pop("library"),
         "extern_nodes": code.pop("extern_nodes"),
         "device": method.target.device,
         **{key: code.pop(key) for key in method.target.manifest_fields()},
-        "cpu": {"target": host.name, "architecture": host.architecture, "features": method.compiled.features},
+        "cpu": _cpu_entry(method),
         "inputs": method.report.inputs,
         "outputs": method.report.outputs,
         "constants": code.pop("constants"),
@@ -175,8 +176,14 @@ def _method_entry(method: Method, code: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _cpu_entry(method: Method) -> dict[str, Any]:
+    """What the host code asks of the CPU."""
+    host = method.target.host
+    return {"target": host.name, "architecture": host.architecture, "features": method.compiled.features}
+
+
 def _code_entry(folder: str, method: Method, constants: list[dict[str, Any]]) -> dict[str, Any]:
-    """What differs between architectures."""
+    """What differs between architectures, and between levels of CPUs."""
     place, compiled = f"data/aotinductor/{folder}", method.compiled
     return {
         **method.target.manifest_fields(),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from untorch.export.errors import CompileError
+from untorch.export.errors import CompileError, OptionError
 from untorch.runtime.errors import UnsupportedError
 
-__all__ = ["Cpu", "HostCpu", "compiler_features", "resolve_host_cpu"]
+__all__ = ["Cpu", "HostCpu", "compiler_features", "resolve_host_cpu", "resolve_host_cpus"]
 
-Cpu = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
+Cpu = Literal["portable", "native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
+_PORTABLE: Cpu = "x86-64-v3"
 
 # Predefined macros → feature names of /proc/cpuinfo, all of which the loader knows.
 # Listed are the extensions that a compiler uses on its own or through Inductor's vector headers. Cryptography, tiles
@@ -30,7 +32,7 @@ _FEATURES = {
 
 @dataclass(frozen=True)
 class HostCpu:
-    """The option ``cpu`` as the compiler has it: -march, and the vector width in bits (0: scalar, None: torch's)."""
+    """A level of the option ``cpu`` as the compiler has it: -march, vectors in bits (0: scalar, None: torch's)."""
 
     name: Cpu
     architecture: str
@@ -42,17 +44,32 @@ def resolve_host_cpu(name: Cpu) -> HostCpu:
     """The CPU ``name`` on this build machine. Raises UnsupportedError for an x86-64 level elsewhere."""
     architecture = platform.machine()
     if architecture != "x86_64":
-        if name != "native":
+        if name not in ("native", "portable"):
             raise UnsupportedError(
-                f"option cpu: {name!r} needs an x86-64 build machine, this one is {architecture}: use cpu='native'"
+                f"option cpu: {name!r} needs an x86-64 build machine, this one is {architecture}: use cpu='portable'"
             )
         return HostCpu(name, architecture, None, None)
+    if name == "portable":
+        name = _PORTABLE
     if name == "native":
         import torch
 
         bits = 512 if torch.cpu._is_avx512_supported() else 256 if torch.cpu._is_avx2_supported() else 0
         return HostCpu(name, architecture, "native", bits)
     return HostCpu(name, architecture, name, {"x86-64-v2": 0, "x86-64-v3": 256, "x86-64-v4": 512}[name])
+
+
+def resolve_host_cpus(names: Cpu | Sequence[Cpu]) -> tuple[HostCpu, ...]:
+    """The option ``cpu``, one level or several. Raises UnsupportedError, and OptionError for none or one twice."""
+    if isinstance(names, str):
+        return (resolve_host_cpu(names),)
+    hosts = tuple(resolve_host_cpu(name) for name in names)
+    if not hosts:
+        raise OptionError("option cpu: expected a level, or a list of them, got an empty one")
+    levels = [host.name for host in hosts]
+    if len(set(levels)) < len(levels):
+        raise OptionError(f"option cpu: a level is there twice: {', '.join(levels)}")
+    return hosts
 
 
 def compiler_features(host: HostCpu, compiler: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from untorch.export.errors import OptionError
-from untorch.export.host_cpu import resolve_host_cpu
+from untorch.export.host_cpu import resolve_host_cpus
 from untorch.export.method import Method
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.target import resolve_targets
@@ -56,7 +56,10 @@ def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, opti
         # A method with a device of its own ignores the call's arch.
         own_arch = request.arch if request.arch is not None or request.device is not None else arch
         own_device = device if request.device is None else request.device
-        for target in resolve_targets(own_device, own_arch, resolve_host_cpu(own.cpu)):
+        hosts = resolve_host_cpus(own.cpu)
+        if len(hosts) > 1 and own_device != "cpu":
+            raise OptionError(f"export: method {name!r}: option cpu: several levels are for device='cpu': give one")
+        for target in (target for host in hosts for target in resolve_targets(own_device, own_arch, host)):
             method = replace(request.method, options=own, target=target)
             target.check_request(method)
             methods.append(method)

@@ -42,7 +42,7 @@ class _Buffer:
     weight: int
     shapes: dict[str, tuple[str, tuple[int, ...]]]
     device: str
-    codes: list[tuple[str, str | None]] = field(default_factory=list)  # methods, each with an architecture
+    codes: list[tuple[str, str | None]] = field(default_factory=list)  # methods, each with what it is for
 
     @property
     def methods(self) -> list[str]:
@@ -62,11 +62,11 @@ class MutableBuffers:
 
     def add_method(
         self, method: str, device: str, constants: list[dict[str, Any]], storages: Sequence[int],
-        architecture: str | None = None,
+        code_name: str | None = None,
     ) -> None:  # fmt: skip
         """Gives every changed constant (a manifest entry) its buffer. ``storages``: the constants' memory, by identity.
 
-        ``architecture``: of the GPU that this code of the method is for; a method's codes have the same buffers.
+        ``code_name``: tells this code of the method from its others, which have the same buffers.
         Raises CompileError when methods name a buffer alike and give it different initial values.
         """
         groups: dict[int, list[dict[str, Any]]] = {}
@@ -76,7 +76,7 @@ class MutableBuffers:
         for group in groups.values():
             shapes = {c["fqn"]: (c["dtype"], tuple(c["shape"])) for c in group}
             where = group[0].get("device", device)
-            code = (method, architecture)
+            code = (method, code_name)
             index = self._find(code, shapes, group[0]["weight"], where)
             buffer = self._buffers[index]
             buffer.shapes |= shapes

@@ -28,8 +28,10 @@ _OF_THE_MACHINE = ("progress", "tuning", "record_tuning")
 class ExportOptions:
     """How a model is exported.
 
-    cpu: the oldest CPU that the file has to run on. "native" uses everything that the build machine has; "x86-64-v4"
-        needs AVX-512, "x86-64-v3" AVX2 and FMA; "x86-64-v2" generates scalar code and is slow.
+    cpu: the oldest CPU that the file has to run on. "x86-64-v3" needs AVX2 and FMA, "x86-64-v4" AVX-512; "x86-64-v2"
+        generates scalar code and is slow; "native" uses everything that the build machine has. "portable" is
+        "x86-64-v3", and on other architectures what every CPU of them has. Several, ("x86-64-v3", "x86-64-v4"): the
+        file has code for each, and load() takes the best that runs; for device="cpu" only.
     pack_linears: pack the weights of linear layers for the GEMM kernels.
     attention: what computes scaled dot-product attention. "triton": kernels that are compiled into the file (CUDA only;
         an error where they cannot serve a call); "native": PyTorch's fused operators, as the runtime has them; "math":
@@ -57,7 +59,7 @@ class ExportOptions:
     The number of threads is not an option: the machine that runs the file decides.
     """
 
-    cpu: Cpu = "native"
+    cpu: Cpu | Sequence[Cpu] = "portable"
     pack_linears: bool = True
     attention: Attention = "auto"
     matmul: Matmul = "library"
@@ -120,6 +122,7 @@ class ExportOptions:
     def to_json(self) -> dict[str, Any]:
         """The options as the manifest records them; values that JSON does not have become their repr."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _OF_THE_MACHINE}
+        values["cpu"] = self.cpu if isinstance(self.cpu, str) else list(self.cpu)
         values["passes"] = dict(self.passes)
         values["inductor"] = {
             key: value if isinstance(value, bool | int | float | str | None) else repr(value)

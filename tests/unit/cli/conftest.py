@@ -86,8 +86,12 @@ class UncheckedWriter(ArchiveWriter):
 
 
 def write_package(
-    path: Path, library: bytes, *names: str, change: Callable[[dict[str, Any]], None] | None = None
+    path: Path,
+    library: bytes | dict[str, bytes],
+    *names: str,
+    change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
+    """A package of methods that have one library, or one each."""
     manifest: dict[str, Any] = {
         "format": "untorch", "format_version": FORMAT_VERSION, "untorch_version": "0.1.0", "torch_version": "2.13.0",
         "weights": [{"file": "data/weights/weight_0", "nbytes": 4}],
@@ -97,7 +101,8 @@ def write_package(
         change(manifest)
     with UncheckedWriter(path) as writer:
         for name in names:
-            writer.write(f"data/aotinductor/{name}/m.wrapper.so", library)
+            own = library if isinstance(library, bytes) else library[name]
+            writer.write(f"data/aotinductor/{name}/m.wrapper.so", own)
         writer.write("data/weights/weight_0", numpy.float32(0.5).tobytes())
         writer.write_manifest(manifest)
     return path

@@ -129,7 +129,7 @@ def test_the_manifest_and_the_library(made: tuple[Path, ExportReport, Encoder]) 
     assert [i["name"] for i in encode["inputs"]] == ["x", "more['shift']"]
     assert encode["inputs"][0]["shape"][0]["max"] == 64
     assert encode["outputs"][2] is None
-    assert encode["cpu"]["target"] == "native"
+    assert encode["cpu"]["target"] == "x86-64-v3"
     assert encode["options"]["pack_linears"] is True
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +104,28 @@ def test_reserved_names_are_the_classes_own() -> None:
     assert not {"forward", "encode", "decode"} & found
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+def test_levels_of_cpus() -> None:
+    [codes] = plans(entry(), cpu=("x86-64-v3", "x86-64-v4"))
+    assert [method.target.host.name for method in codes] == ["x86-64-v3", "x86-64-v4"]
+    assert [method.target.code_name for method in codes] == ["x86-64-v3", "x86-64-v4"]
+    [[portable]] = plans(entry(), cpu=("portable",))
+    assert portable.target.host.name == "x86-64-v3"
+    for levels, device, text in (
+        ((), "cpu", "option cpu: expected a level, or a list of them, got an empty one"),
+        (("portable", "x86-64-v3"), "cpu", "option cpu: a level is there twice: x86-64-v3, x86-64-v3"),
+        (("x86-64-v3", "x86-64-v4"), "cuda", "option cpu: several levels are for device='cpu': give one"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(text)):
+            plans(entry(), cpu=levels, device=device, arch="H200" if device == "cuda" else None)
+
+
 def test_a_methods_own_choices() -> None:
     [[own], [common]] = plans(
         entry(options={"attention": "math", "cpu": "x86-64-v3"}), entry(), attention="native", fold_limit=7
     )
     assert (own.options.attention, own.options.fold_limit, own.target.host.name) == ("math", 7, "x86-64-v3")
-    assert (common.options.attention, common.options.fold_limit, common.target.host.name) == ("native", 7, "native")
+    assert (common.options.attention, common.options.fold_limit, common.target.host.name) == ("native", 7, "x86-64-v3")
     gpu, [cpu], other = plans(entry(), entry(device="cpu"), entry(arch="A100"), device="cuda", arch="H200")
     assert isinstance(cpu.target, CpuTarget) and cpu.target.architecture is None
     assert targets(gpu) == [("sm_90", "H200")]

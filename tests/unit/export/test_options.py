@@ -25,8 +25,13 @@ def test_defaults_and_fields() -> None:
         ({"verify": 1}, "option verify: expected bool, got int (1)"),
         ({"verify_tolerance": True}, "option verify_tolerance: expected int or float, got bool (True)"),
         ({"verify_tolerance": 0.0}, "option verify_tolerance: expected a number above 0, got 0.0"),
-        ({"cpu": "x86-64-v5"}, "option cpu: expected one of 'native', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4', got"),
+        (
+            {"cpu": "x86-64-v5"},
+            "option cpu: expected one of 'portable', 'native', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4', got",
+        ),
         ({"cpu": "x86_64-v3"}, "(did you mean 'x86-64-v3'?)"),
+        ({"cpu": ("x86-64-v3", "v4")}, "option cpu: expected one of 'portable', 'native',"),
+        ({"cpu": 3}, "option cpu: expected one of 'portable', 'native',"),
         (
             {"passes": {"fold_constant": False}},
             "option passes: unknown pass 'fold_constant': did you mean 'fold_constants'?",
@@ -59,5 +64,6 @@ def test_json() -> None:
     assert values["passes"] == {"fold_constants": False}
     assert values["fold_limit"] == 16 * 1024 * 1024
     assert values["inductor"] == {"a": 1, "b": "(1, 2)"}
-    assert values["cpu"] == "native"
+    assert values["cpu"] == "portable"
+    assert ExportOptions(cpu=("x86-64-v3", "x86-64-v4")).to_json()["cpu"] == ["x86-64-v3", "x86-64-v4"]
     assert "progress" not in values

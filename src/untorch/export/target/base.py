@@ -76,6 +76,11 @@ class Target(ABC):
         return None
 
     @property
+    def code_name(self) -> str:
+        """What tells the method's codes apart in a file: the GPU architecture, or the level of CPUs."""
+        return self.architecture or self.host.name
+
+    @property
     def tensor_home(self) -> str:
         """The torch device on which the method's tensors lie while it is compiled."""
         return "cpu"
