@@ -142,12 +142,10 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 def _run_passes(method: Method) -> list[PassReport]:
     passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
-    if (refusal := method.traced.refusal) is not None:
+    if method.traced.refusal is not None:
         refuse_fused_attention(method, passes)
-        text = (
-            f"traced with math attention: with PyTorch's fused operators torch.export said: {refusal.splitlines()[0]}"
-        )
-        passes = [PassReport("torch_export", changed=[text]), *passes]
+    if method.traced.notes:
+        passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
     method.target.check_graph(method, passes)
     return passes
 
