@@ -57,12 +57,16 @@ def describe_inputs(
         if isinstance(argument, ConstantArgument):
             entries.append({"name": name, "constant": _plain(argument.value, f"input {name}")})
             continue
-        if not isinstance(argument, TensorArgument):
-            raise UnsupportedError(
-                f"input {name}: a number that may change is not supported: pass it as a 0-D tensor, or export it as a "
-                f"constant (without a dynamic_shapes entry)"
-            )
         value = placeholders[argument.name].meta["val"]
+        if isinstance(argument, SymIntArgument) and device == "cpu":
+            entries.append(_describe_number(name, value, program.range_constraints))
+            continue
+        if not isinstance(argument, TensorArgument):
+            kind = "a number" if isinstance(argument, SymIntArgument) else f"a {type(argument).__name__}"
+            raise UnsupportedError(
+                f"input {name}: {kind} that may change is not supported on {device}: pass it as a 0-D tensor, or export "
+                f"it as a constant (without a dynamic_shapes entry)"
+            )
         entry = _describe_tensor(name, value, program.range_constraints, device)
         strides = [s if isinstance(s, int) else _static(s) for s in value.stride()]
         example = examples[i] if i < len(examples) else None
@@ -162,6 +166,13 @@ def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any], dev
     if value.device.type != device:
         entry["device"] = value.device.type
     return entry
+
+
+def _describe_number(name: str, value: Any, ranges: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        "name": name, "dtype": "int64", "shape": [], "scalar": True, "contiguous": True, "strides": [],
+        "value": _dimension(value, ranges),
+    }  # fmt: skip
 
 
 def _static(value: Any) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.export.graph_signature import InputKind, SymIntArgument
 from torch.utils import _pytree as pytree
 
 from untorch.export.errors import VerificationError
@@ -102,7 +103,13 @@ def verify_file(
     """
     assert program.example_inputs is not None
     args, kwargs = program.example_inputs
-    inputs = [leaf.detach() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tree_leaves((args, kwargs))
+    specs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    inputs = [
+        leaf.detach() if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+        for leaf, spec in zip(leaves, specs, strict=True)
+        if isinstance(leaf, torch.Tensor) or isinstance(spec, SymIntArgument)
+    ]
     with tempfile.TemporaryDirectory(prefix="untorch-verify-") as name:
         folder = Path(name)
         for i, tensor in enumerate(inputs):
