@@ -92,10 +92,17 @@ def export_program(method: Method, retry: bool) -> Traced:
 def _traced(
     program: torch.export.ExportedProgram, refusal: str | None = None, notes: list[str] | None = None
 ) -> Traced:
+    if any(_is_vmap(node) for node in program.graph.nodes):
+        program = program.run_decompositions({})
     module = program.module()
     assert isinstance(module, fx.GraphModule)
     drop_constant_results(module)
     return Traced(program, module, refusal, notes or [])
+
+
+def _is_vmap(node: fx.Node) -> bool:
+    """Whether the node is a step of torch.vmap, between which tensors have no memory that passes could look at."""
+    return getattr(node.target, "__module__", None) == "torch._functorch.predispatch"
 
 
 def _exported(method: Method, examples: Examples, strict: bool = False) -> torch.export.ExportedProgram:
