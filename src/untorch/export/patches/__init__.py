@@ -25,12 +25,12 @@ from untorch.export.patches.graphs import (
 from untorch.export.patches.library import interface_table, neutral_paths
 from untorch.export.patches.numbers import varying_numbers
 from untorch.export.patches.registry import PATCHES, Patch
-from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_batched_nms
+from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
 
 __all__ = [
     "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
     "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "no_graph_dump",
-    "results_of_any_size", "toolkit_folder", "torch_version", "traceable_batched_nms", "treespec_warning",
+    "results_of_any_size", "toolkit_folder", "torch_version", "traceable_torchvision", "treespec_warning",
     "varying_numbers",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Patches of tracing: no graphs on the terminal, and non-maximum suppression of torchvision without branches."""
+"""Patches of tracing: no graphs on the terminal, and torchvision without what cannot be traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["no_graph_dump", "results_of_any_size", "traceable_batched_nms"]
+__all__ = ["no_graph_dump", "results_of_any_size", "traceable_torchvision"]
 
 
 @patch(
@@ -59,24 +59,41 @@ def _batched_nms(boxes: Any, scores: Any, idxs: Any, iou_threshold: float) -> An
     return nms(boxes + offsets[:, None], scores, iou_threshold)  # type: ignore[name-defined]  # noqa: F821
 
 
+def _decode(self: Any, rel_codes: Any, boxes: Any) -> Any:
+    decoded = self.decode_single(rel_codes, torch.cat(boxes))
+    return decoded.reshape(rel_codes.shape[0], rel_codes.shape[1] // 4, 4)
+
+
+def _length(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
+
+
 @patch(
     "torchvision.ops.boxes.batched_nms",
+    "torchvision.ops.poolers",
+    "torchvision.models.detection._utils.BoxCoder.decode",
     versions="torchvision 0.26–0.29",
-    why="It branches on the number of boxes, which torch.export cannot trace.",
-    test="test_tracing.py::test_torchvision_still_branches_on_the_number_of_boxes",
+    why="batched_nms and BoxCoder.decode branch on the number of boxes, and the pooling of several levels makes a Python "
+    "number of it: torch.export cannot trace that.",
+    test="test_tracing.py::test_torchvision_still_needs_the_number_of_boxes",
 )
 @contextlib.contextmanager
-def traceable_batched_nms() -> Iterator[None]:
+def traceable_torchvision() -> Iterator[None]:
     """batched_nms moves the boxes of each class apart, for any number of boxes. Nothing where torchvision is not used."""
-    boxes = sys.modules.get("torchvision.ops.boxes")
+    boxes, poolers = sys.modules.get("torchvision.ops.boxes"), sys.modules.get("torchvision.ops.poolers")
+    coder = getattr(sys.modules.get("torchvision.models.detection._utils"), "BoxCoder", None)
     function = getattr(boxes, "batched_nms", None)
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or poolers is None:
         yield
         return
     # Its code, as users import the function itself.
     original = function.__code__
     function.__code__ = _batched_nms.__code__
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(poolers, "len", _length))
+            if coder is not None:
+                stack.enter_context(replaced(coder, "decode", _decode))
+            yield
     finally:
         function.__code__ = original
