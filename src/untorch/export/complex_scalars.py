@@ -1,7 +1,8 @@
 """Complex numbers in Inductor's graphs become tensors: AOTInductor writes int and float arguments into the file only.
 
 ``full`` of a complex number becomes ``complex`` of two real ones. A number in the place of a tensor, which PyTorch's
-decompositions leave where an operator has no code for complex numbers, becomes a tensor without dimensions.
+decompositions leave where an operator has no code for complex numbers, becomes a tensor without dimensions. Defaults of
+``alpha`` and ``beta`` are named: generated code passes them, and the list of extern nodes has only what the graph names.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class ComplexScalars(CustomGraphPass):  # type: ignore[misc]
                 graph.erase_node(node)
             elif _is_complex(value) or any(_is_complex(arg.meta.get("val")) for arg in node.all_input_nodes):
                 _replace_numbers(graph, node)
+                _name_defaults(node)
 
     def uuid(self) -> str:
         """For Inductor's caches."""
@@ -73,3 +75,15 @@ def _replace_numbers(graph: fx.Graph, node: fx.Node) -> None:
         if isinstance(argument.real_type, torch.TensorType) and is_number:
             with graph.inserting_before(node):
                 node.update_arg(i, _full(graph, [], complex(given), value))
+
+
+def _name_defaults(node: fx.Node) -> None:
+    """Numbers with a default as keyword arguments; add, which has a C function, takes them either way."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    if node.target is torch.ops.aten.add.Tensor:
+        return
+    for argument in node.target._schema.arguments[len(node.args) :]:
+        default = argument.default_value
+        is_number = isinstance(argument.real_type, torch.NumberType) and isinstance(default, int)
+        if is_number and argument.kwarg_only and argument.name not in node.kwargs:
+            node.update_kwarg(argument.name, default)

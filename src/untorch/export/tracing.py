@@ -21,7 +21,7 @@ from untorch.export.example_sizes import Examples, allow_sizes_of_one, double_si
 from untorch.export.explain import explain, wants_strict_mode
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import no_graph_dump, results_of_any_size, traceable_torchvision
+from untorch.export.patches import no_graph_dump, traceable_torchvision
 from untorch.export.results import drop_constant_results, plain_results
 from untorch.export.torch_logs import quiet_logs, recorded_guards
 from untorch.progress import Progress
@@ -112,7 +112,6 @@ def _exported(method: Method, examples: Examples, strict: bool = False) -> torch
         stack.enter_context(quiet_logs())
         stack.enter_context(no_graph_dump())
         stack.enter_context(traceable_torchvision())
-        stack.enter_context(results_of_any_size())
         if not strict:  # Dynamo has an order of its own for hooks
             stack.enter_context(plain_results(method.name, method.model, method.kwargs))
         program = torch.export.export(

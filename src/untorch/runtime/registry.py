@@ -37,7 +37,7 @@ _MODULES: dict[str, str] = {
         "div.Tensor addcmul addcdiv eq.Tensor eq.Scalar ne.Tensor ne.Scalar where.self sum sum.dim_IntList "
         "mean mean.dim prod prod.dim_int var.correction mm bmm mv dot vdot addmm baddbmm addmv clone "
         "prims::convert_element_type expand unsqueeze squeeze.dim squeeze.dims select.int diagonal "
-        "split.Tensor unbind.int repeat prims::rev constant_pad_nd"
+        "split.Tensor unbind.int repeat prims::rev constant_pad_nd copy slice_scatter select_scatter"
     ),
     "decompositions": (
         "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr geqrf "

@@ -92,6 +92,10 @@ def test_views_and_copies() -> None:
         ("constant_pad_nd", ([1, 2, 0, -1], 0.5)), ("constant_pad_nd", ([-1, 0],)),
     ):  # fmt: skip
         check(name, x, *args)
+    check("slice_scatter", x, sample(3, 1, 2), 2, 1, 3)
+    check("slice_scatter", x, sample(2, 1, 4), 0, -2, 9)
+    check("select_scatter", x, sample(3, 4), 1, 0)
+    check("copy", x.transpose(0, 2), sample(4, 1, 1))
     conjugate = find_kernel("aten::_conj")(x.numpy())
     numpy.testing.assert_array_equal(conjugate, x.conj().resolve_conj().numpy())
     flipped = find_kernel("prims::rev")(x.numpy(), [0, 2])

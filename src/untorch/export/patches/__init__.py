@@ -48,6 +48,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(lstm_hidden_state())
+        stack.enter_context(results_of_any_size())
         if host.vector_bits is not None:
             stack.enter_context(vector_isa(host.vector_bits))
         if host.march is not None and not has_cpp_march():

@@ -235,3 +235,27 @@ def constant_pad_nd(self: Array, pad: Sequence[int], value: Any = 0) -> Array:
         cut[axis] = slice(max(-before, 0), self.shape[axis] + min(after, 0))
         widths[axis] = (max(before, 0), max(after, 0))
     return numpy.pad(self[tuple(cut)], widths, constant_values=value)
+
+
+@kernel(KERNELS, "copy")
+def copy(self: Array, src: Array, non_blocking: bool = False) -> Array:
+    result = numpy.empty_like(self)
+    result[...] = src
+    return result
+
+
+@kernel(KERNELS, "slice_scatter")
+def slice_scatter(
+    self: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    """A copy of ``self`` with ``src`` in a slice of one dimension; places that are out of it are cut."""
+    result = numpy.array(self, order="K")
+    numpy.moveaxis(result, dim, 0)[slice(start, end, step)] = numpy.moveaxis(src, dim, 0)
+    return result
+
+
+@kernel(KERNELS, "select_scatter")
+def select_scatter(self: Array, src: Array, dim: int, index: int) -> Array:
+    result = numpy.array(self, order="K")
+    numpy.moveaxis(result, dim, 0)[index] = src
+    return result
