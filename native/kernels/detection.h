@@ -1,4 +1,4 @@
-// Object detection: non-maximum suppression, and sampling of regions of interest.
+// Object detection: non-maximum suppression, pooling of regions of interest, deformable convolution.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,37 @@ struct RoiAlign {
   bool aligned = false;
 };
 
+// The poolings whose bins have channels of their own (ps), or whose bins are whole pixels (pool). `index` is int32 of
+// out's shape: of roi_pool the pixel that each maximum is from (-1: an empty bin), of the others the channel read.
+struct RoiPool {
+  RoiAlign regions;  // its `aligned` is not read; the output has channels / (pooled size) channels with ps
+  std::int32_t* index = nullptr;
+};
+
+// Convolution of `input` [batch, channels, height, width] at positions that `offset` [batch, 2 · offset_groups ·
+// kernel, out height, out width] moves, in the order y, x, each sample scaled by `mask` [batch, offset_groups · kernel,
+// …] if there is one. All row-major; `weight` [out_channels, channels / groups, kernel_h, kernel_w], `out` [batch,
+// out_channels, out height, out width]. Samples outside are 0.
+struct DeformConv {
+  const void *input = nullptr, *offset = nullptr, *mask = nullptr, *weight = nullptr, *bias = nullptr;
+  void* out = nullptr;
+  DType dtype = DType::kFloat32;  // float32, float64
+  std::int64_t batch = 0, channels = 0, height = 0, width = 0;
+  std::int64_t out_channels = 0, kernel_h = 0, kernel_w = 0, out_h = 0, out_w = 0;
+  std::int64_t stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0, dilation_h = 1, dilation_w = 1;
+  std::int64_t groups = 1, offset_groups = 1;
+};
+
 namespace cpu {
 // Writes the numbers of the boxes that stay to `kept` (room for n), best first; gives how many.
 std::int64_t nms(const Nms& p, std::int64_t* kept);
+// The poolings: float32 and float64. They give the number of a region whose image is not in the batch, and write
+// nothing then; -1 otherwise.
+std::int64_t roi_align(const RoiAlign& p);
+std::int64_t roi_pool(const RoiPool& p);
+std::int64_t ps_roi_align(const RoiPool& p);
+std::int64_t ps_roi_pool(const RoiPool& p);
+void deform_conv2d(const DeformConv& p);
 }  // namespace cpu
 
 namespace cuda {

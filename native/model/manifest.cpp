@@ -222,6 +222,13 @@ class Reader {
     if (depth != 1) place.fail(" is malformed");
   }
 
+  // A leaf that is no tensor, and that the library does not have.
+  static bool is_constant(const json::Value& value, const Place& what) {
+    if (value.find("constant", what) == nullptr) return false;
+    (void)short_text(value.at("name", what), what.member("name"));
+    return true;
+  }
+
   // Name, dtype and shape: of inputs and outputs.
   TensorSpec read_tensor(MethodSpec& method, const json::Value& value, const Place& what) {
     TensorSpec spec;
@@ -243,6 +250,14 @@ class Reader {
     }
     if (const json::Value* mutated = value.find("mutated", what)) {
       spec.mutated = mutated->as_bool(what.member("mutated"));
+    }
+    if (const json::Value* number = value.find_set("value", what)) {
+      const Place place = what.member("value");
+      if (spec.dtype != DType::kInt64 || !spec.shape.empty()) place.fail(" is for an int64 without dimensions");
+      spec.value = read_dim(method, *number, place);
+      if (spec.value->kind == DimSpec::kSymbol && number->find_set("min", place) == nullptr) {
+        spec.value->min = INT64_MIN;
+      }
     }
     const json::Value* strides = value.find_set("strides", what);
     if (strides == nullptr) return spec;
@@ -385,10 +400,7 @@ class Reader {
     std::size_t number = 0;
     for (const json::Value& input : value.at("inputs", what).as_array(what.member("inputs"))) {
       const Place place = what.numbered("input", number++);
-      if (input.find("constant", place) != nullptr) {  // a leaf that is no tensor; the container never sees it
-        (void)short_text(input.at("name", place), place.member("name"));
-        continue;
-      }
+      if (is_constant(input, place)) continue;
       method.inputs.push_back(read_input(method, input, place));
     }
     if (const json::Value* weights = value.find_set("quantization", what)) {
@@ -400,6 +412,7 @@ class Reader {
       const Place place = what.numbered("output", method.num_outputs++);
       if (output.is_null()) continue;
       (void)output.as_object(place);
+      if (is_constant(output, place)) continue;
       (void)read_tensor(method, output, place);
     }
     return method;

@@ -34,6 +34,8 @@ struct TensorSpec {
   bool contiguous = false;  // row-major strides are expected
   bool mutated = false;     // the model writes into it
   bool on_cpu = false;      // of a method for another device: must be on the CPU
+  // Of an int64 without dimensions that is a number of the model: its bounds, and the symbol that sizes depend on.
+  std::optional<DimSpec> value;
   static constexpr std::int64_t kAnyStride = -1;
   // Expected when not contiguous: numbers, or kAnyStride, which our manifests never have.
   std::optional<std::vector<std::int64_t>> strides;

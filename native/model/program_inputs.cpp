@@ -1,5 +1,7 @@
 // Checks of a call's inputs against the method's specification: generated code trusts them.
 #include <algorithm>
+#include <cstring>
+#include <span>
 
 #include "model/dim_expression.h"
 #include "model/program.h"
@@ -18,6 +20,31 @@ std::string describe(const TensorSpec& spec) {
     out += dim.kind == DimSpec::kFixed ? std::to_string(dim.value) : dim.text.empty() ? "?" : dim.text;
   }
   return out + "]";
+}
+
+// A number of the model that varies: within its bounds, and the same wherever its symbol stands.
+void check_value(const std::string& method, const TensorSpec& expected, const untorch_view& input,
+                 std::span<std::int64_t> symbols) {
+  const DimSpec& bounds = *expected.value;
+  if (device_of(input).type != DeviceType::kCPU) {
+    throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name,
+                "': expected a Python int, or an array on the CPU");
+  }
+  if (bounds.kind != DimSpec::kSymbol) return;
+  std::int64_t value = 0;
+  std::memcpy(&value, input.data, sizeof(value));
+  if (value < bounds.min || value > bounds.max) {
+    const std::string low = bounds.min == INT64_MIN ? "" : " of at least " + std::to_string(bounds.min);
+    const std::string both = " from " + std::to_string(bounds.min) + " to " + std::to_string(bounds.max);
+    throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected a number",
+                bounds.max == INT64_MAX ? low : both, ", got ", value);
+  }
+  std::int64_t& known = symbols[bounds.symbol];
+  if (known >= 0 && known != value) {
+    throw_error(ErrorKind::kInvalidArgument, "method '", method, "', input '", expected.name, "': expected ", known,
+                ", as ", bounds.text, " is in another input, got ", value);
+  }
+  if (value >= 0) known = value;
 }
 
 }  // namespace
@@ -99,6 +126,7 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
       value = size;
       bound_by[dim.symbol] = i;
     }
+    if (expected.value) check_value(method, expected, input, symbols);
     if (empty) continue;
     std::int64_t running = 1;
     for (std::size_t d = sizes.size(); d-- > 0;) {

@@ -99,12 +99,12 @@ class Method {
   }
 
   // What the file says beside the call specification; see Signature. Before the first call.
-  void describe(const nb::list& names, const nb::dict& constants, const nb::list& none_outputs,
-                const std::string& text) {
+  void describe(const nb::list& names, const nb::dict& constants, const nb::list& numbers,
+                const nb::dict& fixed_outputs, const std::string& text) {
     const char *in = nullptr, *out = nullptr;
     check(untorch_method_call_spec(method_, &in, &out));
-    signature_ = std::make_unique<const Signature>(name_, in, out, num_inputs_, num_outputs_, names, constants,
-                                                   none_outputs, text);
+    signature_ = std::make_unique<const Signature>(name_, in, out, num_inputs_, num_outputs_, names, constants, numbers,
+                                                   fixed_outputs, text);
     opener_ = nb::object();
   }
 

@@ -151,8 +151,8 @@ NB_MODULE(_core, m) {
       .def("arity", &Method::arity)
       .def("extern_nodes", &Method::extern_nodes)
       .def("source", &Method::source)
-      .def("describe", &Method::describe, nb::arg("names"), nb::arg("constants"), nb::arg("none_outputs"),
-           nb::arg("text"))
+      .def("describe", &Method::describe, nb::arg("names"), nb::arg("constants"), nb::arg("numbers"),
+           nb::arg("fixed_outputs"), nb::arg("text"))
       .def("set_proxy", &Method::set_proxy)
       .def("open_with", &Method::open_with, nb::arg("opener"))
       .def("ensure_open", &Method::ensure_open)

@@ -4,14 +4,15 @@
 #include <algorithm>
 
 #include "convert.h"
+#include "gil.h"
 
 namespace nb = nanobind;
 
 namespace untorch::python {
 
 Signature::Signature(std::string method, const char* in_spec, const char* out_spec, std::size_t num_inputs,
-                     std::size_t num_outputs, const nb::list& names, const nb::dict& constants,
-                     const nb::list& none_outputs, std::string text)
+                     std::size_t num_outputs, const nb::list& names, const nb::dict& constants, const nb::list& numbers,
+                     const nb::dict& fixed_outputs, std::string text)
     : method_(std::move(method)),
       text_(std::move(text)),
       args_path_("method '" + method_ + "', args"),
@@ -37,9 +38,21 @@ Signature::Signature(std::string method, const char* in_spec, const char* out_sp
     if (i < constants_.size()) constants_[i] = nb::borrow(value);
     ++num_constants_;
   }
-  for (nb::handle is_none : none_outputs) none_outputs_.push_back(nb::cast<bool>(is_none));
-  flat_inputs_ = all_leaves && keyword.children().empty() && positional.children().size() == num_inputs;
-  single_output_ = out_.is_leaf() && num_outputs == 1;
+  numbers_.resize(in_.num_leaves());
+  for (nb::handle index : numbers) {
+    const auto i = nb::cast<std::size_t>(index);
+    if (i < numbers_.size()) numbers_[i] = true;
+  }
+  fixed_.resize(out_.num_leaves());
+  for (auto [index, value] : fixed_outputs) {
+    const auto i = nb::cast<std::size_t>(index);
+    if (i >= fixed_.size()) continue;
+    fixed_[i] = nb::borrow(value);
+    ++num_fixed_;
+  }
+  flat_inputs_ =
+      all_leaves && keyword.children().empty() && positional.children().size() == num_inputs && numbers.size() == 0;
+  single_output_ = out_.is_leaf() && num_outputs == 1 && num_fixed_ == 0;
 }
 
 void Signature::refuse(const std::string& what) const {
@@ -110,8 +123,9 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
 
   const bool by_position = num_constants_ + num_inputs_ == in_.num_leaves();
   References leaves;
-  // Without constants the leaves are the inputs.
-  References& into = by_position && num_constants_ == 0 ? inputs : leaves;
+  // Without constants and numbers the leaves are the inputs.
+  const bool plain = num_constants_ == 0 && std::ranges::find(numbers_, true) == numbers_.end();
+  References& into = by_position && plain ? inputs : leaves;
   positional.flatten_children(values.span(), args_path_, into);
   if (!keyword.children().empty()) keyword.flatten(kwargs.ptr(), kwargs_path_, into);
   if (&into == &inputs) return;
@@ -122,6 +136,12 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
       continue;
     }
     const nb::object& expected = constants_[i];
+    const bool is_number = PyIndex_Check(leaf) && !PyBool_Check(leaf) && !is_ndarray(leaf) && !has_array_protocol(leaf);
+    if (!expected.is_valid() && numbers_[i] && is_number) {
+      nb::object number = call_python(import_python("numpy").attr("int64"), nb::make_tuple(nb::borrow(leaf)));
+      inputs.add(call_python(import_python("numpy").attr("asarray"), nb::make_tuple(number)).ptr());
+      continue;
+    }
     if (!expected.is_valid()) {
       inputs.add(leaf);
       continue;
@@ -154,22 +174,24 @@ void Signature::flatten_out(PyObject* out, bool on_cpu, const std::string& devic
   }
 }
 
-// A None that was known when the model was compiled is a leaf of the tree but no output of the library.
-void Signature::expand_none(const References& outputs, References& leaves) const {
+// None and constants, which were known when the model was compiled, are leaves of the tree; of the library they are
+// outputs that it never sets, or none at all.
+void Signature::add_fixed(const References& outputs, References& leaves) const {
   const std::size_t missing = out_.num_leaves() - std::min(out_.num_leaves(), outputs.size());
-  const bool told = missing != 0 && static_cast<std::size_t>(std::ranges::count(none_outputs_, true)) == missing &&
-                    none_outputs_.size() == out_.num_leaves();
+  const bool left_out = missing != 0 && missing == num_fixed_;
   std::size_t next = 0;
   for (std::size_t i = 0; i < out_.num_leaves(); ++i) {
-    const bool is_none = told ? none_outputs_[i] : next >= outputs.size();
-    leaves.add(is_none ? Py_None : outputs[next++]);
+    const bool is_fixed = fixed_[i].is_valid();
+    const bool has_slot = !(is_fixed && left_out) && next < outputs.size();
+    PyObject* const given = has_slot ? outputs[next++] : Py_None;
+    leaves.add(is_fixed ? fixed_[i].ptr() : given);
   }
 }
 
 nb::object Signature::result(const References& outputs, const References* buffers) const {
   if (single_output_ && buffers == nullptr) return nb::borrow(outputs[0]);
   References leaves;
-  expand_none(outputs, leaves);
+  add_fixed(outputs, leaves);
   if (buffers != nullptr) {
     const auto fail = [&](std::size_t i, const std::string& what) {
       raise(UNTORCH_INVALID_ARGUMENT, "method '" + method_ + "', out[" + std::to_string(i) + "]: " + what);
@@ -180,6 +202,7 @@ nb::object Signature::result(const References& outputs, const References* buffer
       PyObject* const buffer = (*buffers)[i];
       if (buffer == Py_None) continue;
       if (leaves[i] == Py_None) fail(i, "expected None, as the output is, got an array");
+      if (fixed_[i].is_valid()) fail(i, "expected None, as the output is no array, got one");
       if (!is_ndarray(buffer)) continue;
       arrays[i] = is_ndarray(leaves[i]) ? nb::borrow(leaves[i]) : nb::object(nb::handle(leaves[i]).attr("numpy")());
       if (!same_form(buffer, arrays[i].ptr()))

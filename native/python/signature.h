@@ -14,11 +14,12 @@ namespace untorch::python {
 class Signature {
  public:
   // in_spec, out_spec: JSON text (tree.h). names: of all inputs in order, none if the file does not tell. constants:
-  // the value of each input that is no tensor, by its index. outputs: for each output whether it is None. text: the
-  // signature for messages, may be empty. Throws InvalidFileError.
+  // the value of each input that is no tensor, by its index. numbers: the indices of inputs that are Python ints.
+  // fixed_outputs: the value of each output that is no tensor, None or a constant, by its index. text: the signature
+  // for messages, may be empty. Throws InvalidFileError.
   Signature(std::string method, const char* in_spec, const char* out_spec, std::size_t num_inputs,
             std::size_t num_outputs, const nanobind::list& names, const nanobind::dict& constants,
-            const nanobind::list& none_outputs, std::string text);
+            const nanobind::list& numbers, const nanobind::dict& fixed_outputs, std::string text);
 
   std::size_t num_outputs() const noexcept { return num_outputs_; }
   // True for a call of arrays by position and nothing else: `args` are the flat inputs.
@@ -39,7 +40,7 @@ class Signature {
   void place_names(PyObject* args, nanobind::object& kwargs, References& positional) const;
   void check_keywords(PyObject* kwargs) const;
   [[noreturn]] void refuse(const std::string& what) const;  // with the signature at its end
-  void expand_none(const References& outputs, References& leaves) const;
+  void add_fixed(const References& outputs, References& leaves) const;
   void copy_to_device(PyObject* output, PyObject* buffer, std::size_t index) const;
 
   std::string method_, text_;
@@ -49,7 +50,9 @@ class Signature {
   std::vector<nanobind::object> names_;      // of positional arguments that are single arrays
   std::vector<nanobind::object> constants_;  // by leaf; null: a tensor
   std::size_t num_constants_ = 0;
-  std::vector<bool> none_outputs_;
+  std::vector<bool> numbers_;            // by leaf
+  std::vector<nanobind::object> fixed_;  // by leaf of the outputs; null: a tensor
+  std::size_t num_fixed_ = 0;
   bool flat_inputs_ = false, single_output_ = false;
 };
 

@@ -64,6 +64,13 @@ nb::object key_of(nb::handle key) {
   return call_python(import_python("json").attr("dumps"), nb::make_tuple(key));
 }
 
+// What torch.export.register_dataclass stores: the names of the fields that have values, and of those that are None.
+bool is_dataclass(const nb::object& context, std::size_t children) {
+  if (nb::len(context) != 2) return false;
+  PyObject *const fields = PyList_GET_ITEM(context.ptr(), 0), *const nones = PyList_GET_ITEM(context.ptr(), 1);
+  return PyList_Check(fields) && PyList_Check(nones) && nb::len(nb::handle(fields)) == children;
+}
+
 bool is_deque(PyObject* value) {
   static PyObject* const type = nb::object(import_python("collections").attr("deque")).release().ptr();
   return PyObject_IsInstance(value, type) == 1;
@@ -128,6 +135,9 @@ Tree Tree::parse_node(nb::handle node, int depth) {
   const bool is_mapping = kind == Kind::kDict || kind == Kind::kOrderedDict || kind == Kind::kDefaultDict;
   if (kind == Kind::kDefaultDict && is_dict) {
     take_keys(item(context, "dict_context"));
+  } else if (kind == Kind::kStruct && is_list && is_dataclass(context, count)) {
+    take_keys(nb::handle(PyList_GET_ITEM(context.ptr(), 0)));
+    for (nb::handle key : nb::handle(PyList_GET_ITEM(context.ptr(), 1))) tree.none_keys_.push_back(nb::str(key));
   } else if ((kind == Kind::kStruct || (is_mapping && kind != Kind::kDefaultDict)) && is_list) {
     take_keys(context);
   } else if (kind == Kind::kStruct && is_dict) {
@@ -151,7 +161,8 @@ Tree Tree::parse_node(nb::handle node, int depth) {
   if (kind == Kind::kOrderedDict) find_class("collections", "OrderedDict");
   if (kind == Kind::kDefaultDict) find_class("collections", "defaultdict");
   if (kind == Kind::kDeque) find_class("collections", "deque");
-  if (kind == Kind::kStruct && !tree.keys_.empty()) find_class("untorch.runtime.pytree", "Struct");
+  if (kind == Kind::kStruct && !(tree.keys_.empty() && tree.none_keys_.empty()))
+    find_class("untorch.runtime.pytree", "Struct");
   if (kind == Kind::kNamedTuple && !tree.keys_.empty()) {
     find_class("untorch.runtime.pytree", "namedtuple_class");
     nb::list fields;
@@ -231,7 +242,7 @@ void Tree::flatten_at(PyObject* value, const Place& place, References& leaves) c
 
 bool Tree::is_mapping() const noexcept {
   return kind_ == Kind::kDict || kind_ == Kind::kOrderedDict || kind_ == Kind::kDefaultDict ||
-         (kind_ == Kind::kStruct && !keys_.empty());
+         (kind_ == Kind::kStruct && class_.is_valid());
 }
 
 // The usual case, a dict with the very keys. False where it is not; nothing was added then.
@@ -255,7 +266,11 @@ bool Tree::exact_dict_children(PyObject* value, const Place& place, References& 
 void Tree::mapping_children(PyObject* value, const Place& place, References& found) const {
   const nb::handle object(value);
   if (has_attribute(value, "keys")) {
-    const nb::object got = nb::steal(PySet_New(object.attr("keys")().ptr())), expected = nb::steal(PySet_New(nullptr));
+    nb::object got = nb::steal(PySet_New(object.attr("keys")().ptr()));
+    for (const nb::object& key : none_keys_) {  // they may be there
+      if (got.is_valid() && PySet_Discard(got.ptr(), key.ptr()) < 0) throw nb::python_error();
+    }
+    const nb::object expected = nb::steal(PySet_New(nullptr));
     if (!got.is_valid() || !expected.is_valid()) throw nb::python_error();
     for (const nb::object& key : keys_) {
       if (PySet_Add(expected.ptr(), key.ptr()) != 0) throw nb::python_error();
@@ -330,6 +345,12 @@ nb::object Tree::unflatten(PyObject* const*& next) const {
     }
     return made;
   };
+  const auto with_none_keys = [&](nb::object dict) {
+    for (const nb::object& key : none_keys_) {
+      if (PyObject_SetItem(dict.ptr(), key.ptr(), Py_None) != 0) throw nb::python_error();
+    }
+    return dict;
+  };
   switch (kind_) {
     case Kind::kList:
       return sequence(true);
@@ -345,8 +366,8 @@ nb::object Tree::unflatten(PyObject* const*& next) const {
       if (!keys_.empty()) return class_(*sequence(false));
       return sequence(false);
     case Kind::kStruct:
-      if (!keys_.empty()) return fill_dict(class_());
-      return sequence(false);
+      if (!class_.is_valid()) return sequence(false);
+      return with_none_keys(fill_dict(class_()));
     default:
       return sequence(false);
   }

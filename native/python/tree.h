@@ -46,7 +46,7 @@ class Tree {
   bool is_leaf() const noexcept { return kind_ == Kind::kLeaf; }
   std::size_t num_leaves() const noexcept { return num_leaves_; }
   const std::vector<Tree>& children() const noexcept { return children_; }
-  // Of the children; empty for nodes that have none.
+  // Of the children; empty for nodes that have none, or that have no keys.
   const std::vector<nanobind::object>& keys() const noexcept { return keys_; }
   bool has_key(PyObject* key) const;
 
@@ -75,6 +75,7 @@ class Tree {
   Kind kind_ = Kind::kLeaf;
   std::size_t num_leaves_ = 1;
   std::vector<nanobind::object> keys_;
+  std::vector<nanobind::object> none_keys_;  // fields of a dataclass that are None: no children
   std::vector<Tree> children_;
   nanobind::object class_;  // what unflatten makes, where it is no builtin
 };

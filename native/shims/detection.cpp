@@ -1,4 +1,4 @@
-// torchvision::nms and torchvision::roi_align, which models reach through the proxy executor.
+// torchvision's nms and poolings of regions, which models reach through the proxy executor.
 #include "kernels/detection.h"
 
 #include "kernels/sort.h"
@@ -80,35 +80,103 @@ UNTORCH_PROXY_OP(nms, "torchvision::nms", kBothDevices) {
   call.give(0, kept->view({&count, 1}, {&one, 1}, 0));
 }
 
-// Half types are computed in float32.
-UNTORCH_PROXY_OP(roi_align, "torchvision::roi_align", kOnCuda) {
-  const Tensor &input = call.tensor("input"), &rois = call.tensor("rois");
-  const std::int64_t rows = call.integer("pooled_height"), columns = call.integer("pooled_width");
-  check(input.dim() == 4, op, ": argument 'input' must be [batch, channels, height, width], got ",
-        to_string(input.sizes()));
-  check(rois.dim() == 2 && rois.size(1) == 5, op, ": argument 'rois' must be [n, 5], got ", to_string(rois.sizes()));
-  check(rows > 0 && columns > 0, op, ": the pooled size is ", rows, " × ", columns, ", expected 1 or more each");
-  check_floating(op, input, "input", true);
-  check(rois.dtype() == input.dtype(), op, ": argument 'rois' is ", dtype_name(rois.dtype()), ", expected ",
-        dtype_name(input.dtype()), " as 'input'");
-  const std::int64_t largest = std::int64_t{1} << 31;
-  check(input.size(2) < largest && input.size(3) < largest, op, ": argument 'input' has ", input.size(2), " × ",
-        input.size(3), " pixels, expected less than 2^31 a side");
-  op.check_same_device({&input, &rois});
-  TensorPtr out = Tensor::empty(Dims{rois.size(0), input.size(1), rows, columns}, input.dtype(), input.device());
+namespace {
+
+// An image and regions of it: what the poolings take. Half types are computed in float32.
+struct Pooling {
+  Pooling(const Op& op, const ProxyCall& call)
+      : input(call.tensor("input")),
+        rois(call.tensor("rois")),
+        rows(call.integer("pooled_height")),
+        columns(call.integer("pooled_width")) {
+    check(input.dim() == 4, op, ": argument 'input' must be [batch, channels, height, width], got ",
+          to_string(input.sizes()));
+    check(rois.dim() == 2 && rois.size(1) == 5, op, ": argument 'rois' must be [n, 5], got ", to_string(rois.sizes()));
+    check(rows > 0 && columns > 0, op, ": the pooled size is ", rows, " × ", columns, ", expected 1 or more each");
+    check_floating(op, input, "input", true);
+    check(rois.dtype() == input.dtype(), op, ": argument 'rois' is ", dtype_name(rois.dtype()), ", expected ",
+          dtype_name(input.dtype()), " as 'input'");
+    const std::int64_t largest = std::int64_t{1} << 31;
+    check(input.size(2) < largest && input.size(3) < largest, op, ": argument 'input' has ", input.size(2), " × ",
+          input.size(3), " pixels, expected less than 2^31 a side");
+    check(op.on_cuda() || rois.size(0) == 0 || (input.size(2) > 0 && input.size(3) > 0), op,
+          ": argument 'input' has no pixels: ", to_string(input.sizes()));
+    op.check_same_device({&input, &rois});
+    p.batch = input.size(0), p.channels = input.size(1), p.height = input.size(2), p.width = input.size(3);
+    p.regions = rois.size(0), p.pooled_height = rows, p.pooled_width = columns;
+    p.spatial_scale = call.number("spatial_scale");
+  }
+
+  // Runs `pool`, which gives the number of a region whose image is not in the batch, on the CPU.
+  template <class Pool>
+  void run_on_cpu(const Op& op, Tensor& out, const Pool& pool) {
+    const bool half = element_size(input.dtype()) == 2;
+    const DType dtype = half ? DType::kFloat32 : input.dtype();
+    const TensorPtr image = half ? to_dtype(input, dtype) : contiguous(input),
+                    regions = half ? to_dtype(rois, dtype) : contiguous(rois);
+    const TensorPtr wide = half ? Tensor::empty(out.sizes(), dtype, out.device()) : nullptr;
+    p.input = image->raw(), p.rois = regions->raw(), p.out = half ? wide->raw() : out.raw();
+    p.dtype = dtype;
+    if (const std::int64_t stranger = pool(); stranger >= 0) {
+      throw_error(ErrorKind::kInvalidArgument, op, ": region ", stranger,
+                  " of argument 'rois' is of an image that is not among the ", p.batch, " of 'input'");
+    }
+    if (half) copy_cpu(out, *wide);
+  }
+
+  const Tensor &input, &rois;
+  std::int64_t rows, columns;
+  kernels::RoiAlign p;
+};
+
+// A pooling with a result of indices beside its values; with `ps` each bin has channels of its own.
+template <class Pool>
+void pool_with_indices(const Op& op, const ProxyCall& call, bool ps, const Pool& pool) {
+  Pooling pooling(op, call);
+  const std::int64_t bins = pooling.rows * pooling.columns;
+  check(!ps || pooling.p.channels % bins == 0, op, ": argument 'input' has ", pooling.p.channels,
+        " channels, expected a multiple of the ", bins, " bins");
+  const Dims shape{pooling.p.regions, ps ? pooling.p.channels / bins : pooling.p.channels, pooling.rows,
+                   pooling.columns};
+  TensorPtr out = Tensor::empty(shape, pooling.input.dtype(), pooling.input.device()),
+            index = Tensor::empty(shape, DType::kInt32, pooling.input.device());
+  pooling.run_on_cpu(op, *out, [&] { return pool(kernels::RoiPool{pooling.p, index->data<std::int32_t>()}); });
+  call.give(0, std::move(out));
+  call.give(1, std::move(index));
+}
+
+}  // namespace
+
+UNTORCH_PROXY_OP(roi_align, "torchvision::roi_align", kBothDevices) {
+  Pooling pooling(op, call);
+  const Tensor &input = pooling.input, &rois = pooling.rois;
+  kernels::RoiAlign& p = pooling.p;
+  p.sampling_ratio = call.integer("sampling_ratio");
+  p.aligned = call.flag("aligned");
+  TensorPtr out =
+      Tensor::empty(Dims{p.regions, p.channels, p.pooled_height, p.pooled_width}, input.dtype(), input.device());
   run(
-      op, {&input, &rois}, [] {},
+      op, {&input, &rois}, [&] { pooling.run_on_cpu(op, *out, [&] { return kernels::cpu::roi_align(p); }); },
       [&](const auto& on) {
         const TensorPtr image = contiguous(input), regions = contiguous(rois);
-        kernels::RoiAlign p;
         p.input = image->raw(), p.rois = regions->raw(), p.out = out->raw();
         p.dtype = input.dtype();
-        p.batch = input.size(0), p.channels = input.size(1), p.height = input.size(2), p.width = input.size(3);
-        p.regions = rois.size(0), p.pooled_height = rows, p.pooled_width = columns;
-        p.spatial_scale = call.number("spatial_scale");
-        p.sampling_ratio = call.integer("sampling_ratio");
-        p.aligned = call.flag("aligned");
         return kernels::cuda::roi_align(p, on.faults(), on.stream());
       });
   call.give(0, std::move(out));
+}
+
+UNTORCH_PROXY_OP(roi_pool, "torchvision::roi_pool", kOnCpu) {
+  pool_with_indices(op, call, false, [](const kernels::RoiPool& p) { return kernels::cpu::roi_pool(p); });
+}
+
+UNTORCH_PROXY_OP(ps_roi_align, "torchvision::ps_roi_align", kOnCpu) {
+  pool_with_indices(op, call, true, [&](kernels::RoiPool p) {
+    p.regions.sampling_ratio = call.integer("sampling_ratio");
+    return kernels::cpu::ps_roi_align(p);
+  });
+}
+
+UNTORCH_PROXY_OP(ps_roi_pool, "torchvision::ps_roi_pool", kOnCpu) {
+  pool_with_indices(op, call, true, [](const kernels::RoiPool& p) { return kernels::cpu::ps_roi_pool(p); });
 }

@@ -182,8 +182,8 @@ UNTORCH_API void untorch_session_close(untorch_session* session);
 UNTORCH_API void untorch_session_free(untorch_session* session);
 
 /* Runs the method on views of the caller's memory, which must stay valid during the call. outputs and aliases have
- * num_outputs slots. An output is a new handle (free it), or NULL where the model gives None; aliases[i] is the index
- * of the input whose memory output i is (it stays the caller's), or -1. */
+ * num_outputs slots. An output is a new handle (free it), or NULL where the model gives None or a constant, which the
+ * manifest has; aliases[i] is the index of the input whose memory output i is (it stays the caller's), or -1. */
 UNTORCH_API untorch_status untorch_method_run(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                               untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 

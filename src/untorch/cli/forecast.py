@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from untorch.cli.output import make_table
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
     from untorch.export.method import Method
@@ -28,10 +27,13 @@ def forecast(
     ``keywords`` are arguments of export(); ``fields`` (of ExportOptions), ``device`` and ``arch`` stand above them.
     Raises CompileError when torch.export or the code generation fails.
     """
+    import torch
+
     from untorch.export.fallbacks import forecast_fallbacks, merge_fallbacks
     from untorch.export.methods import plan_methods, read_methods
     from untorch.export.options import resolve_options
     from untorch.export.quantize import quantized_module
+    from untorch.export.tracing import export_program
 
     given = dict(keywords)
     own_device, own_arch = given.pop("device", None), given.pop("arch", None)
@@ -48,7 +50,8 @@ def forecast(
         method = variants[0]
         if name in quantized:
             method.model = quantized_module(name, method.model, quantized[name], options.quantizes_by_name)
-        program = _program(method)
+        with torch.no_grad():
+            program = export_program(method, False).program
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
         found = merge_fallbacks(forecast_fallbacks(program, method.options, method.target) for method in variants)
         entries = [
@@ -65,22 +68,6 @@ def forecast(
             if not item.served
         ]
     return {"methods": methods, "missing": missing}
-
-
-def _program(method: Method) -> torch.export.ExportedProgram:
-    import torch
-
-    from untorch.export.errors import CompileError
-
-    if isinstance(method.model, torch.export.ExportedProgram):
-        return method.model
-    try:
-        with torch.no_grad():
-            return torch.export.export(
-                method.model, method.args or (), method.kwargs, dynamic_shapes=method.dynamic_shapes
-            )
-    except Exception as error:
-        raise CompileError(f"method {method.name!r}: torch.export failed: {error}") from error
 
 
 def render_forecast(console: Console, document: dict[str, Any]) -> None:

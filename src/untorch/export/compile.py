@@ -23,7 +23,7 @@ from untorch.export.method import Compiled, Method, MethodReport
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import generated_only, interface_table
+from untorch.export.patches import generated_only, interface_table, varying_numbers
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
@@ -59,7 +59,11 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         with progress.step(f"{method.name}: passes"):
             passes = _run_passes(method)
         nodes = {node.name: node for node in module.graph.nodes}
-        with progress.step(f"{method.name}: AOTInductor"), interface_table(inputs, mutations.attributes):
+        has_numbers = any(entry.get("scalar") for entry in inputs)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(progress.step(f"{method.name}: AOTInductor"))
+            stack.enter_context(varying_numbers() if has_numbers else contextlib.nullcontext())
+            stack.enter_context(interface_table(inputs, mutations.attributes))
             produced = run_inductor(method, folder)
             from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -142,12 +146,10 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 def _run_passes(method: Method) -> list[PassReport]:
     passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
-    if (refusal := method.traced.refusal) is not None:
+    if method.traced.refusal is not None:
         refuse_fused_attention(method, passes)
-        text = (
-            f"traced with math attention: with PyTorch's fused operators torch.export said: {refusal.splitlines()[0]}"
-        )
-        passes = [PassReport("torch_export", changed=[text]), *passes]
+    if method.traced.notes:
+        passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
     method.target.check_graph(method, passes)
     return passes
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
@@ -53,6 +54,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
         },
+        "post_grad_custom_pre_pass": ComplexScalars(),
         "aot_inductor.precompile_headers": False,
         # Its bound is 2 even where the program allows 1; the loader checks the program's own bounds.
         "aot_inductor.check_lowerbound": False,

@@ -45,11 +45,13 @@ class Traced:
     """A method as a graph, with its tensors as attributes of ``module``, which the passes change.
 
     refusal: what torch.export said with PyTorch's fused attention, where it refused the method for that.
+    notes: what was traced otherwise than asked for, for the report.
     """
 
     program: torch.export.ExportedProgram
     module: fx.GraphModule
     refusal: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -21,7 +24,7 @@ from torch.utils import _pytree as pytree
 from untorch.export.mutations import Mutations
 from untorch.runtime.errors import UnsupportedError
 
-__all__ = ["describe_inputs", "describe_outputs", "dtype_name", "to_rpn"]
+__all__ = ["describe_inputs", "describe_outputs", "dtype_name", "leaf_paths", "to_rpn"]
 
 _OPERATORS = {
     "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
@@ -43,8 +46,8 @@ def describe_inputs(
     ``device``: where most of the program's tensors lie; an entry says its own only where that is another.
     """
     args, kwargs = program.example_inputs or ((), {})
-    paths = [path for path, _ in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
-    examples = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    examples, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    paths = list(leaf_paths(in_spec))
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     arguments = [s.arg for s in program.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     names = _argument_names(program, model, len(args))
@@ -52,14 +55,18 @@ def describe_inputs(
     for i, argument in enumerate(arguments):
         name = _input_name(paths[i], names) if i < len(paths) else argument.name
         if isinstance(argument, ConstantArgument):
-            entries.append({"name": name, "constant": _plain(argument.value, name)})
+            entries.append({"name": name, "constant": _plain(argument.value, f"input {name}")})
+            continue
+        value = placeholders[argument.name].meta["val"]
+        if isinstance(argument, SymIntArgument) and device == "cpu":
+            entries.append(_describe_number(name, value, program.range_constraints))
             continue
         if not isinstance(argument, TensorArgument):
+            kind = "a number" if isinstance(argument, SymIntArgument) else f"a {type(argument).__name__}"
             raise UnsupportedError(
-                f"input {name}: a number that may change is not supported: pass it as a 0-D tensor, or export it as a "
-                f"constant (without a dynamic_shapes entry)"
+                f"input {name}: {kind} that may change is not supported on {device}: pass it as a 0-D tensor, or export "
+                f"it as a constant (without a dynamic_shapes entry)"
             )
-        value = placeholders[argument.name].meta["val"]
         entry = _describe_tensor(name, value, program.range_constraints, device)
         strides = [s if isinstance(s, int) else _static(s) for s in value.stride()]
         example = examples[i] if i < len(examples) else None
@@ -75,10 +82,7 @@ def describe_outputs(program: torch.export.ExportedProgram, device: str = "cpu")
     """One entry a flat output, None for outputs that are None. ``device`` as for describe_inputs."""
     specs = [s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     out_spec = program.call_spec.out_spec
-    tree = pytree.tree_unflatten(list(range(len(specs))), out_spec) if out_spec is not None else None
-    paths: dict[int, Any] = {}
-    if tree is not None:
-        paths = {index: path for path, index in pytree.tree_flatten_with_path(tree)[0]}
+    paths = dict(enumerate(leaf_paths(out_spec))) if out_spec is not None else {}
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
     entries: list[dict[str, Any] | None] = []
     for i, spec in enumerate(specs):
@@ -94,10 +98,34 @@ def describe_outputs(program: torch.export.ExportedProgram, device: str = "cpu")
             entries.append({"name": name, "dtype": "float64", "shape": [], "scalar": True})
         elif isinstance(argument, SymBoolArgument):
             entries.append({"name": name, "dtype": "bool", "shape": [], "scalar": True})
+        elif isinstance(argument, ConstantArgument):
+            entries.append({"name": name, "constant": _plain(argument.value, f"output {name}")})
         else:
-            value = getattr(argument, "value", argument)
-            raise UnsupportedError(f"output {name}: a constant {value!r} cannot be returned: return a tensor")
+            raise UnsupportedError(f"output {name}: a {type(argument).__name__} cannot be returned: return a tensor")
     return entries
+
+
+def leaf_paths(spec: pytree.TreeSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each leaf. Unlike torch's function it needs nothing from classes that others registered."""
+    if spec.is_leaf():
+        yield path
+        return
+    children = spec.children()
+    for key, child in zip(_child_keys(spec, len(children)), children, strict=True):
+        yield from leaf_paths(child, (*path, key))
+
+
+def _child_keys(spec: pytree.TreeSpec, count: int) -> list[Any]:
+    kind, names = spec.type, spec.context
+    if kind is defaultdict:
+        names = names[1]
+    elif isinstance(names, type) and hasattr(names, "_fields"):  # a namedtuple
+        return [pytree.GetAttrKey(name) for name in names._fields]
+    elif isinstance(names, list) and len(names) == 2 and all(isinstance(part, list | tuple) for part in names):
+        names = names[0]  # a dataclass: the fields that have values, and those that are None
+    if kind not in (tuple, list) and isinstance(names, list | tuple) and len(names) == count:
+        return [pytree.MappingKey(name) for name in names]
+    return [pytree.SequenceKey(i) for i in range(count)]
 
 
 def to_rpn(expression: sympy.Expr) -> list[int | str] | None:
@@ -140,6 +168,13 @@ def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any], dev
     return entry
 
 
+def _describe_number(name: str, value: Any, ranges: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        "name": name, "dtype": "int64", "shape": [], "scalar": True, "contiguous": True, "strides": [],
+        "value": _dimension(value, ranges),
+    }  # fmt: skip
+
+
 def _static(value: Any) -> int | None:
     expression = value.node.expr
     return int(expression) if expression.is_Integer else None
@@ -166,9 +201,10 @@ def _bound(value: Any) -> int | None:
 
 
 def _plain(value: Any, name: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise UnsupportedError(f"input {name}: a constant of type {type(value).__name__} cannot be recorded")
+    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+    raise UnsupportedError(f"{name}: a constant {what} cannot be recorded: use a tensor")
 
 
 def _argument_names(program: torch.export.ExportedProgram, model: torch.nn.Module | None, count: int) -> list[str]:

@@ -9,6 +9,7 @@ way, so both graphs are equal where untorch's kernels or math replace it.
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import torch
 from torch import fx
@@ -16,9 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
+from untorch.export.example_sizes import Examples, allow_sizes_of_one, double_sizes_of_one
+from untorch.export.explain import explain, wants_strict_mode
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import packed_sequences, recurrent_shapes
+from untorch.export.patches import no_graph_dump, packed_sequences, recurrent_shapes, traceable_torchvision
+from untorch.export.results import drop_constant_results, plain_results
+from untorch.export.torch_logs import quiet_logs, recorded_guards
 from untorch.progress import Progress
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 from untorch.runtime.log import INFO, log
@@ -28,17 +33,14 @@ __all__ = ["export_program", "refuse_fused_attention", "trace_method"]
 
 def trace_method(method: Method, progress: Progress | None = None) -> Method:
     """torch.export of the method, for its target: sets ``traced``. Raises CompileError or InvalidArgumentError."""
-    with method.target.compile_context():
-        with (progress or Progress(False)).step(f"{method.name}: torch.export"):
-            program, refusal = export_program(method, method.target.retries_with_math_attention(method.options))
-        module = program.module()
-    assert isinstance(module, fx.GraphModule)
-    method.traced = Traced(program, module, refusal)
+    with method.target.compile_context(), (progress or Progress(False)).step(f"{method.name}: torch.export"):
+        traced = export_program(method, method.target.retries_with_math_attention(method.options))
+    method.traced = traced
     return method
 
 
-def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedProgram, str | None]:
-    """The method's program, and why torch.export refused it with PyTorch's fused attention, if it did.
+def export_program(method: Method, retry: bool) -> Traced:
+    """The method's program, and what was done otherwise than asked for.
 
     retry: what is refused is traced again with math attention. Raises CompileError with what torch.export said first.
     """
@@ -48,9 +50,15 @@ def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedPr
                 f"method {method.name!r}: the exported program has no example inputs, which AOTInductor needs: export "
                 f"it again with torch.export.export"
             )
-        return method.model, None
+        return _traced(method.model)
+    assert isinstance(method.model, torch.nn.Module)
+    assert method.args is not None
+    examples = double_sizes_of_one(method.name, method.model, method.args, method.kwargs, method.dynamic_shapes)
+    notes = []
+    if examples.doubled:
+        notes.append(f"traced with two in the place of one: {', '.join(examples.doubled)}")
     try:
-        return _exported(method), None
+        return _traced(_exported(method, examples), notes=notes)
     except UntorchError:
         raise
     except Exception as error:
@@ -58,24 +66,71 @@ def export_program(method: Method, retry: bool) -> tuple[torch.export.ExportedPr
     if retry:
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                program = _exported(method)
+                program = _exported(method, examples)
             log(INFO, "method %s is traced with math attention: torch.export said: %s", method.name, refusal)
-            return program, str(refusal)
+            note = "traced with math attention: with PyTorch's fused operators torch.export said: "
+            return _traced(program, str(refusal), [*notes, note + str(refusal).splitlines()[0]])
         except Exception:  # then it was not attention, and the first error says more
             pass
-    raise CompileError(f"method {method.name!r}: torch.export failed: {refusal}") from refusal
+    if wants_strict_mode(refusal) and not method.options.strict:
+        try:
+            program = _exported(method, examples, strict=True)
+            log(INFO, "method %s is traced in strict mode: torch.export said: %s", method.name, refusal)
+            return _traced(program, notes=[*notes, f"traced in strict mode: {str(refusal).splitlines()[0]}"])
+        except Exception:
+            pass
+    text = f"method {method.name!r}: torch.export failed: {explain(refusal, _guards_of(method, examples, refusal))}"
+    if examples.doubled:
+        text += (
+            f"\n  The examples have the size one there, and two was traced instead: {', '.join(examples.doubled)}. If "
+            f"the model takes one alone, leave the dimension out of dynamic_shapes."
+        )
+    raise CompileError(text) from refusal
 
 
-def _exported(method: Method) -> torch.export.ExportedProgram:
+def _traced(
+    program: torch.export.ExportedProgram, refusal: str | None = None, notes: list[str] | None = None
+) -> Traced:
+    if any(_is_vmap(node) for node in program.graph.nodes):
+        program = program.run_decompositions({})
+    module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    drop_constant_results(module)
+    return Traced(program, module, refusal, notes or [])
+
+
+def _is_vmap(node: fx.Node) -> bool:
+    """Whether the node is a step of torch.vmap, between which tensors have no memory that passes could look at."""
+    return getattr(node.target, "__module__", None) == "torch._functorch.predispatch"
+
+
+def _exported(method: Method, examples: Examples, strict: bool = False) -> torch.export.ExportedProgram:
     assert isinstance(method.model, torch.nn.Module)
-    assert method.args is not None
+    strict = strict or method.options.strict
     with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet_logs())
+        stack.enter_context(no_graph_dump())
+        stack.enter_context(traceable_torchvision())
         if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
             stack.enter_context(recurrent_shapes())
             stack.enter_context(packed_sequences())
-        return torch.export.export(
-            method.model, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=method.options.strict
+        if not strict:  # Dynamo has an order of its own for hooks
+            stack.enter_context(plain_results(method.name, method.model, method.kwargs))
+        program = torch.export.export(
+            method.model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict
         )
+    allow_sizes_of_one(program, examples)
+    return program
+
+
+def _guards_of(method: Method, examples: Examples, error: Exception) -> list[str]:
+    """What torch.export assumed about sizes, where that is what it complains about: traced again, and recorded."""
+    if "Constraints violated" not in str(error) and "conflicts between user-specified ranges" not in str(error):
+        return []
+    with recorded_guards() as guards, contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _exported(method, examples)
+    return guards
 
 
 def refuse_fused_attention(method: Method, passes: list[PassReport]) -> None:

@@ -218,7 +218,12 @@ class _Opener:
             core.describe(
                 names=[item["name"] for item in inputs],
                 constants={i: item["constant"] for i, item in enumerate(inputs) if "constant" in item},
-                none_outputs=[item is None for item in outputs],
+                numbers=[i for i, item in enumerate(inputs) if "value" in item],
+                fixed_outputs={
+                    i: item["constant"] if item else None
+                    for i, item in enumerate(outputs)
+                    if item is None or "constant" in item
+                },
                 text=self._signature,
             )
             log(DEBUG, "opened %s of %s in %.3f s", core.name, self._path, time.perf_counter() - begin)

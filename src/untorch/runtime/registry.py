@@ -31,6 +31,14 @@ _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*::[A-Za-z_]\w*(?:\.\w+)?")
 # module is imported when one of its operators is first looked up; it holds the same names in its KERNELS dictionary
 # (a test compares the two).
 _MODULES: dict[str, str] = {
+    "complex_numbers": (
+        "exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh "
+        "neg _conj _conj_physical isnan isinf isfinite reciprocal square rsqrt sigmoid add.Tensor sub.Tensor "
+        "div.Tensor addcmul addcdiv eq.Tensor eq.Scalar ne.Tensor ne.Scalar where.self sum sum.dim_IntList "
+        "mean mean.dim prod prod.dim_int var.correction mm bmm mv dot vdot addmm baddbmm addmv clone "
+        "prims::convert_element_type expand unsqueeze squeeze.dim squeeze.dims select.int diagonal "
+        "split.Tensor unbind.int repeat prims::rev constant_pad_nd copy slice_scatter select_scatter"
+    ),
     "decompositions": (
         "_linalg_svd _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_qr geqrf "
         "linalg_householder_product orgqr ormqr linalg_pinv.atol_rtol_tensor linalg_matrix_exp "

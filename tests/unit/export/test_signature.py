@@ -116,12 +116,16 @@ def test_a_single_output_and_positions() -> None:
     assert describe_outputs(torch.export.export(Two(), (torch.ones(2, 2),)))[0]["name"] == "output"  # type: ignore[index]
 
 
-def test_dynamic_numbers_are_refused() -> None:
+def test_dynamic_numbers() -> None:
     class Number(nn.Module):
         def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
             return x * n
 
     shapes = {"x": None, "n": torch.export.Dim.DYNAMIC}
     program = torch.export.export(Number(), (torch.ones(2), 3), dynamic_shapes=shapes)
-    with pytest.raises(UnsupportedError, match="input n: a number that may change is not supported"):
-        describe_inputs(program, None, Mutations(frozenset(), frozenset()))
+    mutations = Mutations(frozenset(), frozenset())
+    with pytest.raises(UnsupportedError, match="input n: a number that may change is not supported on cuda: pass it as"):
+        describe_inputs(program, None, mutations, "cuda")
+    number = describe_inputs(program, None, mutations)[1]
+    assert (number["name"], number["dtype"], number["shape"], number["scalar"]) == ("n", "int64", [], True)
+    assert number["value"]["symbol"].startswith("s")

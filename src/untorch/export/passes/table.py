@@ -17,6 +17,7 @@ from untorch.export.passes.channels_last_weights import channels_last_weights
 from untorch.export.passes.choose_attention import choose_attention
 from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
 from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
+from untorch.export.passes.decompose_flex_attention import decompose_flex_attention
 from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
@@ -66,6 +67,13 @@ class Pass:
 
 
 PASSES = (
+    Pass(
+        "decompose_flex_attention",
+        lambda module, options, device, architecture: decompose_flex_attention(module),
+        "makes GEMMs and a softmax from `flex_attention`, with its functions for scores and masks compiled in between. "
+        "Inductor's kernel for CPUs needs libtorch. The block mask's table is not used: all blocks are computed",
+        devices=("cpu",),
+    ),
     Pass(
         "drop_inference_dropout",
         lambda module, options, device, architecture: drop_inference_dropout(module),

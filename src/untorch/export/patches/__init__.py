@@ -23,13 +23,16 @@ from untorch.export.patches.graphs import (
     treespec_warning,
 )
 from untorch.export.patches.library import interface_table, neutral_paths
+from untorch.export.patches.numbers import varying_numbers
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
+from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
 
 __all__ = [
     "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
-    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "packed_sequences",
-    "recurrent_shapes", "toolkit_folder", "torch_version", "treespec_warning",
+    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "no_graph_dump",
+    "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder", "torch_version",
+    "traceable_torchvision", "treespec_warning", "varying_numbers",
 ]  # fmt: skip
 
 
@@ -46,6 +49,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(lstm_hidden_state())
+        stack.enter_context(results_of_any_size())
         if host.vector_bits is not None:
             stack.enter_context(vector_isa(host.vector_bits))
         if host.march is not None and not has_cpp_march():

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from untorch.export.errors import CompileError
+from untorch.export.explain import shorten
 from untorch.export.host_cpu import HostCpu, resolve_host_cpu
 from untorch.export.kernel_choice import Choices
 from untorch.export.passes.report import PassReport
@@ -139,7 +140,7 @@ def compile_here(
     except UntorchError:
         raise
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason = shorten(str(error) or type(error).__name__)
         raise CompileError(f"method {method.name!r}: AOTInductor failed: {reason}") from error
     paths = [item for item in result if isinstance(item, str)]
     tensors = {fqn: tensor for item in result if isinstance(item, dict) for fqn, (tensor, _) in item.items()}

@@ -1,0 +1,64 @@
+"""Models that torch.export or Inductor do not take as they are: exported, run without torch, compared with eager."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+
+from .runner import STRIDED
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
+MISSING = 77
+MODELS = ("forms", "flex", "complex_numbers", "regions", "faster_rcnn", "conformer", "emformer")
+
+
+def run(name: str, folder: pathlib.Path) -> tuple[list[list[Any]], list[list[Any]]]:
+    """The results of the file and of eager; nothing but our own words on stderr."""
+    command = [sys.executable, "-m", "tests.conformance.exporting", name, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode == MISSING:
+        pytest.skip("needs torchvision in build/torchvision, or torchaudio in build/torchaudio")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "def forward" not in done.stderr
+    job = folder / "job.pickle"
+    assert STRIDED
+    done = subprocess.run(
+        [RUN_PYTHON, str(HERE / "runner.py"), str(job)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcome = pickle.loads((folder / "job.pickle.out").read_bytes())
+    assert "error" not in outcome, outcome["error"]
+    return outcome["results"], pickle.loads((folder / "expected.pickle").read_bytes())
+
+
+def check(name: str, folder: pathlib.Path) -> None:
+    results, expected = run(name, folder)
+    assert len(results) == len(expected)
+    for got, wanted in zip(results, expected, strict=True):
+        assert len(got) == len(wanted)
+        for i, (value, reference) in enumerate(zip(got, wanted, strict=True)):
+            if not isinstance(reference, numpy.ndarray):
+                assert value == reference
+                assert type(value) is type(reference)
+                continue
+            assert (value.dtype, value.shape) == (reference.dtype, reference.shape), i
+            numpy.testing.assert_allclose(value, reference, rtol=2e-4, atol=2e-4, err_msg=f"output {i}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_to_eager(name: str, tmp_path: pathlib.Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.slow
+def test_ssdlite(tmp_path: pathlib.Path) -> None:
+    check("ssdlite", tmp_path)
