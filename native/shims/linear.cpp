@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "shims/activation.h"
 #include "shims/gemm.h"
 
 namespace untorch::shims {
@@ -30,20 +31,6 @@ Dims with_last(const Dims& sizes, std::int64_t last) {
   Dims out = sizes;
   out[out.size() - 1] = last;
   return out;
-}
-
-// An activation by the name that a model library uses.
-Activation activation_of(const char* op, const char* name) {
-  const std::string_view wanted = name == nullptr ? "none" : name;
-  constexpr std::pair<std::string_view, Activation> kNames[] = {
-      {"none", Activation::kNone},          {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
-      {"gelu_tanh", Activation::kGeluTanh}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
-      {"sigmoid", Activation::kSigmoid}};
-  for (const auto& [known, activation] : kNames) {
-    if (known == wanted) return activation;
-  }
-  throw_error(ErrorKind::kUnsupported, op, ": activation '", wanted,
-              "' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh or sigmoid");
 }
 
 double scalar_at(const char* op, const char* attr, const double** scalars, std::int64_t count, std::int64_t index) {
@@ -210,7 +197,7 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensor
     const Rows rows = fold_rows(input);
     TensorPtr out = Tensor::empty(sizes, DType::kFloat32);
     kernels::gemm_packed(rows.rows, n, k, rows.tensor->data<float>(), rows.stride, dense_weight->data<float>(),
-                         dense_bias ? dense_bias->data<float>() : nullptr, function,
+                         dense_bias ? dense_bias->data<float>() : nullptr, {function, false},
                          rest != nullptr ? dense_residual.tensor->data<float>() : nullptr, dense_residual.stride,
                          out->data<float>(), n);
     give(ret0, std::move(out), op);

@@ -7,7 +7,7 @@
 
 namespace untorch::kernels::UNTORCH_ISA {
 
-void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual,
-                    std::int64_t ldr, float* c, std::int64_t ldc);
+void apply_epilogue(std::int64_t rows, std::int64_t cols, Epilogue epilogue, const float* residual, std::int64_t ldr,
+                    float* c, std::int64_t ldc);
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -37,7 +37,7 @@ UNTORCH_ISA_DECLARE(GemmPlan plan_float(std::int64_t m, std::int64_t n, std::int
                     void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
                     void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m,
                                       const float* a, std::int64_t lda, const float* packed, const float* bias,
-                                      Activation activation, const float* residual, std::int64_t ldr, float* c,
+                                      Epilogue epilogue, const float* residual, std::int64_t ldr, float* c,
                                       std::int64_t ldc);
                     void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c,
                                           std::int64_t ldc);

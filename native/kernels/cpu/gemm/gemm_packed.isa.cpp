@@ -29,8 +29,8 @@ template <int kWrite>
 }  // namespace
 
 void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a,
-                  std::int64_t lda, const float* packed, const float* bias, Activation activation,
-                  const float* residual, std::int64_t ldr, float* c, std::int64_t ldc) {
+                  std::int64_t lda, const float* packed, const float* bias, Epilogue epilogue, const float* residual,
+                  std::int64_t ldr, float* c, std::int64_t ldc) {
   constexpr int P = kPanel<float>;
   static_assert(P == kPackWidth);
   // From the whole problem's rows, so that a slice gives the same bits.
@@ -43,7 +43,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
   }
   // A C beyond the caches costs a read from memory for every line that is written first.
   const bool large = m * n > kLargeOutput;
-  const bool finish = activation != Activation::kNone || residual != nullptr;
+  const bool finish = epilogue.activation != Activation::kNone || residual != nullptr;
   for (std::int64_t jc = 0; jc < n; jc += kBlockN) {
     const std::int64_t nb = smaller(kBlockN, n - jc);
     for (std::int64_t ic = 0; ic < m; ic += kBlockM) {
@@ -103,7 +103,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
             }
             if (last && finish) {
               const float* from = residual == nullptr ? nullptr : residual + (ic + i) * ldr + jc + j;
-              apply_epilogue(rows, width, activation, from, ldr, to, ldc);
+              apply_epilogue(rows, width, epilogue, from, ldr, to, ldc);
             }
           }
           j += width;

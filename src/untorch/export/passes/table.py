@@ -21,6 +21,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
@@ -137,6 +138,16 @@ PASSES = (
         "drop_dead_code",
         lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
+    ),
+    Pass(
+        "pack_convolutions",
+        lambda module, options, device, architecture: pack_convolutions(module),
+        "makes one operator of our own from a 1-D or 2-D convolution with a constant float32 weight and what follows: "
+        "batch norm of inference, an activation, a residual sum of the same layout. It computes channels last, so a "
+        "chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
+        "([decision](decisions/0034-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D and "
+        "transposed convolutions stay",
+        devices=("cpu",),
     ),
     Pass(
         "pack_linears",
