@@ -35,7 +35,9 @@ struct IndirectTile {
   float* c;
   std::int64_t ldc;
   bool accumulate;
-  const float* bias;  // added at the end; may be null
+  const float* bias;      // added at the end; may be null
+  const float* residual;  // laid out like c; may be null
+  float low, high;        // of the clamp at the end
 };
 
 template <int MR, int NV>
@@ -92,6 +94,7 @@ template <int MR, int NV>
       for (int i = 0; i < MR; ++i) acc[i][j] += bias;
     }
   }
+  finish_tile<float, MR, W>(acc, t.residual, ldc, t.low, t.high);
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
@@ -99,10 +102,39 @@ template <int MR, int NV>
   }
 }
 
+// The first 8 columns of one panel.
+template <int MR>
+[[gnu::noinline]] void indirect_half(const IndirectTile& t) {
+  HalfVector acc[MR][kHalfVectors] = {};
+  const float* b = t.b;
+  const float* const* rows = t.rows;
+  for (std::int64_t tap = 0; tap < t.taps; ++tap, rows += kMaxRows) {
+    if (rows[0] == nullptr) {
+      b += t.run * P;
+      continue;
+    }
+    const float* a[MR];
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) a[i] = rows[i] + t.offset;
+    for (std::int64_t k = 0; k < t.run; ++k, b += P) {
+      HalfVector row[kHalfVectors];
+#pragma GCC unroll 2
+      for (int j = 0; j < kHalfVectors; ++j) row[j] = load_half(b + j * kHalfLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        const HalfVector x = a[i][k] - HalfVector{};
+#pragma GCC unroll 2
+        for (int j = 0; j < kHalfVectors; ++j) acc[i][j] += x * row[j];
+      }
+    }
+  }
+  finish_half<MR>(acc, t.bias, t.accumulate, t.residual, t.ldc, t.low, t.high, t.c, t.ldc);
+}
+
 using IndirectKernel = void (*)(const IndirectTile&);
 
 struct IndirectTable {
-  IndirectKernel kernel[kMaxRows][4] = {};
+  IndirectKernel kernel[kMaxRows][4] = {}, half[kMaxRows] = {};
 
   template <int MR, int NV>
   constexpr void add() {
@@ -111,6 +143,7 @@ struct IndirectTable {
   }
   template <int MR>
   constexpr void add_row() {
+    if constexpr (MR <= kMaxRows) half[MR - 1] = indirect_half<MR>;
     add<MR, 1>(), add<MR, 2>(), add<MR, 3>(), add<MR, 4>();
   }
   constexpr IndirectTable() {
@@ -188,7 +221,7 @@ void group_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int6
   if (bias != nullptr && n % P != 0) {
     for (std::int64_t j = 0; j < P; ++j) bias_tail[j] = j < n % P ? bias[full_panels * P + j] : 0.0f;
   }
-  const bool finish = p.epilogue.activation != Activation::kNone || call.residual != nullptr;
+  const TileEpilogue inside = tile_epilogue(p.epilogue, call.residual != nullptr);
   for (std::int64_t tap = 0; tap < call.taps; tap += block_taps) {
     for (std::int64_t piece = 0; piece < call.run; piece += run) {
       IndirectTile t{};
@@ -200,11 +233,13 @@ void group_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int6
       for (std::int64_t panel = panel0; panel < panel1;) {
         // A partial last panel is a tile of its own.
         const std::int64_t full = smaller(full_panels, panel1) - panel;
-        const bool partial = full <= 0;
         const int width = balanced_panels(tallest, full);
-        const std::int64_t cols = partial ? n - panel * P : static_cast<std::int64_t>(width) * P;
+        const bool half = full <= 0 && n - panel * P == kHalf, partial = full <= 0 && !half;
+        const std::int64_t cols = full <= 0 ? n - panel * P : static_cast<std::int64_t>(width) * P;
         const std::int64_t channel = first_channel + panel * P;
         t.b = weight + panel * P * k + (tap * call.run + piece) * P;
+        const bool in_registers = last && !partial;
+        t.low = in_registers ? inside.low : -__builtin_inff(), t.high = in_registers ? inside.high : __builtin_inff();
         t.bias = !last || bias == nullptr ? nullptr : partial ? bias_tail : bias + panel * P;
         for (std::int64_t tile = tile0; tile < tile1; ++tile) {
           const std::int64_t first = tiles.first(tile);
@@ -213,20 +248,23 @@ void group_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int6
           t.rows = table + (tile - tile0) * table_step + tap * kMaxRows;
           t.c = partial ? buffer : to;
           t.ldc = partial ? P : ldc;
+          const float* const added = call.residual == nullptr ? nullptr : call.residual + first * ldc + channel;
+          t.residual = in_registers && inside.residual ? added : nullptr;
           if (partial && t.accumulate) {
             for (int r = 0; r < rows; ++r) {
               for (std::int64_t j = 0; j < cols; ++j) buffer[r * P + j] = to[r * ldc + j];
             }
           }
-          kIndirect.kernel[rows - 1][width - 1](t);
+          (half ? kIndirect.half[rows - 1] : kIndirect.kernel[rows - 1][width - 1])(t);
           if (partial) {
             for (int r = 0; r < rows; ++r) {
               for (std::int64_t j = 0; j < cols; ++j) to[r * ldc + j] = buffer[r * P + j];
             }
           }
-          if (last && finish) {
-            const float* const added = call.residual == nullptr ? nullptr : call.residual + first * ldc + channel;
+          if (last && partial) {
             apply_epilogue(rows, cols, p.epilogue, added, ldc, to, ldc);
+          } else if (last && inside.rest) {
+            apply_epilogue(rows, cols, p.epilogue, inside.residual ? nullptr : added, ldc, to, ldc);
           }
         }
         panel += width;

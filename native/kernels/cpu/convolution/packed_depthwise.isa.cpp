@@ -13,16 +13,27 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
-using V = Vector<float>;
 constexpr int P = kPanel<float>;
-constexpr int N = kLanes<float>;
+constexpr int kLane = kLanes<float>;
 constexpr int kVectors = kVectorBytes == 64 ? 4 : kVectorBytes == 32 ? 2 : 2;  // side by side
 constexpr int kPixels = kVectorBytes == 64 ? 5 : 4;
 
-// kCount pixels × kWide vectors of channels from `channel` on.
-template <int kCount, int kWide>
+// A vector of kSize floats at any address.
+template <int kSize>
+struct Piece {
+  typedef float type __attribute__((vector_size(kSize * 4)));
+  typedef float loose __attribute__((vector_size(kSize * 4), aligned(4), may_alias));
+  static type load(const float* from) { return *reinterpret_cast<const loose*>(from); }
+  static void store(float* to, type v) { *reinterpret_cast<loose*>(to) = v; }
+};
+
+// kCount pixels × kWide vectors of N channels from `channel` on.
+template <int kCount, int kWide, int N>
 [[gnu::always_inline]] inline void block(std::int64_t taps, const float* const* rows, const float* weight,
                                          std::int64_t channel, const float* bias, float* to, std::int64_t ldc) {
+  using V = typename Piece<N>::type;
+  const auto load = Piece<N>::load;
+  const auto store = Piece<N>::store;
   V acc[kCount][kWide];
   const float* w[kWide];
 #pragma GCC unroll 8
@@ -68,10 +79,16 @@ template <int kCount>
 [[gnu::noinline]] void pixels(std::int64_t channels, std::int64_t taps, const float* const* rows, const float* weight,
                               const float* bias, float* to, std::int64_t ldc) {
   std::int64_t c = 0;
-  for (; c + kVectors * N <= channels; c += kVectors * N) {
-    block<kCount, kVectors>(taps, rows, weight, c, bias, to, ldc);
+  for (; c + kVectors * kLane <= channels; c += kVectors * kLane) {
+    block<kCount, kVectors, kLane>(taps, rows, weight, c, bias, to, ldc);
   }
-  for (; c + N <= channels; c += N) block<kCount, 1>(taps, rows, weight, c, bias, to, ldc);
+  for (; c + kLane <= channels; c += kLane) block<kCount, 1, kLane>(taps, rows, weight, c, bias, to, ldc);
+  if constexpr (kLane > 8) {
+    if (c + 8 <= channels) block<kCount, 1, 8>(taps, rows, weight, c, bias, to, ldc), c += 8;
+  }
+  if constexpr (kLane > 4) {
+    if (c + 4 <= channels) block<kCount, 1, 4>(taps, rows, weight, c, bias, to, ldc), c += 4;
+  }
   if (c < channels) rest(kCount, taps, rows, weight, c, channels, bias, to, ldc);
 }
 

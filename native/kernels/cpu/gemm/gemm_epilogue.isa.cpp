@@ -63,7 +63,7 @@ void dispatch(std::int64_t rows, std::int64_t cols, Activation activation, const
     case Activation::kGeluTanh:
       return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
     case Activation::kSilu:
-      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsilu(x); });
     case Activation::kTanh:
       return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
     case Activation::kSigmoid:
