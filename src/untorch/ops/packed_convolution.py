@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from untorch.ops.activations import ACTIVATIONS, activate
+
 __all__ = [
-    "ACTIVATIONS",
     "BLOCK",
     "C_SHIM",
     "OPERATOR",
@@ -31,10 +32,6 @@ __all__ = [
 ]
 
 BLOCK = 16
-
-ACTIVATIONS = (
-    "none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "relu6", "hardswish", "hardsigmoid",
-)  # fmt: skip
 
 C_SHIM = (
     "AOTITorchError aoti_torch_cpu_packed_convolution(AtenTensorHandle x, AtenTensorHandle weight, "
@@ -77,16 +74,6 @@ def unpack_weight(packed: torch.Tensor, out_channels: int, kernel: list[int], gr
     outputs, inputs = out_channels // groups, packed.shape[2] // (height * width)
     rows = packed.transpose(2, 3).reshape(groups, -1, packed.shape[2])[:, :outputs]
     return rows.reshape(out_channels, height, width, inputs).permute(0, 3, 1, 2).contiguous()
-
-
-def _activate(y: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "none":
-        return y
-    if activation == "gelu_tanh":
-        return F.gelu(y, approximate="tanh")
-    function = getattr(torch, activation, None) or getattr(F, activation)
-    result: torch.Tensor = function(y)
-    return result
 
 
 def _output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -158,7 +145,7 @@ def packed_convolution(
     y = F.conv2d(x, plain, bias, stride, padding, dilation, groups)
     if residual is not None and residual_first:
         y = y + residual
-    y = _activate(y, activation)
+    y = activate(y, activation)
     if residual is not None and not residual_first:
         y = y + residual
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -185,7 +172,7 @@ def _packed_convolution_fake(
     shape = _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation)
     if not channels_last:
         return x.new_empty(shape)
-    n, c, h, w = shape
+    _, c, h, w = shape
     return x.new_empty_strided(shape, (h * w * c, 1, w * c, c))
 
 

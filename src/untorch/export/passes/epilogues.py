@@ -6,10 +6,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from untorch.export.passes.calls import arguments_of
+
 __all__ = ["activation_of", "only_user", "same_layout", "value_of"]
 
 _aten = torch.ops.aten
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[object, str] = {
     _aten.relu.default: "relu", _aten.relu_.default: "relu",
     _aten.silu.default: "silu", _aten.silu_.default: "silu",
     _aten.tanh.default: "tanh", _aten.tanh_.default: "tanh",
@@ -19,18 +21,15 @@ _ACTIVATIONS = {
     _aten.hardswish.default: "hardswish", _aten.hardswish_.default: "hardswish",
     _aten.hardsigmoid.default: "hardsigmoid", _aten.hardsigmoid_.default: "hardsigmoid",
 }  # fmt: skip
-_BOUNDED = {
-    _aten.hardtanh.default: (-1.0, 1.0), _aten.hardtanh_.default: (-1.0, 1.0),
-    _aten.clamp.default: (None, None), _aten.clamp_.default: (None, None),
+_CLAMPS = {
+    _aten.hardtanh.default, _aten.hardtanh_.default, _aten.clamp.default, _aten.clamp_.default,
 }  # fmt: skip
 
 
 def activation_of(node: fx.Node) -> str | None:
     """The activation that the node applies to its first argument, by the name that fused operators have for it."""
-    if node.target in _BOUNDED:
-        low, high = (*node.args[1:], *_BOUNDED[node.target][len(node.args) - 1 :])
-        low, high = node.kwargs.get("min_val", node.kwargs.get("min", low)), node.kwargs.get("max_val", node.kwargs.get("max", high))
-        return "relu6" if (low, high) == (0.0, 6.0) else None
+    if node.target in _CLAMPS:
+        return "relu6" if list(arguments_of(node).values())[1:] == [0, 6] else None
     name = _ACTIVATIONS.get(node.target)
     if name == "gelu" and node.kwargs.get("approximate", "none") == "tanh":
         return "gelu_tanh"

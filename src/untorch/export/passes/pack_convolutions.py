@@ -72,8 +72,8 @@ class _Packer:
             weight = self.constants.value(arguments["weight"])
             bias = None if arguments["bias"] is None else self.constants.value(arguments["bias"])
             if norm:
-                scale, shift, mean, variance = (None if s is None else self.constants.value(s) for s in sources)
-                weight, bias = _fold(weight, bias, scale, shift, mean, variance, norm["eps"])
+                values = [None if source is None else self.constants.value(source) for source in sources]
+                weight, bias = _fold(weight, bias, values, norm["eps"])
             if weight.dim() == 3:
                 weight = weight.unsqueeze(-2)
             name = f"{arguments['weight'].name}_packed"
@@ -208,13 +208,14 @@ def _is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> 
 def _fold(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
+    norm: list[Any],
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of the convolution with (y − mean) / √(variance + ε) · scale + shift behind it."""
+    """Weight and bias of the convolution with (y − mean) / √(variance + ε) · scale + shift behind it.
+
+    norm: scale and shift, which may be None, mean and variance.
+    """
+    scale, shift, mean, variance = norm
     factor = (variance.double() + epsilon).rsqrt()
     if scale is not None:
         factor = factor * scale.double()
@@ -241,7 +242,9 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
             x = add_call(graph, node, _aten.unsqueeze.default, (x, -2))
             residual = None if residual is None else add_call(graph, node, _aten.unsqueeze.default, (residual, -2))
         value = last.meta["val"]
-        channels_last = value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+        channels_last = (
+            value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+        )
         call = (x, weight, bias, residual, int(original.shape[0]), *lists, arguments["groups"], chain.activation)
         fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last))
         result = add_call(graph, last, _aten.squeeze.dim, (fused, -2)) if flat else fused
@@ -249,6 +252,10 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
     last.replace_all_uses_with(result)
     for old in reversed(chain.nodes):
         graph.erase_node(old)
+
+
+def _is_channels_last(value: torch.Tensor) -> bool:
+    return value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _lists(arguments: dict[str, Any], kernel: list[int]) -> list[list[int]]:
