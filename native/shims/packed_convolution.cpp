@@ -52,13 +52,14 @@ TensorPtr nhwc_copy(const Tensor& x) {
 }  // namespace
 
 // x [n, c, h, w]; weight packed [groups, ceil(o/16), kernel·c, 16] with o outputs and c channels of a group, or, of a
-// depthwise convolution, [ceil(c/16), kernel, 16]; bias [out_channels]; residual [n, out_channels, h', w'].
+// depthwise convolution, [ceil(c/16), kernel, 16], or, winograd, [16, o/16, c, 16]; bias [out_channels]; residual [n,
+// out_channels, h', w'].
 UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* residual,
     std::int64_t out_channels, const std::int64_t* kernel, std::int64_t kernel_len, const std::int64_t* stride,
     std::int64_t stride_len, const std::int64_t* padding, std::int64_t padding_len, const std::int64_t* dilation,
     std::int64_t dilation_len, std::int64_t groups, const char* activation, std::int32_t residual_first,
-    std::int32_t channels_last, AtenTensorHandle* ret0) {
+    std::int32_t channels_last, std::int32_t winograd, AtenTensorHandle* ret0) {
   return guarded(kOp, [&] {
     const Tensor& input = cpu_input(x, kOp, "x");
     const Tensor& packed = cpu_input(weight, kOp, "weight");
@@ -83,6 +84,9 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
       check(room >= 0, kOp, ": the kernel is larger than the padded input ", to_string(input.sizes()));
       p.output[d] = room / p.stride[d] + 1;
     }
+    p.winograd = winograd != 0;
+    check(!p.winograd || kernels::serves_winograd(p), kOp,
+          ": argument 'winograd' needs a 3×3 kernel, stride and dilation 1, no groups and multiples of 16 channels");
     check(packed.numel() == kernels::packed_convolution_size(p), kOp, ": argument 'weight' must have ",
           kernels::packed_convolution_size(p), " elements for ", input.size(1), " → ", out_channels, " channels, got ",
           to_string(packed.sizes()));

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native.shim import I32, Opt, ShimError, call
+from untorch.ops.packed_convolution import pack_winograd_weight
 
 OPERATOR = "aoti_torch_cpu_untorch_packed_convolution"
 BLOCK = 16
@@ -45,11 +46,13 @@ def run(
     activation: str = "none",
     residual_first: bool = False,
     channels_last: bool = True,
+    winograd: bool = False,
 ) -> torch.Tensor:
     kernel = list(weight.shape[2:])
+    packed = pack_winograd_weight(weight) if winograd else pack(weight, groups)
     result: torch.Tensor = call(
-        OPERATOR, x, pack(weight, groups), Opt(bias), Opt(residual), weight.shape[0], kernel, list(stride),
-        list(padding), list(dilation), groups, activation, I32(int(residual_first)), I32(int(channels_last)), returns=1,
+        OPERATOR, x, packed, Opt(bias), Opt(residual), weight.shape[0], kernel, list(stride),
+        list(padding), list(dilation), groups, activation, I32(int(residual_first)), I32(int(channels_last)), I32(int(winograd)), returns=1,
     )  # fmt: skip
     return result
 
@@ -145,6 +148,46 @@ def test_memory_format(groups: int, channels_last: bool) -> None:
     assert_close(got, F.conv2d(x, weight, groups=groups))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    c=st.sampled_from([16, 32, 48, 64, 144]),
+    o=st.sampled_from([16, 32, 48, 80]),
+    size=st.tuples(st.integers(1, 25), st.integers(1, 25)),
+    padding=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    activation=st.sampled_from(["none", "relu", "silu"]),
+    with_residual=st.booleans(),
+    first=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_winograd(
+    c: int,
+    o: int,
+    size: tuple[int, int],
+    padding: tuple[int, int],
+    activation: str,
+    with_residual: bool,
+    first: bool,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    x, weight, bias = images(2, c, *size), torch.randn(o, c, 3, 3) / (3 * c**0.5), torch.randn(o)
+    function = {"none": lambda y: y, "relu": torch.relu, "silu": F.silu}[activation]
+    y = F.conv2d(x, weight, bias, padding=padding)
+    residual = torch.randn_like(y) if with_residual else None
+    added = torch.zeros(()) if residual is None else residual
+    expected = function(y + added) if first else function(y) + added
+    got = run(x, weight, bias, residual, padding=padding, activation=activation, residual_first=first, winograd=True)
+    assert_close(got, expected)
+
+
+def test_winograd_is_as_exact_as_direct_kernels() -> None:
+    torch.manual_seed(0)
+    x, weight = images(1, 256, 28, 28), torch.randn(64, 256, 3, 3) / 48
+    exact = F.conv2d(x.double(), weight.double(), padding=1)
+    errors = [(run(x, weight, padding=(1, 1), winograd=w).double() - exact).abs().max().item() for w in (False, True)]
+    assert errors[1] < 4 * errors[0] + 1e-7
+
+
 def test_large_reductions_run_in_blocks() -> None:
     torch.manual_seed(0)
     for channels in (300, 800, 1700):
@@ -181,13 +224,16 @@ for c, o, k, g, size in ((64, 96, 3, 1, 28), (256, 128, 3, 1, 7), (96, 96, 5, 96
                          (3, 32, 7, 1, 64), (64, 256, 1, 1, 28)):
     x = torch.randn(2, c, size, size).to(memory_format=torch.channels_last)
     out.append(run(x, torch.randn(o, c // g, k, k), torch.randn(o), padding=(k // 2, k // 2), groups=g))
+x = torch.randn(2, 64, 21, 30).to(memory_format=torch.channels_last)
+out.append(run(x, torch.randn(96, 64, 3, 3), torch.randn(96), padding=(1, 1), winograd=True))
 torch.save(out, sys.argv[1])
 """
 
 
 def _run_with(path: Path, **environment: str) -> list[torch.Tensor]:
     root = Path(__file__).resolve().parents[2]
-    env = {**os.environ, **environment, "PYTHONPATH": str(root)}
+    path_of_modules = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, **environment, "PYTHONPATH": path_of_modules}
     subprocess.run([sys.executable, "-c", _THREADS, str(path)], check=True, env=env, cwd=root)
     values: list[torch.Tensor] = torch.load(path)
     return values
@@ -215,6 +261,10 @@ def test_every_level_of_instructions_and_number_of_threads(isa: str, tmp_path: P
         ({"x": torch.zeros(1, 5, 8, 8)}, r"argument 'weight' must have 720 elements for 5 → 16 channels"),
         ({"bias": torch.zeros(3)}, r"argument 'bias' must have shape \[16\], got \[3\]"),
         ({"residual": torch.zeros(1, 16, 8, 8)}, r"argument 'residual' must have shape \[1, 16, 6, 6\]"),
+        (
+            {"winograd": True},
+            "argument 'winograd' needs a 3×3 kernel, stride and dilation 1, no groups and multiples of",
+        ),
         ({"activation": "mish"}, "activation 'mish' is not supported, expected none, relu"),
     ],
 )

@@ -2,8 +2,9 @@
 
 y = activation(conv(x, W) + bias) + residual, or activation(conv(x, W) + bias + residual). The weight
 [O, C/groups, kh, kw] is stored as [groups, ceil(o / 16), kh · kw · c, 16], with o = O/groups outputs and c = C/groups
-inputs of a group and zeros behind o; of a depthwise convolution (c = o = 1) as [ceil(C / 16), kh · kw, 16]. The
-implementation here is the reference; libuntorch.so has the fast one.
+inputs of a group and zeros behind o; of a depthwise convolution (c = o = 1) as [ceil(C / 16), kh · kw, 16]; for
+Winograd's F(2 x 2, 3 x 3) transformed, as [16, O / 16, C, 16]. The implementation here is the reference; libuntorch.so
+has the fast one.
 
 In a traced graph results are row-major, so that tracing gives every later node the strides that it had before.
 Inductor's lowering asks for channels-last operands and gives a channels-last result: layouts change at the ends of a
@@ -26,9 +27,11 @@ __all__ = [
     "OPERATOR",
     "is_depthwise",
     "pack_weight",
+    "pack_winograd_weight",
     "packed_convolution",
     "register_lowering",
     "unpack_weight",
+    "unpack_winograd_weight",
 ]
 
 BLOCK = 16
@@ -38,7 +41,8 @@ C_SHIM = (
     "AtenTensorHandle* bias, AtenTensorHandle* residual, int64_t out_channels, const int64_t* kernel, "
     "int64_t kernel_len_, const int64_t* stride, int64_t stride_len_, const int64_t* padding, int64_t padding_len_, "
     "const int64_t* dilation, int64_t dilation_len_, int64_t groups, const char* activation, int32_t residual_first, "
-    'int32_t channels_last, AtenTensorHandle* ret0) __asm__("aoti_torch_cpu_untorch_packed_convolution")'
+    "int32_t channels_last, int32_t winograd, AtenTensorHandle* ret0) "
+    '__asm__("aoti_torch_cpu_untorch_packed_convolution")'
 )
 
 
@@ -76,6 +80,28 @@ def unpack_weight(packed: torch.Tensor, out_channels: int, kernel: list[int], gr
     return rows.reshape(out_channels, height, width, inputs).permute(0, 3, 1, 2).contiguous()
 
 
+# G of Winograd's F(2 x 2, 3 x 3), and what takes it back.
+_TRANSFORM = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0))
+_INVERSE = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, -1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+
+
+def pack_winograd_weight(weight: torch.Tensor) -> torch.Tensor:
+    """G · W · Gᵀ of W [O, C, 3, 3], computed in float64, as [16, O / 16, C, 16]."""
+    out_channels, channels = weight.shape[:2]
+    g = torch.tensor(_TRANSFORM, dtype=torch.float64)
+    spectrum = torch.einsum("ai,ocij,bj->aboc", g, weight.double(), g).reshape(16, -1, BLOCK, channels)
+    assert spectrum.shape[1] * BLOCK == out_channels
+    return spectrum.transpose(2, 3).to(weight.dtype).contiguous()
+
+
+def unpack_winograd_weight(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``pack_winograd_weight`` but for rounding: [O, C, 3, 3]."""
+    channels = packed.shape[2]
+    back = torch.tensor(_INVERSE, dtype=packed.dtype)
+    spectrum = packed.transpose(2, 3).reshape(4, 4, -1, channels)
+    return torch.einsum("ia,jb,aboc->ocij", back, back, spectrum).contiguous()
+
+
 def _output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
@@ -89,6 +115,7 @@ def _output_shape(
     lists: tuple[list[int], list[int], list[int], list[int]],
     groups: int,
     activation: str,
+    winograd: bool,
 ) -> tuple[int, ...]:
     """Checks the arguments; the shape of the result."""
     if activation not in ACTIVATIONS:
@@ -99,7 +126,14 @@ def _output_shape(
         raise ValueError(f"packed_convolution: x: expected 4 dimensions, got shape {tuple(x.shape)}")
     kernel, stride, padding, dilation = lists
     channels, taps = x.shape[1], kernel[0] * kernel[1]
-    if is_depthwise(channels, out_channels, groups):
+    if winograd:
+        if lists != ([3, 3], [1, 1], padding, [1, 1]) or groups != 1 or channels % BLOCK or out_channels % BLOCK:
+            raise ValueError(
+                "packed_convolution: winograd: expected a 3 x 3 kernel, stride and dilation 1, no groups and multiples "
+                f"of {BLOCK} channels"
+            )
+        _expect("weight", "the packed shape", weight, (16, out_channels // BLOCK, channels, BLOCK))
+    elif is_depthwise(channels, out_channels, groups):
         _expect("weight", "the packed shape", weight, (_ceil(channels), taps, BLOCK))
     else:
         rows = taps * (channels // groups)
@@ -133,15 +167,17 @@ def packed_convolution(
     activation: str,
     residual_first: bool,
     channels_last: bool,
+    winograd: bool,
 ) -> torch.Tensor:
     """The convolution of x [n, c, h, w] with the packed weight; gives [n, out_channels, h', w'].
 
     residual_first: activation(conv + bias + residual) instead of activation(conv + bias) + residual.
     channels_last: the result's memory format; row-major otherwise.
+    winograd: the weight is that of ``pack_winograd_weight``.
     """
     lists = (kernel, stride, padding, dilation)
-    _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation)
-    plain = unpack_weight(weight, out_channels, kernel, groups)
+    _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation, winograd)
+    plain = unpack_winograd_weight(weight) if winograd else unpack_weight(weight, out_channels, kernel, groups)
     y = F.conv2d(x, plain, bias, stride, padding, dilation, groups)
     if residual is not None and residual_first:
         y = y + residual
@@ -167,9 +203,10 @@ def _packed_convolution_fake(
     activation: str,
     residual_first: bool,
     channels_last: bool,
+    winograd: bool,
 ) -> torch.Tensor:
     lists = (kernel, stride, padding, dilation)
-    shape = _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation)
+    shape = _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation, winograd)
     if not channels_last:
         return x.new_empty(shape)
     _, c, h, w = shape

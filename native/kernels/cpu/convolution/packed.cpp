@@ -106,6 +106,21 @@ void run_depthwise(const ConvolutionCall& call) {
   });
 }
 
+constexpr std::int64_t kWinogradBytes = 768 << 10;  // of transformed input in the L2
+
+void run_winograd(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t count = p.batch * ((p.output[0] + 1) / 2) * ((p.output[1] + 1) / 2);
+  const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const std::int64_t most = std::max<std::int64_t>(12, kWinogradBytes / (64 * p.in_channels) / 12 * 12);
+  std::int64_t blocks = ceil_div(count, most);
+  if (threads > 1) blocks = std::max(blocks, std::min(ceil_div(count, std::int64_t{12}), kTasksPerThread * threads));
+  const std::int64_t nbytes = UNTORCH_ISA_CALL(winograd_workspace)(ceil_div(count, blocks) + 1, p.in_channels);
+  for_each_item(blocks, threads > 1 && operations(p) > 1e6, [&](std::int64_t i) {
+    UNTORCH_ISA_CALL(winograd_slice)(call, count * i / blocks, count * (i + 1) / blocks, workspace(nbytes));
+  });
+}
+
 // A 1×1 kernel that reads every pixel once, in memory order.
 bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
   return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
@@ -115,13 +130,20 @@ bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
 
 }  // namespace
 
+bool serves_winograd(const PackedConvolution& p) {
+  using Pair = std::array<std::int64_t, 2>;
+  return p.groups == 1 && p.kernel == Pair{3, 3} && p.stride == Pair{1, 1} && p.dilation == Pair{1, 1} &&
+         p.in_channels % kPackWidth == 0 && p.out_channels % kPackWidth == 0;
+}
+
 std::int64_t packed_convolution_size(const PackedConvolution& p) {
+  if (p.winograd) return 16 * p.in_channels * p.out_channels;
   if (p.depthwise()) return ceil_div(p.groups, kPackWidth) * p.taps() * kPackWidth;
   return p.groups * packed_size(p.out_channels, p.reduction());
 }
 
 bool pads_beforehand(const PackedConvolution& p) {
-  return p.groups == 1 && p.in_channels <= kFewChannels && p.kernel[1] > 1 && p.dilation[1] == 1;
+  return !p.winograd && p.groups == 1 && p.in_channels <= kFewChannels && p.kernel[1] > 1 && p.dilation[1] == 1;
 }
 
 void convolution_packed(const PackedConvolution& p, const float* input, ImageStrides strides, const float* weight,
@@ -147,6 +169,7 @@ void convolution_packed(const PackedConvolution& p, const float* input, ImageStr
     return run(call);
   }
   call.zeros = zeros(p.groups * p.in_channels);
+  if (p.winograd) return run_winograd(call);
   p.depthwise() ? run_depthwise(call) : run(call);
 }
 

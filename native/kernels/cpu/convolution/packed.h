@@ -13,6 +13,7 @@ struct PackedConvolution {
   std::int64_t batch, groups;
   std::int64_t in_channels, out_channels;  // of one group
   std::array<std::int64_t, 2> input, kernel, output, stride, padding, dilation;
+  bool winograd;  // the weight is transformed: see serves_winograd()
   Epilogue epilogue;
 
   bool depthwise() const noexcept { return in_channels == 1 && out_channels == 1 && groups > 1; }
@@ -27,7 +28,9 @@ struct ImageStrides {
 };
 
 // Floats that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of a
-// depthwise convolution [ceil(groups/16)][kernel][16].
+// depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd convolution [16][out/16][in][16].
+// Whether the Winograd kernel takes the problem: 3×3, stride 1, no dilation, no groups, multiples of 16 channels.
+bool serves_winograd(const PackedConvolution& problem);
 std::int64_t packed_convolution_size(const PackedConvolution& problem);
 
 // Whether the kernel pads the input itself, which then may have any strides: few channels, a kernel that is wide.

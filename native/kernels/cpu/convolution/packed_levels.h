@@ -46,4 +46,7 @@ UNTORCH_ISA_DECLARE(
                            void* workspace);
     std::int64_t depthwise_workspace(std::int64_t taps);
     // Output rows [row0, row1) of all images, all channels.
-    void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, void* workspace);)
+    void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, void* workspace);
+    std::int64_t winograd_workspace(std::int64_t tiles, std::int64_t channels);
+    // 2×2 output tiles [tile0, tile1), row by row of all images, all channels.
+    void winograd_slice(const ConvolutionCall& call, std::int64_t tile0, std::int64_t tile1, void* workspace);)

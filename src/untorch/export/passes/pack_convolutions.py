@@ -19,7 +19,7 @@ from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
 from untorch.export.passes.report import PassReport
-from untorch.ops.packed_convolution import OPERATOR, pack_weight
+from untorch.ops.packed_convolution import BLOCK, OPERATOR, pack_weight, pack_winograd_weight
 
 __all__ = ["pack_convolutions"]
 
@@ -29,6 +29,7 @@ _CONVOLUTIONS = {
     _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
     _aten.conv_transpose3d.input,
 }  # fmt: skip
+_WINOGRAD_SIZE = 12  # pixels
 _ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
 
 
@@ -63,11 +64,11 @@ class _Packer:
     constants: Constants
     stored: dict[tuple[fx.Node | None, ...], tuple[fx.Node, fx.Node | None]] = field(default_factory=dict)
 
-    def operands(self, chain: _Chain, arguments: dict[str, Any]) -> tuple[fx.Node, fx.Node | None]:
+    def operands(self, chain: _Chain, arguments: dict[str, Any], winograd: bool) -> tuple[fx.Node, fx.Node | None]:
         """get_attr nodes of the packed weight and of the bias, batch norm included."""
         norm = arguments_of(chain.batch_norm) if chain.batch_norm is not None else {}
         sources = [norm.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
-        key = (arguments["weight"], arguments["bias"], *sources, norm.get("eps"), arguments["groups"])
+        key = (arguments["weight"], arguments["bias"], *sources, norm.get("eps"), arguments["groups"], winograd)
         if key not in self.stored:
             weight = self.constants.value(arguments["weight"])
             bias = None if arguments["bias"] is None else self.constants.value(arguments["bias"])
@@ -77,7 +78,9 @@ class _Packer:
             if weight.dim() == 3:
                 weight = weight.unsqueeze(-2)
             name = f"{arguments['weight'].name}_packed"
-            packed = self._add(name, pack_weight(weight.detach(), arguments["groups"]), arguments["weight"])
+            weight = weight.detach()
+            stored = pack_winograd_weight(weight) if winograd else pack_weight(weight, arguments["groups"])
+            packed = self._add(name, stored, arguments["weight"])
             if bias is None or (not norm and arguments["bias"].op == "get_attr"):
                 self.stored[key] = packed, arguments["bias"]
             else:
@@ -86,15 +89,14 @@ class _Packer:
 
     def _add(self, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
         with self.module.graph.inserting_after(like):
-            node = add_constant(self.module, name, value.contiguous(), like)
-        node.meta["val"] = like.meta["val"].new_empty(value.shape)
-        return node
+            return _constant(self.module, name, value, like)
 
 
 def pack_convolutions(module: fx.GraphModule) -> PassReport:
     """Runs the pass in place. Weights that nothing else reads are removed from the module."""
     report = PassReport("pack_convolutions")
     graph = module.graph
+    _split_transposed(module)
     found = [node for node in graph.nodes if node.op == "call_function" and node.target in _CONVOLUTIONS]
     if not found:
         return report
@@ -116,11 +118,56 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     return report
 
 
+def _split_transposed(module: fx.GraphModule) -> None:
+    """Makes a 1 x 1 convolution and a permutation of a transposed convolution whose windows do not overlap.
+
+    Each pixel then gives kernel x O outputs: stride = kernel, no padding, no groups.
+    """
+    graph = module.graph
+    found = [n for n in graph.nodes if n.op == "call_function" and n.target == _aten.conv_transpose2d.input]
+    constants = Constants(module) if found else None
+    for node in found:
+        arguments = arguments_of(node)
+        x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+        value = value_of(weight)
+        shape = x.meta["val"].shape
+        if constants is None or value is None or not all(isinstance(size, int) for size in shape) or len(shape) != 4:
+            continue
+        if not constants.is_known(weight) or (bias is not None and not constants.is_known(bias)):
+            continue
+        kernel = list(value.shape[2:])
+        zeros = [*_expand(arguments["padding"], 2), *_expand(arguments["output_padding"], 2)]
+        ones = [arguments["groups"], *_expand(arguments["dilation"], 2)]
+        if _expand(arguments["stride"], 2) != kernel or any(zeros) or set(ones) != {1}:
+            continue
+        rows = constants.value(weight).detach().permute(2, 3, 1, 0).flatten(0, 2)[:, :, None, None]
+        with graph.inserting_before(node):
+            pointwise = _constant(module, f"{weight.name}_pointwise", rows, weight)
+            repeated = None
+            if bias is not None:
+                values = constants.value(bias).detach().repeat(kernel[0] * kernel[1])
+                repeated = _constant(module, f"{weight.name}_pointwise_bias", values, weight)
+            y = add_call(graph, node, _aten.conv2d.default, (x, pointwise, repeated))
+            n, _, h, w = shape
+            out = int(value.shape[1])
+            y = add_call(graph, node, _aten.reshape.default, (y, [n, *kernel, out, h, w]))
+            y = add_call(graph, node, _aten.permute.default, (y, [0, 3, 4, 1, 5, 2]))
+            y = add_call(graph, node, _aten.reshape.default, (y, [n, out, h * kernel[0], w * kernel[1]]))
+        node.replace_all_uses_with(y)
+        graph.erase_node(node)
+
+
+def _constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
+    node = add_constant(module, name, value.contiguous(), like)
+    node.meta["val"] = like.meta["val"].new_empty(value.shape)
+    return node
+
+
 def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:
     arguments = arguments_of(node)
     x, weight, bias = value_of(arguments["input"]), value_of(arguments["weight"]), arguments["bias"]
     if "output_padding" in arguments and (arguments.get("transposed", True)):
-        return "it is transposed"
+        return "it is transposed, and its windows overlap"
     if x is None or weight is None or x.dim() != weight.dim():
         return "the input has no batch dimension"
     if weight.dim() == 5:
@@ -230,7 +277,8 @@ def _fold(
 def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
     node, last = chain.nodes[0], chain.last
     arguments = arguments_of(node)
-    weight, bias = packer.operands(chain, arguments)
+    winograd = _uses_winograd(node, arguments)
+    weight, bias = packer.operands(chain, arguments, winograd)
     residual = chain.residual()
     x, original = arguments["input"], arguments["weight"].meta["val"]
     flat = original.dim() == 3
@@ -246,12 +294,24 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
             value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
         )
         call = (x, weight, bias, residual, int(original.shape[0]), *lists, arguments["groups"], chain.activation)
-        fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last))
+        fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last, winograd))
         result = add_call(graph, last, _aten.squeeze.dim, (fused, -2)) if flat else fused
     fused.meta["stack_trace"] = node.meta.get("stack_trace")
     last.replace_all_uses_with(result)
     for old in reversed(chain.nodes):
         graph.erase_node(old)
+
+
+def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:
+    """Whether Winograd's F(2 x 2, 3 x 3) is faster: for small images reading its larger weight costs more."""
+    weight = arguments["weight"].meta["val"]
+    out_channels, channels, *kernel = weight.shape
+    if kernel != [3, 3] or channels % BLOCK or out_channels % BLOCK or arguments["groups"] != 1:
+        return False
+    if {*_expand(arguments["stride"], 2), *_expand(arguments["dilation"], 2)} != {1}:
+        return False
+    sizes = [size if isinstance(size, int) else size.node.hint for size in node.meta["val"].shape[2:]]
+    return all(size is not None and size >= _WINOGRAD_SIZE for size in sizes)
 
 
 def _is_channels_last(value: torch.Tensor) -> bool:

@@ -145,8 +145,8 @@ PASSES = (
         "makes one operator of our own from a 1-D or 2-D convolution with a constant float32 weight and what follows: "
         "batch norm of inference, an activation, a residual sum of the same layout. It computes channels last, so a "
         "chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
-        "([decision](decisions/0034-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D and "
-        "transposed convolutions stay",
+        "([decision](decisions/0034-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
+        "convolutions stay, and transposed ones, unless stride and kernel are the same",
         devices=("cpu",),
     ),
     Pass(

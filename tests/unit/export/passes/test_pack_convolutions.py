@@ -19,13 +19,21 @@ from untorch.export.passes import run_passes
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.report import PassReport
 from untorch.ops.activations import ACTIVATIONS, activate
-from untorch.ops.packed_convolution import OPERATOR, is_depthwise, pack_weight, packed_convolution, unpack_weight
+from untorch.ops.packed_convolution import (
+    OPERATOR,
+    is_depthwise,
+    pack_weight,
+    pack_winograd_weight,
+    packed_convolution,
+    unpack_weight,
+    unpack_winograd_weight,
+)
 
 X = torch.randn(2, 8, 9, 9)
 ARGUMENTS: dict[str, Any] = {
     "x": X, "weight": pack_weight(torch.randn(20, 8, 3, 3), 1), "bias": None, "residual": None, "out_channels": 20,
     "kernel": [3, 3], "stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1, "activation": "none",
-    "residual_first": False, "channels_last": False,
+    "residual_first": False, "channels_last": False, "winograd": False,
 }  # fmt: skip
 
 
@@ -82,6 +90,32 @@ def test_pack_and_unpack(outputs: int, inputs: int, groups: int, kernel: tuple[i
     assert torch.equal(unpack_weight(packed, groups * outputs, list(kernel), groups), weight)
 
 
+def test_pack_and_unpack_for_winograd() -> None:
+    weight = torch.randn(48, 16, 3, 3)
+    packed = pack_winograd_weight(weight)
+    assert packed.shape == (16, 3, 16, 16)
+    torch.testing.assert_close(unpack_winograd_weight(packed), weight)
+
+
+@pytest.mark.parametrize(
+    ("convolution", "size", "winograd"),
+    [
+        (nn.Conv2d(16, 32, 3, padding=1), 12, True),
+        (nn.Conv2d(16, 32, 3, padding=1), 11, False),
+        (nn.Conv2d(16, 32, 3, padding=1, stride=2), 24, False),
+        (nn.Conv2d(16, 32, 3, padding=2, dilation=2), 12, False),
+        (nn.Conv2d(32, 32, 3, padding=1, groups=2), 12, False),
+        (nn.Conv2d(24, 32, 3, padding=1), 12, False),
+        (nn.Conv2d(16, 24, 3, padding=1), 12, False),
+        (nn.Conv2d(16, 32, 5, padding=2), 12, False),
+    ],
+)
+def test_which_convolutions_use_winograd(convolution: nn.Conv2d, size: int, winograd: bool) -> None:
+    x = torch.randn(1, convolution.in_channels, size, size)
+    module, _ = run(nn.Sequential(convolution, nn.SiLU()), x)
+    assert only_call(module).args[13] is winograd
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("residual_first", [False, True])
 def test_reference(activation: str, residual_first: bool) -> None:
@@ -104,6 +138,7 @@ def test_opcheck(changes: dict[str, Any]) -> None:
         ({"activation": "elu"}, "activation: expected one of none, relu"),
         ({"x": X[0]}, r"x: expected 4 dimensions, got shape \(8, 9, 9\)"),
         ({"out_channels": 33}, r"weight: expected the packed shape \(1, 3, 72, 16\), got \(1, 2, 72, 16\)"),
+        ({"winograd": True}, "winograd: expected a 3 x 3 kernel, stride and dilation 1, no groups and multiples of 16"),
         ({"bias": torch.randn(19)}, r"bias: expected the shape \(20,\), got \(19,\)"),
         ({"residual": torch.randn(20)}, r"residual: expected the shape \(2, 20, 9, 9\), got \(20,\)"),
     ],
@@ -164,6 +199,16 @@ def test_kinds_of_convolutions(convolution: nn.Module) -> None:
     assert "conv.weight" not in dict(module.named_parameters())
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_transposed_without_overlap(bias: bool) -> None:
+    model = nn.ConvTranspose2d(8, 5, (2, 3), (2, 3), bias=bias)
+    module, report = run(model, X)
+    assert len(report.changed) == 1
+    assert "weight" not in dict(module.named_parameters())
+    got, expected = module(X), model(X)
+    assert got.stride() == expected.stride()
+
+
 def test_one_dimension() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 3, stride=2, padding=1), nn.GELU())
     module, _ = run(model, torch.randn(2, 8, 11))
@@ -176,7 +221,7 @@ def test_one_dimension() -> None:
     ("model", "x", "reason"),
     [
         (nn.Conv3d(2, 2, 3), torch.randn(1, 2, 5, 5, 5), "it has three spatial dimensions"),
-        (nn.ConvTranspose2d(8, 4, 2, 2), X, "it is transposed"),
+        (nn.ConvTranspose2d(8, 4, 3, 2), X, "it is transposed, and its windows overlap"),
         (nn.Conv2d(8, 4, 3).double(), X.double(), "the weight is float64 on cpu, expected float32 on cpu"),
         (nn.Conv2d(8, 4, 3), X[0], "the input has no batch dimension"),
         (
