@@ -1,6 +1,6 @@
 """Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
 
-``python benchmarks/models.py minilm mlp add_one add_four``; files that exist and are up to date are kept.
+``python benchmarks/models.py minilm mlp add_one add_four vision``; files that exist and are up to date are kept.
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ MINILM_CASES = ((1, 32), (1, 128), (16, 128))
 def minilm_case(batch: int, length: int) -> str:
     """A case's name; its inputs and expected output are in ``<name>.npz``."""
     return f"minilm_{batch}x{length}"
+
+
+# The networks of vision_models.py.
+VISION = (
+    "resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "regnet_y_400mf", "densenet121",
+    "squeezenet1_1", "unet",
+)  # fmt: skip
+
+
+def vision_case(model: str) -> str:
+    """The name of a network's case and of its files."""
+    return f"vision_{model}"
 
 
 def _fingerprint() -> str:
@@ -175,7 +187,27 @@ def build_add_four() -> None:
         _stock(model, example, WORK / f"{name}_frozen.pt2", None, frozen)
 
 
-BUILDERS = {"minilm": build_minilm, "mlp": build_mlp, "add_one": build_add_one, "add_four": build_add_four}
+def build_vision() -> None:
+    """The networks of cpu_models.py."""
+    from vision_models import load_model
+
+    from untorch.export import export
+
+    for name in VISION:
+        model, image = load_model(name)
+        case = vision_case(name)
+        _write_case(case, model, (image,))
+        _step(f"{name}, ONNX", lambda m=model, x=image, c=case: _onnx(m, (x,), WORK / f"{c}.onnx", ["x"], None))
+        _step(f"{name}, untorch", lambda m=model, x=image, c=case: export(m, (x,), WORK / f"{c}.pt2", progress=False))
+
+
+BUILDERS = {
+    "minilm": build_minilm,
+    "mlp": build_mlp,
+    "add_one": build_add_one,
+    "add_four": build_add_four,
+    "vision": build_vision,
+}
 
 
 def main() -> None:

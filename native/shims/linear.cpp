@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "shims/activation.h"
 #include "shims/gemm.h"
 
 namespace untorch::shims {
@@ -31,20 +32,6 @@ Dims with_last(const Dims& sizes, std::int64_t last) {
   Dims out = sizes;
   out[out.size() - 1] = last;
   return out;
-}
-
-// An activation by the name that a model library uses.
-Activation activation_of(const char* op, const char* name) {
-  const std::string_view wanted = name == nullptr ? "none" : name;
-  constexpr std::pair<std::string_view, Activation> kNames[] = {
-      {"none", Activation::kNone},          {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
-      {"gelu_tanh", Activation::kGeluTanh}, {"silu", Activation::kSilu}, {"tanh", Activation::kTanh},
-      {"sigmoid", Activation::kSigmoid}};
-  for (const auto& [known, activation] : kNames) {
-    if (known == wanted) return activation;
-  }
-  throw_error(ErrorKind::kUnsupported, op, ": activation '", wanted,
-              "' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh or sigmoid");
 }
 
 double scalar_at(const char* op, const char* attr, const double** scalars, std::int64_t count, std::int64_t index) {
@@ -218,7 +205,7 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_linear(AtenTensorHandle x, AtenTensor
     TensorPtr out = Tensor::empty(sizes, dtype);
     const auto run = [&]<class T>(std::type_identity<T>, auto&& gemm) {
       gemm(rows.rows, n, k, rows.tensor->data<T>(), rows.stride, dense_weight->data<T>(),
-           dense_bias ? dense_bias->data<T>() : nullptr, function,
+           dense_bias ? dense_bias->data<T>() : nullptr, kernels::Epilogue{function, false},
            rest != nullptr ? dense_residual.tensor->data<T>() : nullptr, dense_residual.stride, out->data<T>(), n);
     };
     if (half) {

@@ -236,7 +236,8 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, m: int)
         ({"residual": torch.ones(2, 4)}, "argument 'residual' must have shape [2, 5], got [2, 4]"),
         (
             {"activation": "mish"},
-            "activation 'mish' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh or sigmoid",
+            "activation 'mish' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu6, "
+            "hardswish or hardsigmoid",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import runtime_functions
-from untorch.ops.packed_linear import C_SHIM
+from untorch.ops import packed_convolution, packed_linear
 from untorch.runtime.coverage import has_kernel, names_for_models
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
 
@@ -43,7 +43,7 @@ _TENSOR_OPERATORS = {
     "untorch::run_moe": "untorch::nvfp4_moe",
 }
 # A declaration may give a function another symbol; calls use the function's name.
-_SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', C_SHIM))
+_SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', packed_convolution.C_SHIM + packed_linear.C_SHIM))
 
 
 @dataclass(frozen=True)

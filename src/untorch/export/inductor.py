@@ -23,6 +23,7 @@ from untorch.ops import (
     moe_grouped_mm,
     nvfp4,
     nvfp4_moe,
+    packed_convolution,
     packed_linear,
     proxy_result,
     recurrent,
@@ -46,6 +47,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
         "aot_inductor.package_constants_on_disk_format": "pickle_weights",
         "aot_inductor.custom_op_libs": ["untorch"],
         "aot_inductor.custom_ops_to_c_shims": {
+            packed_convolution.OPERATOR: [packed_convolution.C_SHIM],
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
             moe_grouped_mm.OPERATOR: moe_grouped_mm.C_SHIMS,
@@ -107,6 +109,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
 
     def aot_compile(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         channels_last_weight.register_lowering()
+        packed_convolution.register_lowering()
         try:
             result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except Exception:

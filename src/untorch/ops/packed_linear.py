@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-__all__ = ["ACTIVATIONS", "BLOCK", "C_SHIM", "OPERATOR", "pack_weight", "packed_linear", "unpack_weight"]
+from untorch.ops.activations import ACTIVATIONS, activate
+
+__all__ = ["BLOCK", "C_SHIM", "OPERATOR", "pack_weight", "packed_linear", "unpack_weight"]
 
 BLOCK = 16
-
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 
 # AOTInductor names the shim of a custom operator after the operator alone; the label puts our prefix on the symbol.
 C_SHIM = (
@@ -49,22 +49,6 @@ def unpack_weight(packed: torch.Tensor, out_features: int, in_features: int) -> 
     """The inverse of ``pack_weight``: W [n, k]."""
     rows = packed.transpose(1, 2).reshape(packed.shape[0] * BLOCK, -1)
     return rows[:out_features, :in_features]
-
-
-def _activate(y: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "none":
-        return y
-    if activation == "relu":
-        return torch.relu(y)
-    if activation == "gelu":
-        return F.gelu(y)
-    if activation == "gelu_tanh":
-        return F.gelu(y, approximate="tanh")
-    if activation == "silu":
-        return F.silu(y)
-    if activation == "tanh":
-        return torch.tanh(y)
-    return torch.sigmoid(y)
 
 
 def _check(
@@ -108,7 +92,7 @@ def packed_linear(
 ) -> torch.Tensor:
     """activation(x · Wᵀ + bias) + residual, for x [..., k] and the packed weight; gives [..., out_features]."""
     _check(x, weight, bias, residual, activation, out_features)
-    y = _activate(F.linear(x, unpack_weight(weight, out_features, x.shape[-1]), bias), activation)
+    y = activate(F.linear(x, unpack_weight(weight, out_features, x.shape[-1]), bias), activation)
     y = y if residual is None else y + residual
     return y.contiguous()
 

@@ -94,7 +94,7 @@ void pack_b(std::int64_t n, std::int64_t k, MatrixRef<const float> b, float* pac
 }
 
 void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* packed,
-                 const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
+                 const float* bias, Epilogue epilogue, const float* residual, std::int64_t ldr, float* c,
                  std::int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   const Grid grid = choose_grid(m, n, k, UNTORCH_ISA_CALL(tile_rows)(), kPackWidth);
@@ -102,7 +102,7 @@ void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
           [&](int, std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1) {
             UNTORCH_ISA_CALL(packed_slice)
             (i1 - i0, j1 - j0, k, m, a + i0 * lda, lda, packed + j0 * k, bias == nullptr ? nullptr : bias + j0,
-             activation, residual == nullptr ? nullptr : residual + i0 * ldr + j0, ldr, c + i0 * ldc + j0, ldc);
+             epilogue, residual == nullptr ? nullptr : residual + i0 * ldr + j0, ldr, c + i0 * ldc + j0, ldc);
           });
 }
 

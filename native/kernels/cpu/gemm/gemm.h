@@ -6,7 +6,24 @@
 
 namespace untorch::kernels {
 
-enum class Activation : int { kNone = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5, kSigmoid = 6 };
+enum class Activation : int {
+  kNone = 0,
+  kRelu = 1,
+  kGelu = 2,
+  kGeluTanh = 3,
+  kSilu = 4,
+  kTanh = 5,
+  kSigmoid = 6,
+  kRelu6 = 7,
+  kHardswish = 8,
+  kHardsigmoid = 9
+};
+
+// What happens to a tile of the result: activation(x) + residual, or activation(x + residual).
+struct Epilogue {
+  Activation activation = Activation::kNone;
+  bool residual_first = false;
+};
 
 // A matrix by the address of its first element and its two strides, in elements.
 template <class T>
@@ -34,10 +51,10 @@ inline std::int64_t packed_size(std::int64_t n, std::int64_t k) {
 }
 void pack_b(std::int64_t n, std::int64_t k, MatrixRef<const float> b, float* packed);
 
-// C = activation(A·B + bias) + residual, A [m, k] row-major with stride lda, B packed, C [m, n] row-major with stride
-// ldc. bias [n] and residual [m, n] (row-major, stride ldr) may be null. C may overlap none of the others.
+// C = epilogue(A·B + bias), A [m, k] row-major with stride lda, B packed, C [m, n] row-major with stride ldc. bias [n]
+// and the epilogue's residual [m, n] (row-major, stride ldr) may be null. C may overlap none of the others.
 void gemm_packed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* packed,
-                 const float* bias, Activation activation, const float* residual, std::int64_t ldr, float* c,
+                 const float* bias, Epilogue epilogue, const float* residual, std::int64_t ldr, float* c,
                  std::int64_t ldc);
 
 // The 16-bit floating-point formats; their elements travel as bits.
@@ -54,7 +71,7 @@ void gemm_half_serial(HalfType type, std::int64_t m, std::int64_t n, std::int64_
 // gemm_packed in a half type; bias and residual too. B is packed in pairs along k, [ceil(n/16)][ceil(k/2)][16][2],
 // zero-padded.
 void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a,
-                      std::int64_t lda, const std::uint16_t* packed, const std::uint16_t* bias, Activation activation,
+                      std::int64_t lda, const std::uint16_t* packed, const std::uint16_t* bias, Epilogue epilogue,
                       const std::uint16_t* residual, std::int64_t ldr, std::uint16_t* c, std::int64_t ldc);
 
 // C = activation(C), C [m, n] row-major with stride ldc.

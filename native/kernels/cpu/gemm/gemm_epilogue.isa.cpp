@@ -1,4 +1,4 @@
-// Activations and residuals of gemm_packed, through the library's vector mathematics.
+// Activations and residuals of packed GEMMs and convolutions, through the library's vector mathematics.
 #include "kernels/cpu/gemm/gemm_epilogue.h"
 
 #include "kernels/cpu/gemm/gemm_levels.h"
@@ -20,52 +20,75 @@ constexpr int N = kLanes<float>;
   return half * vecmath::vtanh(inner) + half;
 }
 [[gnu::always_inline]] inline V relu(V x) { return x < 0.0f ? V{} : x; }  // NaN stays NaN
+[[gnu::always_inline]] inline V relu6(V x) {
+  x = relu(x);
+  return x > 6.0f ? V{} + 6.0f : x;
+}
+[[gnu::always_inline]] inline V hardsigmoid(V x) { return relu6(x + 3.0f) * (1.0f / 6.0f); }
+[[gnu::always_inline]] inline V hardswish(V x) { return x * relu6(x + 3.0f) * (1.0f / 6.0f); }
 
-// c = f(c) + residual, row by row; the tail of a row through a vector of its own.
-template <class Fn>
+// c = f(c) + residual or, kFirst, f(c + residual), row by row; the tail of a row through a vector of its own.
+template <bool kFirst, class Fn>
 [[gnu::always_inline]] inline void apply(std::int64_t rows, std::int64_t cols, const float* residual, std::int64_t ldr,
                                          float* c, std::int64_t ldc, Fn&& f) {
+  const auto one = [&](V v, V added) { return kFirst ? f(v + added) : f(v) + added; };
   for (std::int64_t i = 0; i < rows; ++i, c += ldc) {
     std::int64_t j = 0;
-    for (; j + N <= cols; j += N) {
-      V v = f(load(c + j));
-      if (residual != nullptr) v += load(residual + j);
-      store(c + j, v);
+    if (residual == nullptr) {
+      for (; j + N <= cols; j += N) store(c + j, f(load(c + j)));
+    } else {
+      for (; j + N <= cols; j += N) store(c + j, one(load(c + j), load(residual + j)));
     }
     if (j < cols) {
-      float tail[N] = {};
+      float tail[N] = {}, added[N] = {};
       for (std::int64_t x = j; x < cols; ++x) tail[x - j] = c[x];
-      store(tail, f(load(tail)));
-      for (std::int64_t x = j; x < cols; ++x) c[x] = residual != nullptr ? tail[x - j] + residual[x] : tail[x - j];
+      for (std::int64_t x = j; x < cols && residual != nullptr; ++x) added[x - j] = residual[x];
+      store(tail, residual == nullptr ? f(load(tail)) : one(load(tail), load(added)));
+      for (std::int64_t x = j; x < cols; ++x) c[x] = tail[x - j];
     }
     if (residual != nullptr) residual += ldr;
   }
 }
 
-}  // namespace
-
-void apply_epilogue(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual,
-                    std::int64_t ldr, float* c, std::int64_t ldc) {
+template <bool kFirst>
+void dispatch(std::int64_t rows, std::int64_t cols, Activation activation, const float* residual, std::int64_t ldr,
+              float* c, std::int64_t ldc) {
   switch (activation) {
     case Activation::kNone:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return x; });
     case Activation::kRelu:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
     case Activation::kGelu:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
     case Activation::kGeluTanh:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
     case Activation::kSilu:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return x * vecmath::vsigmoid(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsilu(x); });
     case Activation::kTanh:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vtanh(x); });
     case Activation::kSigmoid:
-      return apply(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsigmoid(x); });
+    case Activation::kRelu6:
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return relu6(x); });
+    case Activation::kHardswish:
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return hardswish(x); });
+    case Activation::kHardsigmoid:
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return hardsigmoid(x); });
   }
 }
 
+}  // namespace
+
+void apply_epilogue(std::int64_t rows, std::int64_t cols, Epilogue epilogue, const float* residual, std::int64_t ldr,
+                    float* c, std::int64_t ldc) {
+  if (epilogue.residual_first && residual != nullptr) {
+    return dispatch<true>(rows, cols, epilogue.activation, residual, ldr, c, ldc);
+  }
+  dispatch<false>(rows, cols, epilogue.activation, residual, ldr, c, ldc);
+}
+
 void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc) {
-  apply_epilogue(m, n, activation, nullptr, 0, c, ldc);
+  apply_epilogue(m, n, {activation, false}, nullptr, 0, c, ldc);
 }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -30,7 +30,7 @@ void run(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, float al
   const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, a, b, false, cpu_has_bf16());
   on_parts(plan, m, n, k, serial, [&](std::int64_t i0, std::int64_t i1, std::int64_t j0, std::int64_t j1, void* own) {
     const MatrixRef<Bits> to = part(c, i0, j0);
-    const HalfResult result{to.data, to.row_stride, to.col_stride, alpha, beta, nullptr, Activation::kNone, nullptr, 0};
+    const HalfResult result{to.data, to.row_stride, to.col_stride, alpha, beta, nullptr, {}, nullptr, 0};
     UNTORCH_ISA_CALL(slice_half)(type, plan, i1 - i0, j1 - j0, k, part(a, i0, 0), part(b, 0, j0), result, own);
   });
 }
@@ -48,8 +48,8 @@ void gemm_half_serial(HalfType type, std::int64_t m, std::int64_t n, std::int64_
 }
 
 void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, const Bits* a, std::int64_t lda,
-                      const Bits* packed, const Bits* bias, Activation activation, const Bits* residual,
-                      std::int64_t ldr, Bits* c, std::int64_t ldc) {
+                      const Bits* packed, const Bits* bias, Epilogue epilogue, const Bits* residual, std::int64_t ldr,
+                      Bits* c, std::int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   const MatrixRef<const Bits> rows{a, lda, 1};
   const HalfPlan plan = UNTORCH_ISA_CALL(plan_half)(type, m, n, k, rows, {packed, 1, k}, true, cpu_has_bf16());
@@ -60,7 +60,7 @@ void gemm_half_packed(HalfType type, std::int64_t m, std::int64_t n, std::int64_
                             1.0f,
                             0.0f,
                             bias == nullptr ? nullptr : bias + j0,
-                            activation,
+                            epilogue,
                             residual == nullptr ? nullptr : residual + i0 * ldr + j0,
                             ldr};
     const auto* const panels = reinterpret_cast<const std::uint32_t*>(packed) + j0 * ((k + 1) / 2);

@@ -105,15 +105,29 @@ void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t ro
       }
     }
   }
-  if (r.activation != Activation::kNone) apply_epilogue(rows, width, r.activation, nullptr, 0, sums, ld);
+  const auto add_residual = [&](std::int64_t y, std::int64_t x, Vector<float> & v) __attribute__((always_inline)) {
+    const Bits* const from = r.residual + (i + y) * r.ldr + j + x;
+    v += width - x >= N ? load_half<H>(from) : load_half_part<H>(from, width - x);
+  };
+  if (r.residual != nullptr && r.epilogue.residual_first) {
+    for (std::int64_t y = 0; y < rows; ++y) {
+      for (std::int64_t x = 0; x < width; x += N) {
+        Vector<float> v = load(sums + y * ld + x);
+        add_residual(y, x, v);
+        store(sums + y * ld + x, v);
+      }
+    }
+  }
+  if (r.epilogue.activation != Activation::kNone) {
+    apply_epilogue(rows, width, {r.epilogue.activation}, nullptr, 0, sums, ld);
+  }
   const bool dense = r.col_stride == 1;
   for (std::int64_t y = 0; y < rows; ++y) {
     Bits* const to = r.c + (i + y) * r.row_stride + j * r.col_stride;
-    const Bits* const added = r.residual == nullptr ? nullptr : r.residual + (i + y) * r.ldr + j;
     for (std::int64_t x = 0; x < width; x += N) {
       const std::int64_t left = smaller(N, width - x);
       Vector<float> v = load(sums + y * ld + x);
-      if (added != nullptr) v += left == N ? load_half<H>(added + x) : load_half_part<H>(added + x, left);
+      if (r.residual != nullptr && !r.epilogue.residual_first) add_residual(y, x, v);
       if (dense && left == N) {
         if (r.beta != 0.0f) v += load_half<H>(to + x) * r.beta;
         store_half<H>(to + x, v);
@@ -168,7 +182,7 @@ template <HalfType H>
 void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const Bits> a,
                   const std::uint32_t* packed, const HalfResult& result, const Workspace& w) {
   const std::int64_t pairs = ceil_div(k, 2), ld = plan.nc + P;
-  const HalfTable* table = &kWidened<H>;
+  const PairTable* table = &kWidened<H>;
 #if defined(__AVX512F__)
   if (plan.bf16) table = &kDotBf16;
 #endif
@@ -191,7 +205,7 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
         for (std::int64_t j = 0; j < nb;) {
           const int group = choose_panels(tile_m, ceil_div(nb - j, P));
           const std::int64_t width = smaller(group * P, nb - j);
-          HalfTile tile{};
+          PairTile tile{};
           tile.pairs = even / 2, tile.lda = lda, tile.ldc = ld, tile.accumulate = pc > 0;
           tile.b = packed + (jc + j) * pairs + pc / 2 * P, tile.panel_step = pairs * P;
           for (std::int64_t i = 0; i < mb; i += tile_m) {

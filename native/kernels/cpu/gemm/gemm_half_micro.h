@@ -15,7 +15,7 @@
 namespace untorch::kernels::UNTORCH_ISA {
 
 // One tile of sums: C = A·B, or C += A·B.
-struct HalfTile {
+struct PairTile {
   std::int64_t pairs;
   const void* a;     // float rows, or rows of bfloat16 for vdpbf16ps; 2·pairs elements each
   std::int64_t lda;  // elements
@@ -27,7 +27,7 @@ struct HalfTile {
 };
 
 template <int MR, int W>
-[[gnu::always_inline]] inline void store_sums(const HalfTile& t, const Vector<float> (&acc)[MR][W]) {
+[[gnu::always_inline]] inline void store_sums(const PairTile& t, const Vector<float> (&acc)[MR][W]) {
   constexpr int N = kLanes<float>;
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
@@ -40,7 +40,7 @@ template <int MR, int W>
 }
 
 template <HalfType H, int MR, int NV>
-[[gnu::noinline]] void micro_widened(const HalfTile& t) {
+[[gnu::noinline]] void micro_widened(const PairTile& t) {
   constexpr int W = NV * kVectorsPerPanel, N = kLanes<float>;
   using V = Vector<float>;
   V acc[MR][W] = {};
@@ -72,7 +72,7 @@ template <HalfType H, int MR, int NV>
 #define UNTORCH_BF16 __attribute__((target("avx512bf16")))
 
 template <int MR, int NV>
-[[gnu::noinline]] UNTORCH_BF16 void micro_dot_bf16(const HalfTile& t) {
+[[gnu::noinline]] UNTORCH_BF16 void micro_dot_bf16(const PairTile& t) {
   using V = Vector<float>;
   V acc[MR][NV] = {};
   const auto* a = static_cast<const std::uint16_t*>(t.a);
@@ -97,51 +97,51 @@ template <int MR, int NV>
 }
 #endif
 
-using HalfKernel = void (*)(const HalfTile&);
+using PairKernel = void (*)(const PairTile&);
 
 // By rows and panels, as MicroTable.
-struct HalfTable {
-  HalfKernel kernel[kMaxRows][kMaxPanels] = {};
+struct PairTable {
+  PairKernel kernel[kMaxRows][kMaxPanels] = {};
 };
 
 template <class Make, int MR, int NV>
-constexpr void add_half(HalfTable& table) {
+constexpr void add_pair(PairTable& table) {
   if constexpr (MR <= kMaxRows && NV <= max_panels(MR <= kMaxRows ? MR : 1))
     table.kernel[MR - 1][NV - 1] = Make::template kernel<MR, NV>();
 }
 template <class Make, int MR>
-constexpr void add_half_rows(HalfTable& table) {
-  add_half<Make, MR, 1>(table), add_half<Make, MR, 2>(table), add_half<Make, MR, 3>(table);
-  add_half<Make, MR, 4>(table), add_half<Make, MR, 8>(table);
+constexpr void add_pair_rows(PairTable& table) {
+  add_pair<Make, MR, 1>(table), add_pair<Make, MR, 2>(table), add_pair<Make, MR, 3>(table);
+  add_pair<Make, MR, 4>(table), add_pair<Make, MR, 8>(table);
 }
 template <class Make>
-constexpr HalfTable make_half_table() {
-  HalfTable table;
-  add_half_rows<Make, 1>(table), add_half_rows<Make, 2>(table), add_half_rows<Make, 3>(table);
-  add_half_rows<Make, 4>(table), add_half_rows<Make, 5>(table), add_half_rows<Make, 6>(table);
-  add_half_rows<Make, 7>(table), add_half_rows<Make, 8>(table), add_half_rows<Make, 9>(table);
-  add_half_rows<Make, 10>(table), add_half_rows<Make, 11>(table), add_half_rows<Make, 12>(table);
+constexpr PairTable make_pair_table() {
+  PairTable table;
+  add_pair_rows<Make, 1>(table), add_pair_rows<Make, 2>(table), add_pair_rows<Make, 3>(table);
+  add_pair_rows<Make, 4>(table), add_pair_rows<Make, 5>(table), add_pair_rows<Make, 6>(table);
+  add_pair_rows<Make, 7>(table), add_pair_rows<Make, 8>(table), add_pair_rows<Make, 9>(table);
+  add_pair_rows<Make, 10>(table), add_pair_rows<Make, 11>(table), add_pair_rows<Make, 12>(table);
   return table;
 }
 
 template <HalfType H>
 struct MakeWidened {
   template <int MR, int NV>
-  static constexpr HalfKernel kernel() {
+  static constexpr PairKernel kernel() {
     return micro_widened<H, MR, NV>;
   }
 };
 template <HalfType H>
-inline constexpr HalfTable kWidened = make_half_table<MakeWidened<H>>();
+inline constexpr PairTable kWidened = make_pair_table<MakeWidened<H>>();
 
 #if defined(__AVX512F__)
 struct MakeDotBf16 {
   template <int MR, int NV>
-  static constexpr HalfKernel kernel() {
+  static constexpr PairKernel kernel() {
     return micro_dot_bf16<MR, NV>;
   }
 };
-inline constexpr HalfTable kDotBf16 = make_half_table<MakeDotBf16>();
+inline constexpr PairTable kDotBf16 = make_pair_table<MakeDotBf16>();
 #endif
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -29,13 +29,13 @@ struct HalfPlan {
   std::size_t workspace;
 };
 
-// C = activation(alpha·sums + bias) + residual + beta·C, with C of any strides.
+// C = epilogue(alpha·sums + bias) + beta·C, with C of any strides; the residual may be null.
 struct HalfResult {
   std::uint16_t* c;
   std::int64_t row_stride, col_stride;
   float alpha, beta;
   const std::uint16_t* bias;
-  Activation activation;
+  Epilogue epilogue;
   const std::uint16_t* residual;
   std::int64_t ldr;
 };
@@ -56,7 +56,7 @@ UNTORCH_ISA_DECLARE(
                       void* workspace);
     void pack_slice(std::int64_t k, std::int64_t n, MatrixRef<const float> b, float* packed);
     void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a,
-                      std::int64_t lda, const float* packed, const float* bias, Activation activation,
+                      std::int64_t lda, const float* packed, const float* bias, Epilogue epilogue,
                       const float* residual, std::int64_t ldr, float* c, std::int64_t ldc);
     void activation_slice(std::int64_t m, std::int64_t n, Activation activation, float* c, std::int64_t ldc);
     HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k, MatrixRef<const std::uint16_t> a,

@@ -72,7 +72,35 @@ struct Tile {
   // null: this tile's own, a few steps ahead.
   const T* next_b;
   std::int64_t next_step;
+  // Added at the end, laid out like C with stride ldr; may be null. The result is then clamped to [low, high].
+  const T* residual = nullptr;
+  std::int64_t ldr = 0;
+  T low = -static_cast<T>(__builtin_inf()), high = static_cast<T>(__builtin_inf());
 };
+
+// Residual and clamp of a tile in registers. NaN stays NaN.
+template <class T, int MR, int W>
+[[gnu::always_inline]] inline void finish_tile(Vector<T> (&acc)[MR][W], const T* residual, std::int64_t ldr, T low,
+                                               T high) {
+  if (residual != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) acc[i][j] += load(residual + i * ldr + j * kLanes<T>);
+    }
+  }
+  if (low != -static_cast<T>(__builtin_inf())) {
+    const Vector<T> least = Vector<T>{} + low, most = Vector<T>{} + high;
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) {
+        acc[i][j] = least > acc[i][j] ? least : acc[i][j];
+        acc[i][j] = most < acc[i][j] ? most : acc[i][j];
+      }
+    }
+  }
+}
 
 template <class T, int MR, int NV>
 [[gnu::noinline]] void micro(const Tile<T>& t) {
@@ -137,11 +165,67 @@ template <class T, int MR, int NV>
       for (int j = 0; j < W; ++j) acc[i][j] += load(c + i * ldc + j * kLanes<T>) * beta;
     }
   }
+  finish_tile<T, MR, W>(acc, t.residual, t.ldr, t.low, t.high);
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
     for (int j = 0; j < W; ++j) store(c + i * ldc + j * kLanes<T>, acc[i][j]);
   }
+}
+
+// The first 8 columns of a panel, which a last panel often has alone: at AVX-512 of half a register each, which costs
+// half where the CPU has 256-bit units.
+inline constexpr int kHalf = 8;
+inline constexpr int kHalfLanes = kVectorBytes == 16 ? 4 : 8;
+inline constexpr int kHalfVectors = kHalf / kHalfLanes;
+typedef float HalfVector __attribute__((vector_size(kHalfLanes * 4)));
+typedef float LooseHalfVector __attribute__((vector_size(kHalfLanes * 4), aligned(4), may_alias));
+[[gnu::always_inline]] inline HalfVector load_half(const float* p) {
+  return *reinterpret_cast<const LooseHalfVector*>(p);
+}
+[[gnu::always_inline]] inline void store_half(float* p, HalfVector v) { *reinterpret_cast<LooseHalfVector*>(p) = v; }
+
+// acc + bias, C where accumulate, the residual; then clamped and stored.
+template <int MR>
+[[gnu::always_inline]] inline void finish_half(HalfVector (&acc)[MR][kHalfVectors], const float* bias, bool accumulate,
+                                               const float* residual, std::int64_t ldr, float low, float high, float* c,
+                                               std::int64_t ldc) {
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 2
+    for (int j = 0; j < kHalfVectors; ++j) {
+      const int at = j * kHalfLanes;
+      if (bias != nullptr) acc[i][j] += load_half(bias + at);
+      if (accumulate) acc[i][j] += load_half(c + i * ldc + at);
+      if (residual != nullptr) acc[i][j] += load_half(residual + i * ldr + at);
+      acc[i][j] = low > acc[i][j] ? HalfVector{} + low : acc[i][j];
+      acc[i][j] = high < acc[i][j] ? HalfVector{} + high : acc[i][j];
+      store_half(c + i * ldc + at, acc[i][j]);
+    }
+  }
+}
+
+template <int MR>
+[[gnu::noinline]] void micro_half(const Tile<float>& t) {
+  HalfVector acc[MR][kHalfVectors] = {};
+  constexpr int kBases = (MR + 2) / 3;
+  const std::int64_t lda = t.lda;
+  const float* base[kBases];
+#pragma GCC unroll 16
+  for (int i = 0; i < kBases; ++i) base[i] = t.a + 3 * i * lda;
+  const float* b = t.b;
+  for (std::int64_t kk = 0; kk < t.k; ++kk, b += t.row_step) {
+    HalfVector row[kHalfVectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < kHalfVectors; ++j) row[j] = load_half(b + j * kHalfLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      const HalfVector x = base[i / 3][(i % 3) * lda + kk] - HalfVector{};
+#pragma GCC unroll 2
+      for (int j = 0; j < kHalfVectors; ++j) acc[i][j] += x * row[j];
+    }
+  }
+  finish_half<MR>(acc, t.bias, t.beta != 0.0f, t.residual, t.ldr, t.low, t.high, t.c, t.ldc);
 }
 
 #if defined(__AVX512F__)
@@ -181,6 +265,20 @@ struct MicroTable {
 };
 template <class T>
 inline constexpr MicroTable<T> kMicro{};
+
+struct HalfTable {
+  MicroKernel<float> kernel[kMaxRows] = {};
+
+  template <int MR>
+  constexpr void add() {
+    if constexpr (MR <= kMaxRows) kernel[MR - 1] = micro_half<MR>;
+  }
+  constexpr HalfTable() {
+    add<1>(), add<2>(), add<3>(), add<4>(), add<5>(), add<6>();
+    add<7>(), add<8>(), add<9>(), add<10>(), add<11>(), add<12>();
+  }
+};
+inline constexpr HalfTable kMicroHalf{};
 
 // The widest tile of `rows` rows that exists and needs at most `panels` panels (at least one).
 inline int choose_panels(int rows, std::int64_t panels) {

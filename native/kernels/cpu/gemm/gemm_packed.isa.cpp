@@ -29,8 +29,8 @@ template <int kWrite>
 }  // namespace
 
 void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t total_m, const float* a,
-                  std::int64_t lda, const float* packed, const float* bias, Activation activation,
-                  const float* residual, std::int64_t ldr, float* c, std::int64_t ldc) {
+                  std::int64_t lda, const float* packed, const float* bias, Epilogue epilogue, const float* residual,
+                  std::int64_t ldr, float* c, std::int64_t ldc) {
   constexpr int P = kPanel<float>;
   static_assert(P == kPackWidth);
   // From the whole problem's rows, so that a slice gives the same bits.
@@ -43,7 +43,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
   }
   // A C beyond the caches costs a read from memory for every line that is written first.
   const bool large = m * n > kLargeOutput;
-  const bool finish = activation != Activation::kNone || residual != nullptr;
+  const TileEpilogue inside = tile_epilogue(epilogue, residual != nullptr);
   for (std::int64_t jc = 0; jc < n; jc += kBlockN) {
     const std::int64_t nb = smaller(kBlockN, n - jc);
     for (std::int64_t ic = 0; ic < m; ic += kBlockM) {
@@ -58,6 +58,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
           const std::int64_t full = (nb - j) / P;
           const int group = full == 0 ? 1 : choose_panels(tile_m, full);
           const std::int64_t width = full == 0 ? nb - j : static_cast<std::int64_t>(group) * P;
+          const bool half = full == 0 && width == kHalf, partial = full == 0 && !half;
           Tile<float> tile{};
           tile.k = kb, tile.lda = lda, tile.alpha = 1.0f, tile.beta = pc == 0 ? 0.0f : 1.0f;
           tile.b = packed + (jc + j) * k + pc * P;
@@ -89,21 +90,26 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
               prefetch_tile<1>(rows, width, to, ldc);
               if (last && residual != nullptr) prefetch_tile<0>(rows, width, residual + (ic + i) * ldr + jc + j, ldr);
             }
-            if (full == 0) {
+            const float* const from = residual == nullptr ? nullptr : residual + (ic + i) * ldr + jc + j;
+            const bool in_registers = last && !partial;
+            tile.residual = in_registers && inside.residual ? from : nullptr, tile.ldr = ldr;
+            if (in_registers) tile.low = inside.low, tile.high = inside.high;
+            if (partial) {
               tile.c = buffer, tile.ldc = P;
               for (int r = 0; r < rows && pc > 0; ++r) {
                 for (std::int64_t x = 0; x < width; ++x) buffer[r * P + x] = to[r * ldc + x];
               }
             }
-            kMicro<float>.kernel[rows - 1][group - 1](tile);
-            if (full == 0) {
+            (half ? kMicroHalf.kernel[rows - 1] : kMicro<float>.kernel[rows - 1][group - 1])(tile);
+            if (partial) {
               for (int r = 0; r < rows; ++r) {
                 for (std::int64_t x = 0; x < width; ++x) to[r * ldc + x] = buffer[r * P + x];
               }
             }
-            if (last && finish) {
-              const float* from = residual == nullptr ? nullptr : residual + (ic + i) * ldr + jc + j;
-              apply_epilogue(rows, width, activation, from, ldr, to, ldc);
+            if (last && partial) {
+              apply_epilogue(rows, width, epilogue, from, ldr, to, ldc);
+            } else if (last && inside.rest) {
+              apply_epilogue(rows, width, epilogue, inside.residual ? nullptr : from, ldr, to, ldc);
             }
           }
           j += width;

@@ -35,8 +35,7 @@ void step(const RecurrentLayer& p, std::int64_t t, std::int64_t u0, std::int64_t
     const std::int64_t first = g * hidden + u0;
     UNTORCH_ISA_CALL(packed_slice)
     (p.batch, columns, hidden, p.batch, now, hidden, p.w_hidden + first * hidden,
-     p.bias_hidden == nullptr ? nullptr : p.bias_hidden + first, Activation::kNone, nullptr, 0, from_hidden + first,
-     width);
+     p.bias_hidden == nullptr ? nullptr : p.bias_hidden + first, Epilogue{}, nullptr, 0, from_hidden + first, width);
   }
   for (std::int64_t n = 0; n < p.batch; ++n) {
     const std::int64_t own = n * hidden + u0;
@@ -64,8 +63,8 @@ void recurrent_layer(const RecurrentLayer& p) {
   float* const from_input = p.workspace;
   float* const from_hidden = from_input + p.steps * p.batch * gates;
   float* const states[2] = {p.hidden_state, from_hidden + p.batch * gates};
-  kernels::gemm_packed(p.steps * p.batch, gates, p.inputs, p.input, p.inputs, p.w_input, p.bias_input,
-                       Activation::kNone, nullptr, 0, from_input, gates);
+  kernels::gemm_packed(p.steps * p.batch, gates, p.inputs, p.input, p.inputs, p.w_input, p.bias_input, Epilogue{},
+                       nullptr, 0, from_input, gates);
   const int threads = threads_of(p, gates);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {

@@ -109,7 +109,7 @@ UNTORCH_VECMATH_INLINE F vtanh(F x) {
   return (F)((I)(magnitude < 1.25f ? small : large) | sign);  // the sign of −0 too
 }
 
-// e^x for −24 <= x <= 0 to 2 ulp: no range to guard, no result to scale twice.
+// e^x for −87 <= x <= 0 to 2 ulp: no range to guard, no result to scale twice.
 template <class F>
 UNTORCH_VECMATH_INLINE F vexp_negative(F x) {
   using I = typename IntOf<F>::type;
@@ -144,6 +144,14 @@ UNTORCH_VECMATH_INLINE F verf(F x) {
 template <class F>
 UNTORCH_VECMATH_INLINE F vsigmoid(F x) {
   return 1.0f / (1.0f + vexp(-x));
+}
+
+// x / (1 + e^−x), from e^−|x| only, which needs no guard against overflow. Below −87 the result is x·e^−87, almost 0.
+template <class F>
+UNTORCH_VECMATH_INLINE F vsilu(F x) {
+  const F magnitude = vabs(x);
+  const F e = vexp_negative(-(magnitude > 87.0f ? F{} + 87.0f : magnitude));
+  return (x < 0.0f ? x * e : x) / (1.0f + e);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ void large_m(const Int4Linear& p) {
               UNTORCH_ISA_CALL(dequantize_panels)(p, j, j + width, own);
               UNTORCH_ISA_CALL(packed_slice)
               (row_end - row, width, p.x_width, p.m, p.x + row * p.x_stride, p.x_stride, own,
-               p.bias == nullptr ? nullptr : p.bias + j, Activation::kNone, nullptr, 0, p.out + row * p.n + j, p.n);
+               p.bias == nullptr ? nullptr : p.bias + j, {}, nullptr, 0, p.out + row * p.n + j, p.n);
             }
           });
 }

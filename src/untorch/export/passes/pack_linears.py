@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.mutations import find_mutations, is_mutating
+from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_linear import BLOCK, OPERATOR, pack_weight
 
@@ -26,14 +26,6 @@ _MIN_OUT_FEATURES = BLOCK
 _MIN_IN_FEATURES = 4
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-_ACTIVATIONS = {
-    _aten.relu.default: "relu", _aten.relu_.default: "relu",
-    _aten.silu.default: "silu", _aten.silu_.default: "silu",
-    _aten.tanh.default: "tanh", _aten.tanh_.default: "tanh",
-    _aten.sigmoid.default: "sigmoid", _aten.sigmoid_.default: "sigmoid",
-    _aten.gelu.default: "gelu", _aten.gelu_.default: "gelu",
-}  # fmt: skip
 
 
 @dataclass
@@ -85,11 +77,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _value(node: object) -> torch.Tensor | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[str]) -> str | None:
     x, weight = node.args[0], node.args[1]
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
@@ -110,7 +97,7 @@ def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[st
             f"{_MIN_IN_FEATURES} → {_MIN_OUT_FEATURES}"
         )
     for name, argument in (("the input", x), ("the bias", bias)):
-        value = _value(argument)
+        value = value_of(argument)
         if argument is not None and (value is None or value.dtype != tensor.dtype):
             return f"{name} is not a {_name(tensor.dtype)} tensor, as the weight is"
     return None
@@ -118,21 +105,20 @@ def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[st
 
 def _with_epilogue(linear: fx.Node) -> _Linear:
     found = _Linear([linear])
-    user = _only_user(linear)
-    if user is not None and user.target in _ACTIVATIONS and user.args[0] is linear and _same_memory(linear, user):
-        found.activation = _ACTIVATIONS[user.target]
-        if found.activation == "gelu" and user.kwargs.get("approximate", "none") == "tanh":
-            found.activation = "gelu_tanh"
+    user = only_user(linear)
+    activation = activation_of(user) if user is not None and user.args[0] is linear else None
+    if user is not None and activation is not None and _same_memory(linear, user):
+        found.activation = activation
         found.nodes.append(user)
     last = found.nodes[-1]
-    user = _only_user(last)
+    user = only_user(last)
     if user is None or user.target not in (_aten.add.Tensor, _aten.add_.Tensor) or user.kwargs.get("alpha", 1) != 1:
         return found
     left, right = user.args[0], user.args[1]
     if user.target == _aten.add_.Tensor and left is not last:
         return found  # It writes into the other operand.
     other = right if left is last else left
-    if other is last or not _same_layout(other, last) or not _same_layout(user, last):
+    if other is last or not same_layout(other, last) or not same_layout(user, last):
         return found
     if not _same_memory(linear, user):
         return found
@@ -140,20 +126,6 @@ def _with_epilogue(linear: fx.Node) -> _Linear:
     found.residual = other
     found.nodes.append(user)
     return found
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
-
-
-def _same_layout(node: object, like: fx.Node) -> bool:
-    """Same dtype, shape and strides as ``like``: no broadcasting, and the result keeps its layout."""
-    value, expected = _value(node), _value(like)
-    if value is None or expected is None or value.dtype != expected.dtype or value.dim() != expected.dim():
-        return False
-    pairs = [*zip(value.shape, expected.shape, strict=True), *zip(value.stride(), expected.stride(), strict=True)]
-    return all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _same_memory(first: fx.Node, last: fx.Node) -> bool:

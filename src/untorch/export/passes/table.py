@@ -22,6 +22,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
@@ -156,11 +157,21 @@ PASSES = (
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
     ),
     Pass(
+        "pack_convolutions",
+        lambda module, options, device, architecture: pack_convolutions(module),
+        "makes one operator of our own from a 1-D or 2-D convolution with a constant float32 weight and what follows: "
+        "batch norm of inference, an activation, a residual sum of the same layout. It computes channels last, so a "
+        "chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
+        "([decision](decisions/0035-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
+        "convolutions stay, and transposed ones, unless stride and kernel are the same",
+        devices=("cpu",),
+    ),
+    Pass(
         "pack_linears",
         lambda module, options, device, architecture: pack_linears(module),
         "makes one operator of our own from a linear layer with a constant weight (float32, bfloat16, float16), the "
-        "activation behind it (ReLU, SiLU, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. "
-        "The weight is stored in the kernel's layout, so it is not packed at run time "
+        "activation behind it (ReLU, ReLU6, SiLU, hard swish, hard sigmoid, tanh, sigmoid, GELU in both forms) and a "
+        "residual sum of the same layout. The weight is stored in the kernel's layout, so it is not packed at run time "
         "([decision](decisions/0002-prepack-linear-weights-at-export.md)). "
         "Layers with fewer than 16 outputs or 4 inputs are left alone",
         devices=("cpu",),

@@ -11,11 +11,13 @@ from torch import fx, nn
 
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
-from untorch.ops.packed_linear import ACTIVATIONS, OPERATOR, pack_weight, packed_linear, unpack_weight
+from untorch.ops.activations import ACTIVATIONS
+from untorch.ops.packed_linear import OPERATOR, pack_weight, packed_linear, unpack_weight
 
 Activate = {
     "none": lambda y: y, "relu": torch.relu, "gelu": F.gelu, "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
-    "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+    "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu6": F.relu6, "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
 }  # fmt: skip
 
 

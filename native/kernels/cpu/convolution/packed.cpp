@@ -1,0 +1,176 @@
+// Packed convolution: chooses the kernel, pads images with few channels, and cuts the work for the threads.
+#include "kernels/cpu/convolution/packed.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/common/parallel_items.h"
+#include "kernels/cpu/convolution/packed_levels.h"
+
+namespace untorch::kernels {
+namespace {
+
+// Images with fewer channels are padded beforehand: a row of the kernel is then one run of consecutive floats.
+constexpr std::int64_t kFewChannels = 8;
+constexpr std::int64_t kBlockPixels = 240;   // that pass over a panel's weights together
+constexpr std::int64_t kTasksPerThread = 4;  // so that a thread that is held up costs a quarter of its share
+
+std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+void* workspace(std::int64_t nbytes) {
+  thread_local std::vector<char> memory;
+  if (memory.size() < static_cast<std::size_t>(nbytes)) memory.resize(static_cast<std::size_t>(nbytes));
+  return memory.data();
+}
+
+const float* zeros(std::int64_t count) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < static_cast<std::size_t>(count)) memory.resize(static_cast<std::size_t>(count), 0.0f);
+  return memory.data();
+}
+
+double operations(const PackedConvolution& p) {
+  return 2.0 * static_cast<double>(p.batch * p.output[0] * p.output[1]) *
+         static_cast<double>(p.groups * p.out_channels * p.reduction());
+}
+
+// [batch, padded height, padded width, channels] of an input of any strides: what the kernel's windows cover.
+void pad(const PackedConvolution& p, const float* input, const ImageStrides& from, float* padded,
+         const ImageStrides& to, std::int64_t height, std::int64_t width) {
+  const std::int64_t channels = p.in_channels;
+  const std::int64_t x0 = std::min(p.padding[1], width), x1 = std::clamp(p.padding[1] + p.input[1], x0, width);
+  for_each_item_grained(p.batch * height, 8, p.batch * height * width * channels > kParallelWork, [&](std::int64_t i) {
+    float* const row = padded + i / height * to.batch + i % height * to.row;
+    const std::int64_t y = i % height - p.padding[0];
+    if (y < 0 || y >= p.input[0]) {
+      std::fill_n(row, width * channels, 0.0f);
+      return;
+    }
+    std::fill_n(row, x0 * channels, 0.0f);
+    std::fill_n(row + x1 * channels, (width - x1) * channels, 0.0f);
+    const float* const line = input + i / height * from.batch + y * from.row - p.padding[1] * from.pixel;
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const float* const plane = line + c * from.channel;
+      for (std::int64_t x = x0; x < x1; ++x) row[x * channels + c] = plane[x * from.pixel];
+    }
+  });
+}
+
+// Tiles stay in an output row where the kernel may reach into padding: taps above and below the image are then skipped
+// for the whole tile. Short rows would make small tiles, though.
+PixelTiles tiles_of(const PackedConvolution& p) {
+  const std::int64_t tallest = UNTORCH_ISA_CALL(convolution_tile_rows)();
+  const std::int64_t per_row = ceil_div(p.output[1], tallest);
+  const bool by_row = p.padding[0] > 0 && p.output[1] / per_row >= std::min<std::int64_t>(4, tallest);
+  if (by_row) return {p.batch * p.output[0], p.output[1], per_row};
+  const std::int64_t pixels = p.output[0] * p.output[1];
+  return {p.batch, pixels, ceil_div(pixels, tallest)};
+}
+
+void run(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const PixelTiles tiles = tiles_of(p);
+  const std::int64_t count = tiles.count(), panels = ceil_div(p.out_channels, kPackWidth);
+  const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const std::int64_t per_tile = std::max<std::int64_t>(1, p.batch * p.output[0] * p.output[1] / count);
+  const std::int64_t blocks = ceil_div(count, std::max<std::int64_t>(1, kBlockPixels / per_tile));
+  // Too few blocks for the threads: the groups are cut, too, or the panels, to no less than two.
+  const std::int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
+  const std::int64_t most = p.groups > 1 ? p.groups : std::max<std::int64_t>(1, panels / 2);
+  const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(wanted, blocks), 1, most);
+  const std::int64_t nbytes = UNTORCH_ISA_CALL(convolution_workspace)(ceil_div(count, blocks) + 1, call.taps);
+  for_each_item(blocks * parts, threads > 1 && operations(p) > 1e6, [&](std::int64_t i) {
+    const std::int64_t block = i / parts, part = i % parts;
+    const std::int64_t tile0 = count * block / blocks, tile1 = count * (block + 1) / blocks;
+    const std::int64_t size = p.groups > 1 ? p.groups : panels;
+    const std::int64_t first = size * part / parts, last = size * (part + 1) / parts;
+    const bool grouped = p.groups > 1;
+    UNTORCH_ISA_CALL(convolution_slice)
+    (call, tiles, tile0, tile1, grouped ? first : 0, grouped ? last : 1, grouped ? 0 : first, grouped ? panels : last,
+     workspace(nbytes));
+  });
+}
+
+void run_depthwise(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t rows = p.batch * p.output[0];
+  const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const bool parallel = threads > 1 && operations(p) > 2e5;
+  const std::int64_t parts = parallel ? std::min(rows, kTasksPerThread * threads) : 1;
+  const std::int64_t nbytes = UNTORCH_ISA_CALL(depthwise_workspace)(p.taps());
+  for_each_item(parts, parallel, [&](std::int64_t i) {
+    UNTORCH_ISA_CALL(depthwise_slice)(call, rows * i / parts, rows * (i + 1) / parts, workspace(nbytes));
+  });
+}
+
+constexpr std::int64_t kWinogradBytes = 768 << 10;  // of transformed input in the L2
+
+void run_winograd(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t count = p.batch * ((p.output[0] + 1) / 2) * ((p.output[1] + 1) / 2);
+  const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const std::int64_t most = std::max<std::int64_t>(12, kWinogradBytes / (64 * p.in_channels) / 12 * 12);
+  std::int64_t blocks = ceil_div(count, most);
+  if (threads > 1) blocks = std::max(blocks, std::min(ceil_div(count, std::int64_t{12}), kTasksPerThread * threads));
+  const std::int64_t nbytes = UNTORCH_ISA_CALL(winograd_workspace)(ceil_div(count, blocks) + 1, p.in_channels);
+  for_each_item(blocks, threads > 1 && operations(p) > 1e6, [&](std::int64_t i) {
+    UNTORCH_ISA_CALL(winograd_slice)(call, count * i / blocks, count * (i + 1) / blocks, workspace(nbytes));
+  });
+}
+
+// A 1×1 kernel that reads every pixel once, in memory order.
+bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
+  return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
+         p.padding[1] == 0 && s.channel == 1 && (p.input[0] == 1 || s.row == p.input[1] * s.pixel) &&
+         (p.batch == 1 || s.batch == p.input[0] * p.input[1] * s.pixel);
+}
+
+}  // namespace
+
+bool serves_winograd(const PackedConvolution& p) {
+  using Pair = std::array<std::int64_t, 2>;
+  return p.groups == 1 && p.kernel == Pair{3, 3} && p.stride == Pair{1, 1} && p.dilation == Pair{1, 1} &&
+         p.in_channels % kPackWidth == 0 && p.out_channels % kPackWidth == 0;
+}
+
+std::int64_t packed_convolution_size(const PackedConvolution& p) {
+  if (p.winograd) return 16 * p.in_channels * p.out_channels;
+  if (p.depthwise()) return ceil_div(p.groups, kPackWidth) * p.taps() * kPackWidth;
+  return p.groups * packed_size(p.out_channels, p.reduction());
+}
+
+bool pads_beforehand(const PackedConvolution& p) {
+  return !p.winograd && p.groups == 1 && p.in_channels <= kFewChannels && p.kernel[1] > 1 && p.dilation[1] == 1;
+}
+
+void convolution_packed(const PackedConvolution& p, const float* input, ImageStrides strides, const float* weight,
+                        const float* bias, const float* residual, float* output) {
+  const std::int64_t pixels = p.batch * p.output[0] * p.output[1];
+  if (pixels == 0 || p.groups * p.out_channels == 0) return;
+  if (is_gemm(p, strides)) {
+    const std::int64_t n = p.out_channels;
+    return gemm_packed(pixels, n, p.in_channels, input, strides.pixel, weight, bias, p.epilogue, residual, n, output,
+                       n);
+  }
+  ConvolutionCall call{&p, input, strides, p.taps(), p.in_channels, weight, bias, residual, output, nullptr};
+  if (pads_beforehand(p)) {
+    const std::int64_t height = (p.output[0] - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1;
+    const std::int64_t width = (p.output[1] - 1) * p.stride[1] + p.kernel[1], channels = p.in_channels;
+    thread_local std::vector<float> padded;
+    padded.resize(static_cast<std::size_t>(p.batch * height * width * channels));
+    const ImageStrides to{height * width * channels, 1, width * channels, channels};
+    pad(p, input, strides, padded.data(), to, height, width);
+    call.input = padded.data() + p.padding[0] * to.row + p.padding[1] * to.pixel;
+    call.strides = to;
+    call.taps = p.kernel[0], call.run = p.kernel[1] * channels;
+    return run(call);
+  }
+  call.zeros = zeros(p.groups * p.in_channels);
+  if (p.winograd) return run_winograd(call);
+  p.depthwise() ? run_depthwise(call) : run(call);
+}
+
+}  // namespace untorch::kernels

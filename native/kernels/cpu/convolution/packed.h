@@ -1,0 +1,45 @@
+// Convolution of float32 in NHWC with weights that were packed at export, one and two spatial dimensions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/cpu/gemm/gemm.h"
+
+namespace untorch::kernels {
+
+// Sizes: input [batch, height, width, groups·in], output [batch, height, width, groups·out]. Pairs are height, width.
+struct PackedConvolution {
+  std::int64_t batch, groups;
+  std::int64_t in_channels, out_channels;  // of one group
+  std::array<std::int64_t, 2> input, kernel, output, stride, padding, dilation;
+  bool winograd;  // the weight is transformed: see serves_winograd()
+  Epilogue epilogue;
+
+  bool depthwise() const noexcept { return in_channels == 1 && out_channels == 1 && groups > 1; }
+  std::int64_t taps() const noexcept { return kernel[0] * kernel[1]; }
+  // Floats of one output channel's weights.
+  std::int64_t reduction() const noexcept { return taps() * in_channels; }
+};
+
+// Elements between images, channels, rows and pixels of the input.
+struct ImageStrides {
+  std::int64_t batch, channel, row, pixel;
+};
+
+// Floats that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of a
+// depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd convolution [16][out/16][in][16].
+// Whether the Winograd kernel takes the problem: 3×3, stride 1, no dilation, no groups, multiples of 16 channels.
+bool serves_winograd(const PackedConvolution& problem);
+std::int64_t packed_convolution_size(const PackedConvolution& problem);
+
+// Whether the kernel pads the input itself, which then may have any strides: few channels, a kernel that is wide.
+bool pads_beforehand(const PackedConvolution& problem);
+
+// output = epilogue(convolution(input, weight) + bias). bias [groups·out] and residual, laid out like the output, may
+// be null. The output is dense NHWC and overlaps none of the others. The input's channel stride is 1 unless
+// pads_beforehand(). The result does not depend on the number of threads.
+void convolution_packed(const PackedConvolution& problem, const float* input, ImageStrides strides, const float* weight,
+                        const float* bias, const float* residual, float* output);
+
+}  // namespace untorch::kernels

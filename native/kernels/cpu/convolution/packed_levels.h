@@ -1,0 +1,52 @@
+// The serial parts of the packed convolution, one set for each instruction-set level (see isa.h).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/common/isa.h"
+#include "kernels/cpu/convolution/packed.h"
+
+namespace untorch::kernels {
+
+// What every slice of one call shares.
+struct ConvolutionCall {
+  const PackedConvolution* problem;
+  const float* input;
+  ImageStrides strides;  // channel is 1
+  // `taps` runs of `run` consecutive floats each make the reduction: the kernel's elements or, of an input that was
+  // padded beforehand, its rows.
+  std::int64_t taps, run;
+  const float *weight, *bias, *residual;
+  float* output;
+  const float* zeros;  // as long as a pixel; what padding reads
+};
+
+// The tiles of output pixels: `lines` lines of `length` pixels, `per_line` tiles in each.
+struct PixelTiles {
+  std::int64_t lines, length, per_line;
+
+  std::int64_t count() const noexcept { return lines * per_line; }
+  std::int64_t first(std::int64_t tile) const noexcept {
+    return tile / per_line * length + tile % per_line * length / per_line;
+  }
+  // Pixels of a tile.
+  std::int64_t size(std::int64_t tile) const noexcept { return first(tile + 1) - first(tile); }
+};
+
+}  // namespace untorch::kernels
+
+UNTORCH_ISA_DECLARE(
+    // Pixels of the tallest tile.
+    int convolution_tile_rows();
+    // Bytes of scratch that a slice of `tiles` tiles needs.
+    std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps);
+    // Tiles [tile0, tile1), groups [group0, group1), and of each of these the panels [panel0, panel1).
+    void convolution_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0, std::int64_t tile1,
+                           std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,
+                           void* workspace);
+    std::int64_t depthwise_workspace(std::int64_t taps);
+    // Output rows [row0, row1) of all images, all channels.
+    void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, void* workspace);
+    std::int64_t winograd_workspace(std::int64_t tiles, std::int64_t channels);
+    // 2×2 output tiles [tile0, tile1), row by row of all images, all channels.
+    void winograd_slice(const ConvolutionCall& call, std::int64_t tile0, std::int64_t tile1, void* workspace);)
