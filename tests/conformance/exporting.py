@@ -124,7 +124,11 @@ def complex_numbers() -> dict[str, Any]:
 def regions() -> dict[str, Any]:
     """YOLO's post-processing, deformable convolution and the poolings of regions."""
     ops = _torchvision().ops
-    convolution, moves, scales = ops.DeformConv2d(4, 6, 3, padding=1), nn.Conv2d(4, 18, 3, padding=1), nn.Conv2d(4, 9, 1)
+    convolution, moves, scales = (
+        ops.DeformConv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 18, 3, padding=1),
+        nn.Conv2d(4, 9, 1),
+    )
 
     def detect(image: torch.Tensor, rois: torch.Tensor, predictions: torch.Tensor) -> Any:
         features = nn.functional.pad(image, (0, 0, 0, 0, 0, 0))

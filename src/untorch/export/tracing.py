@@ -33,9 +33,8 @@ __all__ = ["export_program", "refuse_fused_attention", "trace_method"]
 
 def trace_method(method: Method, progress: Progress | None = None) -> Method:
     """torch.export of the method, for its target: sets ``traced``. Raises CompileError or InvalidArgumentError."""
-    with method.target.compile_context():
-        with (progress or Progress(False)).step(f"{method.name}: torch.export"):
-            traced = export_program(method, method.target.retries_with_math_attention(method.options))
+    with method.target.compile_context(), (progress or Progress(False)).step(f"{method.name}: torch.export"):
+        traced = export_program(method, method.target.retries_with_math_attention(method.options))
     method.traced = traced
     return method
 

@@ -93,10 +93,14 @@ def gpt2() -> nn.Module:
 
 def test_a_cache_is_left_out_or_refused() -> None:
     model, ids = gpt2(), torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.warns(UserWarning, match=r"method 'f': the model returns a key-value cache \(DynamicCache\), which is no"):
+    with pytest.warns(
+        UserWarning, match=r"method 'f': the model returns a key-value cache \(DynamicCache\), which is no"
+    ):
         traced = export_program(Method("f", model, (ids,)), False)
     described = [entry["name"] if entry else None for entry in describe_outputs(traced.program)]
     assert described == ["logits", None]
-    with pytest.raises(CompileError, match=r"DynamicCache\), which is no tensor: export it with kwargs={'use_cache': Fa"):
+    with pytest.raises(
+        CompileError, match=r"DynamicCache\), which is no tensor: export it with kwargs={'use_cache': Fa"
+    ):
         export_program(Method("f", model, (), {"input_ids": ids, "use_cache": True}), False)
     export_program(Method("f", model, (), {"input_ids": ids, "use_cache": False}), False)

@@ -124,7 +124,9 @@ def test_dynamic_numbers() -> None:
     shapes = {"x": None, "n": torch.export.Dim.DYNAMIC}
     program = torch.export.export(Number(), (torch.ones(2), 3), dynamic_shapes=shapes)
     mutations = Mutations(frozenset(), frozenset())
-    with pytest.raises(UnsupportedError, match="input n: a number that may change is not supported on cuda: pass it as"):
+    with pytest.raises(
+        UnsupportedError, match="input n: a number that may change is not supported on cuda: pass it as"
+    ):
         describe_inputs(program, None, mutations, "cuda")
     number = describe_inputs(program, None, mutations)[1]
     assert (number["name"], number["dtype"], number["shape"], number["scalar"]) == ("n", "int64", [], True)

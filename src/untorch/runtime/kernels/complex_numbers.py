@@ -119,7 +119,9 @@ def var(self: Array, dim: Sequence[int] | None = None, correction: Any = None, k
     axes = _axes(dim)
     count = self.size if axes is None else int(numpy.prod([self.shape[axis] for axis in axes]))
     distance = abs(self - self.mean(axis=axes, keepdims=True)) ** 2
-    return numpy.asarray(distance.sum(axis=axes, keepdims=keepdim) / max(count - (1 if correction is None else correction), 0))
+    return numpy.asarray(
+        distance.sum(axis=axes, keepdims=keepdim) / max(count - (1 if correction is None else correction), 0)
+    )
 
 
 @kernel(KERNELS, "mm", "bmm")

@@ -25,7 +25,10 @@ def test_torch_still_refuses_numbers(tmp_path: Path) -> None:
     program = torch.export.export(Head(), (torch.ones(9), 4), dynamic_shapes=SHAPES)
     with pytest.raises(Exception, match="None"):
         torch._inductor.aot_compile(
-            program.module(), (torch.ones(9), 4), {}, options={"aot_inductor.output_path": str(tmp_path)}  # type: ignore[arg-type]
+            program.module(),
+            (torch.ones(9), 4),
+            {},
+            options={"aot_inductor.output_path": str(tmp_path)},  # type: ignore[arg-type]
         )
 
 
