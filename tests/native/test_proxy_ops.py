@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from tests import torchvision_ops
 from tests.native.proxy_ops import call_native, call_node, node_of
 from tests.native.shim import ShimError
 
@@ -14,21 +15,7 @@ NMS = "torchvision::nms"
 
 
 def greedy_nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
-    """torchvision's CPU kernel, word for word in what rounds: areas and overlaps in the boxes' dtype."""
-    order = scores.sort(stable=True, descending=True).indices.tolist()
-    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    kept: list[int] = []
-    gone: set[int] = set()
-    for i in order:
-        if i in gone:
-            continue
-        kept.append(i)
-        low = torch.maximum(boxes[i, :2], boxes[:, :2])
-        high = torch.minimum(boxes[i, 2:], boxes[:, 2:])
-        size = (high - low).clamp(min=0)
-        common = size[:, 0] * size[:, 1]
-        overlap = common / (areas[i] + areas - common)
-        gone |= set(torch.nonzero(overlap.double() > threshold)[:, 0].tolist())
+    kept: list[int] = torchvision_ops.nms(boxes, scores, threshold).tolist()
     return kept
 
 
@@ -145,3 +132,125 @@ def test_an_operator_for_cuda_alone() -> None:
     assert text == "untorch_call_native_operator: `aten::bincount` has no native kernel on cpu"
     text = message("aten::linalg_qr", self=torch.ones(2, 2))
     assert text == "untorch_call_native_operator: there is no native kernel for `aten::linalg_qr`"
+
+
+def random_regions(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Some of them reach outside of the image, some are empty."""
+    corner = torch.rand(n, 2) * 16 - 4
+    return torch.cat([torch.randint(0, 2, (n, 1)), corner, corner + torch.rand(n, 2) * 12 - 1], 1).to(dtype)
+
+
+def check_all(got: object, want: object, dtype: torch.dtype) -> None:
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 4e-2}[dtype]
+    for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+        other = other.to(dtype) if other.is_floating_point() else other
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# Half types are computed in float32, and rounded once.
+FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_poolings_of_regions(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    image, rois = torch.randn(2, 12, 9, 8).to(dtype), random_regions(24, dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    form = {"spatial_scale": 0.75, "pooled_height": 3, "pooled_width": 2}
+    for strided in (image, image.to(memory_format=torch.channels_last)):
+        given = {"input": strided, "rois": rois}
+        reference = {"input": image.to(wide), "rois": rois.to(wide)}
+        for ratio in (-1, 2):
+            for aligned in (True, False):
+                more = {"sampling_ratio": ratio, "aligned": aligned}
+                got = call_native("torchvision::roi_align", **given, **form, **more)
+                check_all(got, torchvision_ops.roi_align(**reference, **form, **more), dtype)
+            got = call_native("torchvision::ps_roi_align", 2, **given, **form, sampling_ratio=ratio)
+            check_all(got, torchvision_ops.ps_roi_align(**reference, **form, sampling_ratio=ratio), dtype)
+        check_all(
+            call_native("torchvision::roi_pool", 2, **given, **form),
+            torchvision_ops.roi_pool(**reference, **form), dtype,
+        )  # fmt: skip
+        check_all(
+            call_native("torchvision::ps_roi_pool", 2, **given, **form),
+            torchvision_ops.ps_roi_pool(**reference, **form), dtype,
+        )  # fmt: skip
+    empty = call_native("torchvision::roi_align", input=image, rois=rois[:0], **form, sampling_ratio=2, aligned=True)
+    assert empty.shape == (0, 12, 3, 2)
+
+
+def test_poolings_check_their_arguments() -> None:
+    form = {"spatial_scale": 1.0, "pooled_height": 2, "pooled_width": 2}
+    image, rois = torch.ones(2, 5, 4, 4), torch.tensor([[0.0, 0, 0, 2, 2], [2, 0, 0, 2, 2]])
+    text = message("torchvision::roi_pool", input=image, rois=rois, **form)
+    assert text == (
+        "torchvision::roi_pool: region 1 of argument 'rois' is of an image that is not among the 2 of 'input'"
+    )
+    text = message("torchvision::roi_pool", input=image, rois=rois * float("nan"), **form)
+    assert text.startswith("torchvision::roi_pool: region 0 of argument 'rois' is of an image")
+    text = message("torchvision::ps_roi_pool", input=image, rois=rois[:1], **form)
+    assert text == "torchvision::ps_roi_pool: argument 'input' has 5 channels, expected a multiple of the 4 bins"
+    text = message("torchvision::roi_pool", input=image[:, :, :0], rois=rois[:1], **form)
+    assert text == "torchvision::roi_pool: argument 'input' has no pixels: [2, 5, 0, 4]"
+    text = message("torchvision::roi_pool", input=image, rois=rois.double(), **form)
+    assert text == "torchvision::roi_pool: argument 'rois' is float64, expected float32 as 'input'"
+
+
+DEFORM = "torchvision::deform_conv2d"
+NAMES = ["stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "offset_groups", "use_mask"]
+
+
+def deform_arguments(
+    dtype: torch.dtype, numbers: tuple[object, ...], rows: int, columns: int
+) -> dict[str, torch.Tensor | object]:
+    form = dict(zip(NAMES, numbers, strict=True))
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, parts, use_mask = numbers
+    height = (9 + 2 * pad_h - dilation_h * (rows - 1) - 1) // stride_h + 1  # type: ignore[operator]
+    width = (8 + 2 * pad_w - dilation_w * (columns - 1) - 1) // stride_w + 1  # type: ignore[operator]
+    kernel = rows * columns * parts  # type: ignore[operator]
+    return {
+        "input": torch.randn(2, 12, 9, 8).to(dtype),
+        "weight": torch.randn(6, 12 // groups, rows, columns).to(dtype),  # type: ignore[operator]
+        "offset": (torch.randn(2, 2 * kernel, height, width) * 2).to(dtype),
+        "mask": (torch.rand(2, kernel, height, width) if use_mask else torch.zeros(2, 1)).to(dtype),
+        "bias": torch.randn(6).to(dtype),
+        **form,
+    }
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize(
+    ("numbers", "rows", "columns"),
+    [
+        ((1, 1, 1, 1, 1, 1, 1, 1, True), 3, 3),
+        ((2, 1, 0, 2, 1, 2, 2, 3, True), 2, 3),
+        ((1, 2, 1, 0, 2, 1, 3, 1, False), 1, 3),
+    ],
+)
+def test_deform_conv2d(numbers: tuple[object, ...], rows: int, columns: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    arguments = deform_arguments(dtype, numbers, rows, columns)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    reference = {k: v.to(wide) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+    want = torchvision_ops.deform_conv2d(**reference)  # type: ignore[arg-type]
+    scale = float(want.abs().max())
+    check_all(call_native(DEFORM, **arguments) / scale, want / scale, dtype)
+    arguments["offset"] = arguments["offset"].transpose(2, 3).contiguous().transpose(2, 3)  # type: ignore[attr-defined]
+    check_all(call_native(DEFORM, **arguments) / scale, want / scale, dtype)
+
+
+def test_deform_conv2d_checks_its_arguments() -> None:
+    given = deform_arguments(torch.float32, (1, 1, 1, 1, 1, 1, 1, 1, True), 3, 3)
+    for change, text in (
+        ({"offset": torch.ones(2, 9, 9, 8)}, "argument 'offset' must be [2, 18, 9, 8], got [2, 9, 9, 8]"),
+        ({"mask": torch.ones(2, 9, 9, 7)}, "argument 'mask' must be [2, 9, 9, 8], got [2, 9, 9, 7]"),
+        ({"bias": torch.ones(6).double()}, "argument 'bias' is float64, expected float32 as 'input'"),
+        ({"groups": 5}, "12 input and 6 output channels do not divide into 5 groups and 1 offset groups"),
+        ({"stride_h": 0}, "strides and dilations must be 1 or more, and paddings 0 or more"),
+        ({"dilation_h": 9}, "the result would have -7 × 8 pixels"),
+        (
+            {"input": torch.ones(2, 12, 9, 8).int()},
+            "argument 'input' is int32, expected float32, float64, bfloat16 or float16",
+        ),
+    ):
+        assert message(DEFORM, **{**given, **change}) == f"{DEFORM}: {text}"

@@ -66,6 +66,19 @@ def test_classes_that_are_not_here_become_a_struct() -> None:
     assert spec(node("some.Class", None, LEAF)).unflatten([1]) == (1,)
 
 
+def test_dataclasses_have_fields_that_are_none() -> None:
+    """As torch.export.register_dataclass stores them: the fields with values, then those that are None."""
+    tree = spec(node("m.Out", [["logits", "inner"], ["loss"]], LEAF, node("m.Empty", [[], ["a"]])))
+    out = tree.unflatten([1])
+    assert out == {"logits": 1, "inner": {"a": None}, "loss": None}
+    assert isinstance(out.inner, Struct)
+    assert out.loss is None
+    assert [leaf for _, leaf in tree.flatten(out, "x")] == [1]
+    assert [leaf for _, leaf in tree.flatten({"logits": 2, "inner": {}}, "x")] == [2]
+    with pytest.raises(InvalidArgumentError, match="missing 'logits'; unknown 'other'"):
+        tree.flatten({"inner": {}, "other": 1}, "x")
+
+
 def test_paths_name_the_leaves() -> None:
     tree = spec(node("builtins.dict", ["a"], node("builtins.list", None, LEAF, LEAF)))
     assert [path for path, _ in tree.flatten({"a": [1, 2]}, "args[0]")] == ["args[0]['a'][0]", "args[0]['a'][1]"]

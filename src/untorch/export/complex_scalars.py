@@ -2,7 +2,7 @@
 
 ``full`` of a complex number becomes ``complex`` of two real ones. A number in the place of a tensor, which PyTorch's
 decompositions leave where an operator has no code for complex numbers, becomes a tensor without dimensions. Defaults of
-``alpha`` and ``beta`` are named: generated code passes them, and the list of extern nodes has only what the graph names.
+``alpha`` and ``beta`` are named: generated code passes them, and the list of extern nodes has what the graph names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ComplexScalars"]
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-class ComplexScalars(CustomGraphPass):  # type: ignore[misc]
+class ComplexScalars(CustomGraphPass):
     """Runs on the graph that is about to be lowered."""
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -29,7 +29,8 @@ class ComplexScalars(CustomGraphPass):  # type: ignore[misc]
             value = node.meta.get("val")
             if node.target is torch.ops.aten.full.default and _is_complex(value):
                 with graph.inserting_before(node):
-                    made = _full(graph, list(node.args[0]), complex(node.args[1]), value)
+                    arguments: Any = node.args
+                    made = _full(graph, list(arguments[0]), complex(arguments[1]), value)
                 node.replace_all_uses_with(made)
                 graph.erase_node(node)
             elif _is_complex(value) or any(_is_complex(arg.meta.get("val")) for arg in node.all_input_nodes):
@@ -69,7 +70,8 @@ def _size(size: Any) -> Any:
 def _replace_numbers(graph: fx.Graph, node: fx.Node) -> None:
     """Tensors for Python numbers where the operator's schema has a tensor."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    value = next(v for n in (node, *node.all_input_nodes) if _is_complex(v := n.meta.get("val")))
+    value: Any = next(v for n in (node, *node.all_input_nodes) if _is_complex(v := n.meta.get("val")))
+    given: Any
     for i, (argument, given) in enumerate(zip(node.target._schema.arguments, node.args, strict=False)):
         is_number = isinstance(given, int | float | complex) and not isinstance(given, bool)
         if isinstance(argument.real_type, torch.TensorType) and is_number:

@@ -66,7 +66,7 @@ def double_sizes_of_one(
     if automatic:
         warnings.warn(
             f"export: method {name!r}: {', '.join(automatic)} {'are' if len(automatic) > 1 else 'is'} Dim.AUTO with an "
-            f"example of size one, which torch.export takes for a constant: pass an example of size two, or Dim.DYNAMIC",
+            f"example of size one, which torch.export takes for a constant: pass an example of size two or Dim.DYNAMIC",
             UserWarning,
             stacklevel=2,
         )
@@ -118,7 +118,8 @@ def _dynamic_dims(
 
     try:
         if isinstance(dynamic_shapes, torch_shapes.ShapesCollection):
-            dynamic_shapes = dynamic_shapes.dynamic_shapes(model, args, kwargs)
+            collection: Any = dynamic_shapes
+            dynamic_shapes = collection.dynamic_shapes(model, args, kwargs)
         combined: Any = torch_shapes._combine_args(model, args, kwargs)
         names += combined
         if isinstance(dynamic_shapes, tuple | list):

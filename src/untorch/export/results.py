@@ -84,7 +84,7 @@ def drop_constant_results(module: fx.GraphModule) -> None:
 
 
 _WITH_A_CACHE = (
-    "To decode with a cache, keep it in buffers that calls change (transformers' StaticCache in a module of yours), and "
+    "To decode with a cache, keep it in buffers that calls change (transformers' StaticCache in a module of yours) and "
     "export prefill and decode as two methods: docs/runtime.md, sessions"
 )
 
@@ -95,8 +95,8 @@ def _plain(value: Any, name: str, asked: bool, dropped: list[str]) -> Any:
     if _is_cache(kind):
         if asked:
             raise CompileError(
-                f"method {name!r}: the model returns a key-value cache ({kind.__name__}), which is no tensor: export it "
-                f"with kwargs={{'use_cache': False}}. {_WITH_A_CACHE}"
+                f"method {name!r}: the model returns a key-value cache ({kind.__name__}), which is no tensor: export "
+                f"it with kwargs={{'use_cache': False}}. {_WITH_A_CACHE}"
             )
         dropped.append(kind.__name__)
         return None

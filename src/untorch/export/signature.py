@@ -64,8 +64,8 @@ def describe_inputs(
         if not isinstance(argument, TensorArgument):
             kind = "a number" if isinstance(argument, SymIntArgument) else f"a {type(argument).__name__}"
             raise UnsupportedError(
-                f"input {name}: {kind} that may change is not supported on {device}: pass it as a 0-D tensor, or export "
-                f"it as a constant (without a dynamic_shapes entry)"
+                f"input {name}: {kind} that may change is not supported on {device}: pass it as a 0-D tensor, or "
+                f"export it as a constant (without a dynamic_shapes entry)"
             )
         entry = _describe_tensor(name, value, program.range_constraints, device)
         strides = [s if isinstance(s, int) else _static(s) for s in value.stride()]

@@ -1,7 +1,7 @@
 """flex_attention on the CPU: GEMMs and a softmax, with the functions for scores and masks compiled in between.
 
-Inductor's kernel for CPUs calls libtorch's C++ functions. PyTorch's eager flex_attention computes the same, and only what
-the block mask's function says counts, not its table of blocks.
+Inductor's kernel for CPUs calls libtorch's C++ functions. This is what PyTorch's eager flex_attention computes: the
+function of the block mask counts, and not its table of blocks.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> None:
     from torch._higher_order_ops.flex_attention import math_attention
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    query, key, value, score, block_mask, scale, _, score_buffers, mask_buffers = node.args
+    arguments: Any = node.args
+    query, key, value, score, block_mask, scale, _, score_buffers, mask_buffers = arguments
     score_mod, mask_mod = module.get_submodule(score.target), module.get_submodule(block_mask[-1].target)
     operands: list[Any] = [query, key, value, *score_buffers, *mask_buffers]
     count = 3 + len(score_buffers)
 
     def attention(*values: Any) -> Any:
         mask = (*block_mask[:-1], mask_mod)
-        return math_attention(*values[:3], score_mod, mask, scale, {}, values[3:count], values[count:])
+        q, k, v = values[:3]
+        return math_attention(q, k, v, score_mod, mask, scale, {}, values[3:count], values[count:])
 
     examples = [operand.meta["val"] if isinstance(operand, fx.Node) else operand for operand in operands]
     mode = detect_fake_mode(examples)

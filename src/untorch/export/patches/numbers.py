@@ -1,4 +1,4 @@
-"""Patches of AOTInductor for inputs that are numbers: torch generates code for them, and its front does not allow it."""
+"""Patches of AOTInductor for inputs that are numbers: torch generates code for them, and its front refuses it."""
 
 from __future__ import annotations
 

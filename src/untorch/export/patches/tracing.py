@@ -73,13 +73,13 @@ def _length(value: Any) -> Any:
     "torchvision.ops.poolers",
     "torchvision.models.detection._utils.BoxCoder.decode",
     versions="torchvision 0.26–0.29",
-    why="batched_nms and BoxCoder.decode branch on the number of boxes, and the pooling of several levels makes a Python "
-    "number of it: torch.export cannot trace that.",
+    why="batched_nms and BoxCoder.decode branch on the number of boxes, and the pooling of several levels makes a "
+    "Python number of it: torch.export cannot trace that.",
     test="test_tracing.py::test_torchvision_still_needs_the_number_of_boxes",
 )
 @contextlib.contextmanager
 def traceable_torchvision() -> Iterator[None]:
-    """batched_nms moves the boxes of each class apart, for any number of boxes. Nothing where torchvision is not used."""
+    """batched_nms moves the boxes of each class apart, for any number of them. Nothing without torchvision."""
     boxes, poolers = sys.modules.get("torchvision.ops.boxes"), sys.modules.get("torchvision.ops.poolers")
     coder = getattr(sys.modules.get("torchvision.models.detection._utils"), "BoxCoder", None)
     function = getattr(boxes, "batched_nms", None)
