@@ -55,7 +55,7 @@ def _import_torchvision() -> Any:
         import torchvision  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except RuntimeError:
         text = pathlib.Path(spec.origin).with_name("_meta_registrations.py").read_text()
-        library = torch.library.Library("torchvision", "FRAGMENT")  # noqa: TOR901 - lives as long as the process
+        library = torch.library.Library("torchvision", "FRAGMENT")
         names = {*re.findall(r"torchvision::(\w+)", text), *re.findall(r'register_meta\("(\w+)"', text)}
         for name in sorted(names):
             library.define(f"{name}(Tensor x) -> Tensor")
