@@ -160,8 +160,11 @@ void finish_zeros(const HalfResult& r, std::int64_t m, std::int64_t n) {
 struct Workspace {
   float* sums;            // [mc, nc]
   void* rows;             // [mc, kc + padding]
+  float* wide;            // a tile's panels as float32, where several tiles of rows read them
   std::uint32_t* packed;  // for nc columns
 };
+
+constexpr std::int64_t kWidePanels = 4;  // at most, with more rows than a tile has
 
 Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, std::size_t* size) {
   std::size_t at = 0;
@@ -173,9 +176,27 @@ Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, s
   Workspace w{};
   w.sums = reinterpret_cast<float*>(take(p.mc * (p.nc + P) * 4));
   w.rows = take(p.mc * (ceil_div(p.kc, 2) * 2 + kPad) * (p.bf16 ? 2 : 4));
+  const std::int64_t wide = p.widens ? kWidePanels * P * ceil_div(p.kc, 2) * 2 : 0;
+  w.wide = reinterpret_cast<float*>(take(wide * 4));
   w.packed = reinterpret_cast<std::uint32_t*>(take(packed ? 0 : ceil_div(p.nc, P) * P * ceil_div(k, 2) * 4));
   if (size != nullptr) *size = at;
   return w;
+}
+
+// Panels of pairs as panels of float32, [panel][2·pairs][16].
+template <HalfType H>
+void widen_panels(const std::uint32_t* from, std::int64_t panels, std::int64_t panel_step, std::int64_t pairs,
+                  float* to) {
+  for (std::int64_t v = 0; v < panels; ++v) {
+    for (std::int64_t p = 0; p < pairs; ++p) {
+      for (std::int64_t x = 0; x < P; x += N) {
+        Vector<float> even, odd;
+        widen_pairs<H>(load_words<Vector<float>>(from + v * panel_step + p * P + x), even, odd);
+        store(to + (v * 2 * pairs + 2 * p) * P + x, even);
+        store(to + (v * 2 * pairs + 2 * p + 1) * P + x, odd);
+      }
+    }
+  }
 }
 
 template <HalfType H>
@@ -208,13 +229,23 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
           PairTile tile{};
           tile.pairs = even / 2, tile.lda = lda, tile.ldc = ld, tile.accumulate = pc > 0;
           tile.b = packed + (jc + j) * pairs + pc / 2 * P, tile.panel_step = pairs * P;
+          const bool wide = plan.widens && mb > tile_m;
+          if (wide) widen_panels<H>(tile.b, group, tile.panel_step, tile.pairs, w.wide);
           for (std::int64_t i = 0; i < mb; i += tile_m) {
             const int rows = static_cast<int>(smaller(tile_m, mb - i));
             tile.a = plan.bf16 ? static_cast<const void*>(static_cast<Bits*>(w.rows) + i * lda)
                                : static_cast<const void*>(static_cast<float*>(w.rows) + i * lda);
             // One block of k needs no sums beyond its tile, which then stays in L1.
             tile.c = last && pc == 0 ? w.sums : w.sums + i * ld + j;
-            table->kernel[rows - 1][group - 1](tile);
+            if (wide) {
+              Tile<float> plain{};
+              plain.k = even, plain.a = static_cast<const float*>(tile.a), plain.lda = lda;
+              plain.b = w.wide, plain.row_step = P, plain.panel_step = even * P;
+              plain.alpha = 1.0f, plain.beta = tile.accumulate ? 1.0f : 0.0f, plain.c = tile.c, plain.ldc = ld;
+              kMicro<float>.kernel[rows - 1][group - 1](plain);
+            } else {
+              table->kernel[rows - 1][group - 1](tile);
+            }
             if (last) finish<H>(result, ic + i, jc + j, rows, width, tile.c, ld);
           }
           j += width;
@@ -270,6 +301,7 @@ HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k
   const std::int64_t limit = m <= kMaxRows ? kFewRowsBlockK : kBlockK;
   p.kc = k <= limit ? larger(k, 1) : ceil_div(ceil_div(k, ceil_div(k, limit)), 2) * 2;
   p.mc = smaller(m, kBlockM);
+  p.widens = type == HalfType::kFloat16 && m > kMaxRows;
   const std::int64_t columns = packed ? kBlockN : larger(kPackedBytes / (larger(k, 1) * 2) / P * P, 64);
   p.nc = smaller(ceil_div(n, P) * P, smaller(columns, kBlockN));
   if (!p.dot) layout(p, k, packed, nullptr, &p.workspace);

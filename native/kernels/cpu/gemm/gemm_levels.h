@@ -25,6 +25,7 @@ struct GemmPlan {
 struct HalfPlan {
   bool dot;                 // dot products along k, no packing
   bool bf16;                // AVX512_BF16 multiplies
+  bool widens;              // B is widened once for several tiles of rows, not in each
   std::int64_t kc, mc, nc;  // as above; B is packed for nc columns and all of k
   std::size_t workspace;
 };
