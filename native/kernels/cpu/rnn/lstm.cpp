@@ -62,8 +62,8 @@ void run(const LstmLayer& layer) {
     const T* sums = now;
     if (parts.packed > 0) {
       if constexpr (std::is_same_v<T, float>) {
-        gemm_packed(layer.batch, gates, layer.hidden, previous, layer.hidden, packed, nullptr, {}, now,
-                    gates, step, gates);
+        gemm_packed(layer.batch, gates, layer.hidden, previous, layer.hidden, packed, nullptr, {}, now, gates, step,
+                    gates);
         sums = step;
       }
     } else {
