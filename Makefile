@@ -103,13 +103,14 @@ soak: $(STAMPS)/installed
 	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/run.py --minutes $(or $(MINUTES),60)
 
 $(STAMPS)/bench: $(STAMPS)/demo
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript torchvision
 	@touch $@
 
 # Tries the scripts with BENCH_OPTIONS=--quick, which leaves results and documents alone.
 bench: $(STAMPS)/bench
 	$(BUILD) benchmarks/models.py
 	$(BUILD) benchmarks/cpu_minilm.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/cpu_models.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/cpu_small_calls.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/cold_start.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/size.py $(BENCH_OPTIONS)

@@ -282,6 +282,13 @@ def test_dynamic_sizes() -> None:
     assert module(other).shape == other.shape
 
 
+def test_dynamic_sizes_with_winograd() -> None:
+    dynamic = {0: torch.export.Dim("n"), 2: torch.export.Dim("h", min=4), 3: torch.export.Dim("w", min=4)}
+    module, _ = run(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1)), torch.randn(2, 16, 14, 15), dynamic=(dynamic,))
+    assert only_call(module).args[13] is True
+    assert module(torch.randn(3, 16, 5, 8)).shape == (3, 16, 5, 8)
+
+
 def test_it_is_in_the_table() -> None:
     report = next(
         r for r in run_passes(unlift(nn.Conv2d(8, 8, 3), X), ExportOptions()) if r.name == "pack_convolutions"
