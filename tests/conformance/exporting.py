@@ -176,17 +176,6 @@ def faster_rcnn() -> dict[str, Any]:
 
 
 @model
-def ssdlite() -> dict[str, Any]:
-    """SSDlite with its MobileNet, for three classes."""
-    detection = _torchvision().models.detection
-    made = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
-    with torch.no_grad():
-        for parameter in made.head.classification_head.parameters():
-            parameter *= 60
-    return {"model": made, "samples": [([torch.rand(3, 320, 320)],)]}
-
-
-@model
 def conformer() -> dict[str, Any]:
     made = _torchaudio("conformer").Conformer(
         input_dim=8, num_heads=2, ffn_dim=16, num_layers=1, depthwise_conv_kernel_size=3

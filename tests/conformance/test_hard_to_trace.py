@@ -12,8 +12,6 @@ from typing import Any
 import numpy
 import pytest
 
-from .runner import STRIDED
-
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
@@ -30,7 +28,6 @@ def run(name: str, folder: pathlib.Path) -> tuple[list[list[Any]], list[list[Any
     assert done.returncode == 0, done.stderr[-3000:]
     assert "def forward" not in done.stderr
     job = folder / "job.pickle"
-    assert STRIDED
     done = subprocess.run(
         [RUN_PYTHON, str(HERE / "runner.py"), str(job)], capture_output=True, text=True, timeout=300, check=False
     )
@@ -57,8 +54,3 @@ def check(name: str, folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_equal_to_eager(name: str, tmp_path: pathlib.Path) -> None:
     check(name, tmp_path)
-
-
-@pytest.mark.slow
-def test_ssdlite(tmp_path: pathlib.Path) -> None:
-    check("ssdlite", tmp_path)

@@ -38,7 +38,7 @@ def test_defaults_and_fields() -> None:
         ),
         (
             {"passes": {"xyzzy": False}},
-            "option passes: unknown pass 'xyzzy': known are drop_inference_dropout, cond_pred",
+            "option passes: unknown pass 'xyzzy': known are decompose_flex_attention, drop_inference_dropout",
         ),
         ({"passes": {"fold_constants": 0}}, "option passes: fold_constants: expected bool, got int (0)"),
         ({"passes": ["fold_constants"]}, "option passes: expected Mapping, got list (['fold_constants'])"),

@@ -43,7 +43,7 @@ def resolve(name: str) -> Any:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it imports the module
+@pytest.mark.filterwarnings("ignore")  # of modules that are imported here first
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.name)
 def test_what_is_replaced_is_there(patch: Patch) -> None:
     """A name that torch gave up would be patched in vain."""
