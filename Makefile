@@ -103,7 +103,8 @@ soak: $(STAMPS)/installed
 	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/run.py --minutes $(or $(MINUTES),60)
 
 $(STAMPS)/bench: $(STAMPS)/demo
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript torchvision
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps torchvision==0.28.0
 	@touch $@
 
 # Tries the scripts with BENCH_OPTIONS=--quick, which leaves results and documents alone.
