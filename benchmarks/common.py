@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -297,6 +298,17 @@ class Workers:
                     idle += sum(other.cpu_seconds() for other in others) - before
         self.idle_share = idle / measured if measured else 0.0
         return times
+
+
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """Another process computes meanwhile, on whichever core it gets."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def summarise(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
