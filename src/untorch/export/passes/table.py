@@ -159,9 +159,9 @@ PASSES = (
     Pass(
         "pack_convolutions",
         lambda module, options, device, architecture: pack_convolutions(module),
-        "makes one operator of our own from a 1-D or 2-D convolution with a constant float32 weight and what follows: "
-        "batch norm of inference, an activation, a residual sum of the same layout. It computes channels last, so a "
-        "chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
+        "makes one operator of our own from a 1-D or 2-D convolution with a constant weight and what follows: batch "
+        "norm of inference, an activation, a residual sum of the same layout. It computes channels last and in "
+        "float32, so a chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
         "([decision](decisions/0035-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
         "convolutions stay, and transposed ones, unless stride and kernel are the same",
         devices=("cpu",),

@@ -222,7 +222,11 @@ def test_one_dimension() -> None:
     [
         (nn.Conv3d(2, 2, 3), torch.randn(1, 2, 5, 5, 5), "it has three spatial dimensions"),
         (nn.ConvTranspose2d(8, 4, 3, 2), X, "it is transposed, and its windows overlap"),
-        (nn.Conv2d(8, 4, 3).double(), X.double(), "the weight is float64 on cpu, expected float32 on cpu"),
+        (
+            nn.Conv2d(8, 4, 3).double(),
+            X.double(),
+            "the weight is float64 on cpu, expected float32, bfloat16 or float16 on cpu",
+        ),
         (nn.Conv2d(8, 4, 3), X[0], "the input has no batch dimension"),
         (
             Functional(lambda m, x: F.conv2d(x, m.conv.weight * x.mean())),
@@ -330,3 +334,50 @@ def test_exported(dynamic: bool, tmp_path: Path) -> None:
         expected = model(x)
     torch.testing.assert_close(got, list(expected), rtol=1e-4, atol=1e-4)
     assert any("packed_convolution" in name for name in report.operators)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+            self.norm, self.third = nn.BatchNorm2d(8), nn.Conv1d(8, 4, 3)
+            _randomise(self.norm)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = torch.relu(self.norm(self.second(torch.relu(self.first(x)))) + x)
+            return y, self.third(F.max_pool2d(y, 3).flatten(2))
+
+    x = X.to(dtype)
+    module = unlift(Block().to(dtype), x)
+    with torch.no_grad():
+        expected = module(x)
+        report = pack_convolutions(module)
+        close(module)
+        got = module(x)
+    assert len(report.changed) == 3
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
+    calls = [node for node in module.graph.nodes if node.target == OPERATOR]
+    assert [call.meta["val"].dtype for call in calls] == [torch.float32] * 3
+    assert calls[1].args[0] is calls[0]  # nothing is rounded in between
+    assert {tensor.dtype for name, tensor in module.state_dict().items() if "packed" in name} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_a_half_type_exported(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU6()
+    )  # fmt: skip
+    model, x = model.half().eval(), torch.randn(1, 3, 20, 20).half()
+    [got], _ = exported(model, (x,), tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(got, model(x), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_uneven_padding_stays() -> None:
+    _, report = run(Functional(lambda m, x: m.conv(x), nn.Conv2d(8, 8, (3, 4), padding="same")), X)
+    assert list(report.skipped.values()) == ["it pads one side more than the other (padding='same' of an even kernel)"]
