@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "kernels/launcher.h"
+#include "kernels/recurrent_cell.h"
 
 namespace untorch::kernels {
 
@@ -20,11 +21,6 @@ struct LstmLayer {
   void *hidden_state = nullptr, *cell_state = nullptr;  // [batch, hidden]: the first state, then the last
   void* workspace = nullptr;                            // lstm_workspace() bytes, 64-byte aligned
 };
-
-enum class RecurrentCell : std::int8_t { kTanh, kRelu, kLstm, kGru };
-constexpr std::int64_t gates_of(RecurrentCell cell) {
-  return cell == RecurrentCell::kLstm ? 4 : cell == RecurrentCell::kGru ? 3 : 1;
-}
 
 // Time first, everything row-major float32. The weights [gates * hidden, inputs] and [gates * hidden, hidden] are
 // packed as for gemm_packed; the biases [gates * hidden] may be null, each. Row n takes part in the steps below

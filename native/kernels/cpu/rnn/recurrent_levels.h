@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/common/isa.h"
-#include "kernels/rnn.h"
+#include "kernels/recurrent_cell.h"
 
 // `count` hidden units of one row: gate g of from_input and from_hidden, which have their biases, lies g · gate_stride
 // further. cell (LSTM alone) is updated in place; next and output get the new hidden state.
