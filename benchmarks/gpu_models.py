@@ -4,6 +4,9 @@ Each model of gpu_zoo.py is compiled twice, by aoti_compile_and_package and by u
 one process, on one stream, alternately; outputs are compared with eager's. A call's time ends when the GPU is done.
 
     gpu_models.py --models resnet50 swin_t --dtypes float32 --builders 4
+
+With several GPUs the models are spread over them. ``--stage build`` and ``--stage measure`` do one half each; what was
+measured before is kept beside the packages, and goes into the report with the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -57,7 +61,7 @@ def example(name: str, dtype: str) -> tuple[Any, tuple[Any, ...]]:
     return model, tuple(a.cuda().to(kind) if a.is_floating_point() else a.cuda() for a in args)
 
 
-def build(name: str, dtype: str) -> dict[str, Any]:
+def build(name: str, dtype: str, compiled: bool) -> dict[str, Any]:
     """Seconds of each export, or why it failed."""
     import torch
 
@@ -79,6 +83,9 @@ def build(name: str, dtype: str) -> dict[str, Any]:
             found[kind] = {"seconds": time.perf_counter() - begin, "bytes": path.stat().st_size}
         except Exception as error:
             found[kind] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+    if compiled:  # what it compiles lies in Inductor's cache then
+        with contextlib.suppress(Exception), torch.no_grad():
+            torch.compile(model, mode="reduce-overhead")(*args)
         torch._dynamo.reset()
     return found
 
@@ -199,7 +206,7 @@ def run_child(request: dict[str, Any]) -> None:
     for name, dtype in request["models"]:
         try:
             if request["do"] == "build":
-                values = build(name, dtype)
+                values = build(name, dtype, "compiled" in request["kinds"])
             else:
                 values = measure(name, dtype, request["kinds"], request["seconds"])
         except Exception:
@@ -208,22 +215,63 @@ def run_child(request: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def ask(request: dict[str, Any]) -> list[dict[str, Any]]:
+def ask(request: dict[str, Any], gpu: str | None = None) -> list[dict[str, Any]]:
     """The answers of a child process. When it dies, a second one goes on behind the model that ended it."""
     answers: list[dict[str, Any]] = []
     models = request["models"]
+    environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="4", PYTHONWARNINGS="ignore")
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     while len(answers) < len(models):
         rest = dict(request, models=models[len(answers) :])
         command = [sys.executable, __file__, "--child", json.dumps(rest)]
-        environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="4", PYTHONWARNINGS="ignore")
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        found = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
-        answers += found
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+        ):
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.startswith("@"):
+                    answers.append(json.loads(line[1:]))
+                    keep(request["do"], answers[-1])
+            code = child.wait()
+            errors.seek(0)
+            reason = f"exit code {code}: {errors.read()[-800:]}"
         if len(answers) < len(models):
             name, dtype = models[len(answers)]
-            reason = f"exit code {done.returncode}: {done.stderr[-800:]}"
             answers.append({"name": name, "dtype": dtype, "failed": reason})
+            keep(request["do"], answers[-1])
     return answers
+
+
+def kept(do: str) -> pathlib.Path:
+    """Where the answers lie, a line each."""
+    return PACKAGES / f"{do}.jsonl"
+
+
+def keep(do: str, answer: dict[str, Any]) -> None:
+    kept(do).parent.mkdir(parents=True, exist_ok=True)
+    with kept(do).open("a") as file:
+        file.write(json.dumps(answer) + "\n")
+
+
+def known(do: str, wanted: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """The last answer for each of the models, in their order."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    if kept(do).exists():
+        for line in kept(do).read_text().splitlines():
+            answer = json.loads(line)
+            found[answer["name"], answer["dtype"]] = answer
+    return [found[key] for key in wanted if key in found]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that models are measured on, as CUDA_VISIBLE_DEVICES has them."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -264,20 +312,26 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS), choices=list(CONTESTANTS))
     parser.add_argument("--builders", type=int, default=5, help="models that are compiled at a time")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring for each contestant")
+    parser.add_argument("--stage", choices=("build", "measure"), help="that half alone")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
     from gpu_zoo import MODELS
 
     names = options.models or list(MODELS)
     wanted = [(name, dtype) for dtype in options.dtypes for name in names]
-    missing = [key for key in wanted if not all(package(*key, kind).exists() for kind in KINDS)]
-    built: list[dict[str, Any]] = []
-    with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
-        for answers in pool.map(lambda key: ask({"do": "build", "models": [key]}), missing):
-            built += answers
-            print(json.dumps(answers), flush=True)
-    request = {"do": "measure", "models": wanted, "kinds": options.contestants, "seconds": options.seconds}
-    measured = ask(request)
+    kinds = {"kinds": options.contestants, "seconds": options.seconds}
+    if options.stage != "measure":
+        missing = [key for key in wanted if not all(package(*key, kind).exists() for kind in KINDS)]
+        with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
+            for done in pool.map(lambda key: ask({"do": "build", "models": [key], **kinds}), missing):
+                print(json.dumps(done), flush=True)
+    if options.stage == "build":
+        return
+    gpus = visible_gpus()
+    with concurrent.futures.ThreadPoolExecutor(len(gpus)) as pool:
+        for i, gpu in enumerate(gpus):
+            pool.submit(ask, {"do": "measure", "models": wanted[i :: len(gpus)], **kinds}, gpu)
+    built, measured = known("build", wanted), known("measure", wanted)
     report = Report("gpu_models", quick=False)
     describe_gpu(report)
     report.values = {"built": built, "measured": measured}

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/blas.h"
+#include "cuda/tf32.h"
 #include "kernels/cuda/gemm/heuristic.h"
 #include "shims/gemm_cuda.h"
 
@@ -210,7 +211,7 @@ void gemm_cuda(const char* op, const OnDevice& on, const CudaGemm& problem) {
                       (p.b.row_stride == 1 || p.a.cols == 1);
     if (tall) swap_sides();
     const SmallGemm small = small_of(on, p);
-    if (kernels::cuda::choose(small) == GemmChoice::kSmall) {
+    if (kernels::cuda::choose(small, cuda::tf32().matmul) == GemmChoice::kSmall) {
       on.launched(kernels::cuda::gemm_small(small, on.stream()));
       return;
     }

@@ -28,7 +28,8 @@ struct GemmLimits {
   static constexpr std::int64_t kRowsOfATile = 16;
 };
 
-inline GemmChoice choose(const SmallGemm& p, const GemmLimits& limits = {}) {
+// allow_tf32: cuBLASLt may use the tensor cores in float32, so that it wins as early as in half types.
+inline GemmChoice choose(const SmallGemm& p, bool allow_tf32, const GemmLimits& limits = {}) {
   const SmallPath path = small_path(p);
   if (path == SmallPath::kNone) return GemmChoice::kBlas;
   // In double, so that no size overflows.
@@ -44,7 +45,7 @@ inline GemmChoice choose(const SmallGemm& p, const GemmLimits& limits = {}) {
       is_float && path == SmallPath::kRows && p.batch == 1 &&
       static_cast<double>(p.m) * static_cast<double>(p.n) > static_cast<double>(limits.outputs_float);
   if (p.m > limits.rows) {
-    return small_if(is_float ? limits.work_float : limits.work, p.k <= limits.k_any && !tiles_win);
+    return small_if(is_float && !allow_tf32 ? limits.work_float : limits.work, p.k <= limits.k_any && !tiles_win);
   }
   return p.k >= limits.k_long && p.n * p.batch <= limits.n_long ? GemmChoice::kBlas : GemmChoice::kSmall;
 }
