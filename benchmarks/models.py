@@ -1,6 +1,6 @@
 """Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
 
-``python benchmarks/models.py minilm mlp add_one add_four vision``; files that exist and are up to date are kept.
+``python benchmarks/models.py minilm mlp add_one add_four zoo``; files that exist and are up to date are kept.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import sys
 import time
 import types
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from common import ROOT, WORK
@@ -31,19 +31,12 @@ def minilm_case(batch: int, length: int) -> str:
     return f"minilm_{batch}x{length}"
 
 
-# The networks of vision_models.py.
-# As peers choose their code where they run; elsewhere there is one level.
-LEVELS: Any = ("x86-64-v3", "x86-64-v4") if platform.machine() == "x86_64" else "portable"
-
-VISION = (
-    "resnet50", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "regnet_y_400mf", "densenet121",
-    "squeezenet1_1", "unet",
-)  # fmt: skip
+ZOO = WORK / "zoo.json"
 
 
-def vision_case(model: str) -> str:
-    """The name of a network's case and of its files."""
-    return f"vision_{model}"
+def zoo_case(model: str, dtype: str) -> str:
+    """The name of a case of cpu_zoo.py, and of its files."""
+    return f"zoo_{model}_{dtype}"
 
 
 def _fingerprint() -> str:
@@ -191,21 +184,48 @@ def build_add_four() -> None:
         _stock(model, example, WORK / f"{name}_frozen.pt2", None, frozen)
 
 
-def build_vision() -> None:
-    """The networks of cpu_models.py."""
-    from vision_models import load_model
+def build_zoo() -> None:
+    """The models of cpu_zoo.py. What a peer cannot export has no file, and a line in ``zoo.json``."""
+    import torch
+    from cpu_zoo import MODELS, RECURRENT, load_model
 
     from untorch.export import export
 
-    for name in VISION:
-        model, image = load_model(name)
-        case = vision_case(name)
-        _write_case(case, model, (image,))
-        _step(f"{name}, ONNX", lambda m=model, x=image, c=case: _onnx(m, (x,), WORK / f"{c}.onnx", ["x"], None))
-        _step(
-            f"{name}, untorch",
-            lambda m=model, x=image, c=case: export(m, (x,), WORK / f"{c}.pt2", cpu=LEVELS, progress=False),
-        )
+    # A build that was cut off goes on where it was, if nothing has changed since.
+    stamp, fingerprint = WORK / "zoo.stamp", _fingerprint()
+    if not stamp.exists() or stamp.read_text() != fingerprint:
+        for path in WORK.glob("zoo_*"):
+            path.unlink()
+        stamp.write_text(fingerprint)
+    refused: dict[str, str] = {}
+    names = os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(MODELS)
+
+    def attempt(label: str, work: Callable[[], Any], path: pathlib.Path) -> None:
+        try:
+            if not path.exists():
+                _step(label, work)
+        except Exception as error:
+            path.unlink(missing_ok=True)
+            refused[path.name] = f"{type(error).__name__}: {str(error)[:300]}"
+            print(f" {refused[path.name]}", file=sys.stderr, flush=True)
+
+    for name in names:
+        for dtype in ("float32", "bfloat16"):
+            case = zoo_case(name, dtype)
+            model, inputs = load_model(name, getattr(torch, dtype))
+            _write_case(case, model, inputs)
+            own, other = WORK / f"{case}.pt2", WORK / f"{case}.onnx"
+            if dtype == "float32":
+                attempt(f"{name}, ONNX", partial(_onnx, model, inputs, other, ["x"], None), other)
+            attempt(f"{name}, {dtype}, untorch", partial(export, model, inputs, own, cpu="native", progress=False), own)
+    for name in names:
+        frozen = WORK / f"{zoo_case(name, 'float32')}_frozen.pt2"
+        if name in RECURRENT:
+            refused[frozen.name] = "AOTInductor unrolls the time steps, and takes minutes"
+            continue
+        model, inputs = load_model(name)
+        attempt(f"{name}, torch frozen", partial(_stock, model, inputs, frozen, None, {"freezing": True}), frozen)
+    ZOO.write_text(json.dumps({"models": names, "refused": refused}, indent=1) + "\n")
 
 
 BUILDERS = {
@@ -213,7 +233,7 @@ BUILDERS = {
     "mlp": build_mlp,
     "add_one": build_add_one,
     "add_four": build_add_four,
-    "vision": build_vision,
+    "zoo": build_zoo,
 }
 
 
