@@ -14,8 +14,8 @@ namespace untorch::kernels {
 //   i - window < j           where window > 0
 //   i / chunk == j / chunk   where chunk > 0
 //
-// and score(i, j) = softcap · tanh(scale · q · k / softcap) + alibi · (j - i); softcap 0: without. sinks: a logit of each
-// head that takes its share of the softmax and gives nothing.
+// and score(i, j) = softcap · tanh(scale · q · k / softcap) + alibi · (j - i); softcap 0: without. sinks: a logit of
+// each head that takes its share of the softmax and gives nothing.
 struct PagedAttention {
   DType dtype{};  // of q, k, v, pool and out: float32, bfloat16 or float16
   std::int64_t tokens = 0, sequences = 0, heads = 0, kv_heads = 0, width = 0, width_v = 0;
@@ -30,9 +30,9 @@ struct PagedAttention {
   const std::int32_t* block_table = nullptr;  // [sequences, table_columns]
   std::int64_t table_columns = 0;
   const std::int32_t *cu_seqlens_q = nullptr, *seqlens_k = nullptr;
-  const std::int64_t* slots = nullptr;                    // [tokens]: block · size of a block + place; −1: not written
-  const float *sinks = nullptr, *alibi = nullptr;         // [heads], or null
-  void* out = nullptr;                                    // [tokens, heads, width_v]; 0 for tokens of no sequence
+  const std::int64_t* slots = nullptr;             // [tokens]: block · size of a block + place; −1: not written
+  const float *sinks = nullptr, *alibi = nullptr;  // [heads], or null
+  void* out = nullptr;                             // [tokens, heads, width_v]; 0 for tokens of no sequence
 };
 
 namespace cpu {
