@@ -1,0 +1,1 @@
+"""Language models: the engine over a paged KV cache. Never imports torch."""
