@@ -67,7 +67,7 @@ def paged_attention(
         values[page, :, place] = v[kept]
     out = q.new_zeros((q.shape[0], heads, width_v))
     ends, lengths = cu_seqlens_q.tolist(), seqlens_k.tolist()
-    for s, (begin, end, length) in enumerate(zip(ends, ends[1:], lengths, strict=True)):
+    for s, (begin, end, length) in enumerate(zip(ends[:-1], ends[1:], lengths, strict=True)):
         if begin == end:
             continue
         pages = block_table[s, : -(-length // block)].long()

@@ -16,6 +16,16 @@
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
+void add_mask(float* scores, const float* mask, std::int64_t stride, std::int64_t count) {
+  std::int64_t j = 0;
+  if (stride == 1) {
+    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + load(mask + j));
+  } else if (stride == 0) {
+    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + mask[0]);
+  }
+  for (; j < count; ++j) scores[j] += mask[j * stride];
+}
+
 struct Workspace {
   float* keys;    // [ceil(keys/16)][width][16]
   float* values;  // [ceil(width/16)][keys][16], unless V is read in place

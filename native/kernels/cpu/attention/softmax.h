@@ -75,16 +75,6 @@ void run_tiles(const Tile<float>& whole, std::int64_t rows, std::int64_t panels)
   }
 }
 
-void add_mask(float* scores, const float* mask, std::int64_t stride, std::int64_t count) {
-  std::int64_t j = 0;
-  if (stride == 1) {
-    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + load(mask + j));
-  } else if (stride == 0) {
-    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + mask[0]);
-  }
-  for (; j < count; ++j) scores[j] += mask[j * stride];
-}
-
 // Scores of one row, masked, become exp(score − maximum). Updates the row's maximum and sum; gives the factor for what
 // was summed up before.
 float soften(float* row, std::int64_t count, float& maximum, float& sum) {
