@@ -10,6 +10,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from tests.conformance.test_conformance import ALL, assert_equal
+from untorch.runtime.coverage import has_kernel
 
 from .conformance_worker import EXPORTERS, prepare
 
@@ -65,8 +67,11 @@ def test_conforms(name: str, exporter: str, outcomes: Outcomes) -> None:
     assert "out of memory" not in outcome.get("error", ""), f"{outcome['stage']}: {outcome['error']}"
     if outcome.get("stage") == "eager":
         pytest.skip(f"PyTorch itself does not run it on CUDA: {outcome['error']}")
-    if "it has no C shim and no kernel for CUDA" in outcome.get("error", ""):
-        pytest.skip("its operator has a Python kernel for the CPU only")
+    missing = re.findall(
+        r"operator (\S+?)(?: \(.*\))?: it has no C shim and no kernel for CUDA", outcome.get("error", "")
+    )
+    if missing and all(has_kernel(name, "cpu") for name in missing):
+        pytest.skip(f"only the CPU has kernels for {', '.join(missing)}")
     if outcome.get("stage") == "torch.export":
         pytest.skip(f"torch.export refuses it on CUDA: {outcome['error']}")
     if outcome.get("stage") == "export" and exporter == "stock":

@@ -179,6 +179,14 @@ def test_poolings_of_regions(dtype: torch.dtype) -> None:
     assert empty.shape == (0, 12, 3, 2)
 
 
+def test_a_region_far_larger_than_the_image() -> None:
+    """It has more samples than are kept."""
+    image, rois = torch.randn(1, 2, 5, 4), torch.tensor([[0.0, -700, -700, 800, 800]])
+    form = {"spatial_scale": 1.0, "pooled_height": 2, "pooled_width": 2, "sampling_ratio": -1, "aligned": True}
+    got = call_native("torchvision::roi_align", input=image, rois=rois, **form)
+    check_all(got, torchvision_ops.roi_align(input=image, rois=rois, **form), torch.float32)
+
+
 def test_poolings_check_their_arguments() -> None:
     form = {"spatial_scale": 1.0, "pooled_height": 2, "pooled_width": 2}
     image, rois = torch.ones(2, 5, 4, 4), torch.tensor([[0.0, 0, 0, 2, 2], [2, 0, 0, 2, 2]])

@@ -88,7 +88,7 @@ def wants_strict_mode(error: BaseException) -> bool:
 def explain(error: BaseException, guards: Sequence[str] = ()) -> str:
     """The error's message for users.
 
-    guards: what torch.export assumed about sizes, each with its line, where it was asked for that (see guards.py).
+    guards: what torch.export assumed about sizes, each with its line, where it was asked for that.
     """
     text = _clean(str(error) or type(error).__name__)
     lines = [text]

@@ -27,10 +27,11 @@ struct ImageStrides {
   std::int64_t batch, channel, row, pixel;
 };
 
-// Floats that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of a
-// depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd convolution [16][out/16][in][16].
 // Whether the Winograd kernel takes the problem: 3×3, stride 1, no dilation, no groups, multiples of 16 channels.
 bool serves_winograd(const PackedConvolution& problem);
+
+// Floats that the packed weight has: [groups][ceil(out/16)][kernel][in][16], zero-padded in the output channels; of a
+// depthwise convolution [ceil(groups/16)][kernel][16]; of a Winograd convolution [16][out/16][in][16].
 std::int64_t packed_convolution_size(const PackedConvolution& problem);
 
 // Whether the kernel pads the input itself, which then may have any strides: few channels, a kernel that is wide.

@@ -40,6 +40,19 @@ template <HalfType H>
   }
 }
 
+template <int MR, int NR>
+[[gnu::always_inline]] inline void store_dots(const HalfDots& t, const Vector<float> (&acc)[MR][NR]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < MR; ++i) {
+    Vector<float> four[4] = {};
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) four[j] = acc[i][j];
+    float sums[4];
+    sum_lanes<float>(four, sums);
+    for (int j = 0; j < 4; ++j) t.sums[i * kPackWidth + j] = sums[j];
+  }
+}
+
 template <HalfType H, int MR, int NR>
 [[gnu::noinline]] void dot_widened(const HalfDots& t) {
   using V = Vector<float>;
@@ -69,15 +82,7 @@ template <HalfType H, int MR, int NR>
     }
     step(rows, kHalfStep, cols, kHalfStep);
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < MR; ++i) {
-    V four[4] = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) four[j] = acc[i][j];
-    float sums[4];
-    sum_lanes<float>(four, sums);
-    for (int j = 0; j < 4; ++j) t.sums[i * kPackWidth + j] = sums[j];
-  }
+  store_dots<MR, NR>(t, acc);
 }
 
 #if defined(__AVX512F__)
@@ -99,15 +104,7 @@ template <int MR, int NR>
       for (int j = 0; j < NR; ++j) acc[i][j] = (V)_mm512_dpbf16_ps((__m512)acc[i][j], x, y[j]);
     }
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < MR; ++i) {
-    V four[4] = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) four[j] = acc[i][j];
-    float sums[4];
-    sum_lanes<float>(four, sums);
-    for (int j = 0; j < 4; ++j) t.sums[i * kPackWidth + j] = sums[j];
-  }
+  store_dots<MR, NR>(t, acc);
 }
 #endif
 

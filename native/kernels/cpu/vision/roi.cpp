@@ -13,6 +13,8 @@
 namespace untorch::kernels::cpu {
 namespace {
 
+constexpr std::int64_t kMaxSamples = 1 << 20;  // of a region that are kept
+
 // A bilinear sample: four pixels of a plane and their weights, 0 outside of the image.
 template <class T>
 struct Sample {
@@ -96,17 +98,20 @@ std::int64_t align(const RoiAlign& p) {
     }
     const T bin_height = height / static_cast<T>(p.pooled_height), bin_width = width / static_cast<T>(p.pooled_width);
     const std::int64_t rows = samples_of(p, bin_height), columns = samples_of(p, bin_width), count = rows * columns;
-    std::vector<Sample<T>> samples;
-    samples.reserve(static_cast<std::size_t>(bins * count));
-    for (std::int64_t bin = 0; bin < bins; ++bin) {
+    const auto sample_of = [&](std::int64_t bin, std::int64_t i) {
       const T y0 = top + static_cast<T>(bin / p.pooled_width) * bin_height,
               x0 = left + static_cast<T>(bin % p.pooled_width) * bin_width;
-      for (std::int64_t a = 0; a < rows; ++a) {
-        const T y = y0 + (static_cast<T>(a) + T(0.5)) * bin_height / static_cast<T>(rows);
-        for (std::int64_t b = 0; b < columns; ++b) {
-          const T x = x0 + (static_cast<T>(b) + T(0.5)) * bin_width / static_cast<T>(columns);
-          samples.push_back(sample_at(y, x, p.height, p.width));
-        }
+      const T y = y0 + (static_cast<T>(i / columns) + T(0.5)) * bin_height / static_cast<T>(rows),
+              x = x0 + (static_cast<T>(i % columns) + T(0.5)) * bin_width / static_cast<T>(columns);
+      return sample_at(y, x, p.height, p.width);
+    };
+    // A region far larger than any image has more samples than fit into memory: each channel finds them anew.
+    const bool kept = count == 0 || bins <= kMaxSamples / count;
+    std::vector<Sample<T>> samples;
+    if (kept) {
+      samples.reserve(static_cast<std::size_t>(bins * count));
+      for (std::int64_t bin = 0; bin < bins; ++bin) {
+        for (std::int64_t i = 0; i < count; ++i) samples.push_back(sample_of(bin, i));
       }
     }
     const T* plane = static_cast<const T*>(p.input) + region.image * p.channels * pixels;
@@ -115,7 +120,7 @@ std::int64_t align(const RoiAlign& p) {
       const Sample<T>* next = samples.data();
       for (std::int64_t bin = 0; bin < bins; ++bin) {
         T sum = 0;
-        for (std::int64_t i = 0; i < count; ++i) sum += (next++)->of(plane);
+        for (std::int64_t i = 0; i < count; ++i) sum += kept ? (next++)->of(plane) : sample_of(bin, i).of(plane);
         *out++ = sum / static_cast<T>(std::max<std::int64_t>(count, 1));
       }
     }

@@ -341,10 +341,6 @@ def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:
     return all(size is not None and size >= _WINOGRAD_SIZE for size in sizes)
 
 
-def _is_channels_last(value: torch.Tensor) -> bool:
-    return value.is_contiguous(memory_format=torch.channels_last)
-
-
 def _lists(arguments: dict[str, Any], kernel: list[int]) -> list[list[int]]:
     """Kernel, stride, padding and dilation, one value a dimension."""
     stride, dilation = (_expand(arguments[name], len(kernel)) for name in ("stride", "dilation"))

@@ -146,7 +146,7 @@ def _forward(original: Callable[..., Any], cell_of: Callable[[Any], str]) -> Cal
     "torch.nn.LSTM.forward",
     "torch.nn.GRU.forward",
     versions="2.11–2.15",
-    why="torch.export cannot trace packed sequences: their number of rows in each step depends on data.",
+    why="torch.export cannot trace packed sequences: the batch size of each step depends on data.",
     test="test_recurrent.py::test_torch_still_refuses_packed_sequences",
 )
 @contextlib.contextmanager
