@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from untorch.export.causal_lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
+from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
 from untorch.export.errors import CompileError
 
 __all__ = ["Step"]

@@ -1,1 +1,0 @@
-"""Language models: any causal LM of transformers as one step over a paged KV cache."""
