@@ -68,7 +68,7 @@ class BlockManager:
         table = BlockTable(_salt=salt)
         if not self.prefix_cache:
             return table
-        for digest in self._digests(table, tokens, (len(tokens) - 1) // self.size):
+        for digest in self._digests(table, tokens, max(len(tokens) - 1, 0) // self.size):
             block = self._block_of.get(digest)
             if block is None:
                 break

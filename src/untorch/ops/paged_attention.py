@@ -55,8 +55,8 @@ def paged_attention(
     _check(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
     blocks, heads = pool.shape[0], q.shape[1]
     middle = offset + heads_kv * block * width
-    keys = pool[:, offset:middle].unflatten(1, (heads_kv, block, width))
-    values = pool[:, middle : middle + heads_kv * block * width_v].unflatten(1, (heads_kv, block, width_v))
+    keys = pool[:, offset:middle].view(blocks, heads_kv, block, width)
+    values = pool[:, middle : middle + heads_kv * block * width_v].view(blocks, heads_kv, block, width_v)
     if k is not None and v is not None:
         kept = slot_mapping >= 0
         places = slot_mapping[kept]

@@ -1,8 +1,8 @@
 """transformers' attention interface on pages: every layer's attention becomes one ``untorch::paged_attention``.
 
-A model calls its attention through ``AttentionInterface``, and makes masks through ``AttentionMaskInterface``. Ours take
-the place of both, by name: the mask is a marker that says which keys a query sees, and the attention reads and writes
-the step's pages. Nothing here knows a model.
+A model calls its attention through ``AttentionInterface``, and makes masks through ``AttentionMaskInterface``. Ours
+take the place of both, by name: the mask is a marker that says which keys a query sees, and the attention reads and
+writes the step's pages. Nothing here knows a model.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ def _read_counts(given: Any) -> list[int]:
     text = f"causal_lm: token_counts: expected ascending integers from 4 on, such as (16, 1024), got {given!r}"
     if not isinstance(given, Sequence) or not given or not all(isinstance(count, int) for count in given):
         raise InvalidArgumentError(text)
-    if given[0] < 4 or any(a >= b for a, b in zip(given[:-1], given[1:], strict=True)):
+    if given[0] < 4 or any(a >= b for a, b in itertools.pairwise(given)):
         raise InvalidArgumentError(text)
     return list(given)
 
@@ -155,11 +156,11 @@ def _method(step: Step, tokens: int) -> dict[str, Any]:
         torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), torch.cat(slots),
         torch.zeros(used + 1, step.elements, dtype=step.dtype),
     )  # fmt: skip
-    count, rows = Dim("tokens", min=1, max=_MOST), Dim("rows", min=1, max=_MOST)
+    total, rows = Dim("tokens", min=1, max=_MOST), Dim("rows", min=1, max=_MOST)
     sequences, ends_ = Dim("sequences", min=1, max=_MOST), Dim("sequences_and_one", min=2, max=_MOST + 1)
     width, blocks = Dim("columns", min=1, max=_MOST), Dim("blocks", min=1, max=1 << 30)
     shapes = (
-        {0: count}, {0: count}, {0: rows}, {0: sequences, 1: width}, {0: ends_}, {0: sequences}, {0: count},
+        {0: total}, {0: total}, {0: rows}, {0: sequences, 1: width}, {0: ends_}, {0: sequences}, {0: total},
         {0: blocks},
     )  # fmt: skip
     return {"model": step, "args": args, "dynamic_shapes": shapes}

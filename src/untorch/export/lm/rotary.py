@@ -24,8 +24,8 @@ def fix_rotary_embeddings(model: nn.Module, max_positions: int) -> None:
                 continue
             if "dynamic" in kind:
                 raise CompileError(
-                    f"{name}: its rotary embedding is scaled by dynamic NTK, which changes the keys of a sequence as it "
-                    "grows: keys in a cache cannot change; choose another rope_type in the model's config"
+                    f"{name}: its rotary embedding is scaled by dynamic NTK, which changes the keys of a sequence as "
+                    "it grows: keys in a cache cannot change; choose another rope_type in the model's config"
                 )
             if kind == "longrope":
                 _fix_longrope(module, layer_type, max_positions)

@@ -98,8 +98,8 @@ def _of_folder(folder: Path) -> TokenizerFiles:
 def _default_template(template: Any) -> str | None:
     """Of several, the one named "default"."""
     if isinstance(template, dict):
-        return template.get("default")
-    return template
+        template = template.get("default")
+    return None if template is None else str(template)
 
 
 def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: int | None) -> dict[str, Any]:

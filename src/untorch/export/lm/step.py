@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
 from untorch.export.errors import CompileError
+from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
 
 __all__ = ["Step"]
 
@@ -18,8 +18,8 @@ __all__ = ["Step"]
 class Step(nn.Module):
     """forward(tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool) → logits [rows, V].
 
-    tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32, as
-    ``untorch::paged_attention`` has them; pool [blocks, elements], written in place.
+    tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32,
+    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place.
     """
 
     def __init__(self, model: nn.Module, block: int = 16) -> None:
