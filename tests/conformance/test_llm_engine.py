@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.conformance.language_models import VOCABULARY, greedy, make_model, tokenizer
 from tests.unit.llm.test_structured import SCHEMAS, check
@@ -48,6 +49,8 @@ with Engine(job["path"], **options()) as engine:
     seeded = [SamplingParams(temperature=1.5, seed=i, max_tokens=new, ignore_eos=True) for i in range(len(prompts))]
     out["seeded"] = tokens(engine.generate(prompts, seeded)) == [
         engine.generate(p, s).token_ids for p, s in zip(prompts, seeded)]
+    logged = engine.generate(prompts[2], SamplingParams(prompt_logprobs=0, max_tokens=1, ignore_eos=True))
+    out["logprobs"] = [item.logprob for item in logged.prompt_logprobs[1:]]
     handle = engine.submit(prompts[0], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
     chunks = iter(handle)
     for _ in range(3):
@@ -134,6 +137,13 @@ def test_continuous_batching(found: dict[str, Any]) -> None:
     assert found["seeded"] is True
     assert not {"torch", "transformers", "scipy"} & set(found["modules"])
     assert found["free"][0] == found["free"][1]
+
+
+def test_logprobs(found: dict[str, Any]) -> None:
+    prompt = torch.tensor([prompts()[2]])
+    with torch.no_grad():
+        expected = found["model"](prompt).logits[0, :-1].log_softmax(-1).gather(1, prompt[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found["logprobs"]), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_known_prefixes(found: dict[str, Any]) -> None:

@@ -75,6 +75,27 @@ class FakeRunner(Runner):
         self.closed = True
 
 
+class TextRunner(FakeRunner):
+    """Says one text whatever the prompt is, byte by byte."""
+
+    def __init__(self, text: str, template: str | None = None, **settings: Any) -> None:
+        from untorch.llm.tokenizer import Tokenizer
+
+        files = {"tokenizer.json": byte_tokenizer()}
+        if template is not None:
+            files["template"] = template.encode()
+            settings["chat_template"] = "template"
+        super().__init__(files=files, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,), **settings)
+        self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
+
+    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+        wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
+        logits = np.zeros((len(rows), 258), np.float32)
+        for at, sequence in enumerate(wanted):
+            logits[at, self.script[(len(sequence.tokens) - sequence.prompt_length) % len(self.script)]] = 9
+        return logits
+
+
 def byte_tokenizer(special: Sequence[str] = ("<s>", "</s>")) -> bytes:
     """tokenizer.json of one token a byte: its ids are 0 to 255, then the special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.llm.fake import VOCABULARY, FakeRunner, byte_tokenizer, greedy
+from tests.unit.llm.fake import VOCABULARY, FakeRunner, TextRunner, greedy
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
 from untorch.llm import Chunk, Engine, SamplingParams
 
@@ -346,34 +346,10 @@ def test_a_stream_raises_what_failed() -> None:
     asyncio.run(run())
 
 
-class TextRunner(FakeRunner):
-    """Says one text whatever the prompt is, byte by byte."""
-
-    def __init__(self, text: bytes, **settings: Any) -> None:
-        files = {"tokenizer.json": byte_tokenizer()}
-        super().__init__(
-            files=files, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,), **settings
-        )  # fmt: skip
-        from untorch.llm.tokenizer import Tokenizer
-
-        ids = Tokenizer(files["tokenizer.json"])
-        table = {ids.decode([i]): i for i in range(256)}
-        self.script = [*(table[chr(byte)] if byte < 128 else -1 for byte in text), 257]
-        if -1 in self.script:
-            self.script = [*ids.encode(text.decode(), add_special_tokens=False), 257]
-
-    def run(self, plan: Any, rows: Any) -> np.ndarray:
-        wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
-        logits = np.zeros((len(rows), 258), np.float32)
-        for at, sequence in enumerate(wanted):
-            logits[at, self.script[len(sequence.tokens) - sequence.prompt_length]] = 9
-        return logits
-
-
 def test_text() -> None:
     text = "Grüße, 世界! 🌍 and more"
     params = SamplingParams(temperature=0, max_tokens=100)
-    with engine(TextRunner(text.encode()), text=True) as made:
+    with engine(TextRunner(text), text=True) as made:
         chunks = list(made.submit("hello", params))
         assert "".join(chunk.text for chunk in chunks) == text
         assert not any("\ufffd" in chunk.text for chunk in chunks)
