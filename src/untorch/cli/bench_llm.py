@@ -40,11 +40,12 @@ class _Times:
 def bench_llm(
     file: FileArgument,
     dataset: Annotated[
-        Dataset, typer.Option("--dataset", help="What the prompts have in common: nothing, or a prefix.")
+        Dataset,
+        typer.Option("--dataset", metavar="NAME", help="random: prompts without anything in common; shared-prefix."),
     ] = Dataset.RANDOM,
     num_prompts: Annotated[int, typer.Option("--num-prompts", metavar="N", min=1, help="Requests.")] = 32,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="Requests that are open at a time.")
+    max_concurrency: Annotated[
+        int, typer.Option("--max-concurrency", metavar="N", min=1, help="Requests that are open at a time.")
     ] = 8,
     input_len: Annotated[int, typer.Option("--input-len", metavar="N", min=1, help="Tokens a prompt.")] = 128,
     output_len: Annotated[int, typer.Option("--output-len", metavar="N", min=1, help="Tokens an answer.")] = 128,
@@ -65,14 +66,14 @@ def bench_llm(
     if dataset is Dataset.SHARED_PREFIX and prefix_len >= input_len:
         raise InvalidArgumentError(f"--prefix-len: expected less than --input-len ({input_len}), got {prefix_len}")
     with open_engine(
-        file, kv_memory=kv_memory, max_batch_tokens=max(max_batch_tokens, concurrency), max_sequences=concurrency,
-        num_threads=num_threads, trust=trust, text=False,
+        file, kv_memory=kv_memory, max_batch_tokens=max(max_batch_tokens, max_concurrency),
+        max_sequences=max_concurrency, num_threads=num_threads, trust=trust, text=False,
     ) as engine:  # fmt: skip
         prompts = _prompts(engine, dataset, num_prompts, input_len, prefix_len, seed)
         _serve(engine, prompts[:1], 1, min(2, output_len))  # opens the libraries
         before = engine.stats()
         begin = time.perf_counter()
-        times = _serve(engine, prompts, concurrency, output_len)
+        times = _serve(engine, prompts, max_concurrency, output_len)
         seconds = time.perf_counter() - begin
         after = engine.stats()
     generated = sum(len(one.tokens) for one in times)
@@ -82,24 +83,24 @@ def bench_llm(
         "file": str(file),
         "dataset": dataset.value,
         "requests": num_prompts,
-        "concurrency": concurrency,
+        "max_concurrency": max_concurrency,
         "input_len": input_len,
         "output_len": output_len,
-        "seconds": seconds,
+        "duration_s": seconds,
         "request_throughput": num_prompts / seconds,
         "output_throughput": generated / seconds,
         "total_throughput": (generated + prompt_tokens) / seconds,
         "cached_tokens": after.cached_tokens - before.cached_tokens,
         "preemptions": after.preemptions - before.preemptions,
         "steps": steps,
-        "host_seconds_per_step": (
+        "host_step_s": (
             (after.step_seconds - before.step_seconds - after.model_seconds + before.model_seconds) / max(steps, 1)
         ),
-        "ttft": _summary([one.tokens[0] - one.begin for one in times]),
-        "tpot": _summary(
+        "ttft_s": _summary([one.tokens[0] - one.begin for one in times]),
+        "tpot_s": _summary(
             [(one.tokens[-1] - one.tokens[0]) / (len(one.tokens) - 1) for one in times if len(one.tokens) > 1]
         ),
-        "itl": _summary([b - a for one in times for a, b in zip(one.tokens[:-1], one.tokens[1:], strict=True)]),
+        "itl_s": _summary([b - a for one in times for a, b in zip(one.tokens[:-1], one.tokens[1:], strict=True)]),
     }  # fmt: skip
     emit(document, json, lambda console: _render(console, document))
 
@@ -162,18 +163,18 @@ def _render(console: Console, document: dict[str, Any]) -> None:
     print_fields(
         console,
         [
-            ("requests", f"{document['requests']}, {document['concurrency']} at a time, {document['dataset']}"),
+            ("requests", f"{document['requests']}, {document['max_concurrency']} at a time, {document['dataset']}"),
             ("tokens", f"{document['input_len']} in ({document['cached_tokens']} cached of all), "
                        f"{document['output_len']} out"),
-            ("time", f"{seconds_text(document['seconds'])}, {document['steps']} steps, host "
-                     f"{seconds_text(document['host_seconds_per_step'])} a step"),
+            ("time", f"{seconds_text(document['duration_s'])}, {document['steps']} steps, host "
+                     f"{seconds_text(document['host_step_s'])} a step"),
             ("throughput", f"{document['request_throughput']:.2f} requests/s, {document['output_throughput']:.1f} "
                            f"output tokens/s, {document['total_throughput']:.1f} tokens/s"),
             ("preemptions", document["preemptions"]),
         ],
     )  # fmt: skip
     rows = [
-        (name.upper(), *(seconds_text(document[name][key]) for key in ("mean", "p50", "p90", "p99")))
+        (name.upper(), *(seconds_text(document[f"{name}_s"][key]) for key in ("mean", "p50", "p90", "p99")))
         for name in ("ttft", "tpot", "itl")
     ]
     console.print(make_table(None, ("", ">mean", ">p50", ">p90", ">p99"), rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,8 @@ from untorch.cli.language_model import (
     open_engine,
     sampling_params,
 )
-from untorch.cli.options import DebugOption, FileArgument, NumThreadsOption, TrustOption
+from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
+from untorch.cli.output import emit
 from untorch.runtime.text import escape_controls
 
 if TYPE_CHECKING:
@@ -38,24 +40,29 @@ def chat(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
-    seed: SamplingSeedOption = None,
+    sampling_seed: SamplingSeedOption = None,
     kv_memory: KvMemoryOption = None,
     num_threads: NumThreadsOption = 0,
     trust: TrustOption = None,
+    json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Chat with a language model: answers come as they are made, earlier turns stay in the prefix cache.
 
-    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands.
+    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. With --json the conversation
+    is printed at its end.
     """
     with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
         params = sampling_params(
-            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed
         )
-        _converse(engine, params, system)
+        messages = _converse(engine, params, system, show=not json)
+        if json:
+            stats = {name: value for name, value in asdict(engine.stats()).items() if isinstance(value, int)}
+            emit({"file": str(file), "messages": messages, "stats": stats}, json, lambda console: None)
 
 
-def _converse(engine: Engine, params: SamplingParams, system: str | None) -> None:
+def _converse(engine: Engine, params: SamplingParams, system: str | None, show: bool) -> list[dict[str, str]]:
     first = [{"role": "system", "content": system}] if system is not None else []
     messages, last = list(first), ""
     if sys.stdin.isatty():
@@ -64,23 +71,22 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None) -> Non
         try:
             line = input("> " if sys.stdin.isatty() else "")
         except EOFError:
-            return
+            return messages
         command = line.strip()
         if command in ("/exit", "/quit"):
-            return
+            return messages
         if command == "/reset":
             messages, last = list(first), ""
-        elif command == "/stats":
-            print(_stats(engine, last))
-        elif command == "/help" or not command:
-            print(_HELP)
+        elif command in ("/stats", "/help", ""):
+            if show:
+                print(_stats(engine, last) if command == "/stats" else _HELP)
         else:
             messages.append({"role": "user", "content": line})
-            answer, last = _answer(engine, params, messages)
+            answer, last = _answer(engine, params, messages, show)
             messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]]) -> tuple[str, str]:
+def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> tuple[str, str]:
     """The answer's text, and its speeds in words."""
     begin = time.perf_counter()
     first = None
@@ -88,13 +94,14 @@ def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str
     try:
         for chunk in handle:
             first = first or time.perf_counter()
-            sys.stdout.write(escape_controls(chunk.text) if sys.stdout.isatty() else chunk.text)
-            sys.stdout.flush()
+            if show:
+                sys.stdout.write(escape_controls(chunk.text) if sys.stdout.isatty() else chunk.text)
+                sys.stdout.flush()
     except KeyboardInterrupt:
         handle.cancel()
     output = handle.result()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    if show:
+        print(flush=True)
     end, usage = time.perf_counter(), output.usage
     decoding = end - (first or end)
     speed = (usage.completion_tokens - 1) / decoding if decoding > 0 else 0.0

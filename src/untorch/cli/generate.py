@@ -39,13 +39,13 @@ def generate(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
-    seed: SamplingSeedOption = None,
+    sampling_seed: SamplingSeedOption = None,
     stop: StopOption = None,
     json_schema: Annotated[
         str | None,
         typer.Option("--json-schema", metavar="JSON", help="The text is JSON of this schema. Needs llguidance."),
     ] = None,
-    n: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Completions of the prompt.")] = 1,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
     kv_memory: KvMemoryOption = None,
     num_threads: NumThreadsOption = 0,
     trust: TrustOption = None,
@@ -61,13 +61,13 @@ def generate(
         given = _ids(given[4:])
     with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
         params = sampling_params(
-            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop,
-            json_schema=json_schema, n=n,
+            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed,
+            stop=stop, json_schema=json_schema, n=samples,
         )  # fmt: skip
         has_text = engine.tokenizer is not None
         handle = engine.submit(given, params)
         try:
-            if not json and n == 1:
+            if not json and samples == 1:
                 comma = ""
                 for chunk in handle:
                     text = chunk.text if has_text else "".join(f"{',' * bool(comma)}{i}" for i in chunk.token_ids)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KvMemoryOption",
     "MaxBatchTokensOption",
-    "MaxSequencesOption",
     "MaxTokensOption",
     "SamplingSeedOption",
     "StopOption",
@@ -36,9 +35,6 @@ KvMemoryOption = Annotated[
 MaxBatchTokensOption = Annotated[
     int, typer.Option("--max-batch-tokens", metavar="N", min=1, help="Tokens of a step; longer prompts are cut.")
 ]
-MaxSequencesOption = Annotated[
-    int, typer.Option("--max-sequences", metavar="N", min=1, help="Sequences computed at a time; others wait.")
-]
 MaxTokensOption = Annotated[
     int | None, typer.Option("--max-tokens", metavar="N", min=1, help="The most new tokens. Default: as many as fit.")
 ]
@@ -53,7 +49,7 @@ TopKOption = Annotated[
     int | None, typer.Option("--top-k", metavar="K", help="The most likely tokens that stay; 0: all.")
 ]
 SamplingSeedOption = Annotated[
-    int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of the request. Default: random.")
+    int | None, typer.Option("--sampling-seed", metavar="N", min=0, help="Seed of the request. Default: random.")
 ]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="A string that ends the text, repeatable.")

@@ -38,12 +38,12 @@ def test_generate(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> 
     assert cli("generate", "m.pt2", "hi").out == TEXT + "\n"
     assert cli("generate", "m.pt2", "hi", "--stop", "wö", "--stop", "x").out == "Hello, \n"
     assert cli("generate", "m.pt2", "ids:5,6", "--max-tokens", "3").out == "Hel\n"
-    document = cli("generate", "m.pt2", "hi", "-n", "2", "--json").document()
+    document = cli("generate", "m.pt2", "hi", "--samples", "2", "--json").document()
     assert document["prompt_tokens"] == 2
     assert document["completion_tokens"] == 2 * (len(TEXT.encode()) + 1)
     assert [item["text"] for item in document["completions"]] == [TEXT, TEXT]
     assert document["completions"][0]["finish_reason"] == "stop"
-    assert cli("generate", "m.pt2", "hi", "-n", "2").out == f"{TEXT}\n{TEXT}\n"
+    assert cli("generate", "m.pt2", "hi", "--samples", "2").out == f"{TEXT}\n{TEXT}\n"
 
 
 @pytest.mark.usefixtures("runner")
@@ -79,18 +79,22 @@ def test_chat(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None
     assert out[4].startswith("2 answers, 30 tokens")
     assert out[5].startswith("/reset begins anew")
     assert len(out) == 6
+    lines = iter(["hi", "/stats", "/exit"])
+    document = cli("chat", "m.pt2", "--json").document()
+    assert document["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": TEXT}]
+    assert document["stats"]["finished"] == 1
 
 
 @pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize("dataset", ["random", "shared-prefix"])
 def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
-    options = ("--num-prompts", 6, "--concurrency", 3, "--input-len", 40, "--output-len", 5, "--prefix-len", 30)
+    options = ("--num-prompts", 6, "--max-concurrency", 3, "--input-len", 40, "--output-len", 5, "--prefix-len", 30)
     document = cli("bench-llm", "m.pt2", "--dataset", dataset, *options, "--json").document()
     assert document["requests"] == 6
-    assert document["output_throughput"] == pytest.approx(30 / document["seconds"])
-    assert document["total_throughput"] == pytest.approx(270 / document["seconds"])
+    assert document["output_throughput"] == pytest.approx(30 / document["duration_s"])
+    assert document["total_throughput"] == pytest.approx(270 / document["duration_s"])
     assert (document["cached_tokens"] > 4 * 28) == (dataset == "shared-prefix")
-    for name in ("ttft", "tpot", "itl"):
+    for name in ("ttft_s", "tpot_s", "itl_s"):
         assert 0 < document[name]["p50"] <= document[name]["p99"]
     text = cli("bench-llm", "m.pt2", "--dataset", dataset, *options).out
     assert "TTFT" in text
