@@ -108,7 +108,7 @@ def bench_llm(
 def _prompts(engine: Engine, dataset: Dataset, count: int, length: int, prefix: int, seed: int) -> list[list[int]]:
     import numpy
 
-    vocabulary = engine._settings.vocabulary
+    vocabulary = engine.settings.vocabulary
     random = numpy.random.default_rng(seed)
     shared: list[int] = random.integers(0, vocabulary, prefix if dataset is Dataset.SHARED_PREFIX else 0).tolist()
     return [[*shared, *random.integers(0, vocabulary, length - len(shared)).tolist()] for _ in range(count)]

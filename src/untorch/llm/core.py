@@ -71,7 +71,7 @@ class Core:
             try:
                 self._expire()
                 self._step()
-            except Exception as error:  # of the engine itself: no request is left waiting
+            except BaseException as error:  # of the engine itself: no request is left waiting
                 log(INFO, "the engine failed: %r", error)
                 for request in list(self._live):
                     self._fail(request, error)
@@ -127,14 +127,20 @@ class Core:
             chosen += [(one, row) for one in self._split(sample)]
         if not chosen:
             return
-        sampled = self.sampler.sample(logits[[row for _, row in chosen]], [sample.state for sample, _ in chosen])
+        sampled = self.sampler.sample(
+            logits, [sample.state for sample, _ in chosen], [row for _, row in chosen]
+        )  # fmt: skip
         for (sample, _), token in zip(chosen, sampled, strict=True):
             if sample.finish_reason is not None:
                 continue  # another sample of its prompt failed
             if token.problem is not None:
                 self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
                 continue
-            chunk = sample.append(token, self.settings.max_positions)
+            try:
+                chunk = sample.append(token, self.settings.max_positions)
+            except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
+                self._fail(sample.request, error)
+                continue
             self.generated_tokens += 1
             matcher = sample.state.matcher
             if matcher is not None and (problem := matcher.problem):
@@ -201,7 +207,7 @@ class Core:
         for sample in request.live:
             self._finish(sample, reason)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: Request, error: BaseException) -> None:
         if request not in self._live:
             return
         if not isinstance(error, UntorchError):
@@ -209,7 +215,7 @@ class Core:
             error.__cause__ = cause
         for sample in request.live:
             self.scheduler.remove(sample.sequence)
-            sample.finish("error")
+            sample.finish_reason = "error"
         del self._live[request]
         self.finished += 1
         request.handle._push(result=request.output(error))

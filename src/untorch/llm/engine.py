@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from untorch.llm.blocks import BlockManager
 from untorch.llm.core import Core
@@ -20,6 +20,7 @@ from untorch.llm.runner import PackageRunner, Runner
 from untorch.llm.sampler import SamplerState
 from untorch.llm.scheduler import Scheduler
 from untorch.llm.sequence import Sequence as TokenSequence
+from untorch.llm.settings import Settings
 from untorch.llm.structured import Grammars
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
 from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError
@@ -133,6 +134,11 @@ class Engine:
         return self._tokenizer
 
     @property
+    def settings(self) -> Settings:
+        """What the package says of the model: vocabulary, longest sequence, stop tokens, pages."""
+        return self._settings
+
+    @property
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend."""
         return self._settings.default_params()
@@ -187,6 +193,19 @@ class Engine:
         request.samples.append(sample)
         self._core.add(request)
         return handle
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]: ...
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None

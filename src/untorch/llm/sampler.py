@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs"]
 
-_CANDIDATES = 512  # the most likely tokens that top-p looks at first
+_BLOCK = 256  # weights that are accumulated together
+_SORTED = 2048  # values that are simply sorted
+_THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
 
 Floats = NDArray[np.floating[Any]]
 
@@ -71,6 +73,17 @@ class SamplerState:
             self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.entropy, self.index])))
         return float(self._generator.random())
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the next token is chosen from other logits than the model's."""
+        params = self.params
+        return (
+            params.has_penalties
+            or params.logit_bias is not None
+            or self.generated < params.min_tokens
+            or self.matcher is not None
+        )
+
     def append(self, token: int) -> None:
         """A token was chosen."""
         self.generated += 1
@@ -91,29 +104,40 @@ class Sampler:
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
-    def sample(self, logits: Floats, states: Sequence[SamplerState]) -> list[SampledToken]:
-        """One token for each row of the logits [rows, width], which stay as they are."""
+    def sample(
+        self, logits: Floats, states: Sequence[SamplerState], rows: Sequence[int] | None = None
+    ) -> list[SampledToken]:
+        """A token for each state, from the row of the logits [rows, width] that ``rows`` names.
+
+        The logits stay as they are.
+        """
+        places = list(range(len(states))) if rows is None else list(rows)
         width = self.vocabulary
-        scores = np.array(logits[:, :width], dtype=np.float32)
-        _penalise(scores, states)
-        _bias(scores, states)
-        _hold_back_stops(scores, states)
-        _mask(scores, states)
-        with np.errstate(invalid="ignore"):
-            usable = np.isfinite(scores.max(axis=1)) if len(scores) else np.zeros(0, bool)
-        tokens = scores.argmax(axis=1)
-        random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
-        if random:
-            tokens[random] = _draw(scores[random], [states[i] for i in random])
+        tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
+        # Most rows are greedy without anything else: those are not copied.
+        plain = [i for i, state in enumerate(states) if state.params.greedy and not state.changes_logits]
+        if plain:
+            own = (
+                logits if [places[i] for i in plain] == list(range(len(logits))) else logits[[places[i] for i in plain]]
+            )
+            own = own[:, :width]
+            best = own.argmax(axis=1)
+            tokens[plain], usable[plain] = best, np.isfinite(own[np.arange(len(plain)), best])
+        others = sorted(set(range(len(states))) - set(plain))
+        if others:
+            scores = np.array(logits[[places[i] for i in others], :width], dtype=np.float32)
+            tokens[others], usable[others] = _choose(scores, [states[i] for i in others])
         found = []
         for i, state in enumerate(states):
             if not usable[i]:
-                found.append(SampledToken(-1, problem="the model's logits are not numbers, or no token is allowed"))
+                failed = None if state.matcher is None else state.matcher.problem
+                problem = failed or "the model's logits are not numbers, or no token is allowed"
+                found.append(SampledToken(-1, problem=problem))
                 continue
             wanted = state.params.logprobs
             if wanted is None and state.params.samples > state.params.n:
                 wanted = 0
-            logprobs = None if wanted is None else token_logprobs(logits[i, :width], int(tokens[i]), wanted)
+            logprobs = None if wanted is None else token_logprobs(logits[places[i], :width], int(tokens[i]), wanted)
             found.append(SampledToken(int(tokens[i]), logprobs))
         return found
 
@@ -175,60 +199,114 @@ def _flat(rows: Sequence[tuple[int, Any]]) -> tuple[NDArray[np.intp], NDArray[np
     return at, np.array([token for _, ids in rows for token in ids], np.intp)
 
 
+def _choose(scores: Floats, states: Sequence[SamplerState]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """The tokens, and whether there are any. Changes the scores."""
+    _penalise(scores, states)
+    _bias(scores, states)
+    _hold_back_stops(scores, states)
+    _mask(scores, states)
+    tokens = scores.argmax(axis=1)
+    usable = np.isfinite(scores[np.arange(len(scores)), tokens])  # the largest; not a number if any is none
+    random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
+    if random:
+        tokens[random] = _draw(scores[random], [states[i] for i in random])
+    return tokens, usable
+
+
 def _draw(scores: Floats, states: Sequence[SamplerState]) -> NDArray[np.intp]:
     params = [state.params for state in states]
     uniform = np.array([state.uniform() for state in states])
-    temperature = np.array([p.temperature for p in params])
-    weights = scores.astype(np.float64) / temperature[:, None]
-    weights = np.exp(weights - weights.max(axis=1, keepdims=True))  # the most likely token has 1
-    least = np.array([p.min_p for p in params])
+    temperature = np.array([p.temperature for p in params], np.float32)
+    weights = scores / temperature[:, None]
+    weights -= weights.max(axis=1, keepdims=True)
+    np.exp(weights, out=weights)  # the most likely token has 1
+    least = np.array([p.min_p for p in params], np.float32)
     if least.any():
         weights[weights < least[:, None]] = 0.0
     width = scores.shape[1]
-    top_k = np.array([p.top_k if 0 < p.top_k < width else width for p in params])
-    top_p = np.array([p.top_p for p in params])
     tokens = np.empty(len(params), np.intp)
-    limited = (top_k < width) | (top_p < 1.0)
-    if (free := np.flatnonzero(~limited)).size:
-        tokens[free] = _inverse(weights[free], uniform[free])
-    if (rows := np.flatnonzero(limited)).size:
-        ids, kept = _nucleus(weights[rows], top_k[rows], top_p[rows])
-        chosen = _inverse(kept, uniform[rows])
-        tokens[rows] = np.take_along_axis(ids, chosen[:, None], 1)[:, 0]
+    free = [i for i, p in enumerate(params) if p.top_p == 1.0 and not 0 < p.top_k < width]
+    if free:
+        tokens[free] = _inverse(weights if len(free) == len(params) else weights[free], uniform[free])
+    for i, p in enumerate(params):
+        if p.top_p < 1.0 or 0 < p.top_k < width:
+            ids, kept = _nucleus(weights[i], p.top_k if p.top_k > 0 else width, p.top_p)
+            tokens[i] = ids[_inverse(kept[None], uniform[i : i + 1])[0]]
     return tokens
 
 
-def _nucleus(weights: Floats, top_k: NDArray[np.intp], top_p: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Token ids by falling weight, and their weights, 0 for those that are left out."""
-    width = weights.shape[1]
-    sums = weights.sum(axis=1)
-    bounded = top_k < width
-    count = min(width, max(_CANDIDATES, int(top_k[bounded].max()) if bounded.any() else 0))
-    while True:
-        if count < width:
-            ids = np.argpartition(-weights, count - 1, axis=1)[:, :count]
-            ids.sort(axis=1)  # of equal weights the lower id comes first
-        else:
-            ids = np.broadcast_to(np.arange(width), weights.shape)
-        found = np.take_along_axis(weights, ids, 1)
-        order = np.argsort(-found, axis=1, kind="stable")
-        ids, found = np.take_along_axis(ids, order, 1), np.take_along_axis(found, order, 1)
-        found = np.where(np.arange(count) < top_k[:, None], found, 0.0)
-        running = found.cumsum(axis=1)
-        total = np.where(bounded, running[:, -1], sums)
-        needed = top_p * total
-        # A row without top-k may need more tokens than the most likely ones.
-        if count == width or bool((bounded | (running[:, -1] >= needed)).all()):
+def _nucleus(weights: Floats, top_k: int, top_p: float) -> tuple[NDArray[np.intp], Floats]:
+    """Of one row the token ids that stay, ascending, and their weights."""
+    width = len(weights)
+    total = float(weights.sum(dtype=np.float64))
+    # Most tokens are far below the most likely one: those are looked at only if they are needed.
+    ids, found = np.arange(width), weights
+    for threshold in _THRESHOLDS:
+        mask = weights >= threshold
+        enough = np.count_nonzero(mask) >= top_k
+        if enough or (top_k >= width and weights[mask].sum(dtype=np.float64) >= top_p * total):
+            ids = np.flatnonzero(mask)
+            found = weights[ids]
             break
-        count = min(width, count * 8)
-    before = running - found
-    return ids, np.where((before < needed[:, None]) | (np.arange(count) == 0), found, 0.0)
+    if top_k < width:
+        kept = _largest(found, top_k, None)
+        ids, found = ids[kept], found[kept]
+        total = float(found.sum(dtype=np.float64))
+    if top_p < 1.0:
+        kept = _largest(found, None, top_p * total)
+        ids, found = ids[kept], found[kept]
+    return ids, found
+
+
+def _largest(values: Floats, count: int | None, mass: float | None) -> NDArray[np.intp]:
+    """Indices, ascending: of the ``count`` largest values, or of the fewest whose sum is ``mass`` or more.
+
+    Of equal values the first ones stay. Many values are counted by their leading bits, and only those are sorted among
+    which the border lies.
+    """
+    above, members = np.zeros(len(values), bool), np.arange(len(values))
+    counted, summed = 0, 0.0
+    if len(values) > _SORTED:
+        # The bits of positive floats are ordered as the floats are.
+        keys = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
+        counts = np.bincount(keys)[::-1].cumsum()
+        sums = np.bincount(keys, weights=values)[::-1].cumsum()
+        reached = counts >= count if count is not None else sums >= mass
+        at = int(reached.argmax()) if reached.any() else len(counts) - 1
+        border = len(counts) - 1 - at
+        above, members = keys > border, np.flatnonzero(keys == border)
+        if at:
+            counted, summed = int(counts[at - 1]), float(sums[at - 1])
+    order = members[np.argsort(-values[members], kind="stable")]
+    if count is not None:
+        stay = count - counted
+    else:
+        assert mass is not None
+        # The value that takes the sum to ``mass`` is the last one that stays.
+        stay = int(np.searchsorted(summed + values[order].cumsum(dtype=np.float64), mass)) + 1
+    above[order[:stay]] = True
+    return np.flatnonzero(above)
 
 
 def _inverse(weights: Floats, uniform: Floats) -> NDArray[np.intp]:
-    """For each row the first index whose cumulative weight is above the part ``uniform`` of the whole."""
-    running = weights.cumsum(axis=1)
+    """For each row the first index whose cumulative weight is above the part ``uniform`` of the whole.
+
+    By sums of blocks first, so that only one block's weights are accumulated.
+    """
+    rows, width = weights.shape
+    if width % _BLOCK:
+        weights = np.pad(weights, ((0, 0), (0, -width % _BLOCK)))
+    blocks = weights.reshape(rows, -1, _BLOCK)
+    ends = blocks.sum(axis=2, dtype=np.float64).cumsum(axis=1)
     # Below the whole, so there is one; its weight is not 0, as the sum grows there.
-    target = np.minimum(uniform * running[:, -1], np.nextafter(running[:, -1], 0.0))
-    found: NDArray[np.intp] = (running > target[:, None]).argmax(axis=1)
+    target = np.minimum(uniform * ends[:, -1], np.nextafter(ends[:, -1], 0.0))
+    block = (ends > target[:, None]).argmax(axis=1)
+    every = np.arange(rows)
+    before = np.where(block > 0, ends[every, block - 1], 0.0)
+    inside = blocks[every, block].astype(np.float64)
+    running = before[:, None] + inside.cumsum(axis=1)
+    # Rounding may put the block's end a little lower than its sum: then it is the last one with a weight.
+    above = (running > target[:, None]) & (inside > 0)
+    last = _BLOCK - 1 - (inside[:, ::-1] > 0).argmax(axis=1)
+    found: NDArray[np.intp] = block * _BLOCK + np.where(above.any(axis=1), above.argmax(axis=1), last)
     return found

@@ -41,11 +41,17 @@ class Plan:
     items: list[Scheduled] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     full: list[Sequence] = field(default_factory=list)
+    tokens: int = 0
 
-    @property
-    def tokens(self) -> int:
-        """Of the step."""
-        return sum(item.count for item in self.items)
+    def add(self, item: Scheduled) -> None:
+        """Into the step."""
+        self.items.append(item)
+        self.tokens += item.count
+
+    def drop(self, sequence: Sequence) -> None:
+        """Out of the step, if it is there."""
+        self.items = [item for item in self.items if item.sequence is not sequence]
+        self.tokens = sum(item.count for item in self.items)
 
 
 class Scheduler:
@@ -122,7 +128,7 @@ class Scheduler:
             except OutOfBlocksError:
                 self._make_room(plan, sequence)
                 continue
-            plan.items.append(Scheduled(sequence, sequence.computed, count))
+            plan.add(Scheduled(sequence, sequence.computed, count))
             return
 
     def _make_room(self, plan: Plan, sequence: Sequence) -> None:
@@ -131,7 +137,7 @@ class Scheduler:
             self.remove(sequence)
             plan.full.append(sequence)
             return
-        plan.items = [item for item in plan.items if item.sequence is not victim]
+        plan.drop(victim)
         self.running.remove(victim)
         self._close(victim)
         victim.preemptions += 1

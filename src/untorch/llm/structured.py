@@ -22,11 +22,17 @@ class Matcher:
 
     def __init__(self, core: Any, vocabulary: int) -> None:
         self._core = core
+        self._failed: str | None = None
         self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
 
     def allowed(self, width: int) -> NDArray[np.bool_]:
         """Of each token, whether it may come next."""
-        self._core.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        try:
+            self._core.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        except BaseException as error:  # a panic is no Exception
+            self._failed = f"{type(error).__name__}: {error}"
+        if self._failed is not None:
+            return np.zeros(width, bool)
         bits = np.unpackbits(self._bits.view(np.uint8).ravel(), bitorder="little")[:width].astype(bool)
         return bits if len(bits) == width else np.pad(bits, (0, width - len(bits)))
 
@@ -42,7 +48,7 @@ class Matcher:
     @property
     def problem(self) -> str | None:
         """What went wrong, if anything did."""
-        return str(self._core.get_error()) if self._core.is_error() else None
+        return str(self._core.get_error()) if self._core.is_error() else self._failed
 
     def copy(self) -> Matcher:
         """At the same place, independent from now on."""

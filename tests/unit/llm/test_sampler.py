@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from untorch.llm.params import SamplingParams
-from untorch.llm.sampler import Sampler, SamplerState, _nucleus, token_logprobs
+from untorch.llm.sampler import Sampler, SamplerState, _inverse, _nucleus, token_logprobs
 
 WIDTH = 40
 
@@ -108,12 +110,50 @@ def test_what_is_left_out(fields: dict[str, Any], kept: int) -> None:
     np.testing.assert_allclose(frequencies(logits, **fields), expected, atol=0.03)
 
 
-def test_top_p_over_more_tokens_than_the_first_candidates() -> None:
-    weights = np.ones((2, 3000))
-    weights[1, 17] = 3000
-    ids, kept = _nucleus(weights, np.array([3000, 3000]), np.array([0.9, 0.4]))
-    assert (kept[0] > 0).sum() == 2700
-    assert ids[1][kept[1] > 0].tolist() == [17]
+def test_top_p_over_many_tokens() -> None:
+    ids, kept = _nucleus(np.ones(3000), 3000, 0.9)
+    assert ids.tolist() == list(range(2700))
+    peak = np.ones(3000)
+    peak[17] = 3000
+    ids, kept = _nucleus(peak / 3000, 3000, 0.4)
+    assert (ids.tolist(), kept.tolist()) == ([17], [1.0])
+    assert _nucleus(np.arange(5000) / 5000, 7, 1.0)[0].tolist() == list(range(4993, 5000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_nucleus(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    width = data.draw(st.integers(1, 6000))
+    scale = data.draw(st.sampled_from([0.1, 3, 20]))
+    scores = (rng.standard_normal(width) * scale).round(data.draw(st.integers(0, 3)))  # with ties
+    weights = np.exp(scores - scores.max()).astype(np.float32)
+    top_k, top_p = data.draw(st.integers(1, width + 3)), data.draw(st.sampled_from([0.01, 0.3, 0.9, 0.999, 1.0]))
+    ids, kept = _nucleus(weights, top_k, top_p)
+    order = np.lexsort((np.arange(width), -weights))[:top_k]
+    assert sorted(order[: len(ids)]) == ids.tolist()
+    assert np.array_equal(kept, weights[ids])
+    wanted = top_p * weights[order].sum(dtype=np.float64)
+    found = kept.sum(dtype=np.float64)
+    assert found >= wanted * (1 - 1e-9)
+    if top_p < 1:
+        assert found - kept.min() <= wanted * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 900))
+def test_the_inverse_of_the_distribution(seed: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.random((5, width)).astype(np.float32) * (rng.random((5, width)) < 0.3)
+    weights[:, rng.integers(width)] = 1
+    uniform = np.array([0.0, 0.3, 0.7, 0.999, np.nextafter(1.0, 0)])
+    found = _inverse(weights, uniform)
+    running = weights.astype(np.float64).cumsum(axis=1)
+    for i, token in enumerate(found):
+        assert weights[i, token] > 0
+        target = uniform[i] * running[i, -1]
+        assert running[i, token] >= target - 1e-9
+        assert running[i, token] - weights[i, token] <= target + 1e-9
 
 
 def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
