@@ -217,7 +217,7 @@ class Engine:
         if _is_prompt(prompts):
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
-            return self.submit(prompts, params).result()  # type: ignore[arg-type]
+            return _result(self.submit(prompts, params))  # type: ignore[arg-type]
         many: list[Any] = list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
@@ -270,7 +270,7 @@ class Engine:
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
     ) -> RequestOutput:
         """The answer to a conversation: ``[{"role": "user", "content": "…"}]``."""
-        return self.submit(self.chat_prompt(messages, **variables), params).result()
+        return _result(self.submit(self.chat_prompt(messages, **variables), params))
 
     def stats(self) -> EngineStats:
         """Counters, and what runs and waits."""
@@ -337,13 +337,24 @@ class Engine:
             )
 
 
+def _result(handle: Generation) -> RequestOutput:
+    """An interrupt cancels the request."""
+    try:
+        return handle.result()
+    except BaseException:
+        handle.cancel()
+        raise
+
+
 def _is_prompt(value: Any) -> bool:
     """Text, or ids: lists, tuples and arrays of integers."""
     if isinstance(value, str):
         return True
     if hasattr(value, "dtype"):
         return bool(value.ndim == 1 and value.dtype.kind in "iu")
-    return isinstance(value, Sequence) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+    return isinstance(value, Sequence) and all(
+        hasattr(item, "__index__") and not isinstance(item, bool) for item in value
+    )
 
 
 def _refused(error: UntorchError) -> RequestOutput:

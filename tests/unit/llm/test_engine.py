@@ -155,6 +155,30 @@ def test_logprobs() -> None:
     ]
 
 
+def test_forms_of_prompts() -> None:
+    with engine() as made:
+        expected = greedy([1, 2, 3], 10)
+        for prompt in ((1, 2, 3), np.array([1, 2, 3]), [np.int64(1), np.int32(2), 3]):
+            assert made.generate(prompt, GREEDY).token_ids == expected
+        many = made.generate([np.array([1, 2, 3]), (4,)], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
+        assert [r.token_ids for r in many] == [expected, greedy([4], 2)]
+
+
+def test_an_interrupt_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Any, timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+    with engine(FakeRunner(hook=lambda plan: time.sleep(0.001))) as made:
+        endless = SamplingParams(temperature=0, max_tokens=190)
+        for prompts in ([1], [[1], [2]]):
+            with monkeypatch.context() as patch:
+                patch.setattr("untorch.llm.request.Generation.wait", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    made.generate(prompts, endless)
+        made.generate([3], GREEDY)
+        assert made.stats().running == 0
+
+
 def test_one_wrong_request_of_many() -> None:
     with engine() as made:
         results = made.generate([[1, 2], [3, VOCABULARY], [4]], GREEDY)

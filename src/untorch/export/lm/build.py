@@ -73,6 +73,10 @@ def causal_lm(
             f"causal_lm: device: expected 'cpu', got {device!r}: untorch::paged_attention has no kernel for it"
         )
     module, folder = load_model(model, dtype)
+    if elsewhere := {str(parameter.device) for parameter in module.parameters()} - {"cpu"}:
+        raise InvalidArgumentError(
+            f"causal_lm: model: expected its parameters on the CPU, got {', '.join(sorted(elsewhere))}: use model.cpu()"
+        )
     files = read_tokenizer(tokenizer, folder)
     settings = read_settings(module, files, max_positions)
     with _unchanged(module):

@@ -120,6 +120,12 @@ def test_refusals(
     assert not written
 
 
+def test_a_model_elsewhere(written: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        causal_lm(make_model("Llama").to("meta"), tmp_path / "m.pt2")
+    assert str(caught.value) == "causal_lm: model: expected its parameters on the CPU, got meta: use model.cpu()"
+
+
 def test_a_model_that_is_refused_is_what_it_was(written: dict[str, Any], tmp_path: Path) -> None:
     model = make_model("Lfm2")
     before = model.config._attn_implementation
