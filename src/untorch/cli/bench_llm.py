@@ -70,7 +70,8 @@ def bench_llm(
         max_sequences=max_concurrency, num_threads=num_threads, trust=trust, text=False,
     ) as engine:  # fmt: skip
         prompts = _prompts(engine, dataset, num_prompts, input_len, prefix_len, seed)
-        _serve(engine, prompts[:1], 1, min(2, output_len))  # opens the libraries
+        # Opens the libraries, without a prompt that is measured.
+        _serve(engine, _prompts(engine, Dataset.RANDOM, 1, input_len, 0, seed + 1), 1, min(2, output_len))
         before = engine.stats()
         begin = time.perf_counter()
         times = _serve(engine, prompts, max_concurrency, output_len)

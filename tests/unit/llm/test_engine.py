@@ -398,6 +398,12 @@ def test_text() -> None:
         assert cut.text == "Gr\ufffd"
 
 
+def test_it_is_imported_by_name() -> None:
+    code = "import untorch; untorch.llm"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("AttributeError: untorch.llm is not imported with untorch: import untorch.llm\n")
+
+
 def test_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import untorch.llm; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
