@@ -14,7 +14,9 @@ import torch
 
 from tests.conformance.language_models import VOCABULARY, greedy, make_model, tokenizer
 from tests.unit.llm.test_structured import SCHEMAS, check
+from untorch import InvalidArgumentError, load
 from untorch.export import causal_lm
+from untorch.llm import Engine, SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -126,7 +128,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert done.returncode == 0, done.stderr[-3000:]
     model.generation_config.eos_token_id = None
     out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**out, "model": model, "expected": [greedy(model, prompt, NEW) for prompt in prompts()]}
+    return {**out, "path": path, "model": model, "expected": [greedy(model, prompt, NEW) for prompt in prompts()]}
 
 
 def test_continuous_batching(found: dict[str, Any]) -> None:
@@ -155,6 +157,22 @@ def test_preemption(found: dict[str, Any]) -> None:
     assert found["small"] == 4
     assert found["preempted"] == found["expected"]
     assert found["preemptions"] > 0
+
+
+def test_too_little_memory(found: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Engine(found["path"], kv_memory=100)
+    assert str(caught.value) == (
+        "Engine: kv_memory: expected at least 6144 bytes, one block of 16 positions, got 100"
+    )  # fmt: skip
+
+
+def test_an_open_program(found: dict[str, Any]) -> None:
+    with load(found["path"]) as program:
+        for _ in range(2):
+            with Engine(program, kv_memory="1MiB", text=False) as engine:
+                params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+                assert engine.generate(prompts()[0], params).token_ids == found["expected"][0]
 
 
 def test_ends(found: dict[str, Any]) -> None:

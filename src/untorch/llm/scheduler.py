@@ -160,7 +160,9 @@ class Scheduler:
         promised = sum(
             self.blocks.needed(other.table, len(other.tokens)) for other in self.running if other.table is not None
         )
-        if self.blocks.needed(table, len(sequence.tokens)) + promised > self.blocks.free and self.running:
+        # One that was preempted comes back when there is a block more for each of the others, or it would go again.
+        spare = len(self.running) if sequence.preemptions else 0
+        if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:
             self.blocks.close(table)
             return False
         self.waiting.pop(0)

@@ -88,6 +88,22 @@ def test_preemption_takes_the_last_and_computes_it_again() -> None:
     scheduler.blocks.check([last.table])  # type: ignore[list-item]
 
 
+def test_what_was_preempted_comes_back_when_it_can_stay() -> None:
+    scheduler = make(blocks=5, tokens=64)
+    first, last = sequence(6, 1), sequence(7, 2, 50)
+    scheduler.add(first)
+    scheduler.add(last)
+    step(scheduler)
+    other = sequence(4, 3, 90)
+    scheduler.add(other)
+    while scheduler.preemptions == 0:
+        step(scheduler)
+    victims = [one for one in (last, other) if one.preemptions]
+    for _ in range(4):
+        step(scheduler)
+        assert all(one.preemptions == 1 for one in victims)
+
+
 def test_what_was_scheduled_already_is_preempted_too() -> None:
     """A sequence that decodes is scheduled before a prompt of higher rank."""
     scheduler = make(blocks=4, tokens=8)
