@@ -88,20 +88,14 @@ def test_preemption_takes_the_last_and_computes_it_again() -> None:
     scheduler.blocks.check([last.table])  # type: ignore[list-item]
 
 
-def test_what_was_preempted_comes_back_when_it_can_stay() -> None:
+@pytest.mark.parametrize("preemptions", [0, 1])
+def test_what_was_preempted_waits_for_a_spare_block(preemptions: int) -> None:
     scheduler = make(blocks=5, tokens=64)
-    first, last = sequence(6, 1), sequence(7, 2, 50)
-    scheduler.add(first)
+    last = sequence(9, 2, 50)
+    last.preemptions = preemptions
+    scheduler.add(sequence(7, 1))
     scheduler.add(last)
-    step(scheduler)
-    other = sequence(4, 3, 90)
-    scheduler.add(other)
-    while scheduler.preemptions == 0:
-        step(scheduler)
-    victims = [one for one in (last, other) if one.preemptions]
-    for _ in range(4):
-        step(scheduler)
-        assert all(one.preemptions == 1 for one in victims)
+    assert step(scheduler)[1] == ([(1, 0, 7)] if preemptions else [(1, 0, 7), (2, 0, 9)])
 
 
 def test_what_was_scheduled_already_is_preempted_too() -> None:
