@@ -63,6 +63,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both by rank
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._refused: Sequence | None = None
+        self._refused_at = 0
 
     @property
     def has_work(self) -> bool:
@@ -155,17 +157,22 @@ class Scheduler:
             self.waiting.pop(0)
             plan.full.append(sequence)
             return True
-        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt)
         # Sequences that are not computed yet get what they need first.
         promised = sum(
             self.blocks.needed(other.table, len(other.tokens)) for other in self.running if other.table is not None
         )
+        left = self.blocks.free - promised
+        if self.running and self._refused is sequence and left <= self._refused_at:
+            return False  # its prefix is not looked for again before there is more room
+        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt)
         # One that was preempted comes back when there is a block more for each of the others, or it would go again.
         spare = len(self.running) if sequence.preemptions else 0
         if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:
             self.blocks.close(table)
+            self._refused, self._refused_at = sequence, left
             return False
         self.waiting.pop(0)
+        self._refused = None
         sequence.table, sequence.computed = table, table.cached
         if not sequence.preemptions:
             sequence.cached = table.cached

@@ -98,6 +98,21 @@ def test_what_was_preempted_waits_for_a_spare_block(preemptions: int) -> None:
     assert step(scheduler)[1] == ([(1, 0, 7)] if preemptions else [(1, 0, 7), (2, 0, 9)])
 
 
+def test_a_prompt_that_waits_is_not_hashed_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(blocks=5, tokens=64)
+    first, waits = sequence(7, 1), sequence(13, 2, 50)
+    scheduler.add(first)
+    scheduler.add(waits)
+    opened: list[int] = []
+    real = scheduler.blocks.open
+    monkeypatch.setattr(scheduler.blocks, "open", lambda *args: opened.append(len(args[0])) or real(*args))  # type: ignore[func-returns-value]
+    for _ in range(4):
+        assert [item[0] for item in step(scheduler)[1]] == [1]
+    assert opened == [7, 13]
+    scheduler.remove(first)
+    assert step(scheduler)[1] == [(2, 0, 13)]
+
+
 def test_what_was_scheduled_already_is_preempted_too() -> None:
     """A sequence that decodes is scheduled before a prompt of higher rank."""
     scheduler = make(blocks=4, tokens=8)
