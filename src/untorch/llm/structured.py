@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from untorch.llm.extras import import_extra
 from untorch.llm.params import SamplingParams
 from untorch.llm.tokenizer import Tokenizer
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Grammars", "Matcher"]
 
@@ -74,9 +74,14 @@ class Grammars:
             raise InvalidArgumentError(f"SamplingParams: {kind}: the package has no stop token, which this needs")
         llguidance = import_extra("llguidance", f"SamplingParams: {kind}")
         if self._core is None:
-            self._core = llguidance.LLTokenizer(
-                self._tokenizer.data.decode(), n_vocab=self._vocabulary, eos_token=self._stop_ids
-            )
+            try:
+                self._core = llguidance.LLTokenizer(
+                    self._tokenizer.data.decode(), n_vocab=self._vocabulary, eos_token=self._stop_ids
+                )
+            except Exception as error:
+                raise UnsupportedError(
+                    f"SamplingParams: {kind}: llguidance cannot use the package's tokenizer: {error}"
+                ) from None
         core = llguidance.LLMatcher
         try:
             if kind == "json_schema":

@@ -265,7 +265,7 @@ def test_logits_that_are_not_numbers() -> None:
 
 
 def test_cancelling() -> None:
-    runner = FakeRunner()
+    runner = FakeRunner(hook=lambda plan: time.sleep(0.005))
     with engine(runner) as made:
         endless = SamplingParams(temperature=0, max_tokens=150)
         runner.gate.clear()
@@ -289,7 +289,7 @@ def test_cancelling() -> None:
 def test_deadlines_and_priorities() -> None:
     runner = FakeRunner(hook=lambda plan: time.sleep(0.005))
     with engine(runner, max_sequences=1) as made:
-        slow = made.submit([1], SamplingParams(temperature=0, max_tokens=150), timeout=0.1)
+        slow = made.submit([1], SamplingParams(temperature=0, max_tokens=150), timeout=0.3)
         late, soon = made.submit([2], GREEDY, priority=1), made.submit([3], GREEDY, priority=0)
         output = slow.result(5)
         assert output.finish_reason == "timeout"
@@ -300,7 +300,7 @@ def test_deadlines_and_priorities() -> None:
 
 
 def test_closing_cancels() -> None:
-    made = engine(FakeRunner(hook=lambda plan: time.sleep(0.002)))
+    made = engine(FakeRunner(hook=lambda plan: time.sleep(0.005)))
     handle = made.submit([1], SamplingParams(temperature=0, max_tokens=190))
     next(iter(handle))
     made.close()
@@ -337,7 +337,7 @@ def test_64_streams() -> None:
 
 def test_leaving_a_stream_cancels() -> None:
     async def run() -> None:
-        with engine(FakeRunner(hook=lambda plan: time.sleep(0.001))) as made:
+        with engine(FakeRunner(hook=lambda plan: time.sleep(0.005))) as made:
             stream = made.stream([1], SamplingParams(temperature=0, max_tokens=190))
             async for _ in stream:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,15 @@ def test_wrong_descriptions(engine: Engine, fields: dict[str, Any], text: str) -
     with pytest.raises(InvalidArgumentError) as caught:
         engine.submit("go", SamplingParams(**fields))
     assert str(caught.value).startswith(text)
+
+
+def test_a_tokenizer_that_does_not_fit() -> None:
+    runner = Chatter()
+    runner.settings = replace(runner.settings, vocabulary=100, stop_ids=(99,))
+    with Engine(runner, max_batch_tokens=64, max_sequences=16) as made:
+        with pytest.raises(UnsupportedError) as caught:
+            made.submit([1], SamplingParams(regex="a"))
+        assert str(caught.value).startswith("SamplingParams: regex: llguidance cannot use the package's tokenizer: ")
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
