@@ -30,7 +30,7 @@ TEMPLATE = (
 
 # A job of named generations in, their tokens out; and what only the engine's own process can see.
 RUN = """
-import asyncio, json, sys, threading
+import asyncio, json, sys, threading, time
 sys.modules["torch"] = None
 from untorch.llm import Engine, SamplingParams
 job = json.load(sys.stdin)
@@ -53,12 +53,15 @@ with Engine(job["path"], **options()) as engine:
         engine.generate(p, s).token_ids for p, s in zip(prompts, seeded)]
     logged = engine.generate(prompts[2], SamplingParams(prompt_logprobs=0, max_tokens=1, ignore_eos=True))
     out["logprobs"] = [item.logprob for item in logged.prompt_logprobs[1:]]
+    real = engine._runner.run
+    engine._runner.run = lambda *args: (time.sleep(0.01), real(*args))[1]  # else it may end before it is cancelled
     handle = engine.submit(prompts[0], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
     chunks = iter(handle)
     for _ in range(3):
         next(chunks)
     handle.cancel()
     result = handle.result(30)
+    engine._runner.run = real
     out["cancelled"] = [result.finish_reason, result.token_ids[:3], len(result.token_ids) < 80]
     out["long"] = engine.generate(prompts[1], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)).token_ids
 
