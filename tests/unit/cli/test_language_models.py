@@ -93,7 +93,7 @@ def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
     assert document["requests"] == 6
     assert document["output_throughput"] == pytest.approx(30 / document["duration_s"])
     assert document["total_throughput"] == pytest.approx(270 / document["duration_s"])
-    assert (document["cached_tokens"] > 4 * 28) == (dataset == "shared-prefix")
+    assert (document["cached_tokens"] >= 3 * 28) == (dataset == "shared-prefix")
     for name in ("ttft_s", "tpot_s", "itl_s"):
         assert 0 < document[name]["p50"] <= document[name]["p99"]
     text = cli("bench-llm", "m.pt2", "--dataset", dataset, *options).out
