@@ -35,7 +35,8 @@ $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 $(STAMPS)/venv-run:
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
-	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes
+	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
+	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
 # One wheel, built once, installed into both. Its CUDA kernels are for one architecture, as compiling them takes long and

@@ -14,8 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from untorch.cli.bench import bench
+from untorch.cli.bench_llm import bench_llm
+from untorch.cli.chat import chat
 from untorch.cli.doctor import doctor
 from untorch.cli.export import export
+from untorch.cli.generate import generate
 from untorch.cli.inspect import inspect
 from untorch.cli.ops import ops
 from untorch.cli.output import one_line
@@ -124,5 +127,7 @@ def _root(
         raise typer.Exit(2)
 
 
-for _command in (export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune):
+for _command in (
+    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
+):  # fmt: skip
     app.command()(_command)

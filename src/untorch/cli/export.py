@@ -33,7 +33,8 @@ def export(
         typer.Argument(
             metavar="SCRIPT:FUNCTION",
             help="A function that returns (model, args), (model, args, kwargs), a dictionary of export()'s "
-            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module.",
+            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module. With --task: a Hugging Face "
+            "folder.",
             show_default=False,
         ),
     ],
@@ -42,6 +43,10 @@ def export(
         bool,
         typer.Option("--check", help="List the operators that are called and those that are missing; write no file."),
     ] = False,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TASK", help="text-generation: a causal language model for untorch generate."),
+    ] = None,
     device: DeviceOption = None,
     arch: ArchOption = None,
     cpu: CpuOption = None,
@@ -77,6 +82,12 @@ def export(
 
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
+    if task is not None:
+        report = _export_task(source, task, output, check, device, arch, fields)
+        document = {"source": source, **_describe(report)}
+        if not quiet or json:
+            emit(document, json, lambda console: _render(console, document))
+        return
     model, keywords = export_arguments(load_models(source), source)
     archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:
@@ -96,6 +107,18 @@ def export(
     document = {"source": source, **_describe(report)}
     if not quiet or json:
         emit(document, json, lambda console: _render(console, document))
+
+
+def _export_task(
+    source: str, task: str, output: Any, check: bool, device: str | None, arch: Any, fields: dict[str, Any]
+) -> Any:
+    import untorch.export
+
+    if task != "text-generation":
+        raise typer.BadParameter(f"expected text-generation, got {task}", param_hint="--task")
+    if check or arch is not None:
+        raise typer.BadParameter("--check and --arch are not for --task", param_hint="--task")
+    return untorch.export.causal_lm(source, output, device=device or "cpu", **fields)
 
 
 def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from untorch.export.coverage import MissingOperator
 from untorch.export.errors import CompileError, OptionError, UnsupportedOperatorsError, VerificationError
 from untorch.export.exporter import ExportReport, export
 from untorch.export.fallbacks import Fallback, check
+from untorch.export.lm.build import causal_lm
 from untorch.export.method import MethodReport
 from untorch.export.options import ExportOptions
 from untorch.quant.options import QuantizeOptions
@@ -19,6 +20,7 @@ __all__ = [
     "QuantizeOptions",
     "UnsupportedOperatorsError",
     "VerificationError",
+    "causal_lm",
     "check",
     "export",
 ]

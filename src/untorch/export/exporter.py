@@ -17,7 +17,7 @@ from untorch.export.errors import VerificationError
 from untorch.export.kernel_choice import write_tuning
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method, MethodReport
-from untorch.export.methods import plan_methods, read_methods, read_path
+from untorch.export.methods import MethodRequest, plan_methods, read_methods, read_path
 from untorch.export.move import Movers
 from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.options import ExportOptions, resolve_options
@@ -29,7 +29,7 @@ from untorch.export.weights import WeightStore
 from untorch.progress import Progress
 from untorch.runtime.registry import find_registration
 
-__all__ = ["ExportReport", "export"]
+__all__ = ["ExportReport", "export", "write_package"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,22 @@ def export(
     """
     resolved = resolve_options(options, option_fields)
     requests, target_path = read_methods(model, args, kwargs, dynamic_shapes, methods), read_path(path)
+    return write_package(requests, target_path, device, arch, resolved)
+
+
+def write_package(
+    requests: Sequence[MethodRequest],
+    target_path: Path,
+    device: str,
+    arch: str | Sequence[str] | None,
+    resolved: ExportOptions,
+    sections: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> ExportReport:
+    """What ``export`` does once its arguments are read. Raises the same.
+
+    sections: further members of the manifest. files: further entries of the archive, by name.
+    """
     wanted = resolved.quantize_methods([request.method.name for request in requests])
     planned = plan_methods(requests, device, arch, resolved)
     find_runtime_library()
@@ -127,7 +143,9 @@ def export(
             if quantized_weights:
                 entries[method.name]["quantization"] = quantized_weights
         with progress.step("write"):
-            _write(writer, zip(places, traced, strict=True), store, buffers, entries)
+            for name, data in sorted((files or {}).items()):
+                writer.write(name, data)
+            _write(writer, zip(places, traced, strict=True), store, buffers, entries, sections or {})
             finished = writer.finish()
         differences: dict[str, list[OutputDifference]] = {}
         if resolved.verify:
@@ -212,6 +230,7 @@ def _write(
     store: WeightStore,
     buffers: MutableBuffers,
     entries: dict[str, Any],
+    sections: Mapping[str, Any],
 ) -> None:
     from untorch import __version__
 
@@ -228,5 +247,6 @@ def _write(
         "weights": store.entries,
         "states": buffers.entries,
         "methods": entries,
+        **sections,
     }
     writer.write_manifest(manifest)

@@ -25,6 +25,7 @@ from untorch.ops import (
     nvfp4_moe,
     packed_convolution,
     packed_linear,
+    paged_attention,
     proxy_result,
     recurrent,
 )
@@ -54,6 +55,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             nvfp4.OPERATOR: nvfp4.C_SHIMS,
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
+            paged_attention.OPERATOR: [paged_attention.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
         },
         "post_grad_custom_pre_pass": ComplexScalars(),

@@ -105,6 +105,7 @@ class Method:
     name, model, args, kwargs, dynamic_shapes: as the caller gave them. Quantising and moving make Methods with copies.
     options, target: what it is compiled with and for.
     quantization: what the option quantize did to it.
+    defers_guards: where torch.export would constrain a dynamic size, the constraint is checked when the method runs.
     traced, compiled, report: the records of the stages of these names.
     """
 
@@ -116,6 +117,7 @@ class Method:
     options: ExportOptions = field(default_factory=ExportOptions)
     target: Target = field(default_factory=CpuTarget)
     quantization: QuantizationReport | None = None
+    defers_guards: bool = False
 
     traced = _Stage[Traced]()
     compiled = _Stage[Compiled]()

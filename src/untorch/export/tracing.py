@@ -63,6 +63,11 @@ def export_program(method: Method, retry: bool) -> Traced:
         raise
     except Exception as error:
         refusal = error
+    if method.defers_guards:
+        try:
+            return _traced(_exported(method, examples, deferred=True), notes=notes)
+        except Exception:  # the first error says more
+            pass
     if retry:
         try:
             with sdpa_kernel(SDPBackend.MATH):
@@ -104,7 +109,9 @@ def _is_vmap(node: fx.Node) -> bool:
     return getattr(node.target, "__module__", None) == "torch._functorch.predispatch"
 
 
-def _exported(method: Method, examples: Examples, strict: bool = False) -> torch.export.ExportedProgram:
+def _exported(
+    method: Method, examples: Examples, strict: bool = False, deferred: bool = False
+) -> torch.export.ExportedProgram:
     assert isinstance(method.model, torch.nn.Module)
     strict = strict or method.options.strict
     with contextlib.ExitStack() as stack:
@@ -117,8 +124,9 @@ def _exported(method: Method, examples: Examples, strict: bool = False) -> torch
         if not strict:  # Dynamo has an order of its own for hooks
             stack.enter_context(plain_results(method.name, method.model, method.kwargs))
         program = torch.export.export(
-            method.model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict
-        )
+            method.model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict,
+            prefer_deferred_runtime_asserts_over_guards=deferred,
+        )  # fmt: skip
     allow_sizes_of_one(program, examples)
     return program
 

@@ -1,0 +1,123 @@
+"""``untorch chat``: a conversation with a language model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from untorch.cli.language_model import (
+    KvMemoryOption,
+    MaxTokensOption,
+    SamplingSeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    open_engine,
+    sampling_params,
+)
+from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
+from untorch.cli.output import emit
+from untorch.runtime.text import escape_controls
+
+if TYPE_CHECKING:
+    from untorch.llm import Engine, SamplingParams
+
+__all__ = ["chat"]
+
+_HELP = "/reset begins anew, /stats shows speeds, /help this, /exit ends; Ctrl-C stops an answer"
+
+
+def chat(
+    file: FileArgument,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="The conversation's system message.")
+    ] = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    sampling_seed: SamplingSeedOption = None,
+    kv_memory: KvMemoryOption = None,
+    num_threads: NumThreadsOption = 0,
+    trust: TrustOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Chat with a language model: answers come as they are made, earlier turns stay in the prefix cache.
+
+    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. With --json the conversation
+    is printed at its end.
+    """
+    with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
+        params = sampling_params(
+            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed
+        )
+        messages = _converse(engine, params, system, show=not json)
+        if json:
+            stats = {name: value for name, value in asdict(engine.stats()).items() if isinstance(value, int)}
+            emit({"file": str(file), "messages": messages, "stats": stats}, json, lambda console: None)
+
+
+def _converse(engine: Engine, params: SamplingParams, system: str | None, show: bool) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system is not None else []
+    messages, last = list(first), ""
+    if sys.stdin.isatty():
+        print(_HELP, file=sys.stderr)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return messages
+        command = line.strip()
+        if command in ("/exit", "/quit"):
+            return messages
+        if command == "/reset":
+            messages, last = list(first), ""
+        elif command in ("/stats", "/help", ""):
+            if show:
+                print(_stats(engine, last) if command == "/stats" else _HELP)
+        else:
+            messages.append({"role": "user", "content": line})
+            answer, last = _answer(engine, params, messages, show)
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> tuple[str, str]:
+    """The answer's text, and its speeds in words."""
+    begin = time.perf_counter()
+    first = None
+    handle = engine.submit(engine.chat_prompt(messages), params)
+    try:
+        for chunk in handle:
+            first = first or time.perf_counter()
+            if show:
+                sys.stdout.write(escape_controls(chunk.text) if sys.stdout.isatty() else chunk.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        handle.cancel()
+    output = handle.result()
+    if show:
+        print(flush=True)
+    end, usage = time.perf_counter(), output.usage
+    decoding = end - (first or end)
+    speed = (usage.completion_tokens - 1) / decoding if decoding > 0 else 0.0
+    words = (
+        f"last answer: {usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), first token after "
+        f"{((first or end) - begin) * 1e3:.0f} ms, {usage.completion_tokens} tokens, {speed:.1f} tokens/s, "
+        f"ended by {output.finish_reason}"
+    )
+    return output.text, words
+
+
+def _stats(engine: Engine, last: str) -> str:
+    stats = engine.stats()
+    used = stats.blocks - stats.blocks_free
+    words = (
+        f"{stats.finished} answers, {stats.generated_tokens} tokens in {stats.steps} steps; "
+        f"{used} of {stats.blocks} blocks in use, {stats.preemptions} preemptions"
+    )
+    return f"{words}\n{last}" if last else words

@@ -1,0 +1,113 @@
+"""``untorch generate``: a language model goes on from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from untorch.cli.language_model import (
+    KvMemoryOption,
+    MaxTokensOption,
+    SamplingSeedOption,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    open_engine,
+    sampling_params,
+)
+from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
+from untorch.cli.output import emit
+from untorch.runtime.text import escape_controls
+
+__all__ = ["generate"]
+
+
+def generate(
+    file: FileArgument,
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The text to go on from; -: standard input; ids:5,17,3: token ids.",
+            show_default=False,
+        ),
+    ],
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    sampling_seed: SamplingSeedOption = None,
+    stop: StopOption = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="JSON", help="The text is JSON of this schema. Needs llguidance."),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
+    kv_memory: KvMemoryOption = None,
+    num_threads: NumThreadsOption = 0,
+    trust: TrustOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Generate text with a language model's package. Without --json, one completion is printed as it comes.
+
+    Where the package has no tokenizer, prompt and result are token ids.
+    """  # fmt: skip
+    given: Any = sys.stdin.read() if prompt == "-" else prompt
+    if isinstance(given, str) and given.startswith("ids:"):
+        given = _ids(given[4:])
+    with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
+        params = sampling_params(
+            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed,
+            stop=stop, json_schema=json_schema, n=samples,
+        )  # fmt: skip
+        has_text = engine.tokenizer is not None
+        handle = engine.submit(given, params)
+        try:
+            if not json and samples == 1:
+                comma = ""
+                for chunk in handle:
+                    text = chunk.text if has_text else "".join(f"{',' * bool(comma)}{i}" for i in chunk.token_ids)
+                    comma = comma or text
+                    sys.stdout.write(escape_controls(text) if sys.stdout.isatty() else text)
+                    sys.stdout.flush()
+                sys.stdout.write("\n")
+                handle.result()
+                return
+            output = handle.result()
+        except KeyboardInterrupt:
+            handle.cancel()
+            raise
+    document = {
+        "file": str(file),
+        "prompt_tokens": output.usage.prompt_tokens,
+        "completion_tokens": output.usage.completion_tokens,
+        "completions": [
+            {
+                "text": item.text if has_text else None,
+                "token_ids": item.token_ids,
+                "finish_reason": item.finish_reason,
+                "stop_reason": item.stop_reason,
+            }
+            for item in output.completions
+        ],
+    }
+    emit(document, json, lambda console: _render(console, document))
+
+
+def _render(console: Any, document: dict[str, Any]) -> None:
+    for item in document["completions"]:
+        text = item["text"] if item["text"] is not None else ",".join(map(str, item["token_ids"]))
+        console.print(text, soft_wrap=True)
+
+
+def _ids(text: str) -> list[int]:
+    from untorch.runtime.errors import InvalidArgumentError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgumentError(f"PROMPT: expected token ids such as ids:5,17,3, got ids:{text}") from None

@@ -1,0 +1,209 @@
+"""transformers' attention interface on pages: every layer's attention becomes one ``untorch::paged_attention``.
+
+A model calls its attention through ``AttentionInterface``, and makes masks through ``AttentionMaskInterface``. Ours
+take the place of both, by name: the mask is a marker that says which keys a query sees, and the attention reads and
+writes the step's pages. Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from untorch.export.errors import CompileError
+from untorch.ops.paged_attention import OPERATOR
+
+__all__ = ["NAME", "Context", "Layer", "Recorder", "current_step", "register_interfaces"]
+
+NAME = "untorch_paged"
+
+# What a mask of transformers may be made of; anything else sees other keys than window and chunk say.
+_CAUSAL = {
+    "causal_mask_function", "and_masks", "or_masks", "sliding_window_overlay", "chunked_overlay",
+    "packed_sequence_mask_function", "packed_sequence_compatibility_function",
+    "remap_positions_for_packed_sequence", "add_offsets_to_mask_function",
+}  # fmt: skip
+# Arguments of the attention interface that change nothing here.
+_KNOWN = {
+    "position_ids", "use_cache", "output_attentions", "position_bias", "is_causal", "cache_position",
+    "layer_head_mask", "num_items_in_batch", "output_router_logits", "past_key_values", "output_hidden_states",
+    "return_dict", "head_mask", "logits_to_keep", "position_embeddings",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer keeps of a token, and which keys its queries see. offset: its place in a block of the pool."""
+
+    module: str
+    heads_kv: int
+    width: int
+    width_v: int
+    window: int
+    chunk: int
+    dtype: torch.dtype
+    offset: int = 0
+
+    def elements(self, block: int) -> int:
+        """Of a block with that many positions."""
+        return self.heads_kv * block * (self.width + self.width_v)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The step's tables, and the pool."""
+
+    pool: torch.Tensor
+    block_table: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seqlens_k: torch.Tensor
+    slot_mapping: torch.Tensor
+    block: int
+
+
+@dataclass
+class Recorder:
+    """Layers by the order of their calls. While ``layers`` grows, attention runs on pages of its own.
+
+    A key that a layer was given before is another layer's: it is read only (Gemma 3n and 4).
+    """
+
+    layers: list[Layer] = field(default_factory=list)
+    known: list[Layer] | None = None  # those of an earlier run
+    context: Context | None = None
+    calls: int = 0
+    _keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    def begin(self, context: Context | None) -> None:
+        """A run of the model."""
+        self.context, self.calls = context, 0
+        self._keys = []
+
+    def layer_of(self, key: torch.Tensor) -> tuple[int, bool]:
+        """The number of the layer that keeps the key, and whether this call is the first with it."""
+        for known, number in self._keys:
+            if known is key:
+                return number, False
+        number = len(self._keys)
+        self._keys.append((key, number))
+        return number, True
+
+
+_current: list[Recorder] = []
+
+
+class current_step:  # noqa: N801 - reads as a function
+    """The recorder that the interface's functions use meanwhile."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __enter__(self) -> Recorder:
+        _current.append(self.recorder)
+        return self.recorder
+
+    def __exit__(self, *_: object) -> None:
+        _current.pop()
+
+
+class _Mask:
+    """Stands in for a mask of transformers."""
+
+    def __init__(self, window: int, chunk: int) -> None:
+        self.window, self.chunk = window, chunk
+
+
+def _parts(function: Callable[..., Any], found: dict[str, int | None]) -> dict[str, int | None]:
+    """The functions that a mask function is made of, by name, each with the number that it holds."""
+    name = function.__qualname__.split(".")[0]
+    for cell in getattr(function, "__closure__", None) or ():
+        held = cell.cell_contents
+        for value in held if isinstance(held, tuple | list) else (held,):
+            if callable(value) and hasattr(value, "__qualname__"):
+                _parts(value, found)
+            elif isinstance(value, int) and not isinstance(value, bool):
+                found.setdefault(name, value)
+    found.setdefault(name, None)
+    return found
+
+
+def _mask(*args: Any, mask_function: Callable[..., Any], **kwargs: Any) -> _Mask:
+    found = _parts(mask_function, {})
+    if other := sorted(found.keys() - _CAUSAL):
+        raise CompileError(
+            f"the model's mask is made of {', '.join(other)}: only causal masks, windows and chunks work"
+        )
+    return _Mask(found.get("sliding_window_overlay") or 0, found.get("chunked_overlay") or 0)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    name = type(module).__name__
+    if not _current:
+        raise CompileError(f"{name}: the attention implementation {NAME!r} works inside of a step only")
+    recorder = _current[-1]
+    recorder.calls += 1
+    kwargs.pop("dropout", None)
+    if attention_mask is not None and not isinstance(attention_mask, _Mask):
+        raise CompileError(f"{name}: it makes a mask of its own, which pages cannot follow")
+    if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
+        raise CompileError(f"{name}: its attention is not causal")
+    if unknown := sorted(key for key, given in kwargs.items() if given is not None and key not in _KNOWN):
+        raise CompileError(f"{name}: its attention has arguments that are not known: {', '.join(unknown)}")
+    window, chunk = (attention_mask.window, attention_mask.chunk) if attention_mask is not None else (0, 0)
+    if sliding_window and window and sliding_window != window:
+        raise CompileError(f"{name}: its window is {sliding_window}, and {window} in its mask")
+    window = window or int(sliding_window or 0)
+    number, first = recorder.layer_of(key)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if recorder.known is None:
+        if first:
+            recorder.layers.append(Layer(name, k.shape[1], k.shape[2], v.shape[2], window, chunk, k.dtype))
+        context, layer = _alone(recorder.layers[number], q.shape[0]), recorder.layers[number]
+        first = True
+    else:
+        assert recorder.context is not None
+        context, layer = recorder.context, recorder.known[number]
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    out = OPERATOR(
+        q, k if first else None, v if first else None, context.pool, context.block_table, context.cu_seqlens_q,
+        context.seqlens_k, context.slot_mapping, None if s_aux is None else s_aux.float(), None, layer.offset,
+        context.block, layer.heads_kv, layer.width, layer.width_v, scale, window, chunk, float(softcap or 0.0),
+    )  # fmt: skip
+    return out.unsqueeze(0), None
+
+
+def _alone(layer: Layer, tokens: int) -> Context:
+    """One sequence from its beginning, in a block of its own."""
+    block = -(-tokens // 16) * 16
+    pool = torch.zeros(1, layer.elements(block), dtype=layer.dtype)
+    return Context(
+        pool, torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, tokens], dtype=torch.int32),
+        torch.tensor([tokens], dtype=torch.int32), torch.arange(tokens), block,
+    )  # fmt: skip
+
+
+def register_interfaces() -> None:
+    """Makes both known to transformers. Raises CompileError for a transformers that has them not."""
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        raise CompileError(
+            "language models are exported through transformers' attention interface: install transformers 5"
+        ) from error
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)

@@ -1,0 +1,175 @@
+"""``causal_lm``: a causal language model of transformers into one package that ``untorch.llm.Engine`` serves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from untorch.export.exporter import ExportReport, write_package
+from untorch.export.lm.check import check_chunks
+from untorch.export.lm.rotary import fix_rotary_embeddings
+from untorch.export.lm.source import load_model, read_settings, read_tokenizer
+from untorch.export.lm.step import Step
+from untorch.export.methods import read_methods, read_path
+from untorch.export.options import ExportOptions, resolve_options
+from untorch.ops.paged_attention import BLOCK_UNIT
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["FORMAT_VERSION", "causal_lm"]
+
+FORMAT_VERSION = 1
+_MOST = 1 << 20
+
+
+def causal_lm(
+    model: nn.Module | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: Any = None,
+    max_positions: int | None = None,
+    block_size: int = 16,
+    token_counts: Sequence[int] = (16, 1024),
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    options: ExportOptions | None = None,
+    **option_fields: Any,
+) -> ExportReport:
+    """Compile a causal language model and write it to ``path``, with what an engine needs beside the code.
+
+    The package has one method for each of ``token_counts``, over the same weights: a step over ragged tokens of many
+    sequences, with keys and values in the pages of a pool that the caller gives.
+
+    Args:
+        model: A causal language model of transformers, or a local folder with one.
+        path: The file to write.
+        tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
+        max_positions: The longest sequence. Default: what the config says. LongRoPE's factors are fixed for it.
+        block_size: Positions a page, a multiple of 16.
+        token_counts: The numbers of tokens a step that methods are tuned for, ascending: decode, prefill.
+        dtype: What the weights of a folder are converted to. Default: what its config says.
+        device: "cpu".
+        options: As for ``export``.
+        option_fields: Fields of ExportOptions that replace those in ``options``.
+
+    Raises:
+        CompileError: The model's attention or state cannot be paged, or what ``export`` raises.
+        InvalidArgumentError: An argument is wrong. Also a ValueError.
+        UnsupportedError: The device cannot run paged attention.
+    """
+    resolved, target = resolve_options(options, option_fields), read_path(path)
+    counts = _read_counts(token_counts)
+    if not isinstance(block_size, int) or block_size < 1 or block_size % BLOCK_UNIT:
+        raise InvalidArgumentError(
+            f"causal_lm: block_size: expected a multiple of {BLOCK_UNIT}, got {block_size!r}"
+        )  # fmt: skip
+    if device != "cpu":
+        raise UnsupportedError(
+            f"causal_lm: device: expected 'cpu', got {device!r}: untorch::paged_attention has no kernel for it"
+        )
+    module, folder = load_model(model, dtype)
+    if elsewhere := {str(parameter.device) for parameter in module.parameters()} - {"cpu"}:
+        raise InvalidArgumentError(
+            f"causal_lm: model: expected its parameters on the CPU, got {', '.join(sorted(elsewhere))}: use model.cpu()"
+        )
+    files = read_tokenizer(tokenizer, folder)
+    settings = read_settings(module, files, max_positions)
+    with _unchanged(module):
+        fix_rotary_embeddings(module, settings["max_positions"])
+        step = Step(module, block_size)
+        check_chunks(step, settings["vocabulary"])
+        methods = {f"step_{count}": _method(step, count) for count in counts}
+        section = {
+            "format_version": FORMAT_VERSION,
+            **settings,
+            "block_size": block_size,
+            "block_elements": step.elements,
+            "dtype": str(step.dtype).removeprefix("torch."),
+            "layers": [
+                {
+                    "heads_kv": layer.heads_kv, "width": layer.width, "width_v": layer.width_v,
+                    "window": layer.window, "chunk": layer.chunk, "offset": layer.offset,
+                }
+                for layer in step.layers
+            ],
+            "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
+        }  # fmt: skip
+        entries = {}
+        if files.tokenizer is not None:
+            section["tokenizer"] = "extra/llm/tokenizer.json"
+            entries[section["tokenizer"]] = files.tokenizer
+        if files.chat_template is not None:
+            section["chat_template"] = "extra/llm/chat_template.jinja"
+            entries[section["chat_template"]] = files.chat_template.encode()
+        # Llama 4's experts make torch.export guess a relation between sizes that always holds.
+        requests = [
+            replace(request, method=replace(request.method, defers_guards=True))
+            for request in read_methods(methods=methods)
+        ]
+        return write_package(requests, target, device, None, resolved, {"llm": section}, entries)
+
+
+def _read_counts(given: Any) -> list[int]:
+    text = f"causal_lm: token_counts: expected ascending integers from 4 on, such as (16, 1024), got {given!r}"
+    if not isinstance(given, Sequence) or not given or not all(isinstance(count, int) for count in given):
+        raise InvalidArgumentError(text)
+    if given[0] < 4 or any(a >= b for a, b in itertools.pairwise(given)):
+        raise InvalidArgumentError(text)
+    return list(given)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """The model's attention, cache settings, mode and rotary embeddings are what they were, afterwards."""
+    config: Any = model.config
+    configs = list({id(part): part for part in (config, config.get_text_config())}.values())
+    attention, caches = config._attn_implementation, [getattr(part, "use_cache", None) for part in configs]
+    rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
+    training = model.training
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention or "eager")  # type: ignore[operator]
+        for part, value in zip(configs, caches, strict=True):
+            part.use_cache = value
+        for module, kind in rotary:
+            module.rope_type = kind
+        model.train(training)
+
+
+def _method(step: Step, tokens: int) -> dict[str, Any]:
+    """Example inputs of three sequences, and which sizes vary."""
+    from torch.export import Dim
+
+    block = step.block
+    first = tokens - 3
+    lengths = [first, 2, 1]
+    needed = [-(-length // block) for length in lengths]
+    columns, ends = max(*needed, 2), [0, first, first + 2, tokens]
+    table = torch.zeros(3, columns, dtype=torch.int32)
+    slots, positions, used = [], [], 0
+    for s, (length, count) in enumerate(zip(lengths, needed, strict=True)):
+        table[s, :count] = torch.arange(used, used + count, dtype=torch.int32)
+        slots.append(torch.arange(used * block, used * block + length))
+        positions.append(torch.arange(length))
+        used += count
+    int32 = torch.int32
+    args = (
+        torch.arange(tokens) % 7, torch.cat(positions), torch.tensor(ends[1:]) - 1, table,
+        torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), torch.cat(slots),
+        torch.zeros(used + 1, step.elements, dtype=step.dtype),
+    )  # fmt: skip
+    total, rows = Dim("tokens", min=1, max=_MOST), Dim("rows", min=1, max=_MOST)
+    sequences, ends_ = Dim("sequences", min=1, max=_MOST), Dim("sequences_and_one", min=2, max=_MOST + 1)
+    width, blocks = Dim("columns", min=1, max=_MOST), Dim("blocks", min=1, max=1 << 30)
+    shapes = (
+        {0: total}, {0: total}, {0: rows}, {0: sequences, 1: width}, {0: ends_}, {0: sequences}, {0: total},
+        {0: blocks},
+    )  # fmt: skip
+    return {"model": step, "args": args, "dynamic_shapes": shapes}

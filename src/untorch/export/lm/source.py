@@ -1,0 +1,139 @@
+"""What a language model's package is made from: a module or a Hugging Face folder, its tokenizer and its settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+
+__all__ = ["TokenizerFiles", "load_model", "read_settings", "read_tokenizer"]
+
+# Of the generation config: those that the engine's SamplingParams know.
+_GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """tokenizer.json, the chat template, and the special tokens that the template names. None: there is none."""
+
+    tokenizer: bytes | None = None
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
+
+
+def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path | None]:
+    """The module, and the folder that it came from. Nothing is downloaded."""
+    if isinstance(source, nn.Module):
+        if dtype is not None:
+            raise InvalidArgumentError("causal_lm: dtype: is for a folder; convert a module with model.to(dtype)")
+        if not hasattr(source, "config"):
+            raise ArgumentTypeError(
+                f"causal_lm: model: expected a causal language model of transformers, got {type(source).__name__}, "
+                "which has no config"
+            )
+        return source, None
+    if not isinstance(source, str | os.PathLike):
+        raise ArgumentTypeError(
+            "causal_lm: model: expected a module or the path of a Hugging Face folder, got " + type(source).__name__
+        )
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        raise file_error(f"causal_lm: model: {folder} has no config.json", 2, str(folder))
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto" if dtype is None else dtype, local_files_only=True
+    )
+    return model, folder
+
+
+def read_tokenizer(given: Any, folder: Path | None) -> TokenizerFiles:
+    """From a folder, a tokenizer.json, a tokenizer of transformers or of tokenizers; None: the model's folder."""
+    if given is None:
+        return TokenizerFiles() if folder is None else _of_folder(folder)
+    if isinstance(given, str | os.PathLike):
+        path = Path(given)
+        if path.is_dir():
+            return _of_folder(path)
+        if not path.is_file():
+            raise file_error(f"causal_lm: tokenizer: there is no {path}", 2, str(path))
+        return TokenizerFiles(path.read_bytes())
+    backend = getattr(given, "backend_tokenizer", given)
+    if not hasattr(backend, "to_str"):
+        raise ArgumentTypeError(
+            "causal_lm: tokenizer: expected a folder, a tokenizer.json, a fast tokenizer of transformers or a "
+            f"tokenizers.Tokenizer, got {type(given).__name__}"
+        )
+    template = getattr(given, "chat_template", None)
+    eos = getattr(given, "eos_token_id", None)
+    return TokenizerFiles(
+        backend.to_str().encode(),
+        _default_template(template),
+        {key: str(value) for key, value in getattr(given, "special_tokens_map", {}).items() if isinstance(value, str)},
+        () if eos is None else (int(eos),),
+    )
+
+
+def _of_folder(folder: Path) -> TokenizerFiles:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return TokenizerFiles()
+    from transformers import AutoTokenizer
+
+    made = read_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True), None)
+    own = folder / "tokenizer.json"
+    return TokenizerFiles(
+        own.read_bytes() if own.is_file() else made.tokenizer, made.chat_template, made.special_tokens, made.stop_ids
+    )
+
+
+def _default_template(template: Any) -> str | None:
+    """Of several, the one named "default"."""
+    if isinstance(template, dict):
+        template = template.get("default")
+    return None if template is None else str(template)
+
+
+def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: int | None) -> dict[str, Any]:
+    """Vocabulary, length, token ids and generation defaults, for the manifest. Raises InvalidArgumentError."""
+    config: Any = model.config
+    text = config.get_text_config()
+    generation: Any = getattr(model, "generation_config", None)
+    longest = getattr(text, "max_position_embeddings", None)
+    if max_positions is None:
+        max_positions = longest or 2048
+    if not isinstance(max_positions, int) or isinstance(max_positions, bool) or max_positions < 1:
+        raise InvalidArgumentError(f"causal_lm: max_positions: expected a positive integer, got {max_positions!r}")
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    vocabulary = int(text.vocab_size)
+    stop_ids = _ids(getattr(generation, "eos_token_id", None), text.eos_token_id, tokenizer.stop_ids)
+    defaults = {
+        name: value for name in _GENERATION if (value := getattr(generation, name, None)) is not None
+    }  # fmt: skip
+    return {
+        "architecture": type(model).__name__,
+        "vocabulary": vocabulary,
+        "logits": int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else vocabulary,
+        "max_positions": max_positions,
+        "bos_id": text.bos_token_id if isinstance(text.bos_token_id, int) else None,
+        "stop_ids": [i for i in stop_ids if 0 <= i < vocabulary],
+        "generation": json.loads(json.dumps(defaults)),
+        "special_tokens": tokenizer.special_tokens,
+    }
+
+
+def _ids(*given: Any) -> list[int]:
+    found: dict[int, None] = {}
+    for item in given:
+        for value in item if isinstance(item, Iterable) else (item,):
+            if isinstance(value, int):
+                found[value] = None
+    return list(found)

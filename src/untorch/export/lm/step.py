@@ -1,0 +1,98 @@
+"""A causal language model as one step over pages: tokens of many sequences in, the logits of some rows out."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from untorch.export.errors import CompileError
+from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
+
+__all__ = ["Step"]
+
+
+class Step(nn.Module):
+    """forward(tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool) → logits [rows, V].
+
+    tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32,
+    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place.
+    """
+
+    def __init__(self, model: nn.Module, block: int = 16) -> None:
+        super().__init__()
+        register_interfaces()
+        self.model, self.block = model.eval(), block
+        config: Any = model.config
+        self.model.set_attn_implementation(NAME)  # type: ignore[operator]
+        for part in (config, config.get_text_config()):
+            part.use_cache = False
+        self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        recorder = Recorder()
+        with torch.no_grad(), current_step(recorder):
+            recorder.begin(None)
+            self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2]))
+        if not recorder.layers:
+            raise CompileError(
+                f"{type(model).__name__}: it does not call transformers' attention interface, so its cache cannot be "
+                f"paged"
+            )
+        self.layers = _placed(recorder.layers, block)
+
+    @property
+    def elements(self) -> int:
+        """Of a block of the pool."""
+        last = self.layers[-1]
+        return last.offset + last.elements(self.block)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the pool."""
+        return self.layers[0].dtype
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        block_table: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seqlens_k: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        """The logits, float32."""
+        recorder = Recorder(known=self.layers)
+        with current_step(recorder):
+            recorder.begin(Context(pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, self.block))
+            return self._logits(tokens, positions, rows)
+
+    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        given: dict[str, Any] = {"input_ids": tokens[None], "position_ids": positions[None]}
+        hook = None
+        if self._keeps_rows:
+            given["logits_to_keep"] = rows
+        else:
+            hook = head.register_forward_pre_hook(lambda module, args: (args[0][:, rows], *args[1:]))
+        try:
+            logits: torch.Tensor = model(**given, use_cache=False, return_dict=True).logits[0]
+        finally:
+            if hook is not None:
+                hook.remove()
+        return logits.float()
+
+
+def _placed(layers: list[Layer], block: int) -> list[Layer]:
+    """The layers one behind the other in a block of the pool."""
+    if len({layer.dtype for layer in layers}) > 1:
+        raise CompileError("the layers' keys have several dtypes: convert the model to one")
+    placed, offset = [], 0
+    for layer in layers:
+        placed.append(replace(layer, offset=offset))
+        offset += layer.elements(block)
+    return placed

@@ -1,0 +1,19 @@
+"""Language models: an engine with continuous batching over a paged KV cache. Never imports torch."""
+
+from untorch.llm.engine import Engine, EngineStats
+from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
+from untorch.llm.params import SamplingParams
+from untorch.llm.request import Generation
+from untorch.llm.sampler import TokenLogprobs
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Engine",
+    "EngineStats",
+    "Generation",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprobs",
+    "Usage",
+]

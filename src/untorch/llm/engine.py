@@ -1,0 +1,373 @@
+"""The engine: requests in from any thread, one background thread that schedules, runs and samples, tokens out."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from untorch.llm.blocks import BlockManager
+from untorch.llm.core import Core
+from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
+from untorch.llm.params import SamplingParams
+from untorch.llm.request import Generation, Request, Sample, check_tokens
+from untorch.llm.runner import PackageRunner, Runner
+from untorch.llm.sampler import SamplerState
+from untorch.llm.scheduler import Scheduler
+from untorch.llm.sequence import Sequence as TokenSequence
+from untorch.llm.settings import Settings
+from untorch.llm.structured import Grammars
+from untorch.llm.tokenizer import ChatTemplate, Tokenizer
+from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError
+
+if TYPE_CHECKING:
+    from untorch.runtime.program import Program
+    from untorch.trust.policy import TrustPolicy
+
+__all__ = ["Engine", "EngineStats"]
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Since the engine was made, and of now.
+
+    cached_tokens: of the prompt_tokens, those from the prefix cache. blocks_free: with those that are still findable.
+    """
+
+    steps: int
+    step_seconds: float
+    model_seconds: float
+    requests: int
+    finished: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    running: int
+    waiting: int
+    blocks: int
+    blocks_free: int
+
+
+class Engine:
+    """Serves a package of ``untorch.export.causal_lm``: continuous batching over a paged KV cache.
+
+    Methods may be called from any thread. Use it as a context manager, or call ``close()``.
+
+    Args:
+        source: The package's path, or a loaded program.
+        kv_memory: Bytes for keys and values, or a string such as "2GiB". Default: enough for max_sequences of the
+            model's length, at most a quarter of the memory that is available.
+        max_batch_tokens: Tokens a step. Prompts that are longer are cut into chunks.
+        max_sequences: Sequences that are computed at a time; others wait.
+        prefix_cache: Whether equal beginnings of prompts are computed once.
+        text: False: no text at all, only token ids, and the package ``tokenizers`` is not needed.
+        num_threads: As for ``untorch.load``.
+        trust: As for ``untorch.load``.
+
+    Raises:
+        InvalidFileError: The package is damaged or no language model.
+        UnsupportedError: It needs another untorch, a GPU, or a Python package that is missing.
+        InvalidArgumentError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Program | Runner,
+        *,
+        kv_memory: int | str | None = None,
+        max_batch_tokens: int = 1024,
+        max_sequences: int = 64,
+        prefix_cache: bool = True,
+        text: bool = True,
+        num_threads: int = 0,
+        trust: TrustPolicy | str | os.PathLike[str] | None = None,
+    ) -> None:
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_sequences", max_sequences)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidArgumentError(f"Engine: {name}: expected a positive integer, got {value!r}")
+        if max_batch_tokens < max_sequences:
+            raise InvalidArgumentError(
+                f"Engine: max_batch_tokens: expected at least max_sequences ({max_sequences}), as each sequence "
+                f"decodes one token a step, got {max_batch_tokens}"
+            )
+        self._runner = (
+            source
+            if isinstance(source, Runner)
+            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust)
+        )
+        try:
+            settings = self._settings = self._runner.settings
+            self._tokenizer = (
+                Tokenizer(self._runner.file(settings.tokenizer)) if text and settings.tokenizer is not None else None
+            )
+            self._template = (
+                ChatTemplate(self._runner.file(settings.chat_template).decode(), settings.special_tokens)
+                if settings.chat_template is not None
+                else None
+            )
+        except BaseException:
+            self._runner.close()
+            raise
+        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache)
+        self._max_sequences = max_sequences
+        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window)
+        self._core = Core(self._runner, scheduler, settings)
+        self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)
+        self._grammar_lock = threading.Lock()
+        self._arrivals = 0
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        _engines.add(self)
+        self._core.start()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The package's; None if it has none."""
+        return self._tokenizer
+
+    @property
+    def settings(self) -> Settings:
+        """What the package says of the model: vocabulary, longest sequence, stop tokens, pages."""
+        return self._settings
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return self._settings.default_params()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Generation:
+        """Begin a request, and return at once.
+
+        Args:
+            prompt: Text, or token ids.
+            params: Default: ``default_params``.
+            priority: Requests with smaller numbers run first, and are preempted last.
+            timeout: Seconds from now on after which it ends with the reason "timeout" and the tokens that it has.
+
+        Raises:
+            InvalidArgumentError: The prompt or a parameter does not fit the model.
+            ClosedError: The engine is closed.
+        """
+        params = self.default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ArgumentTypeError(f"submit: params: expected SamplingParams, got {type(params).__name__}")
+        if not isinstance(priority, int):
+            raise ArgumentTypeError(f"submit: priority: expected an integer, got {priority!r}")
+        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
+            raise InvalidArgumentError(f"submit: timeout: expected seconds above 0, got {timeout!r}")
+        if os.getpid() != self._process:
+            raise ClosedError("submit: the engine belongs to the process that made it: make one in this process")
+        ids = self._read_prompt(prompt)
+        self._check(params)
+        with self._grammar_lock:
+            matcher = self._grammars.matcher(params)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        holder: list[Request] = []
+        handle = Generation(lambda: self._core.cancel(holder[0]))
+        request = Request(ids, params, self._settings.stop_ids, self._tokenizer, deadline, handle)
+        holder.append(request)
+        with self._lock:
+            self._arrivals += 1
+            order = self._arrivals
+        sequence = TokenSequence(
+            list(ids), priority, (order, 0), params.samples, shares_prefix=params.prompt_logprobs is None
+        )
+        held_back = (*self._settings.stop_ids, *params.stop_token_ids)
+        state = SamplerState(params, frozenset(ids) if params.has_penalties else frozenset(), held_back, 0, matcher)
+        sample = sequence.owner = Sample(request, sequence, state)
+        request.samples.append(sample)
+        self._core.add(request)
+        return handle
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Any:
+        """The results of one prompt, or of a list of them: a RequestOutput, or a list.
+
+        Of several, one that fails has its error in ``error``; the error of a single one is raised.
+        """
+        if _is_prompt(prompts):
+            if isinstance(params, Sequence):
+                raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
+            return _result(self.submit(prompts, params))  # type: ignore[arg-type]
+        many: list[Any] = list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        if len(each) != len(many):
+            raise InvalidArgumentError(f"generate: params: expected {len(many)}, one a prompt, got {len(each)}")
+        handles: list[Generation | UntorchError] = []
+        for prompt, own in zip(many, each, strict=True):
+            try:
+                handles.append(self.submit(prompt, own))
+            except ClosedError:
+                raise
+            except UntorchError as error:
+                handles.append(error)
+        try:
+            return [handle.wait() if isinstance(handle, Generation) else _refused(handle) for handle in handles]
+        except BaseException:  # an interrupt
+            for handle in handles:
+                if isinstance(handle, Generation):
+                    handle.cancel()
+            raise
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Chunk]:
+        """Chunks as they come. Leaving the loop cancels the request."""
+        if params is not None and params.samples > params.n:
+            raise InvalidArgumentError("stream: params: best_of decides at the end: use generate")
+        handle = self.submit(prompt, params, priority=priority, timeout=timeout)
+        try:
+            async for chunk in handle:
+                yield chunk
+        finally:
+            handle.cancel()
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """The token ids of a conversation, by the package's chat template, which gets the variables, too.
+
+        Raises InvalidArgumentError.
+        """
+        if self._template is None or self._tokenizer is None:
+            what = "chat template" if self._template is None else "tokenizer"
+            raise InvalidArgumentError(f"chat: the package has no {what}: use generate with a prompt of your own")
+        return self._tokenizer.encode(self._template.render(messages, **variables), add_special_tokens=False)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
+    ) -> RequestOutput:
+        """The answer to a conversation: ``[{"role": "user", "content": "…"}]``."""
+        return _result(self.submit(self.chat_prompt(messages, **variables), params))
+
+    def stats(self) -> EngineStats:
+        """Counters, and what runs and waits."""
+        core, scheduler = self._core, self._core.scheduler
+        return EngineStats(
+            core.steps, core.step_seconds, core.model_seconds, core.requests, core.finished, core.prompt_tokens,
+            core.cached_tokens, core.generated_tokens, scheduler.preemptions, len(scheduler.running),
+            len(scheduler.waiting), scheduler.blocks.count, scheduler.blocks.free,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Cancel what runs, and free the model and its pages."""
+        if os.getpid() == self._process:
+            self._core.stop()
+            self._runner.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_prompt(self, prompt: Any) -> list[int]:
+        settings = self._settings
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidArgumentError("prompt: expected token ids, as there is no tokenizer, got text")
+            ids = self._tokenizer.encode(prompt)
+        elif _is_prompt(prompt):
+            ids = list(prompt)
+        else:
+            raise ArgumentTypeError(f"prompt: expected text or a list of token ids, got {prompt!r:.80}")
+        ids = check_tokens(ids, settings.vocabulary)
+        if not ids:
+            raise InvalidArgumentError("prompt: expected at least one token, got none")
+        if len(ids) >= settings.max_positions:
+            raise InvalidArgumentError(
+                f"prompt: expected less than {settings.max_positions} tokens, the model's length, got {len(ids)}"
+            )
+        room = self._runner.blocks * settings.block_size
+        if len(ids) > room and not settings.window:
+            raise InvalidArgumentError(
+                f"prompt: expected at most {room} tokens, which is what the pages hold, got {len(ids)}: give the "
+                "engine more kv_memory"
+            )
+        return ids
+
+    def _check(self, params: SamplingParams) -> None:
+        """What only the model tells."""
+        vocabulary = self._settings.vocabulary
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= vocabulary:
+                    raise InvalidArgumentError(
+                        f"SamplingParams: {name}: expected ids from 0 to {vocabulary - 1}, got {token}"
+                    )
+        if params.stop and self._tokenizer is None:
+            raise InvalidArgumentError("SamplingParams: stop: there is no tokenizer, so there is no text to search")
+        if params.samples > self._max_sequences:
+            name = "n" if params.best_of is None else "best_of"
+            raise InvalidArgumentError(
+                f"SamplingParams: {name}: expected at most the engine's max_sequences ({self._max_sequences}), got "
+                f"{params.samples}"
+            )
+
+
+def _result(handle: Generation) -> RequestOutput:
+    """An interrupt cancels the request."""
+    try:
+        return handle.result()
+    except BaseException:
+        handle.cancel()
+        raise
+
+
+def _is_prompt(value: Any) -> bool:
+    """Text, or ids: lists, tuples and arrays of integers."""
+    if isinstance(value, str):
+        return True
+    if hasattr(value, "dtype"):
+        return bool(value.ndim == 1 and value.dtype.kind in "iu")
+    return isinstance(value, Sequence) and all(
+        hasattr(item, "__index__") and not isinstance(item, bool) for item in value
+    )
+
+
+def _refused(error: UntorchError) -> RequestOutput:
+    return RequestOutput([], [Completion(0, [], "", "error")], Usage(0, 0, 0), None, error)
+
+
+# The thread of an engine must not run while the interpreter goes.
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
+
+
+atexit.register(_close_all)

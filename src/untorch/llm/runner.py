@@ -1,0 +1,192 @@
+"""Runs a step of the model: the plan as arrays, the pool of pages, and the package's method that fits best."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.llm.extras import import_extra
+from untorch.llm.scheduler import Plan
+from untorch.llm.settings import Settings, read_settings
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.program import Program, load
+
+if TYPE_CHECKING:
+    from untorch.trust.policy import TrustPolicy
+
+__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "make_batch"]
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_DEFAULT_PART = 4  # of the memory that is available
+_ALIGNMENT = 64
+
+
+class Batch:
+    """The arguments of a step, but for the rows and the pool."""
+
+    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "tokens")
+
+    def __init__(self, plan: Plan, block_size: int) -> None:
+        items, total = plan.items, plan.tokens
+        self.tokens = np.empty(total, np.int64)
+        self.positions = np.empty(total, np.int64)
+        self.slot_mapping = np.empty(total, np.int64)
+        self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
+        self.seqlens_k = np.array([item.end for item in items], np.int32)
+        columns = -(-int(self.seqlens_k.max()) // block_size)
+        self.block_table = np.zeros((len(items), columns), np.int32)
+        begin = 0
+        for row, item in enumerate(items):
+            sequence, end = item.sequence, begin + item.count
+            assert sequence.table is not None
+            blocks = sequence.table.blocks
+            self.block_table[row, : len(blocks)] = blocks[:columns]
+            self.cu_seqlens_q[row + 1] = end
+            self.tokens[begin:end] = sequence.tokens[item.start : item.end]
+            if item.count == 1:
+                place = item.start
+                self.positions[begin] = place
+                self.slot_mapping[begin] = blocks[place // block_size] * block_size + place % block_size
+            else:
+                places = np.arange(item.start, item.end)
+                self.positions[begin:end] = places
+                table = self.block_table[row].astype(np.int64)
+                self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
+            begin = end
+
+
+def make_batch(plan: Plan, block_size: int) -> Batch:
+    """The plan's tokens, one sequence behind the other."""
+    return Batch(plan, block_size)
+
+
+class Runner(ABC):
+    """What the engine asks of a model. blocks: pages of the pool."""
+
+    settings: Settings
+    blocks: int
+
+    @abstractmethod
+    def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
+
+    def file(self, name: str) -> bytes:
+        """A file of the package."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027 - a runner may hold nothing
+        """Free what it holds."""
+
+
+class PackageRunner(Runner):
+    """A package of ``untorch.export.causal_lm``, with a pool in host memory."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Program,
+        kv_memory: int | str | None,
+        max_sequences: int,
+        num_threads: int,
+        trust: TrustPolicy | str | os.PathLike[str] | None,
+    ) -> None:
+        self._owned = not isinstance(source, Program)
+        program = source if isinstance(source, Program) else load(source, num_threads=num_threads, trust=trust)
+        try:
+            self.settings = read_settings(program.manifest, program.path)
+            if program.device != "cpu":
+                raise UnsupportedError(f"{program.path}: the engine runs packages for the CPU, not {program.device}")
+            dtype = _numpy_dtype(self.settings.dtype)
+            row = self.settings.block_elements * dtype.itemsize
+            self.blocks = _block_count(self.settings, row, kv_memory, max_sequences)
+            self._pool = _aligned_zeros(self.blocks, self.settings.block_elements, dtype)
+            self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
+        except BaseException:
+            if self._owned:
+                program.close()
+            raise
+        self._program = program
+
+    def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
+        for source, target in plan.copies:
+            self._pool[target] = self._pool[source]
+        batch = make_batch(plan, self.settings.block_size)
+        tokens = len(batch.tokens)
+        # The method that is tuned for at least that many tokens, else for the most.
+        method = next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
+        logits: Any = method(
+            batch.tokens, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
+            batch.seqlens_k, batch.slot_mapping, self._pool,
+        )  # fmt: skip
+        found: NDArray[np.float32] = np.asarray(logits)
+        return found[: len(rows)]
+
+    def file(self, name: str) -> bytes:
+        """A file of the package."""
+        return self._program._program.entry(name)
+
+    def close(self) -> None:
+        """Free what it holds."""
+        if self._owned:
+            self._program.close()
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        bfloat16: np.dtype[Any] = np.dtype(import_extra("ml_dtypes", "a pool of bfloat16").bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
+def kv_bytes(given: Any) -> int:
+    """ "2GiB" → 2147483648. Raises InvalidArgumentError."""
+    expected = 'expected bytes as an integer, or a string such as "512MiB" or "2GiB"'
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    if isinstance(given, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", given)):
+        number, unit = match.groups()
+        try:
+            value = int(float(number) * _UNITS[unit.upper()])
+        except (KeyError, ValueError):
+            value = 0
+        if value > 0:
+            return value
+    raise InvalidArgumentError(f"Engine: kv_memory: {expected}, got {given!r}")
+
+
+def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int) -> int:
+    if kv_memory is not None:
+        count = kv_bytes(kv_memory) // row
+        if count < 1:
+            raise InvalidArgumentError(
+                f"Engine: kv_memory: expected at least {row} bytes, one block of {settings.block_size} positions, got "
+                f"{kv_memory!r}"
+            )
+        return count
+    enough = max_sequences * -(-settings.max_positions // settings.block_size)
+    return max(1, min(enough, _available() // _DEFAULT_PART // row))
+
+
+def _available() -> int:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return 4 << 30
+
+
+def _aligned_zeros(rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Memory that the system gives when it is written to."""
+    nbytes = rows * columns * dtype.itemsize
+    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(rows, columns)

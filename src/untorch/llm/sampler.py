@@ -1,0 +1,312 @@
+"""Chooses tokens from logits, on the host, for all rows of a step together.
+
+Penalties, bias, tokens that may not come yet, grammar; then temperature, min-p, top-k, top-p, and one uniform random
+number a token from the sequence's own Philox generator, which the inverse of the cumulative distribution takes to a
+token. So a sequence's tokens depend on its logits and its seed alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.llm.params import SamplingParams
+
+if TYPE_CHECKING:
+    from untorch.llm.structured import Matcher
+
+__all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs"]
+
+_BLOCK = 256  # weights that are accumulated together
+_SORTED = 2048  # values that are simply sorted
+_THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
+
+Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Of one position: the token, its logprob, its rank from 1 on, and the most likely tokens by falling logprob."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """token: -1 where ``problem`` says why there is none."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    problem: str | None = None
+
+
+@dataclass
+class SamplerState:
+    """What the choice of a sequence's tokens depends on. stop_ids: those that min_tokens holds back."""
+
+    params: SamplingParams
+    prompt: frozenset[int] = frozenset()
+    stop_ids: tuple[int, ...] = ()
+    index: int = 0
+    matcher: Matcher | None = None
+    counts: dict[int, int] = field(default_factory=dict)
+    generated: int = 0
+    entropy: int = -1
+    _generator: np.random.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.entropy < 0:
+            given = self.params.seed
+            self.entropy = int.from_bytes(os.urandom(8), "little") if given is None else given
+
+    def uniform(self) -> float:
+        """The next random number, from 0 up to 1."""
+        if self._generator is None:
+            self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.entropy, self.index])))
+        return float(self._generator.random())
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the next token is chosen from other logits than the model's."""
+        params = self.params
+        return (
+            params.has_penalties
+            or params.logit_bias is not None
+            or self.generated < params.min_tokens
+            or self.matcher is not None
+        )
+
+    def append(self, token: int) -> None:
+        """A token was chosen."""
+        self.generated += 1
+        if self.params.has_penalties:
+            self.counts[token] = self.counts.get(token, 0) + 1
+        if self.matcher is not None:
+            self.matcher.append(token)
+
+    def fork(self, index: int) -> SamplerState:
+        """For another sample of the same prompt; nothing is generated yet."""
+        matcher = None if self.matcher is None else self.matcher.copy()
+        return SamplerState(self.params, self.prompt, self.stop_ids, index, matcher, entropy=self.entropy)
+
+
+class Sampler:
+    """vocabulary: token ids below it may be chosen; the logits may be wider."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+
+    def sample(
+        self, logits: Floats, states: Sequence[SamplerState], rows: Sequence[int] | None = None
+    ) -> list[SampledToken]:
+        """A token for each state, from the row of the logits [rows, width] that ``rows`` names.
+
+        The logits stay as they are.
+        """
+        places = list(range(len(states))) if rows is None else list(rows)
+        width = self.vocabulary
+        tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
+        # Most rows are greedy without anything else: those are not copied.
+        plain = [i for i, state in enumerate(states) if state.params.greedy and not state.changes_logits]
+        if plain:
+            own = (
+                logits if [places[i] for i in plain] == list(range(len(logits))) else logits[[places[i] for i in plain]]
+            )
+            own = own[:, :width]
+            best = own.argmax(axis=1)
+            tokens[plain], usable[plain] = best, np.isfinite(own[np.arange(len(plain)), best])
+        others = sorted(set(range(len(states))) - set(plain))
+        if others:
+            scores = np.array(logits[[places[i] for i in others], :width], dtype=np.float32)
+            tokens[others], usable[others] = _choose(scores, [states[i] for i in others])
+        found = []
+        for i, state in enumerate(states):
+            if not usable[i]:
+                failed = None if state.matcher is None else state.matcher.problem
+                problem = failed or "the model's logits are not numbers, or no token is allowed"
+                found.append(SampledToken(-1, problem=problem))
+                continue
+            wanted = state.params.logprobs
+            if wanted is None and state.params.samples > state.params.n:
+                wanted = 0
+            logprobs = None if wanted is None else token_logprobs(logits[places[i], :width], int(tokens[i]), wanted)
+            found.append(SampledToken(int(tokens[i]), logprobs))
+        return found
+
+
+def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:
+    """Of one row of the model's own logits."""
+    row = logits.astype(np.float64)
+    highest = row.max()
+    logprobs = row - highest - np.log(np.exp(row - highest).sum())
+    own = float(logprobs[token])
+    count = min(count, len(row))
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        best = np.argpartition(-logprobs, count - 1)[:count]
+        best = best[np.lexsort((best, -logprobs[best]))]
+        top = tuple((int(i), float(logprobs[i])) for i in best)
+    return TokenLogprobs(token, own, int((logprobs > own).sum()) + 1, top)
+
+
+def _penalise(scores: Floats, states: Sequence[SamplerState]) -> None:
+    rows = [(i, state) for i, state in enumerate(states) if state.params.has_penalties]
+    if not rows:
+        return
+    seen_rows, seen = _flat([(i, state.prompt | state.counts.keys()) for i, state in rows])
+    factor = np.ones(len(states), np.float32)
+    factor[[i for i, _ in rows]] = [state.params.repetition_penalty for _, state in rows]
+    values, factors = scores[seen_rows, seen], factor[seen_rows]
+    scores[seen_rows, seen] = np.where(values > 0, values / factors, values * factors)
+    out_rows, out = _flat([(i, state.counts) for i, state in rows])
+    counts = np.array([count for _, state in rows for count in state.counts.values()], np.float32)
+    frequency, presence = np.zeros(len(states), np.float32), np.zeros(len(states), np.float32)
+    for i, state in rows:
+        frequency[i], presence[i] = state.params.frequency_penalty, state.params.presence_penalty
+    scores[out_rows, out] -= frequency[out_rows] * counts + presence[out_rows]
+
+
+def _bias(scores: Floats, states: Sequence[SamplerState]) -> None:
+    rows = [(i, state.params.logit_bias) for i, state in enumerate(states) if state.params.logit_bias]
+    if rows:
+        at, ids = _flat([(i, bias) for i, bias in rows])
+        scores[at, ids] += np.array([value for _, bias in rows for value in bias.values()], np.float32)
+
+
+def _hold_back_stops(scores: Floats, states: Sequence[SamplerState]) -> None:
+    early = [(i, state.stop_ids) for i, state in enumerate(states) if state.generated < state.params.min_tokens]
+    if early:
+        scores[_flat(early)] = -np.inf
+
+
+def _mask(scores: Floats, states: Sequence[SamplerState]) -> None:
+    for i, state in enumerate(states):
+        if state.matcher is not None:
+            scores[i, ~state.matcher.allowed(scores.shape[1])] = -np.inf
+
+
+def _flat(rows: Sequence[tuple[int, Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices (row, id) of all ids of all rows."""
+    at = np.repeat([i for i, _ in rows], [len(ids) for _, ids in rows]).astype(np.intp)
+    return at, np.array([token for _, ids in rows for token in ids], np.intp)
+
+
+def _choose(scores: Floats, states: Sequence[SamplerState]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """The tokens, and whether there are any. Changes the scores."""
+    _penalise(scores, states)
+    _bias(scores, states)
+    _hold_back_stops(scores, states)
+    _mask(scores, states)
+    tokens = scores.argmax(axis=1)
+    usable = np.isfinite(scores[np.arange(len(scores)), tokens])  # the largest; not a number if any is none
+    random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
+    if random:
+        tokens[random] = _draw(scores[random], [states[i] for i in random])
+    return tokens, usable
+
+
+def _draw(scores: Floats, states: Sequence[SamplerState]) -> NDArray[np.intp]:
+    params = [state.params for state in states]
+    uniform = np.array([state.uniform() for state in states])
+    temperature = np.array([p.temperature for p in params], np.float32)
+    weights = scores / temperature[:, None]
+    weights -= weights.max(axis=1, keepdims=True)
+    np.exp(weights, out=weights)  # the most likely token has 1
+    least = np.array([p.min_p for p in params], np.float32)
+    if least.any():
+        weights[weights < least[:, None]] = 0.0
+    width = scores.shape[1]
+    tokens = np.empty(len(params), np.intp)
+    free = [i for i, p in enumerate(params) if p.top_p == 1.0 and not 0 < p.top_k < width]
+    if free:
+        tokens[free] = _inverse(weights if len(free) == len(params) else weights[free], uniform[free])
+    for i, p in enumerate(params):
+        if p.top_p < 1.0 or 0 < p.top_k < width:
+            ids, kept = _nucleus(weights[i], p.top_k if p.top_k > 0 else width, p.top_p)
+            tokens[i] = ids[_inverse(kept[None], uniform[i : i + 1])[0]]
+    return tokens
+
+
+def _nucleus(weights: Floats, top_k: int, top_p: float) -> tuple[NDArray[np.intp], Floats]:
+    """Of one row the token ids that stay, ascending, and their weights."""
+    width = len(weights)
+    total = float(weights.sum(dtype=np.float64))
+    # Most tokens are far below the most likely one: those are looked at only if they are needed.
+    ids, found = np.arange(width), weights
+    for threshold in _THRESHOLDS:
+        mask = weights >= threshold
+        enough = np.count_nonzero(mask) >= top_k
+        if enough or (top_k >= width and weights[mask].sum(dtype=np.float64) >= top_p * total):
+            ids = np.flatnonzero(mask)
+            found = weights[ids]
+            break
+    if top_k < width:
+        kept = _largest(found, top_k, None)
+        ids, found = ids[kept], found[kept]
+        total = float(found.sum(dtype=np.float64))
+    if top_p < 1.0:
+        kept = _largest(found, None, top_p * total)
+        ids, found = ids[kept], found[kept]
+    return ids, found
+
+
+def _largest(values: Floats, count: int | None, mass: float | None) -> NDArray[np.intp]:
+    """Indices, ascending: of the ``count`` largest values, or of the fewest whose sum is ``mass`` or more.
+
+    Of equal values the first ones stay. Many values are counted by their leading bits, and only those are sorted among
+    which the border lies.
+    """
+    above, members = np.zeros(len(values), bool), np.arange(len(values))
+    counted, summed = 0, 0.0
+    if len(values) > _SORTED:
+        # The bits of positive floats are ordered as the floats are.
+        keys = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
+        counts = np.bincount(keys)[::-1].cumsum()
+        sums = np.bincount(keys, weights=values)[::-1].cumsum()
+        reached = counts >= count if count is not None else sums >= mass
+        at = int(reached.argmax()) if reached.any() else len(counts) - 1
+        border = len(counts) - 1 - at
+        above, members = keys > border, np.flatnonzero(keys == border)
+        if at:
+            counted, summed = int(counts[at - 1]), float(sums[at - 1])
+    order = members[np.argsort(-values[members], kind="stable")]
+    if count is not None:
+        stay = count - counted
+    else:
+        assert mass is not None
+        # The value that takes the sum to ``mass`` is the last one that stays.
+        stay = int(np.searchsorted(summed + values[order].cumsum(dtype=np.float64), mass)) + 1
+    above[order[:stay]] = True
+    return np.flatnonzero(above)
+
+
+def _inverse(weights: Floats, uniform: Floats) -> NDArray[np.intp]:
+    """For each row the first index whose cumulative weight is above the part ``uniform`` of the whole.
+
+    By sums of blocks first, so that only one block's weights are accumulated.
+    """
+    rows, width = weights.shape
+    if width % _BLOCK:
+        weights = np.pad(weights, ((0, 0), (0, -width % _BLOCK)))
+    blocks = weights.reshape(rows, -1, _BLOCK)
+    ends = blocks.sum(axis=2, dtype=np.float64).cumsum(axis=1)
+    # Below the whole, so there is one; its weight is not 0, as the sum grows there.
+    target = np.minimum(uniform * ends[:, -1], np.nextafter(ends[:, -1], 0.0))
+    block = (ends > target[:, None]).argmax(axis=1)
+    every = np.arange(rows)
+    before = np.where(block > 0, ends[every, block - 1], 0.0)
+    inside = blocks[every, block].astype(np.float64)
+    running = before[:, None] + inside.cumsum(axis=1)
+    # Rounding may put the block's end a little lower than its sum: then it is the last one with a weight.
+    above = (running > target[:, None]) & (inside > 0)
+    last = _BLOCK - 1 - (inside[:, ::-1] > 0).argmax(axis=1)
+    found: NDArray[np.intp] = block * _BLOCK + np.where(above.any(axis=1), above.argmax(axis=1), last)
+    return found

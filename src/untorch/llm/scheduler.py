@@ -1,0 +1,187 @@
+"""Which sequences get how many tokens of the next step, and which blocks their keys and values go to.
+
+Sequences that decode come first, one token each; what is left of the step's token budget goes to prompts, which are
+cut into chunks. When no block is free, the sequence of the lowest rank gives its own back and is computed again later;
+the prefix cache makes that cheap. Knows no model.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from untorch.llm.blocks import BlockManager, OutOfBlocksError
+from untorch.llm.sequence import Sequence
+
+__all__ = ["Plan", "Scheduled", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """``count`` tokens of a sequence from ``start`` on."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The positions that are computed afterwards."""
+        return self.start + self.count
+
+
+@dataclass
+class Plan:
+    """A step. copies: of whole blocks, from and to, in this order and before the step.
+
+    full: sequences that no room is left for even if they were alone; the scheduler has dropped them.
+    """
+
+    items: list[Scheduled] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    full: list[Sequence] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, item: Scheduled) -> None:
+        """Into the step."""
+        self.items.append(item)
+        self.tokens += item.count
+
+    def drop(self, sequence: Sequence) -> None:
+        """Out of the step, if it is there."""
+        self.items = [item for item in self.items if item.sequence is not sequence]
+        self.tokens = sum(item.count for item in self.items)
+
+
+class Scheduler:
+    """max_batch_tokens: of a step. max_sequences: that hold blocks at a time. window: positions that any layer sees."""
+
+    def __init__(self, blocks: BlockManager, max_batch_tokens: int, max_sequences: int, window: int = 0) -> None:
+        self.blocks = blocks
+        self.max_batch_tokens, self.max_sequences, self.window = max_batch_tokens, max_sequences, window
+        self.waiting: list[Sequence] = []  # both by rank
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._refused: Sequence | None = None
+        self._refused_at = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is here."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence."""
+        bisect.insort(self.waiting, sequence, key=lambda other: other.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is finished, cancelled or failed: its blocks are free. No error if it is not here."""
+        for group in (self.running, self.waiting):
+            if sequence in group:
+                group.remove(sequence)
+        self._close(sequence)
+
+    def fork(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
+        """The others go on from the same prompt, whose blocks they share."""
+        assert sequence.table is not None
+        sequence.samples = 1
+        for other in others:
+            other.table, other.computed, other.cached = (
+                self.blocks.fork(sequence.table), sequence.computed, sequence.cached,
+            )  # fmt: skip
+            bisect.insort(self.running, other, key=lambda one: one.rank)
+
+    def schedule(self) -> Plan:
+        """The next step; without items if nothing can run."""
+        plan, before = Plan(), self.preemptions
+        decoding = [sequence for sequence in self.running if sequence.remaining == 1]
+        prompts = [sequence for sequence in self.running if sequence.remaining > 1]
+        for sequence in (*decoding, *prompts):
+            if sequence.table is not None:  # it may have been preempted for an earlier one
+                self._place(plan, sequence)
+        if self.preemptions == before:
+            while self.waiting and plan.tokens < self.max_batch_tokens and self._admit(plan):
+                pass
+        return plan
+
+    def complete(self, plan: Plan) -> None:
+        """The step has run: what it computed may be shared, and what no window reaches is given back."""
+        for item in plan.items:
+            sequence, table = item.sequence, item.sequence.table
+            if table is None:
+                continue
+            sequence.computed = item.end
+            if item.end // self.blocks.size > item.start // self.blocks.size:
+                self.blocks.commit(table, sequence.tokens[: item.end])
+            if self.window and item.end > self.window:
+                self.blocks.drop_before(table, item.end + 1 - self.window)
+
+    def _place(self, plan: Plan, sequence: Sequence) -> None:
+        count = min(sequence.remaining, self.max_batch_tokens - plan.tokens)
+        while count > 0 and sequence.table is not None:
+            try:
+                # A block that is shared is copied before it is written to.
+                if sequence.computed // self.blocks.size < len(sequence.table.blocks):
+                    copy = self.blocks.own(sequence.table, sequence.computed)
+                    if copy is not None:
+                        plan.copies.append(copy)
+                self.blocks.grow(sequence.table, sequence.computed + count)
+            except OutOfBlocksError:
+                self._make_room(plan, sequence)
+                continue
+            plan.add(Scheduled(sequence, sequence.computed, count))
+            return
+
+    def _make_room(self, plan: Plan, sequence: Sequence) -> None:
+        victim = self.running[-1]
+        if victim is sequence and len(self.running) == 1:
+            self.remove(sequence)
+            plan.full.append(sequence)
+            return
+        plan.drop(victim)
+        self.running.remove(victim)
+        self._close(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.add(victim)
+
+    def _admit(self, plan: Plan) -> bool:
+        """Takes the first of the waiting sequences into the step, if there is room for all of its tokens."""
+        sequence = self.waiting[0]
+        held = sum(other.samples for other in self.running)
+        if held and held + sequence.samples > self.max_sequences:
+            return False
+        size = self.blocks.size
+        if not self.window and -(-len(sequence.tokens) // size) > self.blocks.count:
+            self.waiting.pop(0)
+            plan.full.append(sequence)
+            return True
+        # Sequences that are not computed yet get what they need first.
+        promised = sum(
+            self.blocks.needed(other.table, len(other.tokens)) for other in self.running if other.table is not None
+        )
+        left = self.blocks.free - promised
+        if self.running and self._refused is sequence and left <= self._refused_at:
+            return False  # its prefix is not looked for again before there is more room
+        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt)
+        # One that was preempted comes back when there is a block more for each of the others, or it would go again.
+        spare = len(self.running) if sequence.preemptions else 0
+        if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:
+            self.blocks.close(table)
+            self._refused, self._refused_at = sequence, left
+            return False
+        self.waiting.pop(0)
+        self._refused = None
+        sequence.table, sequence.computed = table, table.cached
+        if not sequence.preemptions:
+            sequence.cached = table.cached
+        bisect.insort(self.running, sequence, key=lambda other: other.rank)
+        before = len(plan.items)
+        self._place(plan, sequence)
+        return len(plan.items) > before or sequence in plan.full
+
+    def _close(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            self.blocks.close(sequence.table)
+        sequence.table, sequence.computed = None, 0

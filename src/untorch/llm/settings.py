@@ -1,0 +1,90 @@
+"""What a package says of its language model: sizes, pages, token ids and generation defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from untorch.llm.params import SamplingParams
+from untorch.runtime.errors import InvalidFileError, UnsupportedError
+
+__all__ = ["FORMAT_VERSION", "Settings", "read_settings"]
+
+FORMAT_VERSION = 1
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
+
+    methods: names by the number of tokens that they are tuned for, ascending.
+    """
+
+    vocabulary: int
+    max_positions: int
+    block_size: int
+    block_elements: int = 0
+    dtype: str = "float32"
+    window: int = 0
+    stop_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    architecture: str = ""
+    methods: tuple[tuple[int, str], ...] = ()
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str | None = None
+    chat_template: str | None = None
+
+    def default_params(self) -> SamplingParams:
+        """What the model's authors recommend; max_tokens None: as many as fit."""
+        given = self.generation
+        fields = {
+            name: given[name]
+            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+            if isinstance(given.get(name), int | float)
+        }
+        if given.get("do_sample") is False or ("do_sample" not in given and not fields):
+            fields["temperature"] = 0.0
+        return SamplingParams(**fields, max_tokens=None)
+
+
+def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
+    """Of a program's manifest. Raises InvalidFileError; UnsupportedError for a newer format."""
+    section = manifest.get("llm")
+    if not isinstance(section, Mapping):
+        raise InvalidFileError(
+            f"{path} holds no language model: packages for the engine are made by untorch.export.causal_lm"
+        )
+    version = section.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UnsupportedError(
+            f"{path}: its language model has format {version!r}, this untorch reads {FORMAT_VERSION}: "
+            "export it again, or upgrade untorch"
+        )
+    try:
+        layers = section["layers"]
+        windows = [int(layer["window"]) for layer in layers if not layer["chunk"]]
+        settings = Settings(
+            vocabulary=int(section["vocabulary"]),
+            max_positions=int(section["max_positions"]),
+            block_size=int(section["block_size"]),
+            block_elements=int(section["block_elements"]),
+            dtype=str(section["dtype"]),
+            window=max(windows) if len(windows) == len(layers) and all(windows) else 0,
+            stop_ids=tuple(int(i) for i in section["stop_ids"]),
+            bos_id=None if section["bos_id"] is None else int(section["bos_id"]),
+            architecture=str(section["architecture"]),
+            methods=tuple(sorted((int(method["tokens"]), str(method["name"])) for method in section["methods"])),
+            generation=dict(section["generation"]),
+            special_tokens={str(key): str(value) for key, value in section["special_tokens"].items()},
+            tokenizer=section.get("tokenizer"),
+            chat_template=section.get("chat_template"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
+    positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
+    if min(positive) < 1 or not settings.methods or settings.dtype not in _DTYPES:
+        raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
+    return settings

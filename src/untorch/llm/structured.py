@@ -1,0 +1,99 @@
+"""Output that follows a JSON schema, a regular expression or a grammar, by llguidance: which tokens may come next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.llm.extras import import_extra
+from untorch.llm.params import SamplingParams
+from untorch.llm.tokenizer import Tokenizer
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["Grammars", "Matcher"]
+
+
+class Matcher:
+    """Where one sequence is in its grammar."""
+
+    def __init__(self, core: Any, vocabulary: int) -> None:
+        self._core = core
+        self._failed: str | None = None
+        self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
+
+    def allowed(self, width: int) -> NDArray[np.bool_]:
+        """Of each token, whether it may come next."""
+        try:
+            self._core.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        except BaseException as error:  # a panic is no Exception
+            self._failed = f"{type(error).__name__}: {error}"
+        if self._failed is not None:
+            return np.zeros(width, bool)
+        bits = np.unpackbits(self._bits.view(np.uint8).ravel(), bitorder="little")[:width].astype(bool)
+        return bits if len(bits) == width else np.pad(bits, (0, width - len(bits)))
+
+    def append(self, token: int) -> None:
+        """A token was chosen."""
+        self._core.consume_token(token)
+
+    @property
+    def done(self) -> bool:
+        """Nothing may follow."""
+        return bool(self._core.is_stopped())
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, if anything did."""
+        return str(self._core.get_error()) if self._core.is_error() else self._failed
+
+    def copy(self) -> Matcher:
+        """At the same place, independent from now on."""
+        return Matcher(self._core.deep_copy(), self._bits.shape[1] * 32)
+
+
+class Grammars:
+    """Makes matchers for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary: int, stop_ids: Sequence[int]) -> None:
+        self._tokenizer, self._vocabulary, self._stop_ids = tokenizer, vocabulary, list(stop_ids)
+        self._core: Any = None
+
+    def matcher(self, params: SamplingParams) -> Matcher | None:
+        """For the request's schema, expression or grammar; None if it has none. Raises InvalidArgumentError."""
+        structure = params.structure
+        if structure is None:
+            return None
+        kind, description = structure
+        if self._tokenizer is None:
+            raise InvalidArgumentError(f"SamplingParams: {kind}: the package has no tokenizer, which this needs")
+        if not self._stop_ids:
+            raise InvalidArgumentError(f"SamplingParams: {kind}: the package has no stop token, which this needs")
+        llguidance = import_extra("llguidance", f"SamplingParams: {kind}")
+        if self._core is None:
+            try:
+                self._core = llguidance.LLTokenizer(
+                    self._tokenizer.data.decode(), n_vocab=self._vocabulary, eos_token=self._stop_ids
+                )
+            except Exception as error:
+                raise UnsupportedError(
+                    f"SamplingParams: {kind}: llguidance cannot use the package's tokenizer: {error}"
+                ) from None
+        core = llguidance.LLMatcher
+        try:
+            if kind == "json_schema":
+                text = description if isinstance(description, str) else json.dumps(description)
+                grammar = core.grammar_from_json_schema(text)
+            elif kind == "regex":
+                grammar = core.grammar_from_regex(description)
+            else:
+                grammar = core.grammar_from_lark(description)
+        except Exception as error:  # llguidance raises ValueError, json TypeError
+            raise InvalidArgumentError(f"SamplingParams: {kind}: {error}") from None
+        matcher = Matcher(core(self._core, grammar, log_level=0), self._vocabulary)
+        if problem := matcher.problem:
+            raise InvalidArgumentError(f"SamplingParams: {kind}: {problem}")
+        return matcher

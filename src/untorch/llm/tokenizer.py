@@ -1,0 +1,89 @@
+"""The package's tokenizer and chat template, by tokenizers and Jinja."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from untorch.llm.extras import import_extra
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+
+__all__ = ["ChatTemplate", "Tokenizer"]
+
+
+class Tokenizer:
+    """data: the contents of a tokenizer.json. Raises UnsupportedError without the package tokenizers."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        tokenizers = import_extra("tokenizers", "text instead of token ids")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # tokenizers raises plain Exception
+            raise InvalidFileError(f"the package's tokenizer.json is damaged: {error}") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text, with U+FFFD for bytes that are no characters."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+
+class ChatTemplate:
+    """A Jinja template in a sandbox, with what templates of language models use.
+
+    special_tokens: bos_token, eos_token, and the like.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source, self._special = source, dict(special_tokens)
+
+    @cached_property
+    def _template(self) -> Any:
+        jinja2 = import_extra("jinja2", "a chat template")
+        sandbox = import_extra("jinja2.sandbox", "a chat template")
+
+        def refuse(text: str) -> None:
+            raise jinja2.TemplateError(text)
+
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            return environment.from_string(self._source)
+        except jinja2.TemplateError as error:
+            raise InvalidFileError(f"the package's chat template is damaged: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt that the messages make. Raises InvalidArgumentError if the template refuses them."""
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidArgumentError(
+                'chat: messages: expected a list of dictionaries such as {"role": "user", "content": "…"}, '
+                f"got {messages!r}"
+            )
+        template = self._template
+        given = {"add_generation_prompt": True, **self._special, **variables}
+        try:
+            text: str = template.render(messages=list(messages), **given)
+        except UnsupportedError:
+            raise
+        except Exception as error:  # whatever the template's expressions raise
+            raise InvalidArgumentError(f"chat: the chat template refuses the messages: {error}") from None
+        return text
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

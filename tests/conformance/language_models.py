@@ -1,0 +1,110 @@
+"""Tiny causal language models of transformers, with weights large enough that attention decides what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from tests.unit.llm.fake import byte_tokenizer
+
+VOCABULARY = 258  # bytes, <s> and </s>
+
+_BASE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
+}  # fmt: skip
+_HEADS = {**_BASE, "head_dim": 8}
+_FULL = {key: value for key, value in _BASE.items() if key != "num_key_value_heads"}
+_GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_PER_LAYER = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+
+# By model: the configuration's class where it is not <name>Config, and its fields.
+SERVED: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "Llama": (None, _BASE),
+    "Mistral": (None, {**_BASE, "sliding_window": 6}),
+    "Qwen2": (None, _BASE),
+    "Qwen3": (None, _HEADS),
+    "Gemma": (None, _HEADS),
+    "Gemma2": (None, {**_HEADS, "sliding_window": 6, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    "Gemma3": ("Gemma3TextConfig", {**_HEADS, "num_hidden_layers": 7, "sliding_window": 6}),
+    "Gemma3n": ("Gemma3nTextConfig", {
+        **_HEADS, **_PER_LAYER, "num_hidden_layers": 10, "intermediate_size": [64] * 10, "sliding_window": 6,
+        "num_kv_shared_layers": 5, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 10,
+    }),
+    "Gemma4": ("Gemma4TextConfig", {
+        **_HEADS, **_PER_LAYER, "num_hidden_layers": 12, "sliding_window": 6, "num_kv_shared_layers": 6,
+        "global_head_dim": 16,
+    }),
+    "Phi": (None, _BASE),
+    "Phi3": (None, _BASE),
+    "GPT2LMHead": ("GPT2Config", _GPT2),
+    "GPTBigCode": (None, _GPT2),
+    "GPTNeoX": (None, _FULL),
+    "GPTJ": (None, {**_GPT2, "rotary_dim": 8}),
+    "OPT": (None, {**_FULL, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "StableLm": (None, _BASE),
+    "Olmo2": (None, _BASE),
+    "SmolLM3": (None, _BASE),
+    "Cohere2": (None, {**_HEADS, "sliding_window": 6}),
+    "Granite": (None, _BASE),
+    "Glm4": (None, _HEADS),
+    "Starcoder2": (None, _BASE),
+    "Mixtral": (None, {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen3Moe": (None, {**_HEADS, **_EXPERTS}),
+    "GptOss": (None, {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}),
+    "Llama4": ("Llama4TextConfig", {
+        **_HEADS, "intermediate_size_mlp": 64, "num_local_experts": 4, "attention_chunk_size": 8,
+    }),
+    "DeepseekV3": (None, {
+        **_BASE, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 1,
+    }),
+}  # fmt: skip
+REFUSED: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "Bloom": (None, {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "Falcon": (None, _FULL),
+    "Mamba": (None, {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
+    "Qwen3Next": (None, {
+        **_HEADS, **_EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    }),
+    "Lfm2": (None, {**_BASE, "layer_types": ["conv", "full_attention", "conv"]}),
+    "GraniteMoeHybrid": (None, {
+        **_BASE, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
+        "mamba_n_groups": 1, "mamba_d_state": 8, "num_local_experts": 0, "shared_intermediate_size": 32,
+    }),
+}  # fmt: skip
+
+
+def make_model(name: str, **changes: Any) -> Any:
+    """Of SERVED or REFUSED; greedy, without stop tokens unless they are given."""
+    config_name, fields = {**SERVED, **REFUSED}[name]
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = getattr(transformers, config_name or f"{name}Config")(**{**fields, **ids, **changes})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model" if name == "GPT2LMHead" else f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and (parameter.dim() > 1 or parameter_name.endswith("sinks")):
+                parameter.normal_(0, 0.25)
+    return model
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """What ``generate`` of transformers says."""
+    with torch.no_grad():
+        tokens = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+    found: list[int] = tokens[0, len(prompt) :].tolist()
+    return found
+
+
+def tokenizer() -> bytes:
+    """tokenizer.json of one token a byte, <s> and </s>."""
+    return byte_tokenizer()

@@ -1,0 +1,77 @@
+"""Architectures of transformers, eager, in continuous batching over pages: token for token what ``generate`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conformance.language_models import REFUSED, SERVED, VOCABULARY, greedy, make_model
+from untorch.export import CompileError
+from untorch.export.lm.check import check_chunks
+from untorch.export.lm.step import Step
+from untorch.llm import Engine, SamplingParams
+from untorch.llm.runner import Runner, make_batch
+from untorch.llm.scheduler import Plan
+from untorch.llm.settings import Settings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NEW = 10
+PROMPTS = [[5, 9, 3, 77, 21, 8, 4, 2, 61, 30, 11, 90, 14], [7, 8], [100, 3, 55, 42, 17, 200, 31], [5, 9, 3, 77, 21]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class StepRunner(Runner):
+    """A step that is not compiled, over a pool full of what no sequence wrote."""
+
+    def __init__(self, step: Step, blocks: int) -> None:
+        self.settings = Settings(VOCABULARY, 128, step.block)
+        self.blocks, self.step = blocks, step
+        self.pool = torch.full((blocks, step.elements), 3.0, dtype=step.dtype)
+
+    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+        for source, target in plan.copies:
+            self.pool[target] = self.pool[source]
+        batch = make_batch(plan, self.step.block)
+        arrays = (
+            batch.tokens, batch.positions, np.array(rows or [0]), batch.block_table, batch.cu_seqlens_q,
+            batch.seqlens_k, batch.slot_mapping,
+        )  # fmt: skip
+        with torch.no_grad():
+            logits = self.step(*map(torch.from_numpy, arrays), self.pool)
+        return logits.numpy()[: len(rows)]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_continuous_batching(name: str) -> None:
+    model: Any = make_model(name)
+    expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
+    step = Step(model)
+    check_chunks(step, VOCABULARY)
+    # Chunks of prompts beside decoding; five blocks of 16 for four sequences of up to 23 positions.
+    with Engine(StepRunner(step, 5), max_batch_tokens=7, max_sequences=4) as engine:
+        results = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=NEW))
+    assert [result.error for result in results] == [None] * len(PROMPTS)
+    assert [result.token_ids for result in results] == expected
+    assert len({token for tokens in expected for token in tokens}) > 3  # they do say something
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    model = make_model(name)
+    with pytest.raises(CompileError) as caught:
+        check_chunks(Step(model), VOCABULARY)
+    assert name in str(caught.value)
+    assert "cannot be paged" in str(caught.value) or "keeps state that pages cannot hold" in str(caught.value)

@@ -1,0 +1,209 @@
+"""The engine on compiled packages in a process without torch: token for token what ``generate`` of transformers says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conformance.language_models import VOCABULARY, greedy, make_model, tokenizer
+from tests.unit.llm.test_structured import SCHEMAS, check
+from untorch import InvalidArgumentError, load
+from untorch.export import causal_lm
+from untorch.llm import Engine, SamplingParams
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NEW = 10
+# Llama with two methods; Gemma 2 with windows, soft capping and the pages of two kinds of layers.
+MODELS = {"Llama": (8, 48), "Gemma2": (16,)}
+STOP = 257
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+# A job of named generations in, their tokens out; and what only the engine's own process can see.
+RUN = """
+import asyncio, json, sys, threading, time
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+job = json.load(sys.stdin)
+prompts, new, out = job["prompts"], job["new"], {}
+GREEDY = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+def tokens(results):
+    return [r.token_ids for r in results]
+def options(**fields):
+    return {"max_batch_tokens": 16, "max_sequences": 8, **fields}
+
+with Engine(job["path"], **options()) as engine:
+    out["batched"] = tokens(engine.generate(prompts, GREEDY))
+    before = engine.stats()
+    again = engine.generate(prompts, GREEDY)
+    out["again"], out["cached"] = tokens(again), [r.usage.cached_tokens for r in again]
+    out["samples"] = [c.token_ids for c in engine.generate(
+        prompts[0], SamplingParams(n=3, temperature=0, max_tokens=new, ignore_eos=True)).completions]
+    seeded = [SamplingParams(temperature=1.5, seed=i, max_tokens=new, ignore_eos=True) for i in range(len(prompts))]
+    out["seeded"] = tokens(engine.generate(prompts, seeded)) == [
+        engine.generate(p, s).token_ids for p, s in zip(prompts, seeded)]
+    logged = engine.generate(prompts[2], SamplingParams(prompt_logprobs=0, max_tokens=1, ignore_eos=True))
+    out["logprobs"] = [item.logprob for item in logged.prompt_logprobs[1:]]
+    real = engine._runner.run
+    engine._runner.run = lambda *args: (time.sleep(0.01), real(*args))[1]  # else it may end before it is cancelled
+    handle = engine.submit(prompts[0], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
+    chunks = iter(handle)
+    for _ in range(3):
+        next(chunks)
+    handle.cancel()
+    result = handle.result(30)
+    engine._runner.run = real
+    out["cancelled"] = [result.finish_reason, result.token_ids[:3], len(result.token_ids) < 80]
+    out["long"] = engine.generate(prompts[1], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)).token_ids
+
+    async def one(prompt):
+        return [t async for chunk in engine.stream(prompt, GREEDY) for t in chunk.token_ids]
+    async def many():
+        return await asyncio.gather(*(one(prompts[i % len(prompts)]) for i in range(64)))
+    out["streams"] = asyncio.run(many()) == [out["batched"][i % len(prompts)] for i in range(64)]
+    threads = [threading.Thread(target=lambda i=i: out.setdefault(f"t{i}", engine.generate(prompts[i], GREEDY).token_ids))
+               for i in range(len(prompts))]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    out["threads"] = [out.pop(f"t{i}") for i in range(len(prompts))]
+    if job["schemas"]:
+        results = engine.generate(["go"] * len(job["schemas"]), [
+            SamplingParams(json_schema=s, max_tokens=100, seed=i, temperature=0.7) for i, s in enumerate(job["schemas"])])
+        out["schemas"] = [[r.text, r.finish_reason] for r in results]
+        chat = engine.chat([{"role": "user", "content": "hi"}], GREEDY)
+        out["chat"] = [chat.prompt_token_ids, chat.token_ids]
+        text = engine.generate("hello", GREEDY)
+        out["text"] = [text.prompt_token_ids, text.token_ids, text.text]
+    stats = engine.stats()
+    out["free"] = [stats.blocks_free, stats.blocks]
+
+with Engine(job["path"], **options(kv_memory=job["small"])) as engine:
+    out["preempted"] = tokens(engine.generate(prompts, GREEDY))
+    out["preemptions"], out["small"] = engine.stats().preemptions, engine.stats().blocks
+    end = engine.generate(prompts[1], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    out["full"] = [end.finish_reason, end.token_ids]
+out["modules"] = sorted({name.partition(".")[0] for name, module in sys.modules.items() if module})
+print(json.dumps(out))
+"""
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, int(n)).tolist() for n in (19, 2, 40, 7, 33, 1)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    name: str = request.param
+    model = make_model(name)
+    model.generation_config.eos_token_id = STOP
+    path = tmp_path_factory.mktemp(name) / "model.pt2"
+    has_text = name == "Llama"
+    if has_text:
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_buffer(tokenizer()), eos_token="</s>")
+        words.chat_template = TEMPLATE
+        report = causal_lm(model, path, tokenizer=words, token_counts=MODELS[name], progress=False)
+    else:
+        report = causal_lm(model, path, token_counts=MODELS[name], progress=False)
+    assert list(report.methods) == [f"step_{count}" for count in MODELS[name]]
+    assert model.config._attn_implementation != "untorch_paged"
+    layers = 3 * 2 * 8 * 2 * 4  # bytes a position
+    job = {
+        "path": str(path), "prompts": prompts(), "new": NEW, "small": 4 * 16 * layers,
+        "schemas": SCHEMAS[:6] if has_text else [],
+    }  # fmt: skip
+    done = subprocess.run(
+        [os.environ.get("UNTORCH_RUN_PYTHON", sys.executable), "-c", RUN], input=json.dumps(job), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    model.generation_config.eos_token_id = None
+    out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**out, "path": path, "model": model, "expected": [greedy(model, prompt, NEW) for prompt in prompts()]}
+
+
+def test_continuous_batching(found: dict[str, Any]) -> None:
+    assert found["batched"] == found["expected"]
+    assert found["threads"] == found["expected"]
+    assert found["samples"] == [found["expected"][0]] * 3
+    assert found["streams"] is True
+    assert found["seeded"] is True
+    assert not {"torch", "transformers", "scipy"} & set(found["modules"])
+    assert found["free"][0] == found["free"][1]
+
+
+def test_logprobs(found: dict[str, Any]) -> None:
+    prompt = torch.tensor([prompts()[2]])
+    with torch.no_grad():
+        expected = found["model"](prompt).logits[0, :-1].log_softmax(-1).gather(1, prompt[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found["logprobs"]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_known_prefixes(found: dict[str, Any]) -> None:
+    assert found["again"] == found["expected"]
+    assert found["cached"] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts()]
+
+
+def test_preemption(found: dict[str, Any]) -> None:
+    assert found["small"] == 4
+    assert found["preempted"] == found["expected"]
+    assert found["preemptions"] > 0
+
+
+def test_too_little_memory(found: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Engine(found["path"], kv_memory=100)
+    assert str(caught.value) == (
+        "Engine: kv_memory: expected at least 6144 bytes, one block of 16 positions, got 100"
+    )  # fmt: skip
+
+
+def test_an_open_program(found: dict[str, Any]) -> None:
+    with load(found["path"]) as program:
+        for _ in range(2):
+            with Engine(program, kv_memory="1MiB", text=False) as engine:
+                params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+                assert engine.generate(prompts()[0], params).token_ids == found["expected"][0]
+
+
+def test_ends(found: dict[str, Any]) -> None:
+    reason, tokens, short = found["cancelled"]
+    assert (reason, tokens, short) == ("cancelled", found["expected"][0][:3], True)
+    assert len(found["long"]) == 128 - 2
+    assert found["long"] == greedy(found["model"], prompts()[1], 126)
+    reason, tokens = found["full"]
+    assert reason == "length"
+    assert len(tokens) == 4 * 16 - 2 + 1
+    assert tokens == found["long"][: len(tokens)]
+
+
+def test_text(found: dict[str, Any]) -> None:
+    if "schemas" not in found:
+        return
+    for schema, (text, reason) in zip(SCHEMAS, found["schemas"], strict=False):
+        if reason == "stop":
+            check(json.loads(text), schema, schema)
+    assert sum(reason == "stop" for _, reason in found["schemas"]) >= 4
+    from tokenizers import Tokenizer
+
+    words = Tokenizer.from_buffer(tokenizer())
+    prompt, tokens, text = found["text"]
+    assert prompt == words.encode("hello").ids
+    assert tokens == greedy(found["model"], prompt, NEW)
+    assert text == words.decode(tokens)
+    prompt, tokens = found["chat"]
+    assert words.decode(prompt) == "user: hi\nbot:"
+    assert tokens == greedy(found["model"], prompt, NEW)
+    assert max(prompt) < VOCABULARY

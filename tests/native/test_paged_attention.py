@@ -1,0 +1,177 @@
+"""Paged attention on the CPU against its reference: batches of prefill, chunks and decode over shuffled pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.native import shim
+from tests.native.shim import Opt, ShimError, call
+from untorch.ops.paged_attention import paged_attention
+
+NAME = "aoti_torch_cpu_paged_attention"
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def batch(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    heads_kv: int,
+    width: int,
+    width_v: int,
+    block: int = 16,
+    dtype: torch.dtype = torch.float32,
+    padding: int = 0,
+    offset: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments for sequences of (queries, positions); the pages hold what came before, in shuffled order."""
+    g = torch.Generator().manual_seed(seed)
+    tokens = sum(queries for queries, _ in lengths) + padding
+    needed = [-(-length // block) for _, length in lengths]
+    blocks, columns = sum(needed) + 2, max([*needed, 1]) + 1
+    free = torch.randperm(blocks, generator=g).tolist()
+    table = torch.full((len(lengths), columns), -1, dtype=torch.int32)
+    slots = torch.full((tokens,), -1, dtype=torch.int64)
+    ends = [0]
+    for s, (queries, length) in enumerate(lengths):
+        pages = [free.pop() for _ in range(needed[s])]
+        table[s, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        for i in range(queries):
+            j = length - queries + i
+            slots[ends[-1] + i] = pages[j // block] * block + j % block
+        ends.append(ends[-1] + queries)
+    elements = offset + heads_kv * block * (width + width_v) + 3
+    return {
+        "q": torch.randn(tokens, heads, width, generator=g).to(dtype),
+        "k": torch.randn(tokens, heads_kv, width, generator=g).to(dtype),
+        "v": torch.randn(tokens, heads_kv, width_v, generator=g).to(dtype),
+        "pool": torch.randn(blocks, elements, generator=g).to(dtype),
+        "block_table": table, "cu_seqlens_q": torch.tensor(ends, dtype=torch.int32),
+        "seqlens_k": torch.tensor([length for _, length in lengths], dtype=torch.int32), "slot_mapping": slots,
+        "sinks": None, "alibi": None, "offset": offset, "block": block, "heads_kv": heads_kv, "width": width,
+        "width_v": width_v, "scale": width**-0.5, "window": 0, "chunk": 0, "softcap": 0.0,
+    }  # fmt: skip
+
+
+OPTIONAL = ("k", "v", "sinks", "alibi")
+
+
+def ours(given: dict[str, Any]) -> torch.Tensor:
+    out: torch.Tensor = call(NAME, *(Opt(v) if k in OPTIONAL else v for k, v in given.items()), returns=1)
+    return out
+
+
+def verify(given: dict[str, Any]) -> None:
+    plain, reference = dict(given, pool=given["pool"].clone()), dict(given, pool=given["pool"].clone())
+    got, expected = ours(plain), paged_attention(**reference)
+    tolerance = TOLERANCE[given["q"].dtype]
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(plain["pool"], reference["pool"])
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_any_batch(data: st.DataObject) -> None:
+    draw = data.draw
+    lengths = []
+    for _ in range(draw(st.integers(1, 4))):
+        length = draw(st.integers(1, 300))
+        lengths.append((draw(st.integers(0, min(length, 70))), length))
+    heads_kv = draw(st.sampled_from([1, 2, 3]))
+    given = batch(
+        lengths, heads_kv * draw(st.sampled_from([1, 2, 4, 7])), heads_kv, draw(st.sampled_from([8, 24, 64])),
+        draw(st.sampled_from([8, 20, 64])), draw(st.sampled_from([16, 32, 48])),
+        draw(st.sampled_from(list(TOLERANCE))), draw(st.integers(0, 3)), draw(st.sampled_from([0, 5, 64])),
+        draw(st.integers(0, 1000)),
+    )  # fmt: skip
+    heads = given["q"].shape[1]
+    given["window"] = draw(st.sampled_from([0, 0, 1, 17, 100]))
+    given["chunk"] = draw(st.sampled_from([0, 0, 16, 37]))
+    given["softcap"] = draw(st.sampled_from([0.0, 2.5]))
+    given["sinks"] = draw(st.sampled_from([None, torch.linspace(-2, 2, heads)]))
+    given["alibi"] = draw(st.sampled_from([None, torch.linspace(0.01, 0.5, heads)]))
+    if draw(st.booleans()):  # a layer that reads what another one wrote
+        given["k"] = given["v"] = None
+    verify(given)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("sinks", [False, True])
+def test_long_sequences_are_cut_into_parts(dtype: torch.dtype, sinks: bool) -> None:
+    given = batch([(1, 5000), (1, 1025), (2, 3000), (40, 2100)], 8, 2, 64, 64, 16, dtype)
+    given["sinks"] = torch.randn(8) if sinks else None
+    verify(given)
+
+
+def test_pages_behind_the_window_may_be_anything() -> None:
+    given = batch([(3, 400)], 2, 1, 16, 16)
+    given["window"] = 40
+    before = ours(dict(given, pool=given["pool"].clone()))
+    given["block_table"][0, :22] = -5
+    pool = given["pool"].clone()
+    assert torch.equal(ours(dict(given, pool=pool)), before)
+
+
+def test_strided_operands() -> None:
+    given = batch([(5, 20), (1, 33)], 4, 2, 16, 16)
+    packed = torch.randn(6, 4 * 16 + 2 * 32)
+    given["q"] = packed[:, :64].unflatten(1, (4, 16))
+    given["k"], given["v"] = (
+        packed[:, 64:96].unflatten(1, (2, 16)),
+        packed[:, 96:].unflatten(1, (16, 2)).transpose(1, 2),
+    )
+    verify(given)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    given = batch([(1, 3000), (30, 90), (1, 40)], 8, 2, 64, 64)
+    results = []
+    for threads in (1, 2, 3, 5):
+        shim.lib.utp_set_num_threads(threads)
+        results.append(ours(dict(given, pool=given["pool"].clone())))
+    shim.lib.utp_set_num_threads(2)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"q": torch.ones(3, 2, 8).double()}, "argument 'q' must be float32, bfloat16 or float16, got float64"),
+        ({"heads_kv": 3}, "2 heads do not divide into 3 KV heads"),
+        ({"block": 20}, "argument 'block' must be a multiple of 16, got 20"),
+        ({"offset": 100}, "the pool's blocks have 259 elements, and the layer needs 256 from 100 on"),
+        ({"v": None}, "'k' and 'v' must be both given or both absent"),
+        ({"window": -1}, "'window' and 'chunk' must not be negative, got -1 and 0"),
+        ({"seqlens_k": torch.tensor([3])}, "argument 'seqlens_k' must be int32, got int64"),
+        (
+            {"cu_seqlens_q": torch.tensor([0, 4], dtype=torch.int32)},
+            "argument 'cu_seqlens_q' has a wrong value at 1: 4",
+        ),
+        (
+            {"cu_seqlens_q": torch.tensor([1, 3], dtype=torch.int32)},
+            "argument 'cu_seqlens_q' has a wrong value at 0: 1",
+        ),
+        ({"seqlens_k": torch.tensor([2], dtype=torch.int32)}, "argument 'seqlens_k' has a wrong value at 0: 2"),
+        ({"seqlens_k": torch.tensor([99], dtype=torch.int32)}, "argument 'seqlens_k' has a wrong value at 0: 99"),
+        (
+            {"block_table": torch.tensor([[7, 0]], dtype=torch.int32)},
+            "argument 'block_table' has a wrong value at 0: 7",
+        ),
+        (
+            {"slot_mapping": torch.tensor([0, 48, 2])},
+            "argument 'slot_mapping' has a wrong value at 1: 48",
+        ),
+        ({"sinks": torch.ones(3)}, "argument 'sinks' must have shape [2], got [3]"),
+    ],
+)
+def test_errors(change: dict[str, Any], text: str) -> None:
+    given = batch([(3, 3)], 2, 1, 8, 8)
+    given.update(change)
+    with pytest.raises(ShimError) as caught:
+        ours(given)
+    assert str(caught.value) == f"paged_attention: {text}"

@@ -1,0 +1,116 @@
+"""untorch generate, chat and bench-llm on a model that says one text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import Done
+from tests.unit.llm.fake import TextRunner
+from untorch.cli import bench_llm, chat, generate
+from untorch.llm import Engine
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
+TEXT = "Hello, wörld!"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextRunner]:
+    made = TextRunner(TEXT, TEMPLATE, max_positions=400, blocks=200)
+
+    def open_engine(file: Path, **options: Any) -> Engine:
+        assert str(file) == "m.pt2"
+        options = {key: value for key, value in options.items() if key in ("text", "max_batch_tokens", "max_sequences")}
+        return Engine(made, **options)
+
+    for module in (generate, chat, bench_llm):
+        monkeypatch.setattr(module, "open_engine", open_engine)
+    yield made
+    assert made.closed
+
+
+@pytest.mark.usefixtures("runner")
+def test_generate(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("generate", "m.pt2", "hi").out == TEXT + "\n"
+    assert cli("generate", "m.pt2", "hi", "--stop", "wö", "--stop", "x").out == "Hello, \n"
+    assert cli("generate", "m.pt2", "ids:5,6", "--max-tokens", "3").out == "Hel\n"
+    document = cli("generate", "m.pt2", "hi", "--samples", "2", "--json").document()
+    assert document["prompt_tokens"] == 2
+    assert document["completion_tokens"] == 2 * (len(TEXT.encode()) + 1)
+    assert [item["text"] for item in document["completions"]] == [TEXT, TEXT]
+    assert document["completions"][0]["finish_reason"] == "stop"
+    assert cli("generate", "m.pt2", "hi", "--samples", "2").out == f"{TEXT}\n{TEXT}\n"
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("ids:5,x",), "PROMPT: expected token ids such as ids:5,17,3, got ids:5,x"),
+        (("hi", "--top-p", "2"), "SamplingParams: top_p: expected a finite number above 0 to 1, got 2.0"),
+        (("ids:999",), "prompt: token 0: expected an id from 0 to 257, got 999"),
+    ],
+)
+def test_errors(cli: Callable[..., Done], arguments: tuple[str, ...], text: str) -> None:
+    if arguments == ("ids:5,x",):
+        done = cli("generate", "m.pt2", "hi")
+        assert done.code == 0
+    done = cli("generate", "m.pt2", *arguments)
+    assert (done.code, done.err) == (1, f"untorch: {text}\n")
+
+
+@pytest.mark.usefixtures("runner")
+def test_chat(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    lines = iter(["hi", "/stats", "more", "/reset", "/stats", "/help", "/exit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    done = cli("chat", "m.pt2", "--system", "be kind")
+    assert done.code == 0, done.err
+    out = done.out.splitlines()
+    assert out[0] == out[3] == TEXT
+    assert out[1].startswith("1 answers, 15 tokens in ")
+    prompt = len(b"system: be kind\nuser: hi\nbot:")
+    assert out[2].startswith(f"last answer: {prompt} prompt tokens (0 cached), first token after ")
+    assert out[2].endswith("ended by stop")
+    assert out[4].startswith("2 answers, 30 tokens")
+    assert out[5].startswith("/reset begins anew")
+    assert len(out) == 6
+    lines = iter(["hi", "/stats", "/exit"])
+    document = cli("chat", "m.pt2", "--json").document()
+    assert document["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": TEXT}]
+    assert document["stats"]["finished"] == 1
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("dataset", ["random", "shared-prefix"])
+def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
+    options = ("--num-prompts", 6, "--max-concurrency", 3, "--input-len", 40, "--output-len", 5, "--prefix-len", 30)
+    document = cli("bench-llm", "m.pt2", "--dataset", dataset, *options, "--json").document()
+    assert document["requests"] == 6
+    assert document["output_throughput"] == pytest.approx(30 / document["duration_s"])
+    assert document["total_throughput"] == pytest.approx(270 / document["duration_s"])
+    assert (document["cached_tokens"] >= 3 * 28) == (dataset == "shared-prefix")
+    for name in ("ttft_s", "tpot_s", "itl_s"):
+        assert 0 < document[name]["p50"] <= document[name]["p99"]
+    text = cli("bench-llm", "m.pt2", "--dataset", dataset, *options).out
+    assert "TTFT" in text
+    assert "requests/s" in text
+
+
+@pytest.mark.usefixtures("runner")
+def test_a_prefix_that_is_too_long(cli: Callable[..., Done]) -> None:
+    cli("generate", "m.pt2", "hi")
+    done = cli("bench-llm", "m.pt2", "--dataset", "shared-prefix", "--input-len", 8, "--prefix-len", 8)
+    assert done.err == "untorch: --prefix-len: expected less than --input-len (8), got 8\n"
+
+
+def test_tasks(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = cli("export", "folder", "-o", tmp_path / "m.pt2", "--task", "translation")
+    assert done.code == 2
+    assert "expected text-generation, got translation" in done.err
+    done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation")
+    assert done.err == f"untorch: causal_lm: model: {tmp_path} has no config.json\n"

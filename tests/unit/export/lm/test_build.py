@@ -1,0 +1,150 @@
+"""What causal_lm reads and refuses, and what it writes beside the code. Nothing is compiled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from tests.conformance.language_models import make_model, tokenizer
+from untorch import ArgumentTypeError, FileMissingError, InvalidArgumentError, UnsupportedError
+from untorch.export import CompileError, causal_lm
+from untorch.export.lm import build
+from untorch.export.tracing import export_program
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be compiled and written."""
+    found: dict[str, Any] = {}
+
+    def write(requests: Any, path: Any, device: str, arch: Any, options: Any, sections: Any, files: Any) -> None:
+        found.update(requests=requests, path=path, llm=sections["llm"], files=files, options=options)
+
+    monkeypatch.setattr(build, "write_package", write)
+    return found
+
+
+def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model("Gemma2", eos_token_id=7)
+    model.train()
+    causal_lm(model, tmp_path / "m.pt2", token_counts=(8, 64), pack_linears=False)
+    section = written["llm"]
+    assert section["format_version"] == 1
+    assert section["architecture"] == "Gemma2ForCausalLM"
+    assert (section["vocabulary"], section["max_positions"], section["stop_ids"]) == (258, 128, [7])
+    assert (section["block_size"], section["block_elements"], section["dtype"]) == (16, 3 * 512, "float32")
+    assert section["layers"][1] == {
+        "heads_kv": 2, "width": 8, "width_v": 8, "window": section["layers"][1]["window"], "chunk": 0, "offset": 512,
+    }  # fmt: skip
+    assert sorted(layer["window"] for layer in section["layers"]) == [0, 6, 6]
+    assert section["methods"] == [{"name": "step_8", "tokens": 8}, {"name": "step_64", "tokens": 64}]
+    assert [request.method.name for request in written["requests"]] == ["step_8", "step_64"]
+    assert [len(request.method.args[0]) for request in written["requests"]] == [8, 64]
+    assert written["files"] == {}
+    assert written["options"].pack_linears is False
+    json.dumps(section)
+    # The model is what it was.
+    assert model.training
+    assert model.config._attn_implementation != "untorch_paged"
+    assert model.config.use_cache is True
+
+
+def test_examples_are_valid_calls(written: dict[str, Any], tmp_path: Path) -> None:
+    causal_lm(make_model("Llama"), tmp_path / "m.pt2", token_counts=(4, 40))
+    for request in written["requests"]:
+        step, args = request.method.model, request.method.args
+        step.model.set_attn_implementation("untorch_paged")
+        with torch.no_grad():
+            assert step(*args).shape == (3, 258)
+
+
+def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_buffer(tokenizer()), eos_token="</s>", bos_token="<s>"
+    )
+    words.chat_template = "{{ messages }}"
+    words.save_pretrained(tmp_path / "hf")
+    model = make_model("Llama", eos_token_id=9)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True, temperature=0.6, top_k=20, eos_token_id=[9, 11]
+    )
+    model.save_pretrained(tmp_path / "hf")
+    causal_lm(tmp_path / "hf", tmp_path / "m.pt2", dtype=torch.bfloat16, max_positions=64)
+    section, files = written["llm"], written["files"]
+    assert section["dtype"] == "bfloat16"
+    assert section["max_positions"] == 64
+    assert section["stop_ids"] == [9, 11, 257]
+    assert section["special_tokens"] == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert section["generation"] == {"temperature": 0.6, "top_k": 20, "do_sample": True}
+    assert files[section["tokenizer"]] == (tmp_path / "hf" / "tokenizer.json").read_bytes()
+    assert files[section["chat_template"]] == b"{{ messages }}"
+    causal_lm(make_model("Llama"), tmp_path / "m.pt2", tokenizer=tmp_path / "hf" / "tokenizer.json")
+    assert set(written["files"]) == {"extra/llm/tokenizer.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"token_counts": (16, 8)}, InvalidArgumentError, "token_counts: expected ascending integers from 4 on, such "
+                                                          "as (16, 1024), got (16, 8)"),
+        ({"token_counts": ()}, InvalidArgumentError, "token_counts: expected ascending integers"),
+        ({"token_counts": (2,)}, InvalidArgumentError, "token_counts: expected ascending integers"),
+        ({"block_size": 8}, InvalidArgumentError, "block_size: expected a multiple of 16, got 8"),
+        ({"max_positions": 0}, InvalidArgumentError, "max_positions: expected a positive integer, got 0"),
+        ({"device": "cuda"}, UnsupportedError, "device: expected 'cpu', got 'cuda': untorch::paged_attention has no "
+                                               "kernel for it"),
+        ({"tokenizer": 3}, ArgumentTypeError, "tokenizer: expected a folder, a tokenizer.json, a fast tokenizer"),
+        ({"tokenizer": "/nowhere.json"}, FileMissingError, "tokenizer: there is no /nowhere.json"),
+        ({"dtype": torch.float16}, InvalidArgumentError, "dtype: is for a folder; convert a module with"),
+        ({"model": "/nowhere"}, FileMissingError, "model: /nowhere has no config.json"),
+        ({"model": 3}, ArgumentTypeError, "model: expected a module or the path of a Hugging Face folder, got int"),
+        ({"model": nn.Linear(2, 2)}, ArgumentTypeError, "model: expected a causal language model of transformers, got "
+                                                        "Linear, which has no config"),
+    ],
+)  # fmt: skip
+def test_refusals(
+    options: dict[str, Any], error: type[Exception], text: str, written: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        causal_lm(**{"model": make_model("Llama"), "path": tmp_path / "m.pt2", **options})
+    assert str(caught.value).startswith(f"causal_lm: {text}")
+    assert not written
+
+
+@pytest.mark.slow
+def test_guards_are_deferred(written: dict[str, Any], tmp_path: Path) -> None:
+    """Llama 4's experts: torch.export takes a relation between sizes, which always holds, for a constraint."""
+    model = make_model("Llama4")
+    causal_lm(model, tmp_path / "m.pt2", token_counts=(16,))
+    method = written["requests"][0].method
+    model.set_attn_implementation("untorch_paged")
+    with pytest.raises(CompileError, match="Constraints violated"):
+        export_program(replace(method, defers_guards=False), False)
+    assert export_program(method, False).program is not None
+
+
+def test_a_model_elsewhere(written: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        causal_lm(make_model("Llama").to("meta"), tmp_path / "m.pt2")
+    assert str(caught.value) == "causal_lm: model: expected its parameters on the CPU, got meta: use model.cpu()"
+
+
+def test_a_model_that_is_refused_is_what_it_was(written: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model("Lfm2")
+    before = model.config._attn_implementation
+    with pytest.raises(CompileError) as caught:
+        causal_lm(model, tmp_path / "m.pt2")
+    assert "Lfm2ForCausalLM: 12 tokens as a whole and in chunks of 5, 4, 1, 1, 1 differ by" in str(caught.value)
+    assert "this family keeps state that pages cannot hold" in str(caught.value)
+    assert model.config._attn_implementation == before

@@ -1,0 +1,109 @@
+"""A model for tests of the engine: logits from the tokens that it finds in the pages, so wrong pages show."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from untorch.llm.runner import Runner, make_batch
+from untorch.llm.scheduler import Plan
+from untorch.llm.settings import Settings
+
+VOCABULARY = 64
+
+
+def next_logits(tokens: Sequence[int]) -> np.ndarray:
+    """What the model says behind these tokens."""
+    seed = zlib.crc32(np.asarray(tokens, np.int64).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * 3
+
+
+def greedy(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(next_logits(tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+class FakeRunner(Runner):
+    """Its pool has a token for each position. hook: called before each step, with the plan."""
+
+    def __init__(
+        self,
+        blocks: int = 64,
+        size: int = 4,
+        hook: Callable[[Plan], Any] | None = None,
+        files: dict[str, bytes] | None = None,
+        **settings: Any,
+    ) -> None:
+        given = {"vocabulary": VOCABULARY, "max_positions": 200, "stop_ids": (), **settings}
+        self.settings = Settings(block_size=size, **given)
+        self.blocks, self.size = blocks, size
+        self.pool = np.full((blocks, size), -1)
+        self.hook, self.files = hook, files or {}
+        self.plans: list[list[tuple[int, int]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = False
+
+    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+        self.gate.wait()
+        self.plans.append([(item.start, item.count) for item in plan.items])
+        if self.hook is not None:
+            self.hook(plan)
+        for source, target in plan.copies:
+            self.pool[target] = self.pool[source]
+        batch = make_batch(plan, self.size)
+        assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
+        self.pool.reshape(-1)[batch.slot_mapping] = batch.tokens
+        logits = []
+        for row in rows:
+            sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
+            end = int(batch.positions[row]) + 1
+            pages = batch.block_table[sequence, : -(-end // self.size)]
+            logits.append(next_logits(self.pool[pages].reshape(-1)[:end]))
+        return np.array(logits, np.float32).reshape(len(rows), VOCABULARY)
+
+    def file(self, name: str) -> bytes:
+        return self.files[name]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class TextRunner(FakeRunner):
+    """Says one text whatever the prompt is, byte by byte."""
+
+    def __init__(self, text: str, template: str | None = None, **settings: Any) -> None:
+        from untorch.llm.tokenizer import Tokenizer
+
+        files = {"tokenizer.json": byte_tokenizer()}
+        if template is not None:
+            files["template"] = template.encode()
+            settings["chat_template"] = "template"
+        super().__init__(files=files, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,), **settings)
+        self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
+
+    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+        wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
+        logits = np.zeros((len(rows), 258), np.float32)
+        for at, sequence in enumerate(wanted):
+            logits[at, self.script[(len(sequence.tokens) - sequence.prompt_length) % len(self.script)]] = 9
+        return logits
+
+
+def byte_tokenizer(special: Sequence[str] = ("<s>", "</s>")) -> bytes:
+    """tokenizer.json of one token a byte: its ids are 0 to 255, then the special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
+    text: str = tokenizer.to_str()
+    return text.encode()

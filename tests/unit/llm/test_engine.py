@@ -1,0 +1,410 @@
+"""The engine on a model whose pages are checked: batching, sharing, ends, faults, threads and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.llm.fake import VOCABULARY, FakeRunner, TextRunner, greedy
+from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
+from untorch.llm import Chunk, Engine, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+
+
+def engine(runner: FakeRunner | None = None, **options: Any) -> Engine:
+    given = {"max_batch_tokens": 16, "max_sequences": 8, "text": False, **options}
+    return Engine(runner or FakeRunner(), **given)
+
+
+@pytest.fixture
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, VOCABULARY, int(n)).tolist() for n in rng.integers(1, 40, 20)]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def test_continuous_batching_is_invisible(prompts: list[list[int]]) -> None:
+    runner = FakeRunner(blocks=200)
+    with engine(runner) as made:
+        results = made.generate(prompts, GREEDY)
+        assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
+        assert {r.finish_reason for r in results} == {"length"}
+        assert max(len(plan) for plan in runner.plans) == 8
+        assert max(sum(count for _, count in plan) for plan in runner.plans) == 16
+        assert made.generate(prompts[0], GREEDY).token_ids == greedy(prompts[0], 10)
+        stats = made.stats()
+    assert (stats.requests, stats.finished, stats.running, stats.waiting) == (21, 21, 0, 0)
+    assert stats.blocks_free == stats.blocks == 200
+    assert stats.generated_tokens == 210
+    assert runner.closed
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_preemption_is_invisible(prompts: list[list[int]], prefix_cache: bool) -> None:
+    with engine(FakeRunner(blocks=14), prefix_cache=prefix_cache) as made:
+        results = made.generate(prompts, GREEDY)
+        assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
+        assert made.stats().preemptions > 0
+        assert made.stats().blocks_free == 14
+
+
+def test_a_known_prefix_is_counted() -> None:
+    with engine() as made:
+        prompt = list(range(20))
+        assert made.generate(prompt, GREEDY).usage.cached_tokens == 0
+        again = made.generate([*prompt, 3], GREEDY)
+        assert again.usage.cached_tokens == 20
+        assert again.usage.prompt_tokens == 21
+        assert again.token_ids == greedy([*prompt, 3], 10)
+        assert made.stats().cached_tokens == 20
+
+
+def test_samples_of_one_prompt() -> None:
+    prompt = list(range(9))
+    params = SamplingParams(n=4, seed=1, max_tokens=12, temperature=2.0)
+    with engine() as made:
+        output = made.generate(prompt, params)
+        ids = [item.token_ids for item in output.completions]
+        assert [item.index for item in output.completions] == [0, 1, 2, 3]
+        assert len({tuple(one) for one in ids}) == 4
+        assert output.usage.completion_tokens == 48
+        others = made.generate([prompt, [5], prompt], [params, GREEDY, params])
+        assert [item.token_ids for item in others[0].completions] == ids
+        assert [item.token_ids for item in others[2].completions] == ids
+        same = made.generate(prompt, SamplingParams(n=3, temperature=0, max_tokens=12))
+        assert [item.token_ids for item in same.completions] == [greedy(prompt, 12)] * 3
+        best = made.generate(prompt, SamplingParams(n=2, best_of=4, seed=1, max_tokens=12, temperature=2.0))
+        assert all(item.token_ids in ids and item.logprobs is None for item in best.completions)
+        logged = made.generate(prompt, SamplingParams(n=4, seed=1, max_tokens=12, temperature=2.0, logprobs=0))
+        means = [np.mean([t.logprob for t in item.logprobs or ()]) for item in logged.completions]
+        assert [item.index for item in best.completions] == np.argsort(means)[::-1][:2].tolist()
+
+
+def test_samples_when_blocks_run_out() -> None:
+    with engine(FakeRunner(blocks=8)) as made:
+        output = made.generate(list(range(6)), SamplingParams(n=6, temperature=0, max_tokens=9))
+        assert [item.token_ids for item in output.completions] == [greedy(list(range(6)), 9)] * 6
+        assert made.stats().preemptions > 0
+
+
+def test_ends() -> None:
+    prompt = [1, 2, 3]
+    free = greedy(prompt, 30)
+    runner = FakeRunner(stop_ids=(free[4],))
+    with engine(runner) as made:
+
+        def run(**fields: Any) -> tuple[list[int], str, Any]:
+            output = made.generate(prompt, SamplingParams(**{"temperature": 0, "max_tokens": 20, **fields}))
+            return output.token_ids, output.finish_reason, output.completions[0].stop_reason
+
+        first = free.index(free[4]) + 1
+        assert run() == (free[:first], "stop", None)
+        assert run(ignore_eos=True) == (free[:20], "length", None)
+        assert run(max_tokens=2) == (free[:2], "length", None)
+        assert run(stop_token_ids=[free[1]])[1:] == ("stop", free[1])
+        tokens, reason, _ = run(min_tokens=20)
+        assert (len(tokens), reason) == (20, "length")
+        assert free[4] not in tokens
+
+
+def test_the_models_and_the_caches_length() -> None:
+    prompt = [1, 2, 3]
+    everything = SamplingParams(temperature=0, max_tokens=None)
+    with engine(FakeRunner(max_positions=30)) as made:
+        output = made.generate(prompt, everything)
+        assert (output.token_ids, output.finish_reason) == (greedy(prompt, 27), "length")
+    with engine(FakeRunner(blocks=5)) as made:
+        results = made.generate([prompt, [4]], everything)
+        assert [r.finish_reason for r in results] == ["length", "length"]
+        assert results[0].token_ids == greedy(prompt, 18)  # the last token needs no page
+        assert results[1].token_ids == greedy([4], 20)
+        assert made.generate(prompt, GREEDY).token_ids == greedy(prompt, 10)
+
+
+def test_logprobs() -> None:
+    prompt = [9, 8, 7, 6, 5, 4, 3, 2, 1] * 3
+    with engine() as made:
+        made.generate(prompt, GREEDY)
+        output = made.generate(
+            prompt, SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+        )  # fmt: skip
+    assert output.usage.cached_tokens == 0
+    assert output.logprobs is not None
+    assert [item.token for item in output.logprobs] == greedy(prompt, 3)
+    assert all(item.rank == 1 and len(item.top) == 2 for item in output.logprobs)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert [item.token for item in output.prompt_logprobs[1:] if item is not None] == prompt[1:]
+    assert [item.top[0][0] for item in output.prompt_logprobs[1:] if item is not None] == [
+        greedy(prompt[:i], 1)[0] for i in range(1, len(prompt))
+    ]
+
+
+def test_forms_of_prompts() -> None:
+    with engine() as made:
+        expected = greedy([1, 2, 3], 10)
+        for prompt in ((1, 2, 3), np.array([1, 2, 3]), [np.int64(1), np.int32(2), 3]):
+            assert made.generate(prompt, GREEDY).token_ids == expected
+        many = made.generate([np.array([1, 2, 3]), (4,)], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
+        assert [r.token_ids for r in many] == [expected, greedy([4], 2)]
+
+
+def test_an_interrupt_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Any, timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+    with engine(FakeRunner(hook=lambda plan: time.sleep(0.001))) as made:
+        endless = SamplingParams(temperature=0, max_tokens=190)
+        for prompts in ([1], [[1], [2]]):
+            with monkeypatch.context() as patch:
+                patch.setattr("untorch.llm.request.Generation.wait", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    made.generate(prompts, endless)
+        made.generate([3], GREEDY)
+        assert made.stats().running == 0
+
+
+def test_one_wrong_request_of_many() -> None:
+    with engine() as made:
+        results = made.generate([[1, 2], [3, VOCABULARY], [4]], GREEDY)
+        assert results[0].token_ids == greedy([1, 2], 10)
+        assert results[2].token_ids == greedy([4], 10)
+        assert results[1].finish_reason == "error"
+        assert str(results[1].error) == f"prompt: token 1: expected an id from 0 to 63, got {VOCABULARY}"
+        with pytest.raises(InvalidArgumentError, match="token 0: expected an id"):
+            made.generate([-1], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "text"),
+    [
+        ([], {}, "prompt: expected at least one token, got none"),
+        ("text", {}, "prompt: expected token ids, as there is no tokenizer, got text"),
+        ([1.5], {}, "prompt: expected text or a list of token ids, got [1.5]"),
+        ([1] * 200, {}, "prompt: expected less than 200 tokens, the model's length, got 200"),
+        ([1] * 90, {}, "prompt: expected at most 80 tokens, which is what the pages hold, got 90: give the engine more "
+                       "kv_memory"),
+        ([1], {"stop": "x"}, "SamplingParams: stop: there is no tokenizer, so there is no text to search"),
+        ([1], {"stop_token_ids": [64]}, "SamplingParams: stop_token_ids: expected ids from 0 to 63, got 64"),
+        ([1], {"logit_bias": {99: 1}}, "SamplingParams: logit_bias: expected ids from 0 to 63, got 99"),
+        ([1], {"n": 9}, "SamplingParams: n: expected at most the engine's max_sequences (8), got 9"),
+        ([1], {"regex": "a"}, "SamplingParams: regex: the package has no tokenizer, which this needs"),
+    ],
+)  # fmt: skip
+def test_refusals(prompt: Any, fields: dict[str, Any], text: str) -> None:
+    with engine(FakeRunner(blocks=20)) as made, pytest.raises(InvalidArgumentError) as caught:
+        made.submit(prompt, SamplingParams(**fields))
+    assert str(caught.value) == text
+
+
+def test_wrong_arguments() -> None:
+    for options, text in [
+        ({"max_batch_tokens": 0}, "Engine: max_batch_tokens: expected a positive integer, got 0"),
+        ({"max_sequences": 17}, "Engine: max_batch_tokens: expected at least max_sequences (17), as each sequence "
+                                "decodes one token a step, got 16"),
+    ]:  # fmt: skip
+        with pytest.raises(InvalidArgumentError) as caught:
+            engine(**options)
+        assert str(caught.value) == text
+    with engine() as made:
+        with pytest.raises(ArgumentTypeError, match="params: expected SamplingParams, got dict"):
+            made.submit([1], {})  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="timeout: expected seconds above 0, got 0"):
+            made.submit([1], GREEDY, timeout=0)
+        with pytest.raises(InvalidArgumentError, match="params: expected 2, one a prompt, got 1"):
+            made.generate([[1], [2]], [GREEDY])
+        with pytest.raises(InvalidArgumentError, match="the package has no chat template"):
+            made.chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it broke"), OutOfMemoryError("no memory")])
+def test_a_fault_fails_the_requests_of_its_step(error: Exception) -> None:
+    def hook(plan: Any) -> None:
+        if any(item.sequence.tokens[0] == 13 for item in plan.items):
+            raise error
+
+    runner = FakeRunner(hook=hook)
+    with engine(runner, max_sequences=2) as made:
+        with pytest.raises(OutOfMemoryError if isinstance(error, OutOfMemoryError) else ModelError) as caught:
+            made.generate([13, 4], GREEDY)
+        assert str(error) in str(caught.value)
+        good = made.generate([14], GREEDY)
+        assert good.token_ids == greedy([14], 10)
+        assert made.stats().blocks_free == 64
+        assert made.stats().finished == 2
+
+
+def test_logits_that_are_not_numbers() -> None:
+    class Broken(FakeRunner):
+        def run(self, plan: Any, rows: Any) -> np.ndarray:
+            logits = super().run(plan, rows)
+            for at, item in enumerate(plan.items):
+                if item.sequence.tokens[0] == 13 and at < len(logits):
+                    logits[at] = np.nan
+            return logits
+
+    with engine(Broken()) as made:
+        results = made.generate([[13, 1], [14, 1]], GREEDY)
+        assert isinstance(results[0].error, ModelError)
+        assert results[1].token_ids == greedy([14, 1], 10)
+
+
+def test_cancelling() -> None:
+    runner = FakeRunner(hook=lambda plan: time.sleep(0.005))
+    with engine(runner) as made:
+        endless = SamplingParams(temperature=0, max_tokens=150)
+        runner.gate.clear()
+        handle, other = made.submit([1, 2], endless), made.submit([3], GREEDY)
+        runner.gate.set()
+        chunks = iter(handle)
+        first = [next(chunks) for _ in range(3)]
+        handle.cancel()
+        output = handle.result(5)
+        assert output.finish_reason == "cancelled"
+        assert output.token_ids == greedy([1, 2], len(output.token_ids))
+        assert [token for chunk in first for token in chunk.token_ids] == output.token_ids[:3]
+        assert other.result(5).token_ids == greedy([3], 10)
+        handle.cancel()
+        assert made.stats().blocks_free == 64
+        waiting = made.submit([1], endless)
+        waiting.cancel()
+        assert waiting.result(5).finish_reason == "cancelled"
+
+
+def test_deadlines_and_priorities() -> None:
+    runner = FakeRunner(hook=lambda plan: time.sleep(0.005))
+    with engine(runner, max_sequences=1) as made:
+        slow = made.submit([1], SamplingParams(temperature=0, max_tokens=150), timeout=0.3)
+        late, soon = made.submit([2], GREEDY, priority=1), made.submit([3], GREEDY, priority=0)
+        output = slow.result(5)
+        assert output.finish_reason == "timeout"
+        assert 0 < len(output.token_ids) < 150
+        soon.result(5)
+        assert not late.done
+        assert late.result(5).token_ids == greedy([2], 10)
+
+
+def test_closing_cancels() -> None:
+    made = engine(FakeRunner(hook=lambda plan: time.sleep(0.005)))
+    handle = made.submit([1], SamplingParams(temperature=0, max_tokens=190))
+    next(iter(handle))
+    made.close()
+    assert handle.result(0).finish_reason == "cancelled"
+    with pytest.raises(ClosedError, match="the engine is closed"):
+        made.submit([1], GREEDY)
+    made.close()
+
+
+def test_result_with_a_timeout() -> None:
+    runner = FakeRunner()
+    with engine(runner) as made:
+        runner.gate.clear()
+        handle = made.submit([1], GREEDY)
+        with pytest.raises(TimeoutError, match=r"not finished after 0\.01 seconds"):
+            handle.result(0.01)
+        runner.gate.set()
+        assert handle.result(5).finish_reason == "length"
+
+
+def test_64_streams() -> None:
+    async def one(made: Engine, number: int) -> list[int]:
+        tokens: list[int] = []
+        async for chunk in made.stream([number, 5, 6], GREEDY):
+            tokens += chunk.token_ids
+        return tokens
+
+    async def run() -> list[list[int]]:
+        with engine(FakeRunner(blocks=120), max_sequences=32, max_batch_tokens=32) as made:
+            return await asyncio.gather(*(one(made, i % VOCABULARY) for i in range(64)))
+
+    assert asyncio.run(run()) == [greedy([i % VOCABULARY, 5, 6], 10) for i in range(64)]
+
+
+def test_leaving_a_stream_cancels() -> None:
+    async def run() -> None:
+        with engine(FakeRunner(hook=lambda plan: time.sleep(0.005))) as made:
+            stream = made.stream([1], SamplingParams(temperature=0, max_tokens=190))
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            for _ in range(500):
+                if made.stats().finished:
+                    break
+                await asyncio.sleep(0.005)
+            assert made.stats().finished == 1
+            assert made.stats().generated_tokens < 190
+            with pytest.raises(InvalidArgumentError, match="best_of decides at the end"):
+                async for _ in made.stream([1], SamplingParams(best_of=2)):
+                    pass
+
+    asyncio.run(run())
+
+
+def test_a_stream_raises_what_failed() -> None:
+    def hook(plan: Any) -> None:
+        raise RuntimeError("it broke")
+
+    async def run() -> None:
+        with engine(FakeRunner(hook=hook)) as made:
+            with pytest.raises(ModelError, match="the step failed: RuntimeError: it broke"):
+                async for _ in made.stream([1], GREEDY):
+                    pass
+            with pytest.raises(ModelError, match="it broke"):
+                list(made.submit([1], GREEDY))
+
+    asyncio.run(run())
+
+
+def test_text() -> None:
+    text = "Grüße, 世界! 🌍 and more"
+    params = SamplingParams(temperature=0, max_tokens=100)
+    with engine(TextRunner(text), text=True) as made:
+        chunks = list(made.submit("hello", params))
+        assert "".join(chunk.text for chunk in chunks) == text
+        assert not any("\ufffd" in chunk.text for chunk in chunks)
+        assert chunks[-1].finish_reason == "stop"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == len(text.encode()) + 1
+        output = made.generate("hello", params)
+        assert (output.text, output.usage.prompt_tokens) == (text, 5)
+
+        def stopped(**fields: Any) -> tuple[str, Any, list[Chunk]]:
+            handle = made.submit("hello", SamplingParams(temperature=0, max_tokens=100, **fields))
+            found = list(handle)
+            return "".join(chunk.text for chunk in found), handle.result().completions[0].stop_reason, found
+
+        assert stopped(stop=["界!"])[:2] == ("Grüße, 世", "界!")
+        assert stopped(stop=["界!"], include_stop_str_in_output=True)[0] == "Grüße, 世界!"
+        words, reason, found = stopped(stop="more and")
+        assert (words, reason) == (text, None)
+        assert [chunk.text for chunk in found[-5:]] == ["", "", "", "", "more"]
+        assert stopped(stop="r", min_tokens=5)[0] == "Grüße, 世界! 🌍 and mo"
+        cut = made.generate("hello", SamplingParams(temperature=0, max_tokens=3))
+        assert cut.text == "Gr\ufffd"
+
+
+def test_it_is_imported_by_name() -> None:
+    code = "import untorch; untorch.llm"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("AttributeError: untorch.llm is not imported with untorch: import untorch.llm\n")
+
+
+def test_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import untorch.llm; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not any(name in done.stdout for name in ("'tokenizers'", "'llguidance'", "'jinja2'", "'transformers'"))

@@ -1,0 +1,210 @@
+"""The scheduler without a model: budgets, order, preemption, sharing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from untorch.llm.blocks import BlockManager
+from untorch.llm.scheduler import Plan, Scheduler
+from untorch.llm.sequence import Sequence
+
+
+def sequence(length: int, order: int = 0, start: int = 0, **fields: int) -> Sequence:
+    return Sequence(list(range(start, start + length)), order=(order, 0), **fields)
+
+
+def make(blocks: int = 16, size: int = 4, tokens: int = 8, sequences: int = 8, **options: int) -> Scheduler:
+    return Scheduler(BlockManager(blocks, size), tokens, sequences, **options)
+
+
+def step(scheduler: Scheduler) -> tuple[Plan, list[tuple[int, int, int]]]:
+    """A step after which sequences that are computed get one token. What ran: arrival, start, count."""
+    plan = scheduler.schedule()
+    scheduler.complete(plan)
+    for item in plan.items:
+        if item.sequence.remaining == 0:
+            item.sequence.tokens.append(1000 + len(item.sequence.tokens))
+    return plan, [(item.sequence.order[0], item.start, item.count) for item in plan.items]
+
+
+def test_prompts_are_cut_and_decoding_comes_first() -> None:
+    scheduler = make()
+    scheduler.add(sequence(3, 1))
+    assert step(scheduler)[1] == [(1, 0, 3)]
+    scheduler.add(sequence(20, 2, 100))
+    assert step(scheduler)[1] == [(1, 3, 1), (2, 0, 7)]
+    assert step(scheduler)[1] == [(1, 4, 1), (2, 7, 7)]
+    scheduler.add(sequence(2, 3, 200))
+    assert step(scheduler)[1] == [(1, 5, 1), (2, 14, 6), (3, 0, 1)]
+    assert step(scheduler)[1] == [(1, 6, 1), (2, 20, 1), (3, 1, 1)]
+
+
+def test_smaller_priorities_come_first() -> None:
+    scheduler = make(tokens=4)
+    scheduler.add(sequence(4, 1))
+    scheduler.add(sequence(4, 2, 50, priority=-1))
+    assert step(scheduler)[1] == [(2, 0, 4)]
+    assert step(scheduler)[1] == [(2, 4, 1), (1, 0, 3)]
+
+
+def test_max_sequences_count_samples() -> None:
+    scheduler = make(tokens=64, sequences=3)
+    scheduler.add(sequence(2, 1, samples=2))
+    scheduler.add(sequence(2, 2, 20, samples=2))
+    scheduler.add(sequence(2, 3, 40))
+    assert step(scheduler)[1] == [(1, 0, 2)]
+
+
+def test_a_known_prefix_is_not_computed() -> None:
+    scheduler = make(tokens=64)
+    first = sequence(10, 1)
+    scheduler.add(first)
+    step(scheduler)
+    again = sequence(12, 2)
+    scheduler.add(again)
+    assert step(scheduler)[1] == [(1, 10, 1), (2, 8, 4)]
+    assert again.cached == 8
+    apart = sequence(12, 3)
+    apart.shares_prefix = False
+    scheduler.add(apart)
+    assert (3, 0, 12) in step(scheduler)[1]
+
+
+def test_preemption_takes_the_last_and_computes_it_again() -> None:
+    scheduler = make(blocks=4, tokens=64)
+    first, last = sequence(7, 1), sequence(7, 2, 50)
+    scheduler.add(first)
+    scheduler.add(last)
+    assert step(scheduler)[1] == [(1, 0, 7), (2, 0, 7)]
+    assert step(scheduler)[1] == [(1, 7, 1), (2, 7, 1)]
+    assert step(scheduler)[1] == [(1, 8, 1)]
+    assert scheduler.preemptions == last.preemptions == 1
+    assert scheduler.waiting == [last]
+    assert last.table is None
+    scheduler.remove(first)
+    assert step(scheduler)[1] == [(2, 4, 5)]  # its first block was still known
+    scheduler.blocks.check([last.table])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("preemptions", [0, 1])
+def test_what_was_preempted_waits_for_a_spare_block(preemptions: int) -> None:
+    scheduler = make(blocks=5, tokens=64)
+    last = sequence(9, 2, 50)
+    last.preemptions = preemptions
+    scheduler.add(sequence(7, 1))
+    scheduler.add(last)
+    assert step(scheduler)[1] == ([(1, 0, 7)] if preemptions else [(1, 0, 7), (2, 0, 9)])
+
+
+def test_a_prompt_that_waits_is_not_hashed_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(blocks=5, tokens=64)
+    first, waits = sequence(7, 1), sequence(13, 2, 50)
+    scheduler.add(first)
+    scheduler.add(waits)
+    opened: list[int] = []
+    real = scheduler.blocks.open
+    monkeypatch.setattr(scheduler.blocks, "open", lambda *args: opened.append(len(args[0])) or real(*args))  # type: ignore[func-returns-value]
+    for _ in range(4):
+        assert [item[0] for item in step(scheduler)[1]] == [1]
+    assert opened == [7, 13]
+    scheduler.remove(first)
+    assert step(scheduler)[1] == [(2, 0, 13)]
+
+
+def test_what_was_scheduled_already_is_preempted_too() -> None:
+    """A sequence that decodes is scheduled before a prompt of higher rank."""
+    scheduler = make(blocks=4, tokens=8)
+    low = sequence(3, 1, priority=1)
+    scheduler.add(low)
+    step(scheduler)
+    high = sequence(13, 2, 50)
+    scheduler.add(high)
+    assert step(scheduler)[1] == [(1, 3, 1), (2, 0, 7)] or scheduler.waiting == [high]
+    scheduler.remove(low)
+    while high.remaining != 1:
+        step(scheduler)
+    scheduler.blocks.check([high.table])  # type: ignore[list-item]
+
+
+def test_a_sequence_that_fills_all_blocks() -> None:
+    scheduler = make(blocks=2, tokens=64)
+    only = sequence(8, 1)
+    scheduler.add(only)
+    assert step(scheduler)[1] == [(1, 0, 8)]
+    plan, ran = step(scheduler)
+    assert ran == []
+    assert plan.full == [only]
+    assert not scheduler.has_work
+    assert scheduler.blocks.free == 2
+
+
+def test_a_preempted_sequence_that_no_longer_fits() -> None:
+    scheduler = make(blocks=2, tokens=64)
+    scheduler.add(sequence(9, 1))
+    plan, ran = step(scheduler)
+    assert ran == []
+    assert len(plan.full) == 1
+    assert not scheduler.has_work
+
+
+def test_samples_share_their_prompt() -> None:
+    scheduler = make(tokens=64)
+    root = sequence(6, 1, samples=3)
+    scheduler.add(root)
+    plan = scheduler.schedule()
+    scheduler.complete(plan)
+    others = [Sequence(list(root.tokens), order=(1, i)) for i in (1, 2)]
+    scheduler.fork(root, others)
+    assert scheduler.blocks.free == 14
+    for one in (root, *others):
+        one.tokens.append(7)
+    plan, ran = step(scheduler)
+    assert ran == [(1, 6, 1)] * 3
+    assert len(plan.copies) == 2  # the last one keeps the block
+    tables = [one.table for one in (root, *others)]
+    assert len({table.blocks[1] for table in tables if table is not None}) == 3
+    assert len({table.blocks[0] for table in tables if table is not None}) == 1
+    scheduler.blocks.check(tables)  # type: ignore[arg-type]
+
+
+def test_blocks_behind_the_window_are_given_back() -> None:
+    scheduler = make(blocks=5, size=4, tokens=8, window=6)
+    long = sequence(60, 1)
+    scheduler.add(long)
+    while long.remaining > 1:
+        plan, ran = step(scheduler)
+        assert ran
+        assert not plan.full
+    assert scheduler.blocks.free >= 2
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_random_loads(window: int) -> None:
+    """Everything ends, nothing is lost, no step is over its budget."""
+    rng = random.Random(1)
+    for _ in range(40):
+        budget = rng.randrange(4, 20)
+        scheduler = make(blocks=rng.randrange(8, 20), tokens=budget, sequences=4, window=window)
+        goal: dict[int, int] = {}
+        alive: list[Sequence] = []
+        for order in range(15):
+            new = sequence(rng.randrange(1, 25), order, rng.randrange(2) * 50, priority=rng.randrange(2))
+            goal[order] = len(new.tokens) + rng.randrange(1, 8)
+            alive.append(new)
+            scheduler.add(new)
+        for _ in range(2000):
+            plan, ran = step(scheduler)
+            assert plan.tokens <= budget
+            assert len(ran) == len({item[0] for item in ran}) <= 4
+            for one in [one for one in alive if one in plan.full or len(one.tokens) >= goal[one.order[0]]]:
+                alive.remove(one)
+                scheduler.remove(one)
+            if rng.random() < 0.02 and alive:
+                scheduler.remove(alive.pop(rng.randrange(len(alive))))
+            scheduler.blocks.check([one.table for one in alive if one.table is not None])
+            if not alive:
+                break
+        assert not scheduler.has_work
+        assert scheduler.blocks.free == scheduler.blocks.count

@@ -1,0 +1,87 @@
+"""What a package says of its language model, and sizes of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.llm.runner import kv_bytes
+from untorch.llm.settings import read_settings
+
+LAYER = {"heads_kv": 2, "width": 8, "width_v": 8, "window": 0, "chunk": 0, "offset": 0}
+SECTION: dict[str, Any] = {
+    "format_version": 1, "architecture": "LlamaForCausalLM", "vocabulary": 10, "logits": 10, "max_positions": 64,
+    "bos_id": None, "stop_ids": [2], "generation": {}, "special_tokens": {}, "block_size": 16, "block_elements": 512,
+    "dtype": "float32", "layers": [LAYER], "methods": [{"name": "b", "tokens": 99}, {"name": "a", "tokens": 16}],
+}  # fmt: skip
+
+
+def test_settings() -> None:
+    settings = read_settings({"llm": SECTION}, "m.pt2")
+    assert settings.methods == ((16, "a"), (99, "b"))
+    assert settings.window == 0
+    assert settings.stop_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("layers", "window"),
+    [([{"window": 8}, {"window": 20}], 20), ([{"window": 8}, {}], 0), ([{"window": 8}, {"window": 8, "chunk": 4}], 0)],
+)
+def test_a_window_of_all_layers(layers: list[dict[str, int]], window: int) -> None:
+    section = {**SECTION, "layers": [{**LAYER, **layer} for layer in layers]}
+    assert read_settings({"llm": section}, "m.pt2").window == window
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1, "temperature": 1.0}),
+    ],
+)
+def test_default_params(generation: dict[str, Any], expected: dict[str, Any]) -> None:
+    params = read_settings({"llm": {**SECTION, "generation": generation}}, "m.pt2").default_params()
+    assert {name: getattr(params, name) for name in expected} == expected
+    assert params.max_tokens is None
+
+
+def test_no_language_model() -> None:
+    with pytest.raises(InvalidFileError) as caught:
+        read_settings({}, "m.pt2")
+    assert str(caught.value) == (
+        "m.pt2 holds no language model: packages for the engine are made by untorch.export.causal_lm"
+    )
+
+
+def test_a_newer_format() -> None:
+    with pytest.raises(UnsupportedError, match="its language model has format 2, this untorch reads 1"):
+        read_settings({"llm": {**SECTION, "format_version": 2}}, "m.pt2")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int8"},
+        {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
+    ],
+)  # fmt: skip
+def test_damaged_settings(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidFileError, match="the manifest's language model is damaged"):
+        read_settings({"llm": {**SECTION, **change}}, "m.pt2")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(5, 5), ("7", 7), ("2GiB", 2 << 30), ("1.5 MiB", 3 << 19), ("3kb", 3000)]
+)
+def test_bytes(given: Any, expected: int) -> None:
+    assert kv_bytes(given) == expected
+
+
+@pytest.mark.parametrize("given", [0, -1, "0", "many", "2 XiB", 1.5, True, "1.2.3GiB"])
+def test_wrong_bytes(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="Engine: kv_memory: expected bytes as an integer, or a string"):
+        kv_bytes(given)

@@ -1,0 +1,69 @@
+"""The package's tokenizer and chat template."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.llm.fake import byte_tokenizer
+from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.llm.tokenizer import ChatTemplate, Tokenizer
+
+TEMPLATE = """{{ bos_token }}{% for message in messages %}
+  {%- if message.role not in ('user', 'assistant') %}{{ raise_exception('no role ' + message.role) }}{% endif %}
+<{{ message.role }}>{{ message.content }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | tojson if tools }}"""
+
+
+def test_a_round_trip() -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    ids = tokenizer.encode("<s>größe 🌍")
+    assert ids[0] == 256
+    assert len(ids) == 1 + len("größe 🌍".encode())
+    assert tokenizer.decode(ids) == "größe 🌍"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>größe 🌍"
+    assert tokenizer.decode(ids[:-1]) == "größe \ufffd"
+
+
+def test_a_damaged_tokenizer() -> None:
+    with pytest.raises(InvalidFileError, match=r"the package's tokenizer\.json is damaged"):
+        Tokenizer(b"{}")
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UnsupportedError) as caught:
+        Tokenizer(b"{}")
+    assert str(caught.value) == "text instead of token ids needs the package tokenizers: pip install 'untorch[llm]'"
+
+
+def test_chat_template() -> None:
+    made = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
+    messages = [{"role": "user", "content": "a < b"}, {"role": "assistant", "content": "no"}]
+    assert made.render(messages) == "<s><user>a < b\n<assistant>no\n<assistant>"
+    assert made.render(messages[:1], add_generation_prompt=False) == "<s><user>a < b\n"
+    assert made.render(messages[:1], tools=[{"a": "é<"}]).endswith('[{"a": "é<"}]')
+
+
+def test_what_the_template_refuses() -> None:
+    made = ChatTemplate(TEMPLATE, {})
+    with pytest.raises(InvalidArgumentError) as caught:
+        made.render([{"role": "system", "content": ""}])
+    assert str(caught.value) == "chat: the chat template refuses the messages: no role system"
+    with pytest.raises(InvalidArgumentError, match="messages: expected a list of dictionaries"):
+        made.render("hello")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="refuses the messages"):
+        made.render([{}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for i in range(10000000) %}x{% endfor %}"],
+)
+def test_a_template_runs_in_a_sandbox(source: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="refuses the messages"):
+        ChatTemplate(source, {}).render([])
+
+
+def test_a_damaged_template() -> None:
+    with pytest.raises(InvalidFileError, match="the package's chat template is damaged"):
+        ChatTemplate("{% if %}", {}).render([])
