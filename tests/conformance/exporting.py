@@ -175,6 +175,40 @@ def faster_rcnn() -> dict[str, Any]:
     return {"model": made, "samples": [([torch.rand(3, 48, 64)],), ([torch.rand(3, 48, 64)],)]}
 
 
+def _detector(name: str, size: int, **options: Any) -> dict[str, Any]:
+    """One of torchvision's detectors for images of size × size."""
+    detection = _torchvision().models.detection
+    made = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=4, **options).eval()
+    samples = [([torch.rand(3, size, size)],) for _ in range(2)]
+
+    def spread(part: nn.Conv2d, _: Any, output: torch.Tensor) -> torch.Tensor:
+        hooks.pop(part).remove()
+        part.weight /= output.std()
+        return output / output.std()
+
+    # Scores of weights that nobody trained lie close together.
+    parts = [part for part in made.head.classification_head.modules() if isinstance(part, nn.Conv2d)]
+    hooks = {part: part.register_forward_hook(spread) for part in parts}
+    with torch.no_grad():
+        made(*samples[0])
+    return {"model": made, "samples": samples}
+
+
+@model
+def ssdlite() -> dict[str, Any]:
+    return _detector("ssdlite320_mobilenet_v3_large", 320, topk_candidates=8)
+
+
+@model
+def ssd300() -> dict[str, Any]:
+    return _detector("ssd300_vgg16", 300, topk_candidates=8)
+
+
+@model
+def retinanet() -> dict[str, Any]:
+    return _detector("retinanet_resnet50_fpn", 128, min_size=128, max_size=128, topk_candidates=8)
+
+
 @model
 def conformer() -> dict[str, Any]:
     made = _torchaudio("conformer").Conformer(
