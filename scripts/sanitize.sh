@@ -18,9 +18,10 @@ case $kind in
 esac
 
 # The CUDA kernels are no host code, and compiling them takes minutes; without them there are no CUDA shims.
+# -Og compiles in half of the time of -O1. -O0 would keep calls of CUDA kernels in branches that are never taken.
 cmake -S "$root" -B "$build" -G Ninja -DUNTORCH_CUDA=OFF -DUNTORCH_SANITIZE=$sanitizers -DUNTORCH_PYTHON=ON \
   -DUNTORCH_VERSION=0.1.0 -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 ninja -C "$build"
 
 # A package of its own, so that the instrumented libraries do not replace those of the working tree.

@@ -1,6 +1,7 @@
 // untorch.h over Program and Method: no exception crosses.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -12,6 +13,7 @@
 #include "model/extern_nodes.h"
 #include "shims/proxy_op.h"
 #include "tensor/copy.h"
+#include "threads/settings.h"
 #include "threads/team.h"
 
 #ifndef UNTORCH_VERSION
@@ -59,7 +61,7 @@ untorch_load_options read_options(const untorch_load_options& given) {
   // Where each version of the struct ends.
   constexpr std::size_t kVersions[] = {offsetof(untorch_load_options, dequantize_weights),
                                        offsetof(untorch_load_options, verify), offsetof(untorch_load_options, tf32),
-                                       sizeof(untorch_load_options)};
+                                       offsetof(untorch_load_options, spin_us), sizeof(untorch_load_options)};
   constexpr std::size_t kFirst = kVersions[0], kKnown = sizeof(untorch_load_options), kMost = 4096;
   const std::size_t size = given.struct_size;
   check(size >= kFirst && size <= kMost, "untorch_load_options: struct_size is ", size, ", expected from ", kFirst,
@@ -100,6 +102,10 @@ Options options_of(const untorch_load_options* given) {
   options.copy = read_flag("copy", known.copy);
   check(known.tf32 >= UNTORCH_TF32_AS_EXPORTED && known.tf32 <= UNTORCH_TF32_ALWAYS,
         "untorch_load_options: tf32 must be an untorch_tf32, got ", known.tf32);
+  check(known.spin_us >= -1 && known.spin_us <= untorch::threads::kMaxSpinMicroseconds,
+        "untorch_load_options: spin_us must be from -1 to ", untorch::threads::kMaxSpinMicroseconds, ", got ",
+        known.spin_us);
+  if (known.spin_us != 0) options.load.spin_us = std::max(known.spin_us, 0);
   if (known.tf32 != UNTORCH_TF32_AS_EXPORTED) options.load.tf32 = known.tf32 == UNTORCH_TF32_ALWAYS;
   return options;
 }

@@ -13,6 +13,8 @@
 #include "cuda/transfer.h"
 #include "model/json.h"
 #include "model/machine.h"
+#include "threads/call.h"
+#include "threads/settings.h"
 
 namespace untorch {
 namespace {
@@ -180,8 +182,13 @@ void Method::run_cpu(Container& container, std::span<const untorch_view> inputs,
     tensors[i] = borrow_view(inputs[i], input_spec(i));
     storages[i] = tensors[i]->storage();
   }
+  // Both settings belong to the calling thread; it gets back what it had.
+  struct Spin {
+    int before = threads::this_thread.spin_us;
+    explicit Spin(int us) { threads::this_thread.spin_us = us; }
+    ~Spin() { threads::this_thread.spin_us = before; }
+  } spin(options_.spin_us);
   if (options_.num_threads > 0) {
-    // OpenMP's setting belongs to the calling thread; it gets back what it had.
     struct Threads {
       int before = omp_get_max_threads();
       explicit Threads(int n) { omp_set_num_threads(n); }
@@ -225,6 +232,8 @@ Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, cons
         ", got ", options.num_runners);
   check(options.num_threads >= 0 && options.num_threads <= kMaxParallel, "num_threads must be from 0 to ", kMaxParallel,
         ", got ", options.num_threads);
+  check(options.spin_us >= -1 && options.spin_us <= threads::kMaxSpinMicroseconds, "spin_us must be from -1 to ",
+        threads::kMaxSpinMicroseconds, ", got ", options.spin_us);
   const std::string& path = archive_->file()->path();
   if (options.verify || environment_asks_to_verify()) archive_->verify(0);
   const bool has_cuda =

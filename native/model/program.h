@@ -18,6 +18,7 @@ struct LoadOptions {
   std::string device;               // "" for what the file was compiled for
   std::size_t num_runners = 1;      // calls of one method that may run at the same time
   int num_threads = 0;              // OpenMP threads of a call; 0: OpenMP's own choice
+  int spin_us = -1;                 // that a thread of a call spins before it sleeps; -1: UNTORCH_SPIN_US
   bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
   bool verify = false;              // compare every entry with its digest first; UNTORCH_VERIFY=1 does, too
   std::optional<bool> tf32;         // in convolutions and GEMMs on GPUs; nothing: as each method says

@@ -60,7 +60,7 @@ class Session {
 class Program {
  public:
   Program(const Archive& archive, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize,
-          bool verify, const nb::object& tf32) {
+          bool verify, const nb::object& tf32, const nb::object& spin_us) {
     std::string device_name;
     untorch_load_options options{sizeof(untorch_load_options),
                                  nullptr,
@@ -71,7 +71,10 @@ class Program {
                                  0,
                                  tf32.is_none()         ? UNTORCH_TF32_AS_EXPORTED
                                  : nb::cast<bool>(tf32) ? UNTORCH_TF32_ALWAYS
-                                                        : UNTORCH_TF32_NEVER};
+                                                        : UNTORCH_TF32_NEVER,
+                                 0};
+    // C's 0 is the default, and its -1 is no spinning.
+    if (!spin_us.is_none()) options.spin_us = nb::cast<int>(spin_us) == 0 ? -1 : nb::cast<int>(spin_us);
     if (!device.is_none()) {
       device_name = nb::cast<std::string>(device);
       options.device = device_name.c_str();
@@ -176,9 +179,10 @@ NB_MODULE(_core, m) {
       .def("close", &Session::close);
 
   nb::class_<Program>(m, "Program")
-      .def(nb::init<const Archive&, const nb::object&, std::size_t, int, bool, bool, const nb::object&>(),
+      .def(nb::init<const Archive&, const nb::object&, std::size_t, int, bool, bool, const nb::object&,
+                    const nb::object&>(),
            nb::arg("archive"), nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"),
-           nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none())
+           nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none(), nb::arg("spin_us").none())
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)

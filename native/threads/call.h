@@ -47,6 +47,7 @@ struct ThisThread {
   Call* call;       // the call that this thread works for; its faults are the call's
   Frame* frame;     // its place in the innermost parallel region; null outside
   int num_threads;  // omp_set_num_threads; 0: the process's default
+  int spin_us;      // that it spins before it sleeps, of the program that it worked for last; -1: the process's default
 };
 // __thread: with thread_local every access would ask whether it is initialised.
 extern __thread ThisThread this_thread __attribute__((visibility("hidden")));

@@ -23,11 +23,14 @@
 
 namespace untorch::threads {
 
-__thread ThisThread this_thread;
+__thread ThisThread this_thread = {nullptr, nullptr, 0, -1};
 std::atomic<int> busy_threads{0};
 std::uint32_t fork_epoch = 0;
 
-long spin_ns() noexcept { return settings().spin_ns; }
+long spin_ns() noexcept {
+  const int own = this_thread.spin_us;
+  return own >= 0 ? 1000L * own : settings().spin_ns;
+}
 bool may_spin() noexcept { return busy_threads.load(std::memory_order_relaxed) <= settings().usable_cpus; }
 
 namespace {
@@ -45,6 +48,8 @@ struct alignas(64) Worker {
   bool wake = false;             // it slept when it was claimed
   std::uint32_t assignment = 0;  // times kStates
   std::atomic<int> avoided{-1};  // the CPU of the thread that opened the region
+  // Of the program that had it last, also if the worker was taken back before it started.
+  std::atomic<int> spin_us{this_thread.spin_us};
 };
 
 // What a thread keeps that has opened a region of several threads. Never freed: a worker may still wake somebody at
@@ -162,6 +167,7 @@ void start(State& state, int index, int id) noexcept {
   worker.team = &state.team;
   worker.id = id;
   worker.avoided.store(state.team.cpu, std::memory_order_relaxed);
+  worker.spin_us.store(state.team.spin_us, std::memory_order_relaxed);
   const bool wake = worker.wake;
   state.go[index] = (worker.assignment += kStates) + kGo;
   worker.word.store(state.go[index], std::memory_order_release);
@@ -187,6 +193,7 @@ void* work(void* pointer) noexcept {
   long last_move = 0;
   Worker& self = *static_cast<Worker*>(pointer);
   for (;;) {
+    this_thread.spin_us = self.spin_us.load(std::memory_order_relaxed);
     std::uint32_t seen = kIdle;
     const auto has_work = [&] { return (seen = self.word.load(std::memory_order_relaxed)) % kStates == kGo; };
     if (!spin_until(has_work)) {
@@ -203,6 +210,7 @@ void* work(void* pointer) noexcept {
     Team& team = *self.team;
     this_thread.call = team.call;
     this_thread.num_threads = team.num_threads;
+    this_thread.spin_us = team.spin_us;
     run_member(team, self.id);
     run_unstarted(team);
     this_thread.call = nullptr;
@@ -315,6 +323,7 @@ void run_with_workers(State& state, int workers, const Region& region) noexcept 
   team.size = workers + 1;
   team.generated = region.generated;
   team.num_threads = self.num_threads;
+  team.spin_us = self.spin_us;
   team.body = region.body;
   team.data = region.data;
   team.call = self.call;

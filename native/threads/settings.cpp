@@ -13,7 +13,7 @@
 namespace untorch::threads {
 namespace {
 
-constexpr long kSpinMicroseconds = 100, kMaxSpinMicroseconds = 1'000'000;
+constexpr long kSpinMicroseconds = 100;
 
 // The first number of a variable, such as 4 of "4,2"; `otherwise` for everything that OpenMP would not take.
 long number(const char* name, long low, long high, long otherwise) noexcept {

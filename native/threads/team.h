@@ -36,6 +36,7 @@ struct Team {
   int size = 0;
   bool generated = false, begins_with_loop = false;
   int num_threads = 0;  // omp_get_max_threads in the region
+  int spin_us = -1;
   void (*body)(void*) = nullptr;
   void* data = nullptr;
   Call* call = nullptr;

@@ -302,10 +302,10 @@ def test_what_the_caller_expects(package: Package, path: pathlib.Path) -> None:
     found = archive.digests()
     name = package.manifest["methods"]["forward"]["library"]
     archive.expect(name, found[name])
-    program = untorch.Program(_core.Program(archive, None, 1, 0, False, True, None), str(path), None)
+    program = untorch.Program(_core.Program(archive, None, 1, 0, False, True, None, None), str(path), None)
     np.testing.assert_array_equal(program.forward(X), Y)
     archive.expect(name, found["archive_format"])
-    program = untorch.Program(_core.Program(archive, None, 1, 0, False, False, None), str(path), None)
+    program = untorch.Program(_core.Program(archive, None, 1, 0, False, False, None, None), str(path), None)
     with pytest.raises(untorch.UntrustedError, match=f"the bytes of entry '{name}' are not those that a trust policy"):
         program.forward.open()
     with pytest.raises(untorch.InvalidFileError, match="has no entry 'none'"):

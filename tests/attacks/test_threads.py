@@ -194,6 +194,28 @@ def test_the_number_of_threads(variable: str, options: dict[str, int], want: str
     assert want in python("print(run(13))", path, options, OMP_NUM_THREADS=variable)[0]
 
 
+@pytest.mark.parametrize(
+    ("variable", "options", "spins"),
+    [
+        ("0", {"spin_us": 1_000_000}, True),
+        ("1000000", {"spin_us": 0}, False),
+        ("1000000", {}, True),
+        ("0", {}, False),
+    ],
+)
+def test_the_time_that_an_idle_thread_spins(
+    variable: str, options: dict[str, int], spins: bool, path: pathlib.Path
+) -> None:
+    script = """
+run(1)
+begin = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - begin)
+"""
+    used = float(python(script, path, options, OMP_NUM_THREADS="2", UNTORCH_SPIN_US=variable)[0])
+    assert used > 0.1 if spins else used < 0.05
+
+
 def test_a_library_that_wants_more_of_openmp_is_refused(tmp_path: pathlib.Path) -> None:
     flags = ("-DEXERCISE", "-DTASKS", str(HERE / "openmp.cpp"), "-fopenmp", "-lstdc++")
     package = craft.Package(model_library(tmp_path, *flags), craft.manifest(platform.machine()))

@@ -168,9 +168,10 @@ def main(kind: str, path: str) -> None:
         sizes = ({0: batch}, {0: batch}, {1: n}, {0: 2 * n}, None)
     if kind == "stock_tree":
         model, args, kwargs = Tree(), ({"a": torch.ones(3, 4), "b": torch.ones(3, 4)},), {"scale": torch.ones(())}
-    configs = {}
+    # A process that compiles one model does not gain from precompiled headers.
+    configs = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
     if kind == "stock_blob":
-        configs = {
+        configs |= {
             "aot_inductor.package_constants_in_so": False,
             "aot_inductor.package_constants_on_disk_format": "binary_blob",
         }

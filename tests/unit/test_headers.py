@@ -29,7 +29,7 @@ int main(void) {
   const int64_t one = 1;
   float value = 0;
   untorch_view view = {&value, UNTORCH_FLOAT32, UNTORCH_CPU, -1, 1, &one, &one, 0};
-  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER};
+  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER, -1};
   return is_float(&view) && options.struct_size == sizeof(untorch_load_options) ? 0 : 1;
 }
 """,
@@ -135,12 +135,15 @@ class Options(ctypes.Structure):
         ("verify", ctypes.c_int32),
         ("copy", ctypes.c_int32),
         ("tf32", ctypes.c_int32),
+        ("spin_us", ctypes.c_int32),
         ("later", ctypes.c_int64),
     )
 
 
 KNOWN = Options.later.offset
-FIRST, SECOND, THIRD = (getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32"))
+FIRST, SECOND, THIRD, FOURTH = (
+    getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32", "spin_us")
+)
 Open = Callable[..., tuple[int, str]]
 
 
@@ -173,6 +176,11 @@ def test_options_of_the_library_s_own_size_are_read(open_with: Open) -> None:
         assert status == 2 and text == f"untorch_load_options: {name} must be 0 or 1, got 2"
     assert open_with(KNOWN, tf32=2) == (0, "")
     assert open_with(KNOWN, tf32=3) == (2, "untorch_load_options: tf32 must be an untorch_tf32, got 3")
+    for spin_us in (-1, 1, 1_000_000):
+        assert open_with(KNOWN, spin_us=spin_us) == (0, "")
+    for spin_us in (-2, 1_000_001):
+        text = f"untorch_load_options: spin_us must be from -1 to 1000000, got {spin_us}"
+        assert open_with(KNOWN, spin_us=spin_us) == (2, text)
 
 
 def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
@@ -182,6 +190,7 @@ def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
     assert open_with(SECOND, verify=2, copy=2) == open_with(SECOND + 4, verify=2, copy=2) == (0, "")
     assert open_with(SECOND, dequantize_weights=2)[0] == 2
     assert open_with(THIRD, tf32=3) == (0, "") and open_with(THIRD, copy=2)[0] == 2
+    assert open_with(FOURTH, spin_us=-2) == (0, "") and open_with(FOURTH, tf32=3)[0] == 2
     assert open_with(FIRST, num_threads=-1)[0] == 2  # the first version's fields are read
     for size in (0, 8, FIRST - 1):
         status, text = open_with(size)

@@ -35,6 +35,16 @@ def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ({"num_runners": True}, TypeError, "load: num_runners: expected an integer from 1 to 1024, got True"),
         ({"num_threads": -1}, ValueError, "load: num_threads: expected an integer from 0 to 1024, got -1"),
         ({"num_threads": 1.5}, TypeError, "load: num_threads: expected an integer from 0 to 1024, got 1.5"),
+        (
+            {"spin_us": -1},
+            ValueError,
+            "load: spin_us: expected an integer from 0 to 1000000 (microseconds), or None, got -1",
+        ),
+        (
+            {"spin_us": True},
+            TypeError,
+            "load: spin_us: expected an integer from 0 to 1000000 (microseconds), or None, got True",
+        ),
         ({"num_threads": 100000}, ValueError, "load: num_threads: expected an integer from 0 to 1024, got 100000"),
         ({"dequantize_weights": 1}, TypeError, "load: dequantize_weights: expected True or False, got 1"),
         ({"dequantize_weights": True}, ValueError, "dequantize_weights: expected a file with methods for a GPU, "),

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from untorch.export.coverage import find_missing, kernel_targets, raise_if_missing
+from untorch.export.coverage import find_missing, kernel_targets, raise_if_missing, refuse_complex_convolutions
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
 from untorch.export.inductor import run_inductor
@@ -145,6 +145,7 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 
 def _run_passes(method: Method) -> list[PassReport]:
+    refuse_complex_convolutions(method.module.graph, f"method {method.name!r}")
     passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
     if method.traced.refusal is not None:
         refuse_fused_attention(method, passes)

@@ -9,24 +9,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import runtime_functions
 from untorch.ops import packed_convolution, packed_linear
 from untorch.runtime.coverage import has_kernel, names_for_models
+from untorch.runtime.errors import UnsupportedError
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
 
 __all__ = [
     "MissingOperator",
     "find_missing",
     "origins_in_wrapper",
+    "refuse_complex_convolutions",
     "source_line",
 ]
 
 _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
+_CONVOLUTION = re.compile(r"aten\._?conv(olution|\d)|aten\.conv_transpose")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _LIBRARY_CODE = (
     "/torch/",
@@ -116,6 +120,24 @@ def source_line(node: fx.Node) -> str | None:
         return None
     path, line, _, text = own[-1]
     return f"{path}:{line}" + (f": {text.strip()}" if text else "")
+
+
+def refuse_complex_convolutions(graph: fx.Graph, where: str) -> None:
+    """Raises UnsupportedError for a convolution of complex numbers: Inductor ends with an AssertionError there."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not _CONVOLUTION.match(str(node.target)):
+            continue
+        values = [value for other in node.all_input_nodes if isinstance(value := other.meta.get("val"), torch.Tensor)]
+        dtype = next((value.dtype for value in values if value.dtype.is_complex), None)
+        if dtype is not None:
+            line = source_line(node)
+            raise UnsupportedError(
+                f"{where}: operator {node.target} of {str(dtype).removeprefix('torch.')}"
+                + (f" ({line})" if line else "")
+                + ": there is no convolution of complex numbers. Write it with real and imaginary parts: "
+                "torch.complex(conv(x.real, w.real) - conv(x.imag, w.imag), "
+                "conv(x.real, w.imag) + conv(x.imag, w.real))"
+            )
 
 
 def find_missing(

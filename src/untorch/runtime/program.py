@@ -33,6 +33,7 @@ def load(
     device: str | None = None,
     num_runners: int = 1,
     num_threads: int = 0,
+    spin_us: int | None = None,
     dequantize_weights: bool = False,
     tf32: bool | None = None,
     verify: bool = False,
@@ -56,6 +57,9 @@ def load(
             device. Its methods for the CPU, if it has any, stay there.
         num_runners: Concurrent calls of one method; further ones wait. From 1 to 1024.
         num_threads: threads of a call, up to 1024; 0: ``OMP_NUM_THREADS``, else all cores.
+        spin_us: Microseconds that a thread of a call spins when it waits, for work or for the call's other threads,
+            before it sleeps; up to 1,000,000. 0 leaves the CPU to others at once, more answers frequent calls sooner.
+            None: ``UNTORCH_SPIN_US``, else 100.
         dequantize_weights: On a GPU, also keep the weights of int4 and NVFP4 linear layers dequantized to the dtype of
             the activations. GEMMs with large M are then as fast as in an unquantised model, for 2 bytes more a weight
             (in float32 4).
@@ -78,7 +82,7 @@ def load(
         InvalidArgumentError: An argument has a wrong value. Also a ValueError.
         OutOfMemoryError: There is not enough memory, or address space, for the file. Also a MemoryError.
     """
-    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32)
+    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32, spin_us)
     requirements = []
     if trust is not None or "UNTORCH_TRUST" in os.environ:
         from untorch.trust.check import policies_of
@@ -91,11 +95,12 @@ def load(
         from untorch.trust.check import admit
 
         admit(archive, path, requirements)
-    core = _core.Program(archive, device, num_runners, num_threads, dequantize_weights, verify, tf32)
+    core = _core.Program(archive, device, num_runners, num_threads, dequantize_weights, verify, tf32, spin_us)
     options = {
         "device": device,
         "num_runners": num_runners,
         "num_threads": num_threads,
+        "spin_us": spin_us,
         "dequantize_weights": dequantize_weights,
         "tf32": tf32,
         "verify": verify,

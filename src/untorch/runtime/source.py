@@ -10,7 +10,7 @@ from untorch.runtime.errors import ArgumentTypeError, FileOpenError, InvalidArgu
 
 __all__ = ["check_load_options", "open_source"]
 
-_MAX_PARALLEL = 1024
+_MAX_PARALLEL, _MAX_SPIN = 1024, 1_000_000
 _ZIP_MAGIC = b"PK\x03\x04"
 _ALIGNMENT = 64
 
@@ -48,14 +48,25 @@ def open_source(source: Any, copy: bool) -> tuple[_core.Archive, str]:
 
 
 def check_load_options(
-    device: Any, num_runners: Any, num_threads: Any, dequantize_weights: Any, verify: Any, copy: Any, tf32: Any
+    device: Any,
+    num_runners: Any,
+    num_threads: Any,
+    dequantize_weights: Any,
+    verify: Any,
+    copy: Any,
+    tf32: Any,
+    spin_us: Any,
 ) -> None:
     """Raises ArgumentTypeError or InvalidArgumentError for a wrong option of ``load``."""
-    for name, value, least in (("num_runners", num_runners, 1), ("num_threads", num_threads, 0)):
-        text = f"load: {name}: expected an integer from {least} to {_MAX_PARALLEL}, got {value!r}"
+    for name, value, least, most, otherwise in (
+        ("num_runners", num_runners, 1, _MAX_PARALLEL, ""),
+        ("num_threads", num_threads, 0, _MAX_PARALLEL, ""),
+        ("spin_us", 0 if spin_us is None else spin_us, 0, _MAX_SPIN, " (microseconds), or None"),
+    ):
+        text = f"load: {name}: expected an integer from {least} to {most}{otherwise}, got {value!r}"
         if not isinstance(value, int) or isinstance(value, bool):
             raise ArgumentTypeError(text)
-        if not least <= value <= _MAX_PARALLEL:
+        if not least <= value <= most:
             raise InvalidArgumentError(text)
     for name, value in (("dequantize_weights", dequantize_weights), ("verify", verify), ("copy", copy)):
         if not isinstance(value, bool):

@@ -305,3 +305,20 @@ def test_arrays_and_back(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to(dtype).t()
     array = to_numpy(tensor)
     assert torch.equal(from_numpy(array, str(dtype).removeprefix("torch.")), tensor)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_complex_convolution_is_refused(transposed: bool, tmp_path: Path) -> None:
+    layer = nn.ConvTranspose1d if transposed else nn.Conv1d
+    model = layer(2, 3, 3, dtype=torch.complex64).eval()
+    with pytest.raises(UnsupportedError) as caught:
+        export(model, (torch.randn(1, 2, 9, dtype=torch.complex64),), tmp_path / "model.pt2", progress=False)
+    text = str(caught.value)
+    assert text.startswith("method 'forward': operator aten.conv")
+    assert " of complex64 (" in text
+    assert text.endswith(
+        "): there is no convolution of complex numbers. Write it with real and imaginary parts: "
+        "torch.complex(conv(x.real, w.real) - conv(x.imag, w.imag), conv(x.real, w.imag) + conv(x.imag, w.real))"
+    )
+    assert not (tmp_path / "model.pt2").exists()
