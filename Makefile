@@ -32,7 +32,7 @@ $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt -r requirements-test.txt
 	@touch $@
 
-$(STAMPS)/venv-run:
+$(STAMPS)/venv-run: Makefile
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
 	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
