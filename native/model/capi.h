@@ -84,6 +84,8 @@ UNTORCH_API untorch_status untorch_call_native_operator(const char* node, int32_
 /* 1 while the stream is captured into a graph. */
 UNTORCH_API int32_t untorch_stream_is_capturing(int32_t device_index, void* stream);
 UNTORCH_API untorch_tensor* untorch_tensor_new(void);
+/* 1 if the graph writes into this input of the caller's, whose memory must then live as long as the graph. */
+UNTORCH_API int32_t untorch_graph_writes(const untorch_graph* graph, size_t input);
 
 /* The generated C++ of the method, if the file has it; else NULL. Valid while the program is. */
 UNTORCH_API untorch_status untorch_method_source(untorch_method* method, const char** text, size_t* length);
