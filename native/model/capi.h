@@ -77,6 +77,8 @@ UNTORCH_API untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, 
 /* The same with another dtype, and with these strides (one for each dimension) unless they are NULL. */
 UNTORCH_API untorch_status untorch_tensor_convert(const untorch_tensor* tensor, int32_t dtype, const int64_t* strides,
                                                   untorch_tensor* out);
+/* Copies row `source` of the tensor's first dimension over row `target`; on a GPU on the device's call stream. */
+UNTORCH_API untorch_status untorch_tensor_copy_row(untorch_tensor* tensor, int64_t source, int64_t target);
 /* For tests: a native operator by itself. `node` is one entry of the extern nodes' list, as JSON; integers and tensors
  * as for the proxy callback. Runs on the device of its operands, of which there must be one. */
 UNTORCH_API untorch_status untorch_call_native_operator(const char* node, int32_t num_ints, const int64_t* ints,
