@@ -103,5 +103,7 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
     from tests.conformance.language_models import make_model
 
     model = make_model("Llama", head_dim=320)
-    with pytest.raises(CompileError, match=r"expected heads of at most 256 for keys and 256 for values on a GPU in float"):
+    with pytest.raises(
+        CompileError, match=r"expected heads of at most 256 for keys and 256 for values on a GPU in float"
+    ):
         causal_lm(model, tmp_path / "m.pt2", device="cuda", arch="sm_80", token_counts=(16,), progress=False)

@@ -147,7 +147,7 @@ def test_strided_queries_and_keys() -> None:
     verify(given)
 
 
-SHARED = {80: 166912, 86: 101376, 90: 232448, 120: 101376}
+SHARED = {80: 166912, 90: 232448, 120: 101376}  # 86 and 89 have 120's
 
 
 def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int, stages: int, dtype: str) -> Any:
@@ -176,11 +176,12 @@ def compiled(kernel: Any, capability: int, constants: dict[str, Any], warps: int
 
 
 @compiling
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "width_v", "group"), [
-    (64, 64, 8), (80, 80, 1), (128, 128, 4), (192, 128, 1), (256, 256, 2), (576, 512, 128),
+    (80, 80, 1), (128, 128, 4), (192, 128, 1), (256, 256, 2), (576, 512, 128),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("capability", [80, 86, 90, 120])
+@pytest.mark.parametrize("capability", [80, 90, 120])
 def test_compiles(capability: int, dtype: str, width: int, width_v: int, group: int) -> None:
     from untorch.ops.attention import paged
     from untorch.ops.attention.configs import block_width
@@ -269,6 +270,7 @@ def test_pytorch_sees_what_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @compiling
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     """Triton reads the variable when it is imported, so the tests above run in a process of their own."""
     if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
