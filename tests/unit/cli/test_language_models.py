@@ -123,5 +123,7 @@ def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPat
 
     given: dict[str, Any] = {}
     monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
-    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--device", "cuda", "--arch", "sm_90")
+    cli(
+        "export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--device", "cuda", "--arch", "sm_90"
+    )
     assert given["device"] == "cuda" and list(given["arch"]) == ["sm_90"]
