@@ -354,6 +354,22 @@ untorch_status untorch_tensor_convert(const untorch_tensor* tensor, int32_t dtyp
   });
 }
 
+untorch_status untorch_tensor_copy_row(untorch_tensor* tensor, int64_t source, int64_t target) {
+  return guarded([&] {
+    const untorch::Tensor& t = *unwrap(tensor);
+    check(t.defined() && t.dim() > 0, "untorch_tensor_copy_row: expected a tensor of one dimension or more");
+    for (const int64_t row : {source, target}) {
+      check(row >= 0 && row < t.size(0), "untorch_tensor_copy_row: expected rows from 0 to ", t.size(0) - 1, ", got ",
+            row);
+    }
+    if (source == target) return;
+    const untorch::DimSpan sizes(t.sizes().data() + 1, t.sizes().size() - 1);
+    const untorch::DimSpan strides(t.strides().data() + 1, t.strides().size() - 1);
+    const auto row = [&](int64_t i) { return t.view(sizes, strides, t.storage_offset() + i * t.stride(0)); };
+    untorch::copy(*row(target), *row(source));
+  });
+}
+
 untorch_tensor* untorch_tensor_new(void) { return wrap(new (std::nothrow) untorch::Tensor()); }
 
 untorch_status untorch_method_source(untorch_method* method, const char** text, size_t* length) {

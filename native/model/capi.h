@@ -77,6 +77,8 @@ UNTORCH_API untorch_status untorch_tensor_copy_of(const untorch_tensor* tensor, 
 /* The same with another dtype, and with these strides (one for each dimension) unless they are NULL. */
 UNTORCH_API untorch_status untorch_tensor_convert(const untorch_tensor* tensor, int32_t dtype, const int64_t* strides,
                                                   untorch_tensor* out);
+/* Copies row `source` of the tensor's first dimension over row `target`; on a GPU on the device's call stream. */
+UNTORCH_API untorch_status untorch_tensor_copy_row(untorch_tensor* tensor, int64_t source, int64_t target);
 /* For tests: a native operator by itself. `node` is one entry of the extern nodes' list, as JSON; integers and tensors
  * as for the proxy callback. Runs on the device of its operands, of which there must be one. */
 UNTORCH_API untorch_status untorch_call_native_operator(const char* node, int32_t num_ints, const int64_t* ints,
@@ -84,6 +86,8 @@ UNTORCH_API untorch_status untorch_call_native_operator(const char* node, int32_
 /* 1 while the stream is captured into a graph. */
 UNTORCH_API int32_t untorch_stream_is_capturing(int32_t device_index, void* stream);
 UNTORCH_API untorch_tensor* untorch_tensor_new(void);
+/* 1 if the graph writes into this input of the caller's, whose memory must then live as long as the graph. */
+UNTORCH_API int32_t untorch_graph_writes(const untorch_graph* graph, size_t input);
 
 /* The generated C++ of the method, if the file has it; else NULL. Valid while the program is. */
 UNTORCH_API untorch_status untorch_method_source(untorch_method* method, const char** text, size_t* length);

@@ -13,6 +13,7 @@
 #include "model/cuda_graph.h"
 #include "model/dequantized_weights.h"
 #include "tensor/device.h"
+#include "tensor/host_memory.h"
 
 using untorch::check;
 using namespace untorch::capi;
@@ -26,6 +27,9 @@ struct untorch_event {
 };
 
 namespace {
+
+// Bytes from which an array that the caller makes is memory of its own: the pool's size classes would waste an eighth.
+constexpr std::int64_t kUnpooled = std::int64_t{64} << 20;
 
 // Events that are free to be recorded again: making one costs more than a launch. An event belongs to its device.
 class EventPool {
@@ -202,6 +206,8 @@ untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* input
   });
 }
 
+int32_t untorch_graph_writes(const untorch_graph* graph, size_t input) { return graph->graph.writes(input) ? 1 : 0; }
+
 void untorch_graph_free(untorch_graph* graph) { delete graph; }
 
 untorch_status untorch_add_library_path(const char* folder) {
@@ -300,6 +306,45 @@ untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t devi
     const untorch::TensorPtr from = borrow_checked(*source);
     const untorch::cuda::DeviceGuard guard(device_index);
     *out = wrap(untorch::cuda::to_device(*from, device_index).release());
+  });
+}
+
+untorch_status untorch_tensor_create(int32_t dtype, int32_t ndim, const int64_t* sizes, int32_t device_type,
+                                     int32_t device_index, int32_t zeros, untorch_tensor** out) {
+  return guarded([&] {
+    check(out != nullptr && ndim >= 0 && (sizes != nullptr || ndim == 0), "untorch_tensor_create: an argument is null");
+    const auto type = static_cast<untorch::DType>(dtype);
+    check(untorch::is_known(type), "untorch_tensor_create: unknown dtype code ", dtype);
+    check(device_type == UNTORCH_CPU || device_type == UNTORCH_CUDA, "untorch_tensor_create: unknown device type ",
+          device_type);
+    const untorch::DimSpan shape(sizes, static_cast<std::size_t>(ndim));
+    if (device_type == UNTORCH_CPU) {
+      *out = wrap((zeros != 0 ? untorch::zeros_on_demand(shape, type) : untorch::Tensor::empty(shape, type)).release());
+      return;
+    }
+    const int count = untorch::cuda::device_count();
+    const int index = device_index < 0 ? untorch::cuda::current_device() : device_index;
+    check(index < count, "untorch_tensor_create: device: expected cuda:0 to cuda:", count - 1, ", got cuda:", index);
+    const untorch::Device device{untorch::DeviceType::kCUDA, index};
+    const untorch::cuda::DeviceGuard guard(index);
+    const untorch::cuda::Stream stream = untorch::cuda::call_stream(index);
+    const untorch::cuda::StreamScope scope(index, stream);
+    const untorch::cuda::ArenaScope arena(index, untorch::cuda::arena_for(index, stream));
+    untorch::TensorPtr made;
+    const std::int64_t numel = untorch::checked_numel(shape);
+    if (numel >= kUnpooled / static_cast<std::int64_t>(untorch::element_size(type))) {
+      std::size_t nbytes = 0;
+      check(!__builtin_mul_overflow(static_cast<std::size_t>(numel), untorch::element_size(type), &nbytes), "shape ",
+            untorch::to_string(shape), " needs too much memory");
+      made = std::make_unique<untorch::Tensor>(untorch::cuda::allocate_unpooled(nbytes, index), 0, type, shape,
+                                               untorch::contiguous_strides(shape));
+    } else {
+      made = untorch::Tensor::empty(shape, type, device);
+    }
+    if (zeros != 0) {
+      untorch::device_table(device.type).zero(made->raw(), made->storage()->nbytes(), made->device());
+    }
+    *out = wrap(made.release());
   });
 }
 

@@ -1,6 +1,7 @@
 // The call is captured twice, with different memory for the inputs and for everything in between. Words that differ in
 // the kernels' parameters are then addresses of inputs, which a replay may be pointed away from, or of memory that the
 // graph owns. If one is neither, an input's address is hidden somewhere, and every input is copied into place instead.
+// Inputs that the method writes into have the caller's memory in both captures, and in every replay.
 #include "model/cuda_graph.h"
 
 #include <algorithm>
@@ -52,6 +53,7 @@ CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs)
                 "' runs on the CPU: CUDA graphs are for methods compiled for CUDA");
   }
   method.check_inputs(inputs, *container_);
+  check_written(inputs);
   const cuda::DeviceGuard guard(device_);
   try {
     captured_ = capture(inputs);
@@ -105,7 +107,9 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs) {
   std::vector<TensorPtr> arguments;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const untorch_view& view = inputs[i];
-    if (method_.input_on_cpu(i)) {
+    if (writes(i)) {
+      made.inputs.push_back(borrow_view(view, method_.input_spec(i)));
+    } else if (method_.input_on_cpu(i)) {
       // Read while the call is captured, so its value becomes part of the graph.
       const TensorPtr given = borrow_view(view);
       TensorPtr kept = Tensor::empty_strided(sizes_of(view), strides_of(view), dtype_of(view));
@@ -199,7 +203,7 @@ std::vector<CudaGraph::Node> CudaGraph::address_nodes(cuda::Graph graph, bool& c
 
 bool CudaGraph::explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const {
   for (std::size_t i = 0; i < captured_.inputs.size(); ++i) {
-    if (!is_on_device(*captured_.inputs[i])) continue;
+    if (!is_on_device(*captured_.inputs[i]) || writes(i)) continue;
     const cuda::DevicePtr start = address(*captured_.inputs[i]);
     // Strictly within: right behind an input lies something else, most likely the graph's own.
     if (mine < start || mine >= start + reach(*captured_.inputs[i])) continue;
@@ -246,10 +250,28 @@ void CudaGraph::find_inputs(const Captured& other) {
   for (std::size_t i = 0; clear && i < nodes_.size(); ++i) clear = compare(i, nodes_[i], theirs[i], other);
   if (!clear) patches_.clear();
   bindable_.assign(captured_.inputs.size(), false);
-  for (std::size_t i = 0; i < bindable_.size(); ++i) bindable_[i] = clear && is_on_device(*captured_.inputs[i]);
+  for (std::size_t i = 0; i < bindable_.size(); ++i) {
+    bindable_[i] = clear && is_on_device(*captured_.inputs[i]) && !writes(i);
+  }
   // Only the nodes that read an input are kept, with pointers to their values.
   for (Node& node : nodes_) {
     for (auto& value : node.values) node.pointers.push_back(value.data());
+  }
+}
+
+bool CudaGraph::writes(std::size_t input) const noexcept {
+  const TensorSpec* const spec = method_.input_spec(input);
+  return spec != nullptr && spec->mutated;
+}
+
+void CudaGraph::check_written(std::span<const untorch_view> inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!writes(i) || device_of(inputs[i]).type == DeviceType::kCUDA) continue;
+    const std::string& name = method_.input_spec(i)->name;
+    throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
+                "': the model writes into it, and it is on the CPU: ",
+                method_.input_on_cpu(i) ? "call the method without a graph"
+                                        : "pass memory on " + device_name(method_.device()) + " (untorch.zeros)");
   }
 }
 
@@ -263,6 +285,15 @@ void CudaGraph::check_signature(std::span<const untorch_view> inputs) const {
       throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
                   "': it was captured for ", dtype_name(captured.dtype()), to_string(captured.sizes()), ", got ",
                   dtype_name(dtype_of(view)), to_string(sizes), ": capture another graph for that");
+    }
+    if (writes(i)) {
+      const TensorPtr given = borrow_view(view, method_.input_spec(i));
+      if (given->raw() != captured.raw() || given->strides() != captured.strides()) {
+        throw_error(ErrorKind::kInvalidArgument, "graph of method '", method_.spec().name, "', input '", name,
+                    "': the model writes into it, so the graph was captured with its memory, and this is other "
+                    "memory: pass the array that the graph was captured with, or capture another graph");
+      }
+      continue;
     }
     if (is_on_device(captured)) continue;
     const TensorPtr given = borrow_view(view);
@@ -321,6 +352,7 @@ void CudaGraph::bind(std::size_t input, cuda::DevicePtr start) {
 void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outputs,
                     std::span<std::int32_t> aliases) {
   method_.check_inputs(inputs, *container_);
+  check_written(inputs);
   check_signature(inputs);
   check(outputs.size() == captured_.outputs.size() && aliases.size() == outputs.size(), "graph of method '",
         method_.spec().name, "': expected room for ", captured_.outputs.size(), " outputs");
@@ -341,6 +373,10 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& own = *captured_.inputs[i];
     if (!is_on_device(own)) continue;
+    if (writes(i)) {
+      in_place[i] = true;
+      continue;
+    }
     const untorch_view& view = inputs[i];
     const TensorPtr source = borrow_view(view, method_.input_spec(i));
     const bool same_strides = source->strides() == own.strides();

@@ -26,12 +26,15 @@ class CudaGraph {
   std::size_t num_outputs() const noexcept { return captured_.outputs.size(); }
   // Inputs that a replay reads where they lie, without a copy.
   std::size_t num_bindable() const noexcept;
+  // Whether the method writes into this input: the graph then works on the caller's memory alone.
+  bool writes(std::size_t input) const noexcept;
 
  private:
   // What one capture made.
   struct Captured {
     std::shared_ptr<cuda::Arena> arena;
-    std::vector<TensorPtr> inputs;   // static memory, or a copy on the CPU of an input that belongs there
+    std::vector<TensorPtr> inputs;   // static memory, a copy on the CPU of an input that belongs there, or the
+                                     // caller's memory of an input that is written
     std::vector<TensorPtr> outputs;  // null for None
     StorageRef random_cell;          // seed and position for a replay's random numbers
     std::uint64_t random_count = 0;  // positions that a replay uses
@@ -59,6 +62,7 @@ class CudaGraph {
   static void read_kernel(Node& node);
   bool compare(std::size_t index, const Node& mine, const Node& theirs, const Captured& other);
   bool explained(cuda::DevicePtr mine, cuda::DevicePtr theirs, const Captured& other, Patch& patch) const;
+  void check_written(std::span<const untorch_view> inputs) const;
   void check_signature(std::span<const untorch_view> inputs) const;
   void bind(std::size_t input, cuda::DevicePtr address);
   void release() noexcept;

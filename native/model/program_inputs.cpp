@@ -9,6 +9,9 @@
 namespace untorch {
 namespace {
 
+// Of an input that the model writes into: code for GPUs copies one that is aligned to less, and writes to the copy.
+constexpr std::uintptr_t kWrittenAlignment = 16;
+
 // Complex numbers are pairs.
 std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
 
@@ -105,6 +108,11 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
     };
     if (expected.mutated && input.read_only != 0)
       fail(", read-only: the model writes into this input, pass memory that may be written");
+    if (expected.mutated && reinterpret_cast<std::uintptr_t>(input.data) % kWrittenAlignment != 0) {
+      fail(" at an address that is no multiple of ", kWrittenAlignment,
+           ": the model writes into this input, and may write to an aligned copy instead: pass aligned memory "
+           "(untorch.zeros, untorch.empty)");
+    }
     if (dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
     if (sizes.size() != expected.shape.size()) fail(" (", sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
     bool empty = false;

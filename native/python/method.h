@@ -256,8 +256,14 @@ class Graph {
  public:
   Graph(const nb::object& method, const nb::object& inputs) : method_(method) {
     CaptureKeeper keeper;
-    untorch_graph* const graph = this->method().capture(inputs, keeper);
+    const nb::object arrays = as_sequence(inputs, this->method().name());
+    untorch_graph* const graph = this->method().capture(arrays, keeper);
     graph_.reset(graph, Free{std::make_shared<Kept>(Kept{keeper.take(), this->method().taker().device_index})});
+    std::vector<nb::object>& kept = std::get_deleter<Free>(graph_)->kept->objects;
+    const std::span<PyObject* const> given = items(arrays);
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (untorch_graph_writes(graph, i) != 0) kept.push_back(nb::borrow(given[i]));
+    }
   }
 
   nb::list run(const nb::object& inputs) const {
@@ -288,7 +294,7 @@ class Graph {
     return graph_;
   }
 
-  // What kernels gave while the call was captured, until the last replay is done.
+  // What kernels gave while the call was captured, and inputs that are written, until the last replay is done.
   struct Kept {
     std::vector<nb::object> objects;
     int device = 0;

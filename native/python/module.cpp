@@ -1,13 +1,18 @@
 // untorch._core: Program, Session, Method and Graph over the C interface. Calls are served here altogether.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "archive.h"
 #include "method.h"
+#include "types.h"
 
 namespace nb = nanobind;
 using namespace untorch::python;
@@ -285,6 +290,35 @@ NB_MODULE(_core, m) {
         return nb::cast(new Tensor(tensor, producer), nb::rv_policy::take_ownership);
       },
       nb::arg("array"), nb::arg("device"));
+  // device: the GPU's index, -1 for the current one; None for the CPU.
+  m.def(
+      "create",
+      [](const std::string& dtype, const std::vector<std::int64_t>& shape, std::optional<int> device, bool zeros) {
+        std::int32_t code = -1;
+        for (const TypeRow& row : kTypes) {
+          if (dtype == row.name) code = row.code;
+        }
+        if (code < 0) raise(UNTORCH_UNSUPPORTED, "unknown dtype " + dtype);
+        untorch_tensor* tensor = nullptr;
+        untorch_status status;
+        {
+          const GilRelease release;
+          status =
+              untorch_tensor_create(code, static_cast<std::int32_t>(shape.size()), shape.data(),
+                                    device ? UNTORCH_CUDA : UNTORCH_CPU, device.value_or(-1), zeros ? 1 : 0, &tensor);
+        }
+        check(status);
+        untorch_view view;
+        untorch_tensor_view(tensor, &view);
+        return nb::cast(new Tensor(tensor, device ? current_producer(view.device_index) : Producer{}),
+                        nb::rv_policy::take_ownership);
+      },
+      nb::arg("dtype"), nb::arg("shape"), nb::arg("device").none(), nb::arg("zeros"));
+  m.def("dtypes", [] {
+    nb::list names;
+    for (const TypeRow& row : kTypes) names.append(row.name);
+    return names;
+  });
   m.def("cuda_devices", [] { return std::string(untorch_cuda_devices()); });
   // What a method on a device sees of an array; for tests.
   m.def(

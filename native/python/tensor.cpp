@@ -260,6 +260,12 @@ void Tensor::copy_to(nb::handle array) const {
   }
 }
 
+void Tensor::copy_row(std::int64_t source, std::int64_t target) const {
+  if (read_only()) raise(UNTORCH_INVALID_ARGUMENT, "copy_row: the tensor is read-only");
+  if (!on_cpu()) wait_for_producer();
+  check(untorch_tensor_copy_row(handle(), source, target));
+}
+
 void bind_tensor(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor",
                      "An output array in the library's memory; exchange it through DLPack or numpy().\n\nOn a GPU its "
@@ -274,6 +280,7 @@ void bind_tensor(nb::module_& m) {
       .def("numpy", &Tensor::numpy, "The same memory as a numpy array; of a CUDA tensor, a copy, for which it waits.")
       .def("assign", &Tensor::assign, nb::arg("array"), nb::arg("device") = -1)
       .def("convert", &Tensor::convert, nb::arg("dtype"), nb::arg("strides").none() = nb::none())
+      .def("copy_row", &Tensor::copy_row, nb::arg("source"), nb::arg("target"))
       .def("copy_to", &Tensor::copy_to, nb::arg("array"),
            "Copies the values into an array of the same dtype and shape, on the CPU or the same GPU.")
       .def("__array__", &Tensor::array, nb::arg("dtype").none() = nb::none(), nb::kw_only(),

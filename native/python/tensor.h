@@ -66,6 +66,8 @@ class Tensor {
   void convert(const std::string& dtype, const nanobind::object& strides);
   // Copies into an array's memory; on the GPU in the order of the call stream.
   void copy_to(nanobind::handle array) const;
+  // Copies one row of the first dimension over another, on a GPU in the order of the call stream.
+  void copy_row(std::int64_t source, std::int64_t target) const;
 
  private:
   Tensor(untorch_tensor* handle, nanobind::object owner, Producer producer)

@@ -153,4 +153,24 @@ void free_host(void* data, std::size_t capacity) noexcept {
   std::free(data);
 }
 
+TensorPtr zeros_on_demand(DimSpan sizes, DType dtype) {
+  constexpr std::size_t kSmallestMapping = std::size_t{1} << 20;
+  const std::size_t itemsize = element_size(dtype);
+  const std::int64_t numel = checked_numel(sizes);
+  std::size_t nbytes = 0;
+  check(!__builtin_mul_overflow(static_cast<std::size_t>(numel), itemsize, &nbytes), "shape ", to_string(sizes),
+        " needs too much memory");
+  if (nbytes < kSmallestMapping) return Tensor::zeros(sizes, dtype);
+  void* const data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    throw_error(ErrorKind::kOutOfMemory, "out of memory: could not allocate ", nbytes, " bytes");
+  }
+  if (kCaching && nbytes >= kHuge) (void)madvise(data, nbytes, MADV_HUGEPAGE);
+  const Storage::Deleter unmap = [](void* memory, void* length) noexcept {
+    (void)munmap(memory, reinterpret_cast<std::size_t>(length));
+  };
+  StorageRef storage(new Storage(data, nbytes, {}, unmap, reinterpret_cast<void*>(nbytes)));
+  return std::make_unique<Tensor>(std::move(storage), 0, dtype, sizes, contiguous_strides(sizes));
+}
+
 }  // namespace untorch

@@ -7,6 +7,7 @@ imports it.
 import typing as _typing
 
 from untorch._core import Tensor
+from untorch.runtime.arrays import empty, zeros
 from untorch.runtime.errors import (
     ArgumentTypeError,
     ClosedError,
@@ -89,9 +90,11 @@ __all__ = [
     "UntrustedError",
     "cmake_dir",
     "current_stream",
+    "empty",
     "initial_seed",
     "load",
     "manual_seed",
     "register_kernel",
     "stream",
+    "zeros",
 ]

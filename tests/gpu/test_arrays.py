@@ -147,3 +147,37 @@ def test_a_contiguous_input_is_asked_for(mlp: tuple[Path, nn.Module]) -> None:
         for given in (x, Only()):
             with pytest.raises(untorch.InvalidArgumentError, match=r"strides \[1, 4\]: it must be contiguous"):
                 program(given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 7), (70 << 20,)])
+def test_zeros_and_empty(dtype: str, shape: tuple[int, ...]) -> None:
+    for make in (untorch.empty, untorch.zeros):
+        made = make(shape, dtype, "cuda")
+        assert (made.device, made.dtype, made.shape) == ("cuda:0", dtype, shape)
+        there = torch.from_dlpack(made)
+        assert there.is_cuda and there.is_contiguous() and there.data_ptr() % 256 == 0
+        if make is untorch.zeros:
+            assert not there.any()
+        there.fill_(1)
+
+
+def test_zeros_come_in_the_order_of_the_stream() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), untorch.stream(stream):
+        made = untorch.zeros((1 << 20,), "float32", "cuda")
+        there = torch.from_dlpack(made)
+        assert not there.any()
+
+
+def test_copied_rows() -> None:
+    made = untorch.zeros((3, 5), "float32", "cuda")
+    torch.from_dlpack(made)[1] = 4
+    torch.cuda.synchronize()
+    made.copy_row(1, 2)
+    assert made.numpy().tolist() == [[0.0] * 5, [4.0] * 5, [4.0] * 5]
+
+
+def test_too_large_zeros() -> None:
+    with pytest.raises(untorch.OutOfMemoryError):
+        untorch.zeros((1 << 46,), "uint8", "cuda")

@@ -288,3 +288,35 @@ def test_a_graph_keeps_its_program(mlp: tuple[Path, nn.Module]) -> None:
     _core.release_memory(0)
     close(torch.from_dlpack(graph(x)), reference(module, x))
     graph.close()
+
+
+class Pool(nn.Module):
+    def forward(self, x: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        pool += x
+        return pool.sum()
+
+
+def test_inputs_that_the_model_writes_into(folder: Path) -> None:
+    path = exported(folder, "written_pool", Pool(), (torch.ones(64), torch.zeros(32, 64)))
+    with untorch.load(path) as program:
+        pool = untorch.zeros((32, 64), "float32", "cuda")
+        x = torch.ones(64, device="cuda")
+        graph = program.forward.graph(x, pool)
+        assert not pool.numpy().any()  # nothing runs while a call is captured
+        for i in range(1, 4):
+            graph(x, pool)
+            assert (pool.numpy() == i).all()
+        with pytest.raises(untorch.InvalidArgumentError, match="pass the array that the graph was captured with"):
+            graph(x, untorch.zeros((32, 64), "float32", "cuda"))
+        there = torch.from_dlpack(pool)
+        del pool
+        gc.collect()
+        graph(x, there)
+        assert (there == 4).all()
+        with pytest.raises(untorch.InvalidArgumentError, match="it is on the CPU: pass memory on cuda:0"):
+            program.forward.graph(x, np.zeros((32, 64), np.float32))
+        misaligned = torch.zeros(32 * 64 + 1, device="cuda")[1:].view(32, 64)
+        for call in (program.forward, program.forward.graph):
+            with pytest.raises(untorch.InvalidArgumentError, match="address that is no multiple of 16"):
+                call(x, misaligned)
+        graph.close()

@@ -204,6 +204,12 @@ UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, 
 /* A copy on a device of memory that lies on the CPU, in the order of its call stream. A new handle. */
 UNTORCH_API untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t device_index,
                                                     untorch_tensor** out);
+/* A row-major tensor of a dtype (PyTorch's code) on the CPU (UNTORCH_CPU) or a GPU (-1: the current one):
+ * uninitialised, or zeros unless `zeros` is 0. Its memory begins at a multiple of 64 bytes on the CPU and of 256 on a
+ * GPU. There zeros are written in the order of the call stream; on the CPU large ones take memory when they are written
+ * to. A new handle. */
+UNTORCH_API untorch_status untorch_tensor_create(int32_t dtype, int32_t ndim, const int64_t* sizes, int32_t device_type,
+                                                 int32_t device_index, int32_t zeros, untorch_tensor** out);
 /* The device that the method runs on: an untorch_device_type and the index (-1 for the CPU). */
 UNTORCH_API untorch_status untorch_method_device(untorch_method* method, int32_t* device_type, int32_t* device_index);
 
@@ -220,8 +226,9 @@ UNTORCH_API untorch_status untorch_cuda_release_memory(int32_t device_index);
 
 /* A CUDA graph of one call: captured for the shapes of `inputs`, replayed by untorch_graph_run on the call stream.
  * Inputs of a replay on the device are read in place if they are 16-byte aligned: the graph's node parameters are
- * updated. Others, and those in host memory, are copied into the graph's own memory. Outputs are the graph's memory:
- * the next replay overwrites them. */
+ * updated. Others, and those in host memory, are copied into the graph's own memory. An input that the method writes
+ * into is captured where it lies: it must be on the device, stay valid as long as the graph, and be given to every
+ * replay. Outputs are the graph's memory: the next replay overwrites them. */
 typedef struct untorch_graph untorch_graph;
 UNTORCH_API untorch_status untorch_graph_capture(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                                  untorch_graph** out);

@@ -116,9 +116,9 @@ def _export_task(
 
     if task != "text-generation":
         raise typer.BadParameter(f"expected text-generation, got {task}", param_hint="--task")
-    if check or arch is not None:
-        raise typer.BadParameter("--check and --arch are not for --task", param_hint="--task")
-    return untorch.export.causal_lm(source, output, device=device or "cpu", **fields)
+    if check:
+        raise typer.BadParameter("--check is not for --task", param_hint="--task")
+    return untorch.export.causal_lm(source, output, device=device or "cpu", arch=arch, **fields)
 
 
 def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:

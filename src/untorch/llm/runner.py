@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch._core import Tensor
 from untorch.llm.extras import import_extra
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings, read_settings
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.arrays import zeros
+from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.program import Program, load
 
 if TYPE_CHECKING:
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "make_batch"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_DEFAULT_PART = 4  # of the memory that is available
+_DEFAULT_PART = 0.25  # of the memory that is available
+_DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
 _ALIGNMENT = 64
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Batch:
@@ -85,7 +89,10 @@ class Runner(ABC):
 
 
 class PackageRunner(Runner):
-    """A package of ``untorch.export.causal_lm``, with a pool in host memory."""
+    """A package of ``untorch.export.causal_lm``, with a pool where its methods run.
+
+    On a GPU a step's small arrays are uploaded and its logits downloaded, and the step waits for them.
+    """
 
     def __init__(
         self,
@@ -99,13 +106,20 @@ class PackageRunner(Runner):
         program = source if isinstance(source, Program) else load(source, num_threads=num_threads, trust=trust)
         try:
             self.settings = read_settings(program.manifest, program.path)
-            if program.device != "cpu":
-                raise UnsupportedError(f"{program.path}: the engine runs packages for the CPU, not {program.device}")
-            dtype = _numpy_dtype(self.settings.dtype)
-            row = self.settings.block_elements * dtype.itemsize
-            self.blocks = _block_count(self.settings, row, kv_memory, max_sequences)
-            self._pool = _aligned_zeros(self.blocks, self.settings.block_elements, dtype)
             self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
+            row = self.settings.block_elements * _ITEMSIZE[self.settings.dtype]
+            available, part = _available(), _DEFAULT_PART
+            if program.device != "cpu":
+                for _, method in self._methods:  # uploads the weights
+                    method.open()
+                available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
+            self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
+            shape = (self.blocks, self.settings.block_elements)
+            self._pool: Any
+            if program.device == "cpu":
+                self._pool = _aligned_zeros(*shape, _numpy_dtype(self.settings.dtype))
+            else:
+                self._pool = zeros(shape, self.settings.dtype, program.device)
         except BaseException:
             if self._owned:
                 program.close()
@@ -115,7 +129,10 @@ class PackageRunner(Runner):
     def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
         for source, target in plan.copies:
-            self._pool[target] = self._pool[source]
+            if isinstance(self._pool, Tensor):
+                self._pool.copy_row(source, target)
+            else:
+                self._pool[target] = self._pool[source]
         batch = make_batch(plan, self.settings.block_size)
         tokens = len(batch.tokens)
         # The method that is tuned for at least that many tokens, else for the most.
@@ -124,7 +141,7 @@ class PackageRunner(Runner):
             batch.tokens, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
             batch.seqlens_k, batch.slot_mapping, self._pool,
         )  # fmt: skip
-        found: NDArray[np.float32] = np.asarray(logits)
+        found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         return found[: len(rows)]
 
     def file(self, name: str) -> bytes:
@@ -160,7 +177,7 @@ def kv_bytes(given: Any) -> int:
     raise InvalidArgumentError(f"Engine: kv_memory: {expected}, got {given!r}")
 
 
-def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int) -> int:
+def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int, default: int) -> int:
     if kv_memory is not None:
         count = kv_bytes(kv_memory) // row
         if count < 1:
@@ -170,7 +187,7 @@ def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: in
             )
         return count
     enough = max_sequences * -(-settings.max_positions // settings.block_size)
-    return max(1, min(enough, _available() // _DEFAULT_PART // row))
+    return max(1, min(enough, default // row))
 
 
 def _available() -> int:

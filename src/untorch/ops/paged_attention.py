@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BLOCK_UNIT", "C_SHIM", "OPERATOR", "paged_attention"]
+__all__ = ["BLOCK_UNIT", "C_SHIM", "OPERATOR", "check_arguments", "paged_attention"]
 
 BLOCK_UNIT = 16
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,7 +52,7 @@ def paged_attention(
     softcap: float,
 ) -> torch.Tensor:
     """[tokens, heads, width_v]. Raises ValueError."""
-    _check(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
+    check_arguments(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
     blocks, heads = pool.shape[0], q.shape[1]
     middle = offset + heads_kv * block * width
     keys = pool[:, offset:middle].view(blocks, heads_kv, block, width)
@@ -119,11 +119,11 @@ def _paged_attention_fake(
     chunk: int,
     softcap: float,
 ) -> torch.Tensor:
-    _check(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
+    check_arguments(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
     return q.new_empty((q.shape[0], q.shape[1], width_v))
 
 
-def _check(
+def check_arguments(
     q: torch.Tensor,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
@@ -135,6 +135,7 @@ def _check(
     width: int,
     width_v: int,
 ) -> None:
+    """Raises ValueError for shapes, dtypes and numbers that do not fit together."""
     if q.dtype not in _DTYPES or q.dim() != 3 or q.shape[2] != width:
         raise ValueError(
             f"paged_attention: q: expected float32, bfloat16 or float16 [tokens, heads, {width}], got {q.dtype} "

@@ -1,7 +1,9 @@
 // A fake CUDA driver, so that loading can be tested without a GPU: device memory is host memory, enqueued work is done
 // at once, and kernel launches are recorded instead of run. It has two GPUs with an H200's attributes, each with
 // FAKE_GPU_MEMORY bytes and of FAKE_GPU_CAPABILITY; with FAKE_GPU_TAKEN they have no room for a context. After
-// fake_fail(code) everything that enqueues, waits, asks or frees returns that code. Graphs and captures are refused.
+// fake_fail(code) everything that enqueues, waits, asks or frees returns that code. Graphs and captures are
+// refused; with FAKE_GPU_GRAPHS a capture gives a graph without nodes, and what is captured is recorded like any
+// launch.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -50,6 +52,7 @@ int capability() {
   const char* const text = std::getenv("FAKE_GPU_CAPABILITY");
   return text == nullptr ? 90 : std::atoi(text);
 }
+bool has_graphs() { return std::getenv("FAKE_GPU_GRAPHS") != nullptr; }
 template <class Handle>
 Result make(Handle* out) {
   const std::lock_guard lock(state().mutex);
@@ -301,18 +304,24 @@ Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address
   return kSuccess;
 }
 
+Result cuStreamBeginCapture_v2(Stream, int) { return has_graphs() ? kSuccess : kNotSupported; }
+Result cuStreamEndCapture(Stream, Graph* graph) { return has_graphs() ? make(graph) : kNotSupported; }
+Result cuGraphInstantiateWithFlags(GraphExec* exec, Graph, unsigned long long) {
+  return has_graphs() ? make(exec) : kNotSupported;
+}
+Result cuGraphLaunch(GraphExec, Stream stream) { return has_graphs() ? noted("replay", stream) : kNotSupported; }
+Result cuGraphExecDestroy(GraphExec) { return has_graphs() ? kSuccess : kNotSupported; }
+Result cuGraphDestroy(Graph) { return has_graphs() ? kSuccess : kNotSupported; }
+Result cuGraphGetNodes(Graph, GraphNode*, std::size_t* count) {
+  if (!has_graphs()) return kNotSupported;
+  return *count = 0, kSuccess;
+}
+
 #define REFUSED(name) \
   Result name() { return kNotSupported; }
-REFUSED(cuStreamBeginCapture_v2)
-REFUSED(cuStreamEndCapture)
 REFUSED(cuStreamWriteValue64_v2)
-REFUSED(cuGraphInstantiateWithFlags)
-REFUSED(cuGraphLaunch)
-REFUSED(cuGraphExecDestroy)
-REFUSED(cuGraphDestroy)
 REFUSED(cuUserObjectCreate)
 REFUSED(cuGraphRetainUserObject)
-REFUSED(cuGraphGetNodes)
 REFUSED(cuGraphNodeGetType)
 REFUSED(cuGraphKernelNodeGetParams_v2)
 REFUSED(cuGraphExecKernelNodeSetParams_v2)

@@ -114,3 +114,16 @@ def test_tasks(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "expected text-generation, got translation" in done.err
     done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation")
     assert done.err == f"untorch: causal_lm: model: {tmp_path} has no config.json\n"
+    done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--check")
+    assert done.code == 2 and "--check is not for --task" in done.err
+
+
+def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import untorch.export
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
+    cli(
+        "export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--device", "cuda", "--arch", "sm_90"
+    )
+    assert given["device"] == "cuda" and list(given["arch"]) == ["sm_90"]

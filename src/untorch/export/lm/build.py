@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ def causal_lm(
     token_counts: Sequence[int] = (16, 1024),
     dtype: torch.dtype | None = None,
     device: str = "cpu",
+    arch: str | Sequence[str] | None = None,
     options: ExportOptions | None = None,
     **option_fields: Any,
 ) -> ExportReport:
@@ -54,14 +56,15 @@ def causal_lm(
         block_size: Positions a page, a multiple of 16.
         token_counts: The numbers of tokens a step that methods are tuned for, ascending: decode, prefill.
         dtype: What the weights of a folder are converted to. Default: what its config says.
-        device: "cpu".
+        device: "cpu" or "cuda". The model itself is on the CPU.
+        arch: As for ``export``: GPUs to cross-compile for, "sm_90".
         options: As for ``export``.
         option_fields: Fields of ExportOptions that replace those in ``options``.
 
     Raises:
         CompileError: The model's attention or state cannot be paged, or what ``export`` raises.
         InvalidArgumentError: An argument is wrong. Also a ValueError.
-        UnsupportedError: The device cannot run paged attention.
+        UnsupportedError: Paged attention has no kernel for the device.
     """
     resolved, target = resolve_options(options, option_fields), read_path(path)
     counts = _read_counts(token_counts)
@@ -69,9 +72,9 @@ def causal_lm(
         raise InvalidArgumentError(
             f"causal_lm: block_size: expected a multiple of {BLOCK_UNIT}, got {block_size!r}"
         )  # fmt: skip
-    if device != "cpu":
+    if device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", str(device)):
         raise UnsupportedError(
-            f"causal_lm: device: expected 'cpu', got {device!r}: untorch::paged_attention has no kernel for it"
+            f"causal_lm: device: expected 'cpu' or 'cuda', got {device!r}: paged attention has no kernel for it"
         )
     module, folder = load_model(model, dtype)
     if elsewhere := {str(parameter.device) for parameter in module.parameters()} - {"cpu"}:
@@ -112,7 +115,7 @@ def causal_lm(
             replace(request, method=replace(request.method, defers_guards=True))
             for request in read_methods(methods=methods)
         ]
-        return write_package(requests, target, device, None, resolved, {"llm": section}, entries)
+        return write_package(requests, target, device, arch, resolved, {"llm": section}, entries)
 
 
 def _read_counts(given: Any) -> list[int]:

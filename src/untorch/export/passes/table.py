@@ -24,6 +24,7 @@ from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
+from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
@@ -127,6 +128,13 @@ PASSES = (
         "choose_attention",
         lambda module, options, device, architecture: choose_attention(module, options.attention, device, architecture),
         "decides what computes [attention](#attention), as the option `attention` says",
+    ),
+    Pass(
+        "paged_attention_kernels",
+        lambda module, options, device, architecture: paged_attention_kernels(module, architecture),
+        "gives `untorch::paged_attention` the Triton kernels that are compiled into the file: the library has one for "
+        "CPUs only ([decision](decisions/0038-compile-paged-attention-into-the-package.md))",
+        devices=("cuda",),
     ),
     Pass(
         "repack_int4",

@@ -30,8 +30,8 @@ def fake_cuda(
     choose_launcher: takes one of a CachingAutotuner's launchers, as none can be timed.
     """
     with (
-        torch_cuda(gpu), device_interface(gpu), fake_tensor_device(), contiguous(), convolution_layout(),
-        same_tensor(values), uniform_values(), joint_graph_patterns(), triton_driver(gpu),
+        torch_cuda(gpu), device_interface(gpu), fake_tensor_device(), contiguous(), copy(),
+        convolution_layout(), same_tensor(values), uniform_values(), joint_graph_patterns(), triton_driver(gpu),
         autotune_block(choose_launcher),
     ):  # fmt: skip
         yield
@@ -158,6 +158,24 @@ def contiguous() -> Iterator[None]:
         return made
 
     with replaced(torch.Tensor, "contiguous", method):
+        yield
+
+
+@patch(
+    "torch.Tensor.copy_",
+    versions="2.11–2.13",
+    why="It makes the tensor's device the current one: Inductor cannot put values into a part of a tensor.",
+    test=_TEST + "test_copy_still_sets_the_current_device",
+)
+@contextlib.contextmanager
+def copy() -> Iterator[None]:
+    """Tensor.copy_ is the operator alone."""
+
+    def method(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        made: torch.Tensor = torch.ops.aten.copy_.default(self, src, non_blocking)
+        return made
+
+    with replaced(torch.Tensor, "copy_", method):
         yield
 
 

@@ -102,8 +102,8 @@ def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
         ({"token_counts": (2,)}, InvalidArgumentError, "token_counts: expected ascending integers"),
         ({"block_size": 8}, InvalidArgumentError, "block_size: expected a multiple of 16, got 8"),
         ({"max_positions": 0}, InvalidArgumentError, "max_positions: expected a positive integer, got 0"),
-        ({"device": "cuda"}, UnsupportedError, "device: expected 'cpu', got 'cuda': untorch::paged_attention has no "
-                                               "kernel for it"),
+        ({"device": "mps"}, UnsupportedError, "device: expected 'cpu' or 'cuda', got 'mps': paged attention has no "
+                                              "kernel for it"),
         ({"tokenizer": 3}, ArgumentTypeError, "tokenizer: expected a folder, a tokenizer.json, a fast tokenizer"),
         ({"tokenizer": "/nowhere.json"}, FileMissingError, "tokenizer: there is no /nowhere.json"),
         ({"dtype": torch.float16}, InvalidArgumentError, "dtype: is for a folder; convert a module with"),

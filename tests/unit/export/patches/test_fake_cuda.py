@@ -17,7 +17,14 @@ from torch._subclasses import fake_tensor
 
 from untorch.export import export
 from untorch.export.gpus import find_gpu
-from untorch.export.patches.fake_cuda import contiguous, convolution_layout, fake_cuda, same_tensor, uniform_values
+from untorch.export.patches.fake_cuda import (
+    contiguous,
+    convolution_layout,
+    copy,
+    fake_cuda,
+    same_tensor,
+    uniform_values,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers here")
@@ -36,6 +43,20 @@ def test_values_that_are_known_beforehand(tmp_path: Path) -> None:
     """What torch works out while it compiles must not need the GPU."""
     report = export(Masked(), (torch.ones(4, 8),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
     assert not {"aoti_torch_cuda_full", "aoti_torch_cuda_where"} & set(report.methods["forward"].operators)
+
+
+class Parts(nn.Module):
+    """Puts values into parts of a tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.new_empty(x.shape)
+        y[:, :4] = x[:, 4:]
+        y[:, 4:] = x[:, :4] * 2
+        return y
+
+
+def test_values_in_parts_of_a_tensor(tmp_path: Path) -> None:
+    export(Parts(), (torch.ones(4, 8),), tmp_path / "a.pt2", device="cuda", arch="sm_90", progress=False)
 
 
 def test_copies_that_are_contiguous() -> None:
@@ -90,6 +111,16 @@ def test_a_fake_tensor_on_a_gpu_still_starts_cuda(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not fake_tensor.FakeTensorMode().avoid_device_init
     assert "torch.empty(1, device=device)" in inspect.getsource(fake_tensor.init_gpu_context)
+
+
+@no_gpu
+def test_copy_still_sets_the_current_device() -> None:
+    with fake_tensor.FakeTensorMode():
+        tensor = torch.empty(2, 3, device="cuda")
+        with pytest.raises(RuntimeError):
+            tensor.copy_(tensor)
+        with copy():
+            assert tensor.copy_(tensor) is tensor
 
 
 @no_gpu

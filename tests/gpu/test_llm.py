@@ -1,0 +1,155 @@
+"""Language models on the GPU: paged attention against its reference, steps in CUDA graphs, the engine's tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+
+import untorch
+from tests.native.test_paged_attention import batch
+from untorch.ops.paged_attention import paged_attention
+
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),
+]
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+NEW = 12
+PROMPTS = [[5, 17, 3, 8], [40, 2], [7], list(range(3, 60)), list(range(100, 140))]
+
+
+def verify(given: dict[str, Any]) -> None:
+    from untorch.ops.attention.paged_operator import paged_attention_triton
+
+    reference = dict(given, pool=given["pool"].clone())
+    expected = paged_attention(**reference)
+    offset = given["offset"]
+    placed = given | {"offset": torch.tensor([offset]), "aligned": offset % 16 == 0}
+    placed = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
+    got = paged_attention_triton(**placed)
+    tolerance = TOLERANCE[given["q"].dtype]
+    torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(placed["pool"].cpu(), reference["pool"], rtol=0, atol=0, equal_nan=True)
+
+
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_any_batch(data: st.DataObject) -> None:
+    draw = data.draw
+    lengths = []
+    for _ in range(draw(st.integers(1, 6))):
+        length = draw(st.integers(1, 900))
+        lengths.append((draw(st.sampled_from([0, 1, 1, 2, 17, 200, length])), length))
+    lengths = [(min(queries, length), length) for queries, length in lengths]
+    heads_kv = draw(st.sampled_from([1, 2, 8]))
+    given = batch(
+        lengths, heads_kv * draw(st.sampled_from([1, 2, 4, 7, 16])), heads_kv,
+        draw(st.sampled_from([16, 64, 80, 128, 192, 256])), draw(st.sampled_from([16, 64, 80, 128])),
+        draw(st.sampled_from([16, 32, 128])), draw(st.sampled_from(list(TOLERANCE))), draw(st.integers(0, 3)),
+        draw(st.sampled_from([0, 5, 64])), draw(st.integers(0, 1000)),
+    )  # fmt: skip
+    heads = given["q"].shape[1]
+    given["window"] = draw(st.sampled_from([0, 0, 1, 17, 300]))
+    given["chunk"] = draw(st.sampled_from([0, 0, 16, 37]))
+    given["softcap"] = draw(st.sampled_from([0.0, 2.5]))
+    given["sinks"] = draw(st.sampled_from([None, torch.linspace(-2, 2, heads)]))
+    given["alibi"] = draw(st.sampled_from([None, torch.linspace(0.01, 0.5, heads)]))
+    if draw(st.booleans()):
+        given["k"] = given["v"] = None
+    verify(given)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 4000)] * 16, [(2000, 2000)], [(1, 30000)], [(1, 50)] * 300, [(0, 9), (5, 9)]])
+def test_large_ones(lengths: list[tuple[int, int]]) -> None:
+    verify(batch(lengths, 32, 8, 128, 128, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_widths_of_latent_attention(dtype: torch.dtype) -> None:
+    verify(batch([(1, 700), (30, 90)], 128, 1, 576, 512, dtype=dtype))
+
+
+@pytest.fixture(scope="module", params=["Llama", "Gemma2", "GptOss", "DeepseekV3"])
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    from tests.conformance.language_models import make_model
+    from untorch.export import causal_lm
+
+    model = make_model(request.param)
+    path = tmp_path_factory.mktemp("llm") / f"{request.param}.pt2"
+    causal_lm(model, path, device="cuda", token_counts=(8, 48), progress=False)
+    return path, model
+
+
+# No torch.
+RUN = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+path, prompts, new = json.load(sys.stdin)
+params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+with Engine(path, kv_memory="4MiB", max_batch_tokens=16, max_sequences=8, text=False) as engine:
+    batched = [output.completions[0].token_ids for output in engine.generate(prompts, params)]
+    alone = [engine.generate([prompt], params)[0].completions[0].token_ids for prompt in prompts]
+    several = engine.generate([prompts[0]], SamplingParams(temperature=0, n=3, max_tokens=new, ignore_eos=True))
+print(json.dumps([batched, alone, [c.token_ids for c in several[0].completions]]))
+"""
+
+
+def test_the_engine_says_what_generate_says(package: tuple[Path, Any]) -> None:
+    from tests.conformance.language_models import greedy
+
+    path, model = package
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=json.dumps([str(path), PROMPTS, NEW]), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    batched, alone, several = json.loads(done.stdout)
+    expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
+    assert batched == expected
+    assert alone == expected
+    assert several == [expected[0]] * 3
+
+
+def test_a_graph_of_a_step_serves_other_lengths(package: tuple[Path, Any]) -> None:
+    """Eight sequences of one token: the graph is captured with some lengths and replayed with others."""
+    path, _ = package
+    rng = np.random.default_rng(0)
+    with untorch.load(path) as program:
+        section = program.manifest["llm"]
+        block, columns = section["block_size"], 4
+        step = program[section["methods"][0]["name"]]
+        pool = untorch.zeros((8 * columns + 1, section["block_elements"]), section["dtype"], "cuda")
+        table = rng.permutation(8 * columns).astype(np.int32).reshape(8, columns)
+
+        def arguments(lengths: list[int]) -> tuple[Any, ...]:
+            last = np.array(lengths) - 1
+            slots = table[np.arange(8), last // block].astype(np.int64) * block + last % block
+            return (
+                rng.integers(0, 250, 8), last.astype(np.int64), np.arange(8), table, np.arange(9, dtype=np.int32),
+                np.array(lengths, np.int32), slots,
+            )  # fmt: skip
+
+        graph = step.graph(*arguments([1] * 8), pool)
+        for length in range(1, 3 * block):
+            given = arguments([max(1, length - i) for i in range(8)])
+            expected = step(*given, pool).numpy()
+            before = pool.numpy()
+            got = graph(*given, pool)
+            got = got if isinstance(got, np.ndarray) else got.numpy()
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(pool.numpy(), before)
+        with pytest.raises(untorch.InvalidArgumentError, match="the model writes into it, so the graph was captured"):
+            graph(*given, untorch.zeros(pool.shape, pool.dtype, "cuda"))

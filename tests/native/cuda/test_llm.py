@@ -1,0 +1,109 @@
+"""A language model for CUDA in the engine, up to the kernel launches, with a fake driver: fake_driver.cpp."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.native.cuda.fake_gpu import found
+from untorch.archive import ArchiveReader
+from untorch.export import CompileError, causal_lm
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conformance.language_models import make_model
+
+    pytest.importorskip("triton")
+    path = tmp_path_factory.mktemp("llm") / "llama.pt2"
+    causal_lm(
+        make_model("Llama").to(torch.bfloat16), path, device="cuda", arch="sm_90", token_counts=(16,), keep_sources=True,
+        progress=False,
+    )  # fmt: skip
+    return path
+
+
+def test_the_pool_is_passed_straight_in_and_layers_share_kernels(package: Path) -> None:
+    with ArchiveReader(package) as archive:
+        manifest = archive.manifest()
+        wrapper = next(archive.read(entry.name).decode() for entry in archive if entry.name.endswith("wrapper.cpp"))
+    inputs = manifest["methods"]["step_16"]["inputs"]
+    assert [entry["name"] for entry in inputs if entry.get("mutated")] == ["pool"]
+    calls = [line.strip() for line in wrapper.splitlines() if line.strip().startswith("call_")]
+    for kernel, count in (("write_pages", 3), ("paged_decode", 3), ("paged_combine", 3), ("paged_prefill", 3)):
+        ours = [line for line in calls if kernel in line.partition("(")[0]]
+        assert len(ours) == count  # of layers
+        assert len({line.partition("(")[0] for line in ours}) == 1
+    # The pool is the last input, passed by its own handle: no copy, no view.
+    pool = max(set(re.findall(r"\barg\d+_1\b", wrapper)), key=lambda name: int(name[3:-2]))
+    for kernel in ("write_pages", "paged_decode", "paged_prefill"):
+        assert all(f", {pool}, " in line for line in calls if kernel in line.partition("(")[0])
+
+
+def test_the_engine(driver: Path, package: Path) -> None:
+    """No kernel computes: logits are what the memory held, so tokens may be any."""
+    script = """
+from untorch.llm import Engine, SamplingParams
+with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=16, text=False) as engine:
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    outputs = engine.generate([[1, 2, 3], list(range(1, 40)), [5]], params)
+    found["counts"] = [len(output.completions[0].token_ids) for output in outputs]
+    twice = engine.generate([[7] * 20], SamplingParams(max_tokens=3, n=2, temperature=1, ignore_eos=True))
+    found["several"] = len(twice[0].completions)
+launches = fake.fake_launches().decode()
+found["kernels"] = {
+    name: launches.count(name) for name in ("write_pages", "paged_decode", "paged_combine", "paged_prefill")}
+found["torch"] = "torch" in sys.modules
+with Engine(path, max_sequences=2, text=False) as engine:
+    found["free"] = engine.generate([[1]], SamplingParams(max_tokens=1))[0].completions[0].finish_reason
+"""
+    result = found(driver, package, script)
+    assert result["counts"] == [3, 3, 3] and result["several"] == 2
+    assert all(count > 0 and count % 3 == 0 for count in result["kernels"].values()), result
+    assert result["kernels"]["write_pages"] == result["kernels"]["paged_decode"] > result["kernels"]["paged_prefill"]
+    assert not result["torch"] and result["free"] == "length"
+
+
+def test_copied_rows(driver: Path, package: Path) -> None:
+    script = """
+pool = untorch.empty((3, 16), "bfloat16", "cuda:1")
+x = np.arange(48, dtype=np.uint16).reshape(3, 16)
+data = (ctypes.c_uint16 * 48).from_address(address_in_use())
+data[:] = x.ravel().tolist()
+pool.copy_row(0, 2)
+found["rows"] = list(data[:16]) == list(data[32:]) and list(data[16:32]) == list(range(16, 32))
+host = untorch.zeros((2, 4), "int64")
+host.numpy()[1] = 7
+host.copy_row(1, 0)
+found["host"] = host.numpy().tolist()
+try:
+    host.copy_row(0, 2)
+except untorch.InvalidArgumentError as error:
+    found["error"] = str(error)
+"""
+    address = """
+def address_in_use():
+    data = ctypes.c_void_p()
+    assert fake.fake_block(1, 0, ctypes.byref(data))
+    return data.value
+"""
+    result = found(driver, package, address + script)
+    assert result["rows"] and result["host"] == [[7] * 4] * 2
+    assert "expected rows from 0 to 1, got 2" in result["error"]
+
+
+def test_heads_that_do_not_fit(tmp_path: Path) -> None:
+    from tests.conformance.language_models import make_model
+
+    model = make_model("Llama", head_dim=320)
+    with pytest.raises(
+        CompileError, match=r"expected heads of at most 256 for keys and 256 for values on a GPU in float"
+    ):
+        causal_lm(model, tmp_path / "m.pt2", device="cuda", arch="sm_80", token_counts=(16,), progress=False)

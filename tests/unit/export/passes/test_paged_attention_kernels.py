@@ -1,0 +1,80 @@
+"""Tests of paged_attention_kernels: what replaces the operator, and values of the graph on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.native.test_paged_attention import batch
+from untorch.export.errors import CompileError
+from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
+from untorch.export.passes.table import PASSES
+from untorch.ops.paged_attention import OPERATOR
+
+pytest.importorskip("triton")
+
+
+class Layers(nn.Module):
+    """Two layers of one pool; the second reads what the first one wrote, too, and a third one only reads."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__()
+        self.tables = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+        self.numbers = {name: value for name, value in given.items() if name not in self.tables}
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(self.tables, tensors, strict=True)) | self.numbers
+        order = [argument.name for argument in OPERATOR._schema.arguments]
+
+        def attend(**changes: Any) -> torch.Tensor:
+            values = given | changes
+            out: torch.Tensor = OPERATOR(*(values[name] for name in order))
+            return out
+
+        first = attend()
+        second = attend(q=first, offset=512)
+        return attend(q=second, k=None, v=None, offset=0)
+
+
+def traced(width: int = 8) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
+    given = batch([(5, 20), (1, 33)], 4, 2, width, width)
+    given["pool"] = torch.randn(given["pool"].shape[0], 2048 * width // 8)
+    args = tuple(value for value in given.values() if isinstance(value, torch.Tensor))
+    with torch.no_grad():
+        return torch.export.export(Layers(given), args).module(), args
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_takes_the_operators_place() -> None:
+    module, args = traced()
+    expected_args, found_args = ([x.clone() for x in args] for _ in range(2))
+    expected = module(*expected_args)
+    report = paged_attention_kernels(module, "sm_90")
+    assert report.changed == ["paged_attention", "paged_attention_1", "paged_attention_2"] and not report.skipped
+    calls = [node for node in module.graph.nodes if "paged_attention" in str(node.target)]
+    assert {str(node.target) for node in calls if node.op == "call_function"} == {
+        "untorch.paged_attention_triton.default"
+    }
+    assert module.paged_attention_offsets.tolist() == [[0, 0], [512, 512]]
+    torch.testing.assert_close(module(*found_args), expected, rtol=0, atol=0)
+    for found, wanted in zip(found_args, expected_args, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_heads_that_do_not_fit() -> None:
+    module, _ = traced(width=320)
+    with pytest.raises(CompileError) as caught:
+        paged_attention_kernels(module, "sm_90")
+    assert str(caught.value) == (
+        "paged_attention: paged_attention: expected heads of at most 256 for keys and 256 for values on a GPU in "
+        "float32, got 320 and 320"
+    )
+
+
+def test_it_is_for_gpus() -> None:
+    [entry] = [entry for entry in PASSES if entry.name == "paged_attention_kernels"]
+    assert entry.devices == ("cuda",)
