@@ -108,7 +108,8 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
     };
     if (expected.mutated && input.read_only != 0)
       fail(", read-only: the model writes into this input, pass memory that may be written");
-    if (expected.mutated && reinterpret_cast<std::uintptr_t>(input.data) % kWrittenAlignment != 0) {
+    if (expected.mutated && device_.type == DeviceType::kCUDA && !input_on_cpu(i) &&
+        reinterpret_cast<std::uintptr_t>(input.data) % kWrittenAlignment != 0) {
       fail(" at an address that is no multiple of ", kWrittenAlignment,
            ": the model writes into this input, and may write to an aligned copy instead: pass aligned memory "
            "(untorch.zeros, untorch.empty)");

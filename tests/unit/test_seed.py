@@ -48,20 +48,11 @@ def test_a_read_only_array_is_refused_where_the_model_writes(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_misaligned_memory_is_refused_where_the_model_writes(tmp_path: Path) -> None:
+def test_misaligned_memory_is_written_on_the_cpu(tmp_path: Path) -> None:
     export(Scale(), (torch.zeros(3),), tmp_path / "scale.pt2", progress=False)
     with untorch.load(tmp_path / "scale.pt2") as program:
         memory = untorch.zeros(8, "float32").numpy()
-        for start in (0, 4):
+        for start in range(5):
             memory[:] = 1
             assert program.forward(memory[start : start + 3]).tolist() == [3, 3, 3]
             assert memory.sum() == 11
-        for start in (1, 2, 3):
-            with pytest.raises(untorch.InvalidArgumentError) as caught:
-                program.forward(memory[start : start + 3])
-            assert str(caught.value) == (
-                "method 'forward', input 'x': expected float32[3], got float32[3] at an address that is no multiple of "
-                "16: the model writes into this input, and may write to an aligned copy instead: pass aligned memory "
-                "(untorch.zeros, untorch.empty)"
-            )
-        assert memory.sum() == 11

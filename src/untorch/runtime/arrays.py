@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from untorch import _core
 from untorch._core import Tensor
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
@@ -82,8 +80,10 @@ def _dtype(function: str, given: Any) -> str:
     known = _core.dtypes()
     name: Any = given
     if not isinstance(given, str):
+        import numpy  # not at the top: importing untorch stays quick
+
         try:
-            name = np.dtype(given).name if given is not None else None
+            name = numpy.dtype(given).name if given is not None else None
         except TypeError:
             name = None
     if name not in known:
