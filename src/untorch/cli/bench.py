@@ -19,6 +19,7 @@ from untorch.cli.options import (
     NumRunnersOption,
     NumThreadsOption,
     SeedOption,
+    SpinUsOption,
     Tf32Option,
     TrustOption,
 )
@@ -63,6 +64,7 @@ def bench(
         str | None,
         typer.Option("--sweep-threads", metavar="N,N…", help="Measure once for each number of threads: 1,2,4."),
     ] = None,
+    spin_us: SpinUsOption = None,
     num_runners: NumRunnersOption = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, help="Threads that call the method concurrently.")
@@ -96,7 +98,7 @@ def bench(
         _measure_one(
             file, method, texts, dim_texts, seed, plan, graph,
             {"device": device, "num_runners": num_runners or concurrency, "num_threads": count,
-             "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": trust},
+             "spin_us": spin_us, "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": trust},
         )
         for count in counts
     ]  # fmt: skip
@@ -109,6 +111,7 @@ def bench(
         "graph": graph,
         "dequantize_weights": dequantize_weights,
         "tf32": tf32,
+        "spin_us": spin_us,
         "untorch": untorch.__version__,
         "cpu_level": untorch._core.cpu_level(),
         "inputs": first["inputs"],
@@ -128,7 +131,7 @@ def bench(
             number = chosen.num_inputs
         request = {
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
-            "dims": dim_texts, "seed": seed, "threads": counts[0],
+            "dims": dim_texts, "seed": seed, "threads": counts[0], "spin_us": spin_us,
             "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": None if trust is None else str(trust),
         }  # fmt: skip
         document["cold"] = measure_cold(request, cold_runs)

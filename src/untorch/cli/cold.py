@@ -77,6 +77,7 @@ def child(text: str, started: float) -> None:
     program = untorch.load(
         request["file"],
         num_threads=request["threads"],
+        spin_us=request["spin_us"],
         dequantize_weights=request["dequantize_weights"],
         tf32=request["tf32"],
         trust=request["trust"],

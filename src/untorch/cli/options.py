@@ -30,6 +30,7 @@ __all__ = [
     "RequiredOutputOption",
     "SeedOption",
     "SigstoreTrustConfigOption",
+    "SpinUsOption",
     "TrustOption",
     "VerifyOption",
 ]  # fmt: skip
@@ -65,6 +66,13 @@ NumThreadsOption = Annotated[
     int,
     typer.Option("--num-threads", metavar="N", min=0, help="Threads of a call; 0: OMP_NUM_THREADS, else all cores."),
 ]
+SpinUsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--spin-us", metavar="N", min=0, max=1_000_000,
+        help="Microseconds that an idle thread of a call spins before it sleeps. Default: UNTORCH_SPIN_US, else 100.",
+    ),
+]  # fmt: skip
 NumRunnersOption = Annotated[
     int | None, typer.Option("--num-runners", metavar="N", min=1, help="Concurrent calls of a method; others wait.")
 ]
