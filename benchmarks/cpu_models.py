@@ -69,6 +69,8 @@ def measure(report: Report, names: list[str], threads: int, rounds: int, seconds
             if busy:
                 entries = [entry for entry in entries if dtype == "float32"]
             entries = [entry for entry in entries if entry.key in report.values["usable"][model]]
+            if not entries:
+                continue
             with Workers(entries, threads) as workers:
                 differences = workers.check([case], TOLERANCE[dtype])
                 with busy_neighbour() if busy else contextlib.nullcontext():
