@@ -14,7 +14,7 @@ from untorch.export import CompileError
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.step import Step
 from untorch.llm import Engine, SamplingParams
-from untorch.llm.runner import Runner, make_batch
+from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
 
@@ -44,7 +44,7 @@ class StepRunner(Runner):
     def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
-        batch = make_batch(plan, self.step.block)
+        batch = Batch(plan, self.step.block)
         arrays = (
             batch.tokens, batch.positions, np.array(rows or [0]), batch.block_table, batch.cu_seqlens_q,
             batch.seqlens_k, batch.slot_mapping,

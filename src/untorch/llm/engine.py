@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -218,6 +218,10 @@ class Engine:
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
             return _result(self.submit(prompts, params))  # type: ignore[arg-type]
+        if not isinstance(prompts, Iterable):
+            raise ArgumentTypeError(
+                f"generate: prompts: expected text, token ids or a list of prompts, got {type(prompts).__name__}"
+            )
         many: list[Any] = list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):

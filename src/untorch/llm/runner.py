@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch._core import Tensor
-from untorch.llm.extras import import_extra
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings, read_settings
 from untorch.runtime.arrays import zeros
@@ -22,17 +21,16 @@ from untorch.runtime.program import Program, load
 if TYPE_CHECKING:
     from untorch.trust.policy import TrustPolicy
 
-__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "make_batch"]
+__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
 _DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
-_ALIGNMENT = 64
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Batch:
-    """The arguments of a step, but for the rows and the pool."""
+    """The arguments of a step, but for the rows and the pool: the plan's tokens, one sequence behind the other."""
 
     __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "tokens")
 
@@ -63,11 +61,6 @@ class Batch:
                 table = self.block_table[row].astype(np.int64)
                 self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
             begin = end
-
-
-def make_batch(plan: Plan, block_size: int) -> Batch:
-    """The plan's tokens, one sequence behind the other."""
-    return Batch(plan, block_size)
 
 
 class Runner(ABC):
@@ -114,12 +107,7 @@ class PackageRunner(Runner):
                     method.open()
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
             self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
-            shape = (self.blocks, self.settings.block_elements)
-            self._pool: Any
-            if program.device == "cpu":
-                self._pool = _aligned_zeros(*shape, _numpy_dtype(self.settings.dtype))
-            else:
-                self._pool = zeros(shape, self.settings.dtype, program.device)
+            self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
         except BaseException:
             if self._owned:
                 program.close()
@@ -129,11 +117,8 @@ class PackageRunner(Runner):
     def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
         for source, target in plan.copies:
-            if isinstance(self._pool, Tensor):
-                self._pool.copy_row(source, target)
-            else:
-                self._pool[target] = self._pool[source]
-        batch = make_batch(plan, self.settings.block_size)
+            self._pool.copy_row(source, target)
+        batch = Batch(plan, self.settings.block_size)
         tokens = len(batch.tokens)
         # The method that is tuned for at least that many tokens, else for the most.
         method = next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
@@ -152,13 +137,6 @@ class PackageRunner(Runner):
         """Free what it holds."""
         if self._owned:
             self._program.close()
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        bfloat16: np.dtype[Any] = np.dtype(import_extra("ml_dtypes", "a pool of bfloat16").bfloat16)
-        return bfloat16
-    return np.dtype(name)
 
 
 def kv_bytes(given: Any) -> int:
@@ -199,11 +177,3 @@ def _available() -> int:
     except (OSError, ValueError, IndexError):
         pass
     return 4 << 30
-
-
-def _aligned_zeros(rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Memory that the system gives when it is written to."""
-    nbytes = rows * columns * dtype.itemsize
-    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(rows, columns)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from untorch.llm.runner import Runner, make_batch
+from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
 
@@ -57,7 +57,7 @@ class FakeRunner(Runner):
             self.hook(plan)
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
-        batch = make_batch(plan, self.size)
+        batch = Batch(plan, self.size)
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
         self.pool.reshape(-1)[batch.slot_mapping] = batch.tokens
         logits = []

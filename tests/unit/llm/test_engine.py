@@ -222,6 +222,10 @@ def test_wrong_arguments() -> None:
             engine(**options)
         assert str(caught.value) == text
     with engine() as made:
+        with pytest.raises(
+            ArgumentTypeError, match="prompts: expected text, token ids or a list of prompts, got NoneType"
+        ):
+            made.generate(None)  # type: ignore[call-overload]
         with pytest.raises(ArgumentTypeError, match="params: expected SamplingParams, got dict"):
             made.submit([1], {})  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="timeout: expected seconds above 0, got 0"):

@@ -20,12 +20,12 @@ from untorch.export.lm.source import load_model, read_settings, read_tokenizer
 from untorch.export.lm.step import Step
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
+from untorch.llm.settings import FORMAT_VERSION
 from untorch.ops.paged_attention import BLOCK_UNIT
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "causal_lm"]
+__all__ = ["causal_lm"]
 
-FORMAT_VERSION = 1
 _MOST = 1 << 20
 
 
@@ -43,7 +43,7 @@ def causal_lm(
     options: ExportOptions | None = None,
     **option_fields: Any,
 ) -> ExportReport:
-    """Compile a causal language model and write it to ``path``, with what an engine needs beside the code.
+    """Compile a causal language model, in evaluation mode, and write it to ``path`` with what an engine needs.
 
     The package has one method for each of ``token_counts``, over the same weights: a step over ragged tokens of many
     sequences, with keys and values in the pages of a pool that the caller gives.

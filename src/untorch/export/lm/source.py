@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from untorch.export.errors import CompileError
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
 
 __all__ = ["TokenizerFiles", "load_model", "read_settings", "read_tokenizer"]
@@ -40,7 +41,7 @@ def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path 
                 f"causal_lm: model: expected a causal language model of transformers, got {type(source).__name__}, "
                 "which has no config"
             )
-        return source, None
+        return _checked(source), None
     if not isinstance(source, str | os.PathLike):
         raise ArgumentTypeError(
             "causal_lm: model: expected a module or the path of a Hugging Face folder, got " + type(source).__name__
@@ -50,10 +51,32 @@ def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path 
         raise file_error(f"causal_lm: model: {folder} has no config.json", 2, str(folder))
     from transformers import AutoModelForCausalLM
 
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto" if dtype is None else dtype, local_files_only=True
-    )
-    return model, folder
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto" if dtype is None else dtype, local_files_only=True
+        )
+    except ValueError as error:  # its message lists every model that is one
+        first = str(error).split("\n")[0]
+        raise CompileError(f"causal_lm: model: {folder} is no causal language model of transformers: {first}") from None
+    return _checked(model), folder
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    """Raises CompileError for a model that makes no next token from tokens."""
+    config: Any = model.config
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise CompileError(
+            f"causal_lm: model: expected a decoder alone, got {name}, which has an encoder and a decoder: compile them "
+            "with untorch.export.export"
+        )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        raise CompileError(
+            f"causal_lm: model: expected a causal language model (…ForCausalLM), got {name}, which has no head over a "
+            "vocabulary: compile it with untorch.export.export"
+        )
+    return model
 
 
 def read_tokenizer(given: Any, folder: Path | None) -> TokenizerFiles:
@@ -114,7 +137,10 @@ def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: in
         raise InvalidArgumentError(f"causal_lm: max_positions: expected a positive integer, got {max_positions!r}")
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     vocabulary = int(text.vocab_size)
-    stop_ids = _ids(getattr(generation, "eos_token_id", None), text.eos_token_id, tokenizer.stop_ids)
+    stop_ids = _ids(
+        getattr(generation, "eos_token_id", None), getattr(text, "eos_token_id", None), tokenizer.stop_ids
+    )  # fmt: skip
+    bos_id = getattr(text, "bos_token_id", None)
     defaults = {
         name: value for name in _GENERATION if (value := getattr(generation, name, None)) is not None
     }  # fmt: skip
@@ -123,7 +149,7 @@ def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: in
         "vocabulary": vocabulary,
         "logits": int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else vocabulary,
         "max_positions": max_positions,
-        "bos_id": text.bos_token_id if isinstance(text.bos_token_id, int) else None,
+        "bos_id": bos_id if isinstance(bos_id, int) else None,
         "stop_ids": [i for i in stop_ids if 0 <= i < vocabulary],
         "generation": json.loads(json.dumps(defaults)),
         "special_tokens": tokenizer.special_tokens,

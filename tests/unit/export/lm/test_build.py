@@ -122,6 +122,42 @@ def test_refusals(
     assert not written
 
 
+def other_models() -> dict[str, tuple[nn.Module, str]]:
+    t5 = transformers.T5Config(d_model=32, d_ff=64, num_layers=1, num_heads=2, vocab_size=99)
+    bert = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99
+    )
+    return {
+        "T5": (
+            transformers.T5ForConditionalGeneration(t5),
+            "model: expected a decoder alone, got T5ForConditionalGeneration, which has an encoder and a decoder",
+        ),
+        "BERT": (
+            transformers.BertModel(bert),
+            "model: expected a causal language model (…ForCausalLM), got BertModel, which has no head over a",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["T5", "BERT"])
+def test_other_models_are_refused(name: str, written: dict[str, Any], tmp_path: Path) -> None:
+    model, text = other_models()[name]
+    with pytest.raises(CompileError) as caught:
+        causal_lm(model, tmp_path / "m.pt2")
+    assert str(caught.value).startswith(f"causal_lm: {text}")
+    assert not written
+
+
+def test_a_folder_of_another_model(written: dict[str, Any], tmp_path: Path) -> None:
+    model, _ = other_models()["T5"]
+    model.save_pretrained(tmp_path / "hf")  # type: ignore[operator]
+    with pytest.raises(
+        CompileError, match="hf is no causal language model of transformers: Unrecognized configuration"
+    ):
+        causal_lm(tmp_path / "hf", tmp_path / "m.pt2")
+    assert not written
+
+
 @pytest.mark.slow
 def test_guards_are_deferred(written: dict[str, Any], tmp_path: Path) -> None:
     """Llama 4's experts: torch.export takes a relation between sizes, which always holds, for a constraint."""
