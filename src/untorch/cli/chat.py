@@ -21,6 +21,7 @@ from untorch.cli.language_model import (
 )
 from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
 from untorch.cli.output import emit
+from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.text import escape_controls
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def chat(
 
 def _converse(engine: Engine, params: SamplingParams, system: str | None, show: bool) -> list[dict[str, str]]:
     first = [{"role": "system", "content": system}] if system is not None else []
-    messages, last = list(first), ""
+    messages, last, answered = list(first), "", False
     if sys.stdin.isatty():
         print(_HELP, file=sys.stderr)
     while True:
@@ -81,9 +82,17 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None, show: 
             if show:
                 print(_stats(engine, last) if command == "/stats" else _HELP)
         else:
-            messages.append({"role": "user", "content": line})
-            answer, last = _answer(engine, params, messages, show)
-            messages.append({"role": "assistant", "content": answer})
+            turn = [*messages, {"role": "user", "content": line}]
+            try:
+                answer, last = _answer(engine, params, turn, show)
+            except InvalidArgumentError as error:
+                if not answered:  # there is no chat template, say
+                    raise
+                # Too long, say: what was said before stays.
+                print(f"untorch: {escape_controls(str(error))} (/reset begins anew)", file=sys.stderr)
+                continue
+            answered = True
+            messages = [*turn, {"role": "assistant", "content": answer}]
 
 
 def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> tuple[str, str]:

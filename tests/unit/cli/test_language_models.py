@@ -86,6 +86,22 @@ def test_chat(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("runner")
+def test_chat_goes_on_behind_a_turn_that_is_refused(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    lines = iter(["hi", "x" * 1000, "more", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    done = cli("chat", "m.pt2")
+    assert done.code == 0
+    assert done.out == f"{TEXT}\n{TEXT}\n"
+    assert done.err.startswith("untorch: prompt: expected less than 400 tokens, the model's length, got 10")
+    assert done.err.endswith("(/reset begins anew)\n")
+    lines = iter(["x" * 1000, "never"])
+    done = cli("chat", "m.pt2")
+    assert done.code != 0
+    assert "prompt: expected less than 400 tokens" in done.err
+
+
+@pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize("dataset", ["random", "shared-prefix"])
 def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
     options = ("--num-prompts", 6, "--max-concurrency", 3, "--input-len", 40, "--output-len", 5, "--prefix-len", 30)
