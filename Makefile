@@ -67,6 +67,11 @@ $(STAMPS)/vision: $(STAMPS)/venv-build
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
 	@touch $@
 
+# Triton 3.6's interpreter needs a NumPy older than 2.4, for the tests that it runs (tests/interpreter.py).
+$(STAMPS)/interpreter: $(STAMPS)/venv-build
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/interpreter "numpy<2.4"
+	@touch $@
+
 $(STAMPS)/demo: $(STAMPS)/minilm
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
@@ -87,7 +92,7 @@ PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
-test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision
+test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter
 	$(BUILD) fuzz/run.py --minutes 3 --seed 1
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
 

@@ -13,6 +13,8 @@ Tokens behind the last sequence give zeros. The implementation here is the refer
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = ["BLOCK_UNIT", "C_SHIM", "OPERATOR", "check_arguments", "paged_attention"]
@@ -98,27 +100,8 @@ def paged_attention(
 
 
 @paged_attention.register_fake
-def _paged_attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    pool: torch.Tensor,
-    block_table: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    seqlens_k: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    sinks: torch.Tensor | None,
-    alibi: torch.Tensor | None,
-    offset: int,
-    block: int,
-    heads_kv: int,
-    width: int,
-    width_v: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-) -> torch.Tensor:
+def _paged_attention_fake(q: torch.Tensor, *others: Any) -> torch.Tensor:
+    (k, v, pool, block_table), (offset, block, heads_kv, width, width_v) = others[:4], others[9:14]
     check_arguments(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
     return q.new_empty((q.shape[0], q.shape[1], width_v))
 

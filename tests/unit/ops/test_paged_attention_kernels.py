@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.interpreter import INTERPRETED, run_interpreted
 from tests.native.test_paged_attention import batch
 from untorch.ops.paged_attention import paged_attention
 
 pytest.importorskip("triton")
 
-HERE = Path(__file__)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Triton 3.6's interpreter takes arrays of one element for numbers, and computes nonsense with bfloat16.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -272,11 +267,4 @@ def test_pytorch_sees_what_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
 @compiling
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    """Triton reads the variable when it is imported, so the tests above run in a process of their own."""
-    if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
-        pytest.skip("Triton 3.6's interpreter needs a NumPy older than 2.4")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "--override-ini=addopts=--import-mode=importlib", str(HERE)],
-        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_interpreted(__file__)

@@ -6,7 +6,7 @@ passes the pool straight in. On the CPU there is the reference alone.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch._library.custom_ops import CustomOpDef
@@ -59,58 +59,15 @@ paged_attention_triton = cast(
 
 
 @paged_attention_triton.register_kernel("cpu")
-def _paged_attention_cpu(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    pool: torch.Tensor,
-    block_table: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    seqlens_k: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    sinks: torch.Tensor | None,
-    alibi: torch.Tensor | None,
-    offset: torch.Tensor,
-    aligned: bool,
-    block: int,
-    heads_kv: int,
-    width: int,
-    width_v: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-) -> torch.Tensor:
-    result: torch.Tensor = paged_attention(
-        q, k, v, pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, sinks, alibi, int(offset), block,
-        heads_kv, width, width_v, scale, window, chunk, softcap,
-    )  # fmt: skip
+def _paged_attention_cpu(*args: Any) -> torch.Tensor:
+    before, (offset, _aligned), behind = args[:10], args[10:12], args[12:]
+    result: torch.Tensor = paged_attention(*before, int(offset), *behind)
     return result
 
 
 @paged_attention_triton.register_fake
-def _paged_attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    pool: torch.Tensor,
-    block_table: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    seqlens_k: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    sinks: torch.Tensor | None,
-    alibi: torch.Tensor | None,
-    offset: torch.Tensor,
-    aligned: bool,
-    block: int,
-    heads_kv: int,
-    width: int,
-    width_v: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-) -> torch.Tensor:
+def _paged_attention_fake(q: torch.Tensor, *others: Any) -> torch.Tensor:
+    (k, v, pool, block_table), (block, heads_kv, width, width_v) = others[:4], others[11:15]
     check_arguments(q, k, v, pool, block_table, 0, block, heads_kv, width, width_v)
     return q.new_empty((q.shape[0], q.shape[1], width_v))
 
