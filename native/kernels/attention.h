@@ -10,7 +10,7 @@
 
 namespace untorch::kernels::cuda {
 
-inline constexpr int kMaxAttentionWidth = 256;
+inline constexpr int kMaxAttentionWidth = 512, kMaxHalfAttentionWidth = 256;  // in float32, in half types
 inline constexpr int kMaxAttentionLength = 1 << 29;  // queries (times the heads that share a tile), keys, limits
 
 // Rows of heads: element (batch, head, row, i) lies at data + batch * … + head * … + row * … + i.

@@ -1,6 +1,8 @@
 // Attention on CUDA: operands made readable for the kernels, the plan, and the launch.
 #include "shims/attention_cuda.h"
 
+#include <algorithm>
+
 #include "shims/layout.h"
 #include "tensor/device.h"
 
@@ -68,6 +70,22 @@ kernels::cuda::Attention problem(const Operands& in, const double* scale) {
   return p;
 }
 
+namespace {
+
+// In float32: half types of heads wider than their kernels take, such as a diffusion VAE's single one of 512.
+void launch_in_float32(const OnDevice& on, const char* op, const Operands& in, const Tensor* bias, const Tensor& out,
+                       kernels::cuda::Attention p) {
+  const TensorPtr query = to_dtype(in.query, DType::kFloat32), key = to_dtype(in.key, DType::kFloat32),
+                  value = to_dtype(in.value, DType::kFloat32),
+                  added = bias == nullptr ? nullptr : to_dtype(*bias, DType::kFloat32),
+                  result = Tensor::empty(out.sizes(), DType::kFloat32, on.device());
+  p.dtype = DType::kFloat32;
+  launch(on, op, {*query, *key, *value, in.axes}, added.get(), *result, p);
+  copy(out, *result);
+}
+
+}  // namespace
+
 void launch(const OnDevice& on, const char* op, const Operands& in, const Tensor* bias, const Tensor& out,
             kernels::cuda::Attention p) {
   if (p.batch == 0 || p.heads == 0 || p.queries == 0) {
@@ -76,6 +94,10 @@ void launch(const OnDevice& on, const char* op, const Operands& in, const Tensor
                                                         3 * sizeof(std::uint64_t), on.stream()),
                          op);
     }
+    return;
+  }
+  if (p.dtype != DType::kFloat32 && std::max(p.width, p.value_width) > kernels::cuda::kMaxHalfAttentionWidth) {
+    launch_in_float32(on, op, in, bias, out, p);
     return;
   }
   const TensorPtr query = readable(in.query), key = readable(in.key), value = readable(in.value);

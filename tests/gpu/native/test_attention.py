@@ -190,6 +190,26 @@ def test_few_blocks(op: str, dtype: torch.dtype, width: int, causal: bool) -> No
     check_all(op, q, k, v, causal=causal)
 
 
+WIDE = [(EFFICIENT, dtype) for dtype in TOLERANCE]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1024, 512), (2, 3, 70, 264), (1, 2, 5, 500)])
+@pytest.mark.parametrize(("op", "dtype"), WIDE)
+def test_heads_wider_than_256(op: str, dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> None:
+    """The attention of a diffusion VAE has one head of 512."""
+    q, k, v = randoms(dtype, shape, shape, shape, seed=sum(shape))
+    check_all(op, q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("keys", [40, 128, 300])
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_few_blocks_in_float32(width: int, keys: int) -> None:
+    """The keys are split by the tile."""
+    q, k, v = randoms(torch.float32, (1, 4, 128, width), (1, 4, keys, width), (1, 4, keys, width), seed=keys)
+    check_all(EFFICIENT, q, k, v)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_shape(data: st.DataObject) -> None:

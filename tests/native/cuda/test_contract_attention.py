@@ -110,8 +110,8 @@ def test_operands(op: str) -> None:
         "the batch sizes differ: 'query' is [2, 4, 8, 64], 'key' is [1, 4, 8, 64], 'value' is [1, 4, 8, 64]",
     )  # fmt: skip
     sdpa(
-        op, fake((2, 4, 8, 257)), fake((2, 4, 8, 257)), fake((2, 4, 8, 257)),
-        "argument 'query' must have a width of 1 to 256, got shape [2, 4, 8, 257]",
+        op, fake((2, 4, 8, 513)), fake((2, 4, 8, 513)), fake((2, 4, 8, 513)),
+        "argument 'query' must have a width of 1 to 512, got shape [2, 4, 8, 513]",
     )  # fmt: skip
     sdpa(
         op, fake(shape), fake(shape), fake(shape),

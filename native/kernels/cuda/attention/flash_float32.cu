@@ -1,6 +1,6 @@
 // FlashAttention in float32, in full precision: FFMA, cp.async, no tensor cores (TF32 keeps ten bits of the mantissa).
 //
-//   CTA: 64 queries x 64 keys (32 for wide heads), 256 threads; a half-warp has four query rows, each of its lanes
+//   CTA: 64 queries x 64 keys (wide heads: 32 and 16), 256 threads; a half-warp has four query rows, each of its lanes
 //   every sixteenth key of the scores and every sixteenth group of four columns of the result
 //   Q, K, V in shared memory, rows padded by four floats: 16 bytes of eight neighbouring rows lie in different banks;
 //   the probabilities pass through shared memory within the half-warp. cp.async runs ahead as in flash_mma_sm80.cuh.
@@ -228,7 +228,8 @@ int attention_float32(const Attention& problem, const AttentionPlan& plan, Strea
   const int width = problem.width > problem.value_width ? problem.width : problem.value_width;
   if (width <= 64) return launch<64, 64>(problem, plan, stream);
   if (width <= 128) return launch<128, 64>(problem, plan, stream);
-  return launch<256, 32>(problem, plan, stream);
+  if (width <= 256) return launch<256, 32>(problem, plan, stream);
+  return launch<512, 16>(problem, plan, stream);
 }
 
 }  // namespace untorch::kernels::cuda

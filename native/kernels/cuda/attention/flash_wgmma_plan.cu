@@ -34,7 +34,7 @@ WgmmaAttentionPlan plan_attention_wgmma(const Attention& p, int num_sms, int l2_
     return plan;
   }
   const int width = std::max(p.width, p.value_width);
-  if (p.width < 1 || p.value_width < 1 || width > kMaxAttentionWidth) return plan;
+  if (p.width < 1 || p.value_width < 1 || width > kMaxHalfAttentionWidth) return plan;
   if (!has_tensor_map(p.query, p.queries) || !has_tensor_map(p.key, p.keys) || !has_tensor_map(p.value, p.keys)) {
     return plan;
   }

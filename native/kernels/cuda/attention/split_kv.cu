@@ -5,7 +5,9 @@
 //
 // A few queries over many keys (decode) give too few CTAs to fill the GPU, so the keys are split over CTAs. The bits
 // depend on the shapes and the device alone. Roofline of the reduction: memory, 4 * value_width bytes per query and
-// split, written and read once; a split has at least 128 keys, so this stays below a tenth of the bytes of K and V.
+// split, written and read once; a split of half types has at least 128 keys, so this stays below a tenth of the bytes
+// of K and V. In float32 a tile of keys takes longer than the reduction, so wide heads are split by the tile: with 4
+// heads of 256 and 128 queries and keys a CTA took 52 us without.
 // Measured with the kernels that it follows (flash_mma_sm80.cuh).
 #include <algorithm>
 
@@ -14,7 +16,7 @@
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kCombineThreads = 128, kMaxSplits = 128;
+constexpr int kCombineThreads = 128, kCombineColumns = kMaxAttentionWidth / kCombineThreads, kMaxSplits = 128;
 
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -25,7 +27,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   float top = minus_infinity();
   for (int s = 0; s < plan.splits; ++s) top = fmaxf(top, plan.partial_lse[s * rows + row]);
   const float base = top == minus_infinity() ? 0.0f : top;
-  float total = 0, value[2] = {0, 0};
+  float total = 0, value[kCombineColumns] = {};
   const int column = static_cast<int>(threadIdx.x);
   for (int s = 0; s < plan.splits; ++s) {
     const float lse = plan.partial_lse[s * rows + row];
@@ -34,7 +36,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     total += weight;
     const float* from = plan.partial_out + (s * rows + row) * p.value_width;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kCombineColumns; ++j) {
       if (column + j * kCombineThreads < p.value_width) {
         value[j] = fmaf(weight, from[column + j * kCombineThreads], value[j]);
       }
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const float inverse = total == 0 ? 0.0f : 1.0f / total;
   T* to = static_cast<T*>(p.out.data) + batch * p.out.batch + head * p.out.head + query * p.out.row;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < kCombineColumns; ++j) {
     if (column + j * kCombineThreads < p.value_width) to[column + j * kCombineThreads] = narrow<T>(value[j] * inverse);
   }
   if (column == 0 && p.lse != nullptr) {
@@ -61,7 +63,9 @@ AttentionPlan plan_attention(const Attention& p, int num_sms, int l2_bytes) {
   AttentionPlan plan;
   const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
   const int width = std::max(p.width, p.value_width), element = halves ? 2 : 4;
-  if ((!halves && p.dtype != DType::kFloat32) || width > kMaxAttentionWidth) return plan;
+  if ((!halves && p.dtype != DType::kFloat32) || width > (halves ? kMaxHalfAttentionWidth : kMaxAttentionWidth)) {
+    return plan;
+  }
   if (p.batch < 1 || p.heads < 1 || p.kv_heads < 1 || p.heads % p.kv_heads != 0 || p.queries < 1) return plan;
   if (p.queries > kMaxAttentionLength || p.keys > kMaxAttentionLength) return plan;
 
@@ -86,8 +90,9 @@ AttentionPlan plan_attention(const Attention& p, int num_sms, int l2_bytes) {
                                                 : 1)
                               : (width <= 64 ? 3 : 1);
   if (p.first_query == nullptr) {
-    const int tile_keys = halves || width <= 128 ? 64 : 32;
-    const int at_most = std::min(kMaxSplits, divide_up(p.keys, tile_keys) * tile_keys / 128);
+    const int tile_keys = halves || width <= 128 ? 64 : width <= 256 ? 32 : 16;
+    const int least = halves || width <= 64 ? 128 : tile_keys;
+    const int at_most = std::min(kMaxSplits, divide_up(p.keys, tile_keys) * tile_keys / least);
     plan.splits = std::max(1, std::min(num_sms * resident / ctas, at_most));
   }
   if (p.right >= 0) {

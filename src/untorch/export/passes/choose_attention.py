@@ -32,6 +32,7 @@ Attention = Literal["auto", "triton", "native", "math"]
 _aten = torch.ops.aten
 _COPIES = (_aten.clone.default, _aten.contiguous.default)
 _MAX_WIDTH = 256
+_MAX_FLOAT32_WIDTH = 128  # above, the runtime's kernel, which splits the keys, is the faster one
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where the runtime's kernel was measured to be faster than Triton's: more queries, and heads at least so wide, wider
 # when causal.
@@ -73,6 +74,8 @@ def choose_attention(
             continue
         shared = _without_repetition(node, call)
         reason = _reason_against_triton(shared, device)
+        if reason is None and choice == "auto" and _is_wide_float32(shared):
+            reason = f"in float32 the runtime's kernel is faster for heads wider than {_MAX_FLOAT32_WIDTH}"
         if reason is None:
             replace_call, kernel = _replace_by_triton, "triton"
             if choice == "auto" and architecture == "sm_90" and _takes_wgmma(shared):
@@ -115,6 +118,11 @@ def _reason_against_triton(call: _Call, device: str) -> str | None:
     if not _has_triton():
         return "Triton is not installed"
     return _reason_of_shapes(call)
+
+
+def _is_wide_float32(call: _Call) -> bool:
+    q, v = _value(call.q), _value(call.v)
+    return q.dtype == torch.float32 and max(int(q.shape[-1]), int(v.shape[-1])) > _MAX_FLOAT32_WIDTH
 
 
 def _has_triton() -> bool:

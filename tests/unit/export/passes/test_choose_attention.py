@@ -184,6 +184,16 @@ def test_what_follows_is_a_view() -> None:
     assert node.meta["val"].transpose(1, 2).is_contiguous()
 
 
+def test_wide_heads_in_float32_stay() -> None:
+    args = tensors(width=136)
+    module = unlift(Attention(), *args)
+    report = choose_attention(module, "auto", "cuda")
+    reason = "in float32 the runtime's kernel is faster for heads wider than 128"
+    assert report.skipped == {"scaled_dot_product_attention": f"native: {reason}"}
+    choose_attention(module, "triton", "cuda")
+    assert calls(module) == ["untorch.attention"]
+
+
 def test_sizes_that_vary() -> None:
     batch, queries, keys = Dim("batch", min=1, max=8), Dim("queries", min=1, max=64), Dim("keys", min=1, max=64)
     dynamic = ({0: batch, 2: queries}, {0: batch, 2: keys}, {0: batch, 2: keys}, {0: batch, 2: queries, 3: keys})
