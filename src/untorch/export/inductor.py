@@ -15,7 +15,7 @@ from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
-from untorch.export.patches import has_cpp_march, neutral_paths
+from untorch.export.patches import has_cpp_march, neutral_paths, torch_version
 from untorch.export.target import Produced
 from untorch.ops import (
     channels_last_weight,
@@ -77,6 +77,9 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
         values["cpp.simdlen"] = host.vector_bits or 1
     if host.march is not None and has_cpp_march():
         values["cpp.march"] = host.march
+    if torch_version() < (2, 13):
+        # Its result has the dtype of the two numbers, int64 for 0 and 1, instead of the tensor's.
+        values["optimize_scatter_upon_const_tensor"] = False
     return _known_here(values) | dict(options.inductor)
 
 
