@@ -84,7 +84,9 @@ def make_model(name: str, **changes: Any) -> Any:
     """Of SERVED or REFUSED; greedy, without stop tokens unless they are given."""
     config_name, fields = {**SERVED, **REFUSED}[name]
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = getattr(transformers, config_name or f"{name}Config")(**{**fields, **ids, **changes})
+    # Its scaled_dot_product_attention leaves Gemma 2's softcap out in some versions.
+    eager = {"attn_implementation": "eager"}
+    config = getattr(transformers, config_name or f"{name}Config")(**{**fields, **ids, **eager, **changes})
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}Model" if name == "GPT2LMHead" else f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
