@@ -18,10 +18,12 @@ import json
 import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -88,6 +90,17 @@ def build(name: str, dtype: str, compiled: bool) -> dict[str, Any]:
             torch.compile(model, mode="reduce-overhead")(*args)
         torch._dynamo.reset()
     return found
+
+
+def warm_up() -> dict[str, Any]:
+    """Fills Inductor's cache of precompiled headers, which the first model to be compiled would pay for."""
+    import torch
+
+    model, args = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda(), (torch.randn(8, 64).cuda(),)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        program = torch.export.export(model, args, strict=False)
+        torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/warm.pt2")
+    return {}
 
 
 def leaves(outputs: Any) -> list[Any]:
@@ -205,7 +218,9 @@ def run_child(request: dict[str, Any]) -> None:
     """Answers a request, a line of JSON for each model."""
     for name, dtype in request["models"]:
         try:
-            if request["do"] == "build":
+            if request["do"] == "warm_up":
+                values = warm_up()
+            elif request["do"] == "build":
                 values = build(name, dtype, "compiled" in request["kinds"])
             else:
                 values = measure(name, dtype, request["kinds"], request["seconds"])
@@ -215,8 +230,37 @@ def run_child(request: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def ask(request: dict[str, Any], gpu: str | None = None) -> list[dict[str, Any]]:
-    """The answers of a child process. When it dies, a second one goes on behind the model that ended it."""
+class Watch:
+    """Ends a child and what it started when ``again`` is not called for a while."""
+
+    def __init__(self, child: subprocess.Popen[str], limit: float) -> None:
+        self.child, self.limit, self.expired = child, limit, False
+        self.again()
+
+    def again(self) -> None:
+        """Begin the time anew."""
+        self.stop()
+        self.timer = threading.Timer(self.limit, self.end)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def stop(self) -> None:
+        """End nothing any more."""
+        if hasattr(self, "timer"):
+            self.timer.cancel()
+
+    def end(self) -> None:
+        """The time is over."""
+        self.expired = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def ask(request: dict[str, Any], limit: float, gpu: str | None = None) -> list[dict[str, Any]]:
+    """The answers of a child process. When it dies, a second one goes on behind the model that ended it.
+
+    One that gives no answer for ``limit`` seconds is ended with all that it started.
+    """
     answers: list[dict[str, Any]] = []
     models = request["models"]
     environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="4", PYTHONWARNINGS="ignore")
@@ -227,16 +271,22 @@ def ask(request: dict[str, Any], gpu: str | None = None) -> list[dict[str, Any]]
         command = [sys.executable, __file__, "--child", json.dumps(rest)]
         with (
             tempfile.TemporaryFile("w+") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+            ) as child,
         ):
             assert child.stdout is not None
+            watch = Watch(child, limit)
             for line in child.stdout:
                 if line.startswith("@"):
+                    watch.again()
                     answers.append(json.loads(line[1:]))
                     keep(request["do"], answers[-1])
             code = child.wait()
+            watch.stop()
             errors.seek(0)
-            reason = f"exit code {code}: {errors.read()[-800:]}"
+            ended = f"no answer in {limit:.0f} s" if watch.expired else f"exit code {code}"
+            reason = f"{ended}: {errors.read()[-800:]}"
         if len(answers) < len(models):
             name, dtype = models[len(answers)]
             answers.append({"name": name, "dtype": dtype, "failed": reason})
@@ -312,6 +362,7 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS), choices=list(CONTESTANTS))
     parser.add_argument("--builders", type=int, default=5, help="models that are compiled at a time")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring for each contestant")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds in which a model is built or measured")
     parser.add_argument("--stage", choices=("build", "measure"), help="that half alone")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
@@ -322,15 +373,17 @@ def main() -> None:
     kinds = {"kinds": options.contestants, "seconds": options.seconds}
     if options.stage != "measure":
         missing = [key for key in wanted if not all(package(*key, kind).exists() for kind in KINDS)]
+        if missing:
+            ask({"do": "warm_up", "models": missing[:1]}, options.limit)
         with concurrent.futures.ThreadPoolExecutor(options.builders) as pool:
-            for done in pool.map(lambda key: ask({"do": "build", "models": [key], **kinds}), missing):
+            for done in pool.map(lambda key: ask({"do": "build", "models": [key], **kinds}, options.limit), missing):
                 print(json.dumps(done), flush=True)
     if options.stage == "build":
         return
     gpus = visible_gpus()
     with concurrent.futures.ThreadPoolExecutor(len(gpus)) as pool:
         for i, gpu in enumerate(gpus):
-            pool.submit(ask, {"do": "measure", "models": wanted[i :: len(gpus)], **kinds}, gpu)
+            pool.submit(ask, {"do": "measure", "models": wanted[i :: len(gpus)], **kinds}, options.limit, gpu)
     built, measured = known("build", wanted), known("measure", wanted)
     report = Report("gpu_models", quick=False)
     describe_gpu(report)
