@@ -186,6 +186,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Example:
             with torch.no_grad():
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 1.5)
+        if isinstance(module, nn.Linear) and not module.weight.any():  # the head of torchvision's ViT
+            nn.init.normal_(module.weight, 0, 0.02)
     model.eval().requires_grad_(False)
     with torch.no_grad():
         model.scale = float(model(*inputs).abs().max())

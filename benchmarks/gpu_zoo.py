@@ -48,7 +48,10 @@ def _vision(name: str, batch: int) -> None:
 
         options = {"init_weights": True} if name == "inception_v3" else {}
         side = 299 if name == "inception_v3" else 224
-        return torchvision.models.get_model(name, weights=None, **options), images(batch, side)
+        model = torchvision.models.get_model(name, weights=None, **options)
+        if name == "vit_b_16":  # its head is zeros
+            nn.init.normal_(model.heads.head.weight, 0, 0.02)
+        return model, images(batch, side)
 
 
 def _timm(name: str, batch: int) -> None:

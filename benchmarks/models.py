@@ -86,10 +86,28 @@ def _onnx(model: Any, example: tuple[Any, ...], path: pathlib.Path, names: list[
     """By the tracing exporter: torch 2.13's newer one wrote a file for MiniLM that ONNX Runtime refuses to load."""
     import torch
 
-    torch.onnx.export(
-        model, example, str(path), dynamo=False, opset_version=17,
-        input_names=names, output_names=["output"], dynamic_axes=axes,
-    )  # fmt: skip
+    torch.onnx.register_custom_op_symbolic("aten::diff", _onnx_diff, 17)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # nn.TransformerEncoderLayer's own operator has no ONNX form
+    try:
+        torch.onnx.export(
+            model, example, str(path), dynamo=False, opset_version=17,
+            input_names=names, output_names=["output"], dynamic_axes=axes,
+        )  # fmt: skip
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _onnx_diff(g: Any, x: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
+    """Differences of neighbours, as transformers' masks take them of positions; the exporter lacks them."""
+    from torch.onnx import symbolic_helper
+
+    del n  # 1
+    axis = symbolic_helper._get_const(dim, "i", "dim")
+    parts = [part for part in (prepend, x, append) if not symbolic_helper._is_none(part)]
+    whole = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else x
+    later = symbolic_helper._slice_helper(g, whole, axes=[axis], starts=[1], ends=[2**62])
+    return g.op("Sub", later, symbolic_helper._slice_helper(g, whole, axes=[axis], starts=[0], ends=[-1]))
 
 
 def _step(label: str, work: Callable[[], Any]) -> None:
