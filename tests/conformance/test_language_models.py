@@ -14,6 +14,7 @@ from untorch.export import CompileError
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.step import Step
 from untorch.llm import Engine, SamplingParams
+from untorch.llm.logits import Logits
 from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
@@ -41,7 +42,7 @@ class StepRunner(Runner):
         self.blocks, self.step = blocks, step
         self.pool = torch.full((blocks, step.elements), 3.0, dtype=step.dtype)
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
         batch = Batch(plan, self.step.block)
@@ -51,7 +52,7 @@ class StepRunner(Runner):
         )  # fmt: skip
         with torch.no_grad():
             logits = self.step(*map(torch.from_numpy, arrays), self.pool)
-        return logits.numpy()[: len(rows)]
+        return Logits(logits.numpy()[: len(rows)])
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,14 @@ def open_engine(file: Path, **options: Any) -> Engine:
     """Options that are None have the engine's default."""
     from untorch.llm import Engine
 
-    return Engine(file, **{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    return Engine(file, progress=_show_progress if sys.stderr.isatty() else None, **given)
+
+
+def _show_progress(done: int, of: int) -> None:
+    if of:
+        sys.stderr.write(f"\rcapturing CUDA graphs {done}/{of}" + ("\n" if done == of else ""))
+        sys.stderr.flush()
 
 
 def sampling_params(engine: Engine, **fields: Any) -> SamplingParams:

@@ -121,7 +121,7 @@ class Core:
             self.steps += 1
         self.scheduler.complete(plan)
         for request, position, row in prompts:
-            self._prompt_logprobs(request, position, logits[row])
+            self._prompt_logprobs(request, position, logits.numpy()[row])
         chosen: list[tuple[Sample, int]] = []
         for sample, row in ends:
             chosen += [(one, row) for one in self._split(sample)]

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from untorch.llm.blocks import BlockManager
 from untorch.llm.core import Core
+from untorch.llm.graphs import graph_sizes
 from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
 from untorch.llm.request import Generation, Request, Sample, check_tokens
@@ -70,6 +71,9 @@ class Engine:
         prefix_cache: Whether equal beginnings of prompts are computed once.
         text: False: no text at all, only token ids, and the package ``tokenizers`` is not needed.
         num_threads: As for ``untorch.load``.
+        cuda_graphs: On a GPU: whether steps that decode are CUDA graphs, captured now for 1, 2, 4, 8, 16, 24 …
+            sequences; or these sizes. Larger batches are launched kernel by kernel.
+        progress: Called while graphs are captured with how many are, and how many there will be.
         trust: As for ``untorch.load``.
 
     Raises:
@@ -88,6 +92,8 @@ class Engine:
         prefix_cache: bool = True,
         text: bool = True,
         num_threads: int = 0,
+        cuda_graphs: bool | Sequence[int] = True,
+        progress: Callable[[int, int], None] | None = None,
         trust: TrustPolicy | str | os.PathLike[str] | None = None,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_sequences", max_sequences)):
@@ -98,10 +104,11 @@ class Engine:
                 f"Engine: max_batch_tokens: expected at least max_sequences ({max_sequences}), as each sequence "
                 f"decodes one token a step, got {max_batch_tokens}"
             )
+        sizes = _read_sizes(cuda_graphs, max_sequences)
         self._runner = (
             source
             if isinstance(source, Runner)
-            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust)
+            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust, sizes, progress)
         )
         try:
             settings = self._settings = self._runner.settings
@@ -339,6 +346,19 @@ class Engine:
                 f"SamplingParams: {name}: expected at most the engine's max_sequences ({self._max_sequences}), got "
                 f"{params.samples}"
             )
+
+
+def _read_sizes(given: Any, max_sequences: int) -> list[int]:
+    if isinstance(given, bool):
+        return graph_sizes(max_sequences) if given else []
+    if not isinstance(given, Sequence) or not all(
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= max_sequences for size in given
+    ):
+        raise InvalidArgumentError(
+            f"Engine: cuda_graphs: expected True, False, or numbers of sequences from 1 to max_sequences "
+            f"({max_sequences}), got {given!r}"
+        )
+    return sorted(set(given))
 
 
 def _result(handle: Generation) -> RequestOutput:

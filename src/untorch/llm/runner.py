@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from untorch._core import Tensor
+from untorch.llm.graphs import StepGraphs
+from untorch.llm.logits import DeviceLogits, Logits
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings, read_settings
 from untorch.runtime.arrays import zeros
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.method import Method
 from untorch.runtime.program import Program, load
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ class Runner(ABC):
     blocks: int
 
     @abstractmethod
-    def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
+    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
 
     def file(self, name: str) -> bytes:
@@ -84,7 +87,7 @@ class Runner(ABC):
 class PackageRunner(Runner):
     """A package of ``untorch.export.causal_lm``, with a pool where its methods run.
 
-    On a GPU a step's small arrays are uploaded and its logits downloaded, and the step waits for them.
+    On a GPU a step's small arrays are uploaded. Steps that decode alone are CUDA graphs, padded to ``graph_sizes``.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class PackageRunner(Runner):
         max_sequences: int,
         num_threads: int,
         trust: TrustPolicy | str | os.PathLike[str] | None,
+        graph_sizes: Sequence[int] = (),
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._owned = not isinstance(source, Program)
         program = source if isinstance(source, Program) else load(source, num_threads=num_threads, trust=trust)
@@ -108,26 +113,39 @@ class PackageRunner(Runner):
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
             self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
             self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
+            self._choose = None if self.settings.choose is None else program[self.settings.choose]
+            sizes = graph_sizes if program.device != "cpu" else ()
+            self._graphs = StepGraphs(sizes, lambda given: self._method(given[3].shape[0]).graph(*given, self._pool))
+            self._graphs.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:
                 program.close()
             raise
         self._program = program
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> NDArray[np.float32]:
+    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
         for source, target in plan.copies:
             self._pool.copy_row(source, target)
         batch = Batch(plan, self.settings.block_size)
-        tokens = len(batch.tokens)
-        # The method that is tuned for at least that many tokens, else for the most.
-        method = next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
-        logits: Any = method(
-            batch.tokens, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
-            batch.seqlens_k, batch.slot_mapping, self._pool,
-        )  # fmt: skip
+        sequences, tokens = len(batch.seqlens_k), len(batch.tokens)
+        if tokens == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
+            logits: Any = self._graphs.replay(
+                batch.tokens, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping
+            )
+        else:
+            logits = self._method(tokens)(
+                batch.tokens, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
+                batch.seqlens_k, batch.slot_mapping, self._pool,
+            )  # fmt: skip
+        if self._choose is not None and isinstance(logits, Tensor):
+            return DeviceLogits(logits, len(rows), self._choose)
         found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
-        return found[: len(rows)]
+        return Logits(found[: len(rows)])
+
+    def _method(self, tokens: int) -> Method:
+        """The one that is tuned for at least that many tokens, else for the most."""
+        return next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
 
     def file(self, name: str) -> bytes:
         """A file of the package."""
@@ -135,6 +153,7 @@ class PackageRunner(Runner):
 
     def close(self) -> None:
         """Free what it holds."""
+        self._graphs.close()
         if self._owned:
             self._program.close()
 

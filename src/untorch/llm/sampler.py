@@ -1,6 +1,7 @@
-"""Chooses tokens from logits, on the host, for all rows of a step together.
+"""Chooses tokens from logits for all rows of a step together: on the host, or on the GPU where the logits are.
 
-Penalties, bias, tokens that may not come yet, grammar; then temperature, min-p, top-k, top-p, and one uniform random
+The GPU does it where no row needs more than temperature, min-p, top-k and top-p. On the host:
+penalties, bias, tokens that may not come yet, grammar; then temperature, min-p, top-k, top-p, and one uniform random
 number a token from the sequence's own Philox generator, which the inverse of the cumulative distribution takes to a
 token. So a sequence's tokens depend on its logits and its seed alone.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.logits import Draws, Logits
 from untorch.llm.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs"]
 
+_NO_TOKEN = "the model's logits are not numbers, or no token is allowed"
 _BLOCK = 256  # weights that are accumulated together
 _SORTED = 2048  # values that are simply sorted
 _THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
@@ -74,6 +77,13 @@ class SamplerState:
         return float(self._generator.random())
 
     @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the most likely tokens' logprobs; None: not even the chosen one's."""
+        if self.params.logprobs is None and self.params.samples > self.params.n:
+            return 0
+        return self.params.logprobs
+
+    @property
     def changes_logits(self) -> bool:
         """Whether the next token is chosen from other logits than the model's."""
         params = self.params
@@ -105,13 +115,20 @@ class Sampler:
         self.vocabulary = vocabulary
 
     def sample(
-        self, logits: Floats, states: Sequence[SamplerState], rows: Sequence[int] | None = None
+        self, given: Logits, states: Sequence[SamplerState], rows: Sequence[int] | None = None
     ) -> list[SampledToken]:
         """A token for each state, from the row of the logits [rows, width] that ``rows`` names.
 
         The logits stay as they are.
         """
         places = list(range(len(states))) if rows is None else list(rows)
+        if given.can_choose and not any(s.changes_logits or s.wanted_logprobs is not None for s in states):
+            chosen = given.choose(_draws(states, places))
+            return [
+                SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
+                for token in chosen.tolist()
+            ]
+        logits = given.numpy()
         width = self.vocabulary
         tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
         # Most rows are greedy without anything else: those are not copied.
@@ -131,15 +148,26 @@ class Sampler:
         for i, state in enumerate(states):
             if not usable[i]:
                 failed = None if state.matcher is None else state.matcher.problem
-                problem = failed or "the model's logits are not numbers, or no token is allowed"
+                problem = failed or _NO_TOKEN
                 found.append(SampledToken(-1, problem=problem))
                 continue
-            wanted = state.params.logprobs
-            if wanted is None and state.params.samples > state.params.n:
-                wanted = 0
+            wanted = state.wanted_logprobs
             logprobs = None if wanted is None else token_logprobs(logits[places[i], :width], int(tokens[i]), wanted)
             found.append(SampledToken(int(tokens[i]), logprobs))
         return found
+
+
+def _draws(states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:
+    params = [state.params for state in states]
+    return Draws(
+        np.array(rows, np.int64),
+        np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
+        np.array([max(p.top_k, 0) for p in params], np.int64),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+        # The largest float32 below 1: rounding would give 1.
+        np.array([0.0 if s.params.greedy else min(s.uniform(), 1 - 2**-24) for s in states], np.float32),
+    )
 
 
 def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:

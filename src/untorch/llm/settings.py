@@ -19,7 +19,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
 
-    methods: names by the number of tokens that they are tuned for, ascending.
+    methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
+    the GPU.
     """
 
     vocabulary: int
@@ -32,6 +33,7 @@ class Settings:
     bos_id: int | None = None
     architecture: str = ""
     methods: tuple[tuple[int, str], ...] = ()
+    choose: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
@@ -77,6 +79,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             bos_id=None if section["bos_id"] is None else int(section["bos_id"]),
             architecture=str(section["architecture"]),
             methods=tuple(sorted((int(method["tokens"]), str(method["name"])) for method in section["methods"])),
+            choose=section.get("choose"),
             generation=dict(section["generation"]),
             special_tokens={str(key): str(value) for key, value in section["special_tokens"].items()},
             tokenizer=section.get("tokenizer"),

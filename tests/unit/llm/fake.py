@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from untorch.llm.logits import Logits
 from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
@@ -50,7 +51,7 @@ class FakeRunner(Runner):
         self.gate.set()
         self.closed = False
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
         self.gate.wait()
         self.plans.append([(item.start, item.count) for item in plan.items])
         if self.hook is not None:
@@ -66,7 +67,7 @@ class FakeRunner(Runner):
             end = int(batch.positions[row]) + 1
             pages = batch.block_table[sequence, : -(-end // self.size)]
             logits.append(next_logits(self.pool[pages].reshape(-1)[:end]))
-        return np.array(logits, np.float32).reshape(len(rows), VOCABULARY)
+        return Logits(np.array(logits, np.float32).reshape(len(rows), VOCABULARY))
 
     def file(self, name: str) -> bytes:
         return self.files[name]
@@ -88,12 +89,12 @@ class TextRunner(FakeRunner):
         super().__init__(files=files, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,), **settings)
         self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> np.ndarray:
+    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
         wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
         logits = np.zeros((len(rows), 258), np.float32)
         for at, sequence in enumerate(wanted):
             logits[at, self.script[(len(sequence.tokens) - sequence.prompt_length) % len(self.script)]] = 9
-        return logits
+        return Logits(logits)
 
 
 def byte_tokenizer(special: Sequence[str] = ("<s>", "</s>")) -> bytes:

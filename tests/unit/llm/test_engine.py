@@ -16,6 +16,7 @@ import pytest
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, TextRunner, greedy
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
 from untorch.llm import Chunk, Engine, SamplingParams
+from untorch.llm.logits import Logits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
@@ -255,12 +256,12 @@ def test_a_fault_fails_the_requests_of_its_step(error: Exception) -> None:
 
 def test_logits_that_are_not_numbers() -> None:
     class Broken(FakeRunner):
-        def run(self, plan: Any, rows: Any) -> np.ndarray:
-            logits = super().run(plan, rows)
+        def run(self, plan: Any, rows: Any) -> Logits:
+            logits = super().run(plan, rows).numpy()
             for at, item in enumerate(plan.items):
                 if item.sequence.tokens[0] == 13 and at < len(logits):
                     logits[at] = np.nan
-            return logits
+            return Logits(logits)
 
     with engine(Broken()) as made:
         results = made.generate([[13, 1], [14, 1]], GREEDY)

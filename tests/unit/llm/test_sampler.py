@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from untorch.llm.logits import Logits
 from untorch.llm.params import SamplingParams
 from untorch.llm.sampler import Sampler, SamplerState, _inverse, _nucleus, token_logprobs
 
@@ -23,12 +24,12 @@ def state(prompt: tuple[int, ...] = (), counts: dict[int, int] | None = None, **
 
 
 def choose(logits: np.ndarray, *states: SamplerState) -> list[int]:
-    return [item.token for item in Sampler(logits.shape[1]).sample(logits, states)]
+    return [item.token for item in Sampler(logits.shape[1]).sample(Logits(logits), states)]
 
 
 def frequencies(logits: np.ndarray, draws: int = 4000, **fields: Any) -> np.ndarray:
     own = state(seed=5, **fields)
-    items = Sampler(len(logits)).sample(np.repeat(logits[None], draws, 0), [own] * draws)
+    items = Sampler(len(logits)).sample(Logits(np.repeat(logits[None], draws, 0)), [own] * draws)
     found = [item.token for item in items]
     return np.bincount(found, minlength=len(logits)) / draws
 
@@ -159,16 +160,16 @@ def test_the_inverse_of_the_distribution(seed: int, width: int) -> None:
 def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
     logits = np.random.default_rng(0).standard_normal((1, WIDTH)).astype(np.float32)
     alone, sampler = state(seed=3, top_p=0.9), Sampler(WIDTH)
-    expected = [sampler.sample(logits, [alone])[0].token for _ in range(20)]
+    expected = [sampler.sample(Logits(logits), [alone])[0].token for _ in range(20)]
     own = state(seed=3, top_p=0.9)
     found = []
     for step in range(20):
         others = [state(seed=step), state(top_k=5), state(temperature=0)]
-        found.append(sampler.sample(np.repeat(logits, 4, 0), [others[0], own, *others[1:]])[1].token)
+        found.append(sampler.sample(Logits(np.repeat(logits, 4, 0)), [others[0], own, *others[1:]])[1].token)
     assert found == expected
     assert len(set(expected)) > 3
     other = own.fork(1)
-    assert [sampler.sample(logits, [other])[0].token for _ in range(20)] != expected
+    assert [sampler.sample(Logits(logits), [other])[0].token for _ in range(20)] != expected
 
 
 def test_without_a_seed_requests_differ() -> None:
@@ -178,7 +179,7 @@ def test_without_a_seed_requests_differ() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     logits = np.array([[1.0, 3.0, 2.0, 0.0]], np.float32)
-    item = Sampler(4).sample(logits, [state(temperature=0, logit_bias={2: 50}, logprobs=2)])[0]
+    item = Sampler(4).sample(Logits(logits), [state(temperature=0, logit_bias={2: 50}, logprobs=2)])[0]
     expected = logits[0] - np.log(np.exp(logits[0]).sum())
     assert item.token == 2
     assert item.logprobs is not None
@@ -192,7 +193,7 @@ def test_logprobs_are_the_models_own() -> None:
 def test_rows_without_a_token() -> None:
     logits = np.zeros((3, 4), np.float32)
     logits[0], logits[1, 2] = -np.inf, np.nan
-    found = Sampler(4).sample(logits, [state(), state(), state(temperature=0)])
+    found = Sampler(4).sample(Logits(logits), [state(), state(), state(temperature=0)])
     assert [item.problem is None for item in found] == [False, False, True]
     assert found[0].problem == "the model's logits are not numbers, or no token is allowed"
 
@@ -200,4 +201,4 @@ def test_rows_without_a_token() -> None:
 def test_tokens_beyond_the_vocabulary_are_never_chosen() -> None:
     logits = np.zeros((1, 8), np.float32)
     logits[0, 7] = 9
-    assert Sampler(6).sample(logits, [state(temperature=0)])[0].token < 6
+    assert Sampler(6).sample(Logits(logits), [state(temperature=0)])[0].token < 6

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.llm.fake import FakeRunner, byte_tokenizer
 from untorch import InvalidArgumentError, UnsupportedError
 from untorch.llm import Engine, SamplingParams
+from untorch.llm.logits import Logits
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
@@ -58,10 +59,10 @@ class Chatter(FakeRunner):
             max_positions=2000, blocks=2000,
         )  # fmt: skip
 
-    def run(self, plan: Any, rows: Any) -> np.ndarray:
+    def run(self, plan: Any, rows: Any) -> Logits:
         logits = np.random.default_rng(len(self.plans)).standard_normal((len(rows), 258)).astype(np.float32)
         self.plans.append([])
-        return logits
+        return Logits(logits)
 
 
 @pytest.fixture(scope="module")

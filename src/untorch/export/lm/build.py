@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from untorch.export.exporter import ExportReport, write_package
+from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_tokenizer
@@ -103,6 +104,9 @@ def causal_lm(
             ],
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
         }  # fmt: skip
+        if str(device) != "cpu":  # there the engine chooses on the host
+            methods[choose.NAME] = choose.choose_method(settings["vocabulary"], step.width)
+            section["choose"] = choose.NAME
         entries = {}
         if files.tokenizer is not None:
             section["tokenizer"] = "extra/llm/tokenizer.json"

@@ -19,7 +19,7 @@ class Step(nn.Module):
     """forward(tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool) → logits [rows, V].
 
     tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32,
-    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place.
+    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place. ``width`` is V.
     """
 
     def __init__(self, model: nn.Module, block: int = 16) -> None:
@@ -34,7 +34,7 @@ class Step(nn.Module):
         recorder = Recorder()
         with torch.no_grad(), current_step(recorder):
             recorder.begin(None)
-            self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2]))
+            self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
             raise CompileError(
                 f"{type(model).__name__}: it does not call transformers' attention interface, so its cache cannot be "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["add_constant", "attribute", "remove_attribute", "set_attribute", "unused_name"]
+__all__ = ["add_constant", "attribute", "remove_attribute", "remove_unused", "set_attribute", "unused_name"]
 
 
 def attribute(module: fx.GraphModule, target: str) -> Any:
@@ -50,3 +50,14 @@ def remove_attribute(module: fx.GraphModule, target: str) -> None:
     """Removes the tensor or the graph ``target`` from the module."""
     prefix, _, name = target.rpartition(".")
     delattr(module.get_submodule(prefix), name)
+
+
+def remove_unused(module: fx.GraphModule) -> None:
+    """Erases get_attr nodes that nothing reads, and their tensors."""
+    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
+    read = {node.target for node in nodes if node.users}
+    for node in nodes:
+        if not node.users:
+            module.graph.erase_node(node)
+    for target in {str(node.target) for node in nodes if node.target not in read}:
+        remove_attribute(module, target)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import Aliases, is_mutating
-from untorch.export.passes.attributes import add_constant, remove_attribute
+from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
@@ -130,7 +130,7 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     for chain in chains:
         _replace(graph, chain, packer)
         report.changed.append(" + ".join(node.name for node in chain.nodes))
-    _remove_unused(module)
+    remove_unused(module)
     return report
 
 
@@ -354,14 +354,3 @@ def _lists(arguments: dict[str, Any], kernel: list[int]) -> list[list[int]]:
 
 def _expand(values: Any, count: int) -> list[int]:
     return list(values) if len(values) == count else list(values) * count
-
-
-def _remove_unused(module: fx.GraphModule) -> None:
-    """Erases get_attr nodes that nothing reads, and their tensors."""
-    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
-    read = {node.target for node in nodes if node.users}
-    for node in nodes:
-        if not node.users:
-            module.graph.erase_node(node)
-    for target in {str(node.target) for node in nodes if node.target not in read}:
-        remove_attribute(module, target)

@@ -30,6 +30,7 @@ from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 from untorch.export.passes.serve_recurrent import serve_recurrent
+from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
 
 if TYPE_CHECKING:
     from untorch.export.options import ExportOptions
@@ -163,6 +164,14 @@ PASSES = (
         "drop_dead_code",
         lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
+    ),
+    Pass(
+        "widen_half_convolutions",
+        lambda module, options, device, architecture: widen_half_convolutions(module),
+        "computes convolutions in bfloat16 and float16, and what lies between them (batch norm, activations, sums, "
+        "concatenation, pooling, resizing), in float32, for which the library's kernels are. Weights become float32, "
+        "and so does the file's size for them",
+        devices=("cpu",),
     ),
     Pass(
         "pack_convolutions",

@@ -1,0 +1,85 @@
+"""CUDA graphs of steps that decode: one token a sequence, padded to a few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["StepGraphs", "graph_sizes"]
+
+_FEWEST_COLUMNS = 64  # of the block table; the next size is four times as wide
+
+Arguments = tuple[NDArray[Any], ...]
+
+
+def graph_sizes(max_sequences: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … up to the number of sequences."""
+    sizes = [1, 2, 4, *range(8, max_sequences, 8)]
+    return [size for size in sizes if size < max_sequences] + [max_sequences]
+
+
+class StepGraphs:
+    """Replays the graph that fits a step; captures it where there is none yet.
+
+    capture: makes a graph from the arguments of a step. Columns of the block table are powers of four times 64, and all
+    sizes are captured for the narrowest table beforehand, by ``prepare``.
+    """
+
+    def __init__(self, sizes: Sequence[int], capture: Callable[[Arguments], Any]) -> None:
+        self._sizes = sorted(sizes)
+        self._capture = capture
+        self._graphs: dict[tuple[int, int], Any] = {}
+
+    @property
+    def largest(self) -> int:
+        """The most sequences that a graph serves."""
+        return self._sizes[-1] if self._sizes else 0
+
+    @property
+    def count(self) -> int:
+        """Graphs that were captured."""
+        return len(self._graphs)
+
+    def prepare(self, progress: Callable[[int, int], None]) -> None:
+        """Captures, the largest first; ``progress`` gets how many are done, and how many there will be."""
+        for done, size in enumerate(reversed(self._sizes)):
+            progress(done, len(self._sizes))
+            self._graph(size, _FEWEST_COLUMNS)
+        progress(len(self._sizes), len(self._sizes))
+
+    def replay(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], table: NDArray[np.int32],
+        lengths: NDArray[np.int32], slots: NDArray[np.int64],
+    ) -> Any:  # fmt: skip
+        """The logits of a step, those of padding behind them."""
+        count, width = table.shape
+        size = next(size for size in self._sizes if size >= count)
+        columns = _FEWEST_COLUMNS
+        while columns < width:
+            columns *= 4
+        given = _arguments(size, columns)
+        given[0][:count], given[1][:count], given[3][:count, :width] = tokens, positions, table
+        given[5][:count], given[6][:count] = lengths, slots
+        return self._graph(size, columns)(*given)
+
+    def close(self) -> None:
+        """Free their memory."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    def _graph(self, size: int, columns: int) -> Any:
+        if (size, columns) not in self._graphs:
+            self._graphs[size, columns] = self._capture(_arguments(size, columns))
+        return self._graphs[size, columns]
+
+
+def _arguments(size: int, columns: int) -> Arguments:
+    """Of a step in which every sequence is padding: it reads one position of block 0, and writes nothing."""
+    return (
+        np.zeros(size, np.int64), np.zeros(size, np.int64), np.arange(size), np.zeros((size, columns), np.int32),
+        np.arange(size + 1, dtype=np.int32), np.ones(size, np.int32), np.full(size, -1, np.int64),
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""CUDA graphs of decoding steps: which one serves a step, and what it gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.llm.fake import FakeRunner
+from untorch.llm import Engine
+from untorch.llm.graphs import StepGraphs, graph_sizes
+from untorch.runtime.errors import InvalidArgumentError
+
+
+class Captured:
+    def __init__(self, given: tuple[Any, ...]) -> None:
+        self.shapes = [array.shape for array in given]
+        self.dtypes = [array.dtype for array in given]
+        self.closed = False
+        self.given: tuple[Any, ...] = ()
+
+    def __call__(self, *given: Any) -> Captured:
+        assert [array.shape for array in given] == self.shapes
+        assert [array.dtype for array in given] == self.dtypes
+        self.given = given
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def step(count: int, width: int) -> tuple[Any, ...]:
+    return (
+        np.arange(count) + 5, np.arange(count) + 9, np.arange(count * width, dtype=np.int32).reshape(count, width),
+        np.arange(count, dtype=np.int32) + 10, np.arange(count) + 100,
+    )  # fmt: skip
+
+
+def test_sizes() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(5) == [1, 2, 4, 5]
+    assert graph_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert graph_sizes(64)[-3:] == [48, 56, 64]
+
+
+def test_a_step_is_padded_to_the_next_size() -> None:
+    made: list[Captured] = []
+
+    def capture(given: tuple[Any, ...]) -> Captured:
+        made.append(Captured(given))
+        return made[-1]
+
+    seen: list[tuple[int, int]] = []
+    graphs = StepGraphs([1, 4], capture)
+    graphs.prepare(lambda done, of: seen.append((done, of)))
+    assert seen == [(0, 2), (1, 2), (2, 2)] and graphs.count == 2
+    assert [graph.shapes[3] for graph in made] == [(4, 64), (1, 64)]
+
+    used = graphs.replay(*step(3, 2))
+    assert used is made[0]
+    tokens, positions, rows, table, ends, lengths, slots = used.given
+    assert tokens.tolist() == [5, 6, 7, 0] and positions.tolist() == [9, 10, 11, 0] and rows.tolist() == [0, 1, 2, 3]
+    assert table[:3, :2].tolist() == [[0, 1], [2, 3], [4, 5]] and not table[:, 2:].any() and not table[3].any()
+    # Padding reads one position, and writes nowhere.
+    assert ends.tolist() == [0, 1, 2, 3, 4] and lengths.tolist() == [10, 11, 12, 1]
+    assert slots.tolist() == [100, 101, 102, -1]
+    assert graphs.replay(*step(1, 64)) is made[1]
+
+    wide = graphs.replay(*step(2, 65))
+    assert wide.shapes[3] == (4, 256) and graphs.count == 3
+    assert graphs.replay(*step(4, 256)) is wide
+    graphs.close()
+    assert all(graph.closed for graph in made)
+
+
+def test_no_sizes() -> None:
+    assert StepGraphs([], Captured).largest == 0
+
+
+@pytest.mark.parametrize("given", [[0], [65], ["8"], 8, [True]])
+def test_wrong_sizes(given: Any) -> None:
+    from untorch.llm.engine import _read_sizes
+
+    with pytest.raises(InvalidArgumentError, match=r"Engine: cuda_graphs: expected True, False, or numbers of seq"):
+        _read_sizes(given, 64)
+
+
+def test_sizes_of_an_engine() -> None:
+    from untorch.llm.engine import _read_sizes
+
+    assert _read_sizes([4, 1, 4], 8) == [1, 4] and _read_sizes(False, 8) == [] and _read_sizes(True, 2) == [1, 2]
+    Engine(FakeRunner(), cuda_graphs=[1]).close()

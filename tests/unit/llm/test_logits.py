@@ -1,0 +1,64 @@
+"""Logits on a GPU: what is chosen there, and what brings them to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from untorch.llm.logits import DeviceLogits
+from untorch.llm.params import SamplingParams
+from untorch.llm.sampler import Sampler, SamplerState
+
+
+class Array:
+    """Of a GPU; counts how often it is copied to the host."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.copies = np.asarray(values), 0
+
+    def numpy(self) -> Any:
+        self.copies += 1
+        return self.values
+
+
+def state(**fields: Any) -> SamplerState:
+    return SamplerState(SamplingParams(**fields))
+
+
+def on_gpu(tokens: list[int]) -> tuple[DeviceLogits, Array, list[Any]]:
+    calls: list[Any] = []
+
+    def method(*args: Any) -> Array:
+        calls.append(args)
+        return Array(tokens)
+
+    values = Array(np.eye(4, 6, dtype=np.float32))
+    return DeviceLogits(values, 3, method), values, calls
+
+
+def test_tokens_are_chosen_there() -> None:
+    logits, values, calls = on_gpu([2, 5, -1, 6])
+    states = [state(temperature=0), state(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1), state(), state()]
+    found = Sampler(6).sample(logits, states, [0, 0, 2, 1])
+    assert [one.token for one in found] == [2, 5, -1, -1] and values.copies == 0
+    assert [one.problem is None for one in found] == [True, True, False, False]
+    _, rows, temperature, top_k, top_p, min_p, uniform = calls[0]
+    assert rows.tolist() == [0, 0, 2, 1] and top_k.tolist() == [0, 3, 0, 0]
+    np.testing.assert_allclose(temperature, [0, 0.5, 1, 1])
+    np.testing.assert_allclose(top_p, [1, 0.9, 1, 1])
+    np.testing.assert_allclose(min_p, [0, 0.1, 0, 0], rtol=1e-6)
+    assert uniform[0] == 0 and all(0 <= number < 1 for number in uniform)
+    assert {array.dtype for array in (temperature, top_p, min_p, uniform)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"frequency_penalty": 0.5}, {"n": 1, "best_of": 2}],
+)
+def test_what_brings_them_to_the_host(fields: dict[str, Any]) -> None:
+    logits, values, calls = on_gpu([0, 0])
+    found = Sampler(6).sample(logits, [state(temperature=0), state(temperature=0, **fields)], [1, 2])
+    assert found[0].token == 1 and not calls and values.copies == 1
+    assert logits.numpy().shape == (3, 6) and values.copies == 1
