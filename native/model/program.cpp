@@ -13,6 +13,7 @@
 #include "cuda/transfer.h"
 #include "model/json.h"
 #include "model/machine.h"
+#include "tensor/host_memory.h"
 #include "threads/call.h"
 #include "threads/settings.h"
 
@@ -271,6 +272,7 @@ void Program::close() noexcept {
     method->close();
     method->release_library();
   }
+  trim_host_memory();  // what its calls left
 }
 
 }  // namespace untorch

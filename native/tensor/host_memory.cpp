@@ -3,12 +3,16 @@
 // Why not malloc alone: its aligned blocks miss the per-thread cache (about 100 ns each, more when a free consolidates
 // the heap), and the large ones are unmapped at every free, so that each call of a model would page-fault its
 // activations in again (a third of the time of a GEMM with a 12 MiB result).
+//
+// Large blocks are kept as long as they and those in use are not more than were ever in use at a time, or than 64 MiB:
+// a process needs no more memory than without them. `trim_host_memory` gives them back.
 #include "tensor/host_memory.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -25,7 +29,7 @@ constexpr bool kCaching = true;
 
 constexpr std::size_t kSmallest = kHostAlignment;
 constexpr std::size_t kSmall = std::size_t{64} << 10;       // up to here: the thread's own blocks
-constexpr std::size_t kLargeTotal = std::size_t{64} << 20;  // cached by the process
+constexpr std::size_t kLargeTotal = std::size_t{64} << 20;  // in use and kept: always allowed
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kHuge = std::size_t{4} << 20;  // from here: whole huge pages, where the system has them
 
@@ -93,32 +97,61 @@ bool keep_small(void* data, std::size_t capacity) noexcept {
 // child of a fork that copied it locked, allocate from the system.
 class LargeBlocks {
  public:
-  void* take(std::size_t capacity) noexcept {
+  // The smallest block of at least `capacity` and at most twice that, which `capacity` then is; the latest of equals,
+  // whose lines may still be in the cache.
+  void* take(std::size_t& capacity) noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) return nullptr;
-    for (std::size_t i = count_; i-- > 0;) {
-      if (blocks_[i].capacity != capacity) continue;
-      void* const data = blocks_[i].data;
-      erase(i);
-      return data;
+    void* data = nullptr;
+    if (lock) {
+      std::size_t best = count_;
+      for (std::size_t i = count_; i-- > 0;) {
+        const std::size_t size = blocks_[i].capacity;
+        if (size < capacity || size > 2 * capacity || (best != count_ && size >= blocks_[best].capacity)) continue;
+        best = i;
+      }
+      if (best != count_) {
+        data = blocks_[best].data, capacity = blocks_[best].capacity;
+        erase(best);
+      }
     }
-    return nullptr;
+    const std::size_t used = used_.fetch_add(capacity, std::memory_order_relaxed) + capacity;
+    std::size_t most = most_used_.load(std::memory_order_relaxed);
+    while (used > most && !most_used_.compare_exchange_weak(most, used, std::memory_order_relaxed)) {
+    }
+    if (lock && data == nullptr) make_room(0, 0);
+    return data;
   }
   // Makes room by giving the oldest blocks back.
   bool keep(void* data, std::size_t capacity) noexcept {
-    if (capacity > kLargeTotal) return false;
+    used_.fetch_sub(capacity, std::memory_order_relaxed);
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
-    while (count_ == kMost || total_ + capacity > kLargeTotal) {
-      std::free(blocks_[0].data);
-      erase(0);
-    }
+    make_room(capacity, 1);
+    if (count_ == kMost || total_ + capacity + used_.load(std::memory_order_relaxed) > limit()) return false;
     blocks_[count_++] = {data, capacity};
     total_ += capacity;
     return true;
   }
+  // After a take that gave nothing, and no memory elsewhere either.
+  void failed(std::size_t capacity) noexcept { used_.fetch_sub(capacity, std::memory_order_relaxed); }
+  // Gives all of them back, and forgets how many there were.
+  void trim() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    while (count_ > 0) drop_oldest();
+    most_used_.store(used_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
 
  private:
+  std::size_t limit() const noexcept { return std::max(kLargeTotal, most_used_.load(std::memory_order_relaxed)); }
+  void make_room(std::size_t bytes, std::size_t blocks) noexcept {
+    const std::size_t used = used_.load(std::memory_order_relaxed);
+    while (count_ > 0 && (count_ + blocks > kMost || used + total_ + bytes > limit())) drop_oldest();
+  }
+  void drop_oldest() noexcept {
+    std::free(blocks_[0].data);
+    erase(0);
+  }
   struct Block {
     void* data;
     std::size_t capacity;
@@ -129,10 +162,11 @@ class LargeBlocks {
               blocks_.begin() + static_cast<std::ptrdiff_t>(count_), blocks_.begin() + static_cast<std::ptrdiff_t>(i));
     --count_;
   }
-  static constexpr std::size_t kMost = 64;
+  static constexpr std::size_t kMost = 128;
   std::mutex mutex_;
   std::array<Block, kMost> blocks_{};
   std::size_t count_ = 0, total_ = 0;
+  std::atomic<std::size_t> used_{0}, most_used_{0};  // bytes of large blocks that are not here
 };
 // Never destroyed: arrays may be freed after the end of main.
 constinit LargeBlocks large_blocks;
@@ -145,13 +179,21 @@ void* allocate_host(std::size_t nbytes, std::size_t& capacity) noexcept {
   if (kCaching) {
     if (void* const data = capacity <= kSmall ? take_small(capacity) : large_blocks.take(capacity)) return data;
   }
-  return allocate_new(capacity);
+  if (void* const data = allocate_new(capacity)) return data;
+  if (kCaching && capacity > kSmall) {
+    large_blocks.trim();
+    if (void* const data = allocate_new(capacity)) return data;
+    large_blocks.failed(capacity);
+  }
+  return nullptr;
 }
 
 void free_host(void* data, std::size_t capacity) noexcept {
   if (kCaching && (capacity <= kSmall ? keep_small(data, capacity) : large_blocks.keep(data, capacity))) return;
   std::free(data);
 }
+
+void trim_host_memory() noexcept { large_blocks.trim(); }
 
 TensorPtr zeros_on_demand(DimSpan sizes, DType dtype) {
   constexpr std::size_t kSmallestMapping = std::size_t{1} << 20;

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import shim
@@ -80,3 +84,65 @@ def test_too_large() -> None:
     with pytest.raises(shim.ShimError) as caught:
         new(1 << 62)
     assert str(caught.value) == f"empty_strided: out of memory: could not allocate {1 << 62} bytes"
+
+
+# Nothing is kept there, so that invalid accesses are found.
+caching = pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="needs the cache of freed memory")
+
+
+@caching
+def test_a_freed_block_serves_smaller_tensors_of_half_its_size() -> None:
+    large = new(24 << 20)
+    place = address(large)
+    shim.delete(large)
+    smaller, other = new(13 << 20), new(24 << 20)
+    assert address(smaller) == place != address(other)
+    shim.delete(other)
+    tiny = new(1 << 20)
+    assert not place <= address(tiny) < place + (24 << 20)
+    for t in (smaller, tiny):
+        ctypes.memset(address(t), 255, 1 << 20)
+        shim.delete(t)
+
+
+# Of a process of its own, as what was in use before counts: kept is as much as was once in use at a time.
+KEPT = """
+import ctypes, resource, sys
+import shim
+from test_memory import new, address
+
+def touched(sizes):
+    tensors = [new(nbytes) for nbytes in sizes]
+    for tensor, nbytes in zip(tensors, sizes):
+        ctypes.memset(address(tensor), 1, nbytes)
+    for tensor in tensors:
+        shim.delete(tensor)
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+
+before = resident()
+touched([100 << 20, 60 << 20])
+kept = resident() - before
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    touched([100 << 20, 60 << 20])
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+for nbytes in range(70 << 20, 100 << 20, 1 << 20):
+    touched([nbytes])
+print(kept, faults, resident() - before)
+"""
+
+
+@caching
+def test_no_more_is_kept_than_was_in_use() -> None:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT], cwd=here, capture_output=True, text=True, check=False,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kept, faults, at_last = map(int, done.stdout.split())
+    assert 150 <= kept <= 180 and at_last <= 180
+    assert faults < 1000  # of 40,960 pages each time

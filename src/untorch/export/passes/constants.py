@@ -34,7 +34,8 @@ def is_pure(node: fx.Node) -> bool:
 def is_alias(node: fx.Node) -> bool:
     """Whether the node's result may lie in the memory of its first argument.
 
-    A schema that allows a view also covers conversions; those that change the dtype or the device always copy.
+    A schema that allows a view also covers conversions; those that change the dtype or the device always copy, and so
+    does ``contiguous`` of what is not.
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
@@ -45,6 +46,10 @@ def is_alias(node: fx.Node) -> bool:
     after = node.meta.get("val")
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.device != after.device:
         return False
+    if node.target == torch.ops.aten.contiguous.default and isinstance(before, torch.Tensor):
+        kind = node.kwargs.get("memory_format", torch.contiguous_format)
+        if all(isinstance(size, int) for size in before.shape) and not before.is_contiguous(memory_format=kind):  # type: ignore[arg-type]
+            return False
     if node.target.overloadpacket in (torch.ops.aten.view, torch.ops.aten.view_as_real, torch.ops.aten.view_as_complex):
         return True
     return not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype != after.dtype)

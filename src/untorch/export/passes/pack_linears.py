@@ -1,18 +1,22 @@
 """Packs constant linear weights at export, and fuses the activation and the residual sum that follow.
 
 linear(x, W, b) → [activation] → [+ residual] becomes one ``untorch::packed_linear``. The weight is stored once in the
-kernel's own layout, so nothing is repacked at run time, and the result is written to memory once.
+kernel's own layout, so nothing is repacked at run time, and the result is written to memory once. GEMMs with a constant
+right operand (addmm, mm, matmul; GPT-2's layers) are linear layers with the transposed weight.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
 from untorch.export.mutations import find_mutations, is_mutating
+from untorch.export.passes.attributes import add_constant, remove_unused
+from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_linear import BLOCK, OPERATOR, pack_weight
@@ -25,6 +29,7 @@ _aten = torch.ops.aten
 _MIN_OUT_FEATURES = BLOCK
 _MIN_IN_FEATURES = 4
 
+_GEMMS = {_aten.addmm.default, _aten.mm.default, _aten.matmul.default}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -41,6 +46,7 @@ def pack_linears(module: fx.GraphModule) -> PassReport:
     """Runs the pass in place. Weights that nothing else reads are removed from the module."""
     report = PassReport("pack_linears")
     mutated = find_mutations(module.graph).attributes
+    _make_linears(module, mutated)
     packed: dict[str, tuple[str, int]] = {}
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target != _aten.linear.default:
@@ -68,9 +74,73 @@ def pack_linears(module: fx.GraphModule) -> PassReport:
         for old in reversed(found.nodes):
             module.graph.erase_node(old)
         report.changed.append(" + ".join(n.name for n in found.nodes))
-    for source in packed:
-        _remove_unused(module, source)
+    if packed:
+        remove_unused(module)
     return report
+
+
+def _make_linears(module: fx.GraphModule, mutated: frozenset[str]) -> None:
+    """GEMMs with a constant matrix on the right become linear layers, if those can be packed."""
+    graph = module.graph
+    made: dict[str, str] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _GEMMS:
+            continue
+        bias, x, weight = _operands(node)
+        value, flipped = value_of(x), _is_transposed(weight)
+        if flipped:
+            weight = weight.args[0]
+        if value is None or not isinstance(weight, fx.Node) or weight.op != "get_attr":
+            continue
+        tensor = operator.attrgetter(str(weight.target))(module)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dim() != 2 or value.dim() < 2:
+            continue
+        if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or str(weight.target) in mutated:
+            continue
+        outputs, inputs = tensor.shape if flipped else tensor.shape[::-1]
+        if outputs < _MIN_OUT_FEATURES or inputs < _MIN_IN_FEATURES:
+            continue
+        added = value_of(bias)
+        if bias is not None and (added is None or list(added.shape) != [outputs]):
+            continue  # a residual sum, or broadcast otherwise
+        source = str(weight.target)
+        with graph.inserting_before(node):
+            if flipped:
+                rows = weight
+            elif source not in made:
+                turned = tensor.detach().t().contiguous()
+                rows = add_constant(module, f"{source.replace('.', '_')}_transposed", turned, weight)
+                made[source] = str(rows.target)
+            else:
+                rows = graph.get_attr(made[source])
+                rows.meta = dict(weight.meta)
+            if not flipped and (like := value_of(weight)) is not None:
+                rows.meta["val"] = like.new_empty(tensor.shape[::-1])
+            linear = graph.call_function(_aten.linear.default, (x, rows, bias))
+        linear.meta = dict(node.meta)
+        node.replace_all_uses_with(linear)
+        graph.erase_node(node)
+
+
+def _is_transposed(node: Any) -> bool:
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    if node.target == _aten.transpose.int:
+        return {axis % 2 for axis in node.args[1:]} == {0, 1} and value_of(node).dim() == 2  # type: ignore[union-attr, operator]
+    return node.target in (_aten.t.default, _aten.numpy_T.default) or (
+        node.target == _aten.permute.default and [axis % 2 for axis in node.args[1]] == [1, 0]  # type: ignore[union-attr, operator]
+        and len(node.args[1]) == 2  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
+    """What is added, the left and the right operand; the right one is None where the sum is scaled."""
+    given = arguments_of(node)
+    if node.target == _aten.addmm.default:
+        scaled = given["alpha"] != 1 or given["beta"] != 1
+        return given["self"], given["mat1"], None if scaled else given["mat2"]
+    left, right = list(given.values())[:2]
+    return None, left, right
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -147,13 +217,3 @@ def _store_packed(module: fx.GraphModule, source: str) -> tuple[str, int]:
         target += "_"
     setattr(owner, target, torch.nn.Parameter(pack_weight(weight.detach()), requires_grad=False))
     return (f"{prefix}.{target}" if prefix else target), int(weight.shape[0])
-
-
-def _remove_unused(module: fx.GraphModule, source: str) -> None:
-    nodes = [n for n in module.graph.nodes if n.op == "get_attr" and n.target == source]
-    for node in nodes:
-        if not node.users:
-            module.graph.erase_node(node)
-    if all(not n.users for n in nodes):
-        prefix, _, name = source.rpartition(".")
-        delattr(module.get_submodule(prefix), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -269,3 +271,35 @@ def test_dropout_in_training_mode_stays() -> None:
     reports = run_passes(module, ExportOptions(pack_linears=False))
     report = next(report for report in reports if report.name == "drop_inference_dropout")
     assert list(report.skipped.values()) == ["the dropout is active: the model was exported in training mode"]
+
+
+class Gemms(nn.Module):
+    """Layers as GPT-2 has them, and products that are written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.bias = nn.Parameter(torch.randn(12, 20)), nn.Parameter(torch.randn(20))
+        self.back = nn.Parameter(torch.randn(20, 12))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(torch.addmm(self.bias, x, self.weight))
+        twice = torch.mm(x, self.weight) + torch.matmul(x[None], self.back.t()) + x @ self.back.transpose(0, 1)
+        return y, twice, torch.addmm(y, x, self.weight), torch.addmm(self.bias, x, self.weight, alpha=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gemms_with_a_constant_on_the_right(dtype: torch.dtype) -> None:
+    model, x = Gemms().to(dtype).eval(), torch.randn(3, 12).to(dtype)
+    module: Any = torch.export.export(model, (x,)).module()
+    with torch.no_grad():
+        expected = model(x)
+        report = {one.name: one for one in run_passes(module, ExportOptions())}["pack_linears"]
+        got = module(x)
+    # What is added is a matrix, or scaled, twice: those stay.
+    assert len(report.changed) == 4 and sum("relu" in name for name in report.changed) == 1
+    assert [n.target for n in module.graph.nodes].count(torch.ops.aten.addmm.default) == 2
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=2e-1)
+    names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
+    assert not any("transposed" in name and "packed" not in name for name in names)
