@@ -186,10 +186,10 @@ PASSES = (
     Pass(
         "pack_linears",
         lambda module, options, device, architecture: pack_linears(module),
-        "makes one operator of our own from a linear layer with a constant weight (float32, bfloat16, float16), or a GEMM "
-        "with a constant on the right (`addmm`, `mm`, `matmul`: GPT-2's layers), the activation behind it (ReLU, ReLU6, "
-        "SiLU, hard swish, hard sigmoid, tanh, sigmoid, GELU in both forms) and a residual sum of the same layout. The "
-        "weight is stored in the kernel's layout, so it is not packed at run time "
+        "makes one operator of our own from a linear layer with a constant weight (float32, bfloat16, float16), or a "
+        "GEMM with a constant on the right (`addmm`, `mm`, `matmul`: GPT-2's layers), the activation behind it (ReLU, "
+        "ReLU6, SiLU, hard swish, hard sigmoid, tanh, sigmoid, GELU in both forms) and a residual sum of the same "
+        "layout. The weight is stored in the kernel's layout, so it is not packed at run time "
         "([decision](decisions/0002-prepack-linear-weights-at-export.md)). "
         "Layers with fewer than 16 outputs or 4 inputs are left alone",
         devices=("cpu",),
