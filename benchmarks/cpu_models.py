@@ -28,6 +28,12 @@ LABELS = {
     "bfloat16": "untorch, bfloat16",
 }
 PEERS = ("onnxruntime", "openvino", "frozen")
+# Those of the README: an image network, a text encoder, a language model.
+FIRST = {
+    "resnet50": "ResNet-50, 224×224",
+    "bert_base": "BERT base, 128 tokens",
+    "llama_135m": "Llama, 135 million, 64 tokens",
+}
 
 
 def contestants(model: str) -> dict[str, list[Contestant]]:
@@ -106,6 +112,19 @@ def measure(report: Report, names: list[str], threads: int, rounds: int, seconds
     report.tables[f"cpu_models_{name}"] = Table(columns, rows, note)
 
 
+def first_table(values: dict[str, Any], names: list[str]) -> Table:
+    """Three models, one thread and as many as cores: milliseconds of each runtime."""
+    rows = []
+    for model in (name for name in FIRST if name in names):
+        for threads in THREADS:
+            label = f"{threads} thread{'s' if threads > 1 else ''}"
+            found = values[f"{model}_{threads}_thread{'s' if threads > 1 else ''}"]
+            cells = [f"{found[key]['median'] * 1e3:.1f}" if key in found else "–" for key in LABELS]
+            rows.append([f"{FIRST[model]}, {label}", *cells])
+    note = "Milliseconds a call, median, batch 1, float32 unless it says otherwise; lower is better."
+    return Table(["Model", *LABELS.values()], rows, note)
+
+
 def main() -> None:
     options = arguments(__doc__)
     rounds, seconds = (1, 0.05) if options.quick else (4, 0.4)
@@ -126,6 +145,7 @@ def main() -> None:
     for threads in THREADS:
         measure(report, names, threads, rounds, seconds, busy=False)
     measure(report, names, THREADS[-1], rounds, seconds, busy=True)
+    report.tables["cpu_models_first"] = first_table(report.values, names)
     report.write(options.output)
 
 

@@ -87,6 +87,7 @@ def _onnx(model: Any, example: tuple[Any, ...], path: pathlib.Path, names: list[
     import torch
 
     torch.onnx.register_custom_op_symbolic("aten::diff", _onnx_diff, 17)
+    torch.onnx.register_custom_op_symbolic("aten::cumsum", _onnx_cumsum, 17)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # nn.TransformerEncoderLayer's own operator has no ONNX form
     try:
@@ -108,6 +109,21 @@ def _onnx_diff(g: Any, x: Any, n: Any, dim: Any, prepend: Any, append: Any) -> A
     whole = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else x
     later = symbolic_helper._slice_helper(g, whole, axes=[axis], starts=[1], ends=[2**62])
     return g.op("Sub", later, symbolic_helper._slice_helper(g, whole, axes=[axis], starts=[0], ends=[-1]))
+
+
+def _onnx_cumsum(g: Any, x: Any, dim: Any, dtype: Any) -> Any:
+    """Of positions, which the exporter would sum as bool, where transformers' masks do."""
+    from torch.onnx import symbolic_helper
+
+    del dtype  # int64, as these are
+    axis = g.op("Constant", value_t=_int64(symbolic_helper._get_const(dim, "i", "dim")))
+    return g.op("CumSum", g.op("Cast", x, to_i=7), axis)  # 7: INT64
+
+
+def _int64(value: int) -> Any:
+    import torch
+
+    return torch.tensor(value, dtype=torch.int64)
 
 
 def _step(label: str, work: Callable[[], Any]) -> None:

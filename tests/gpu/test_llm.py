@@ -123,6 +123,60 @@ def test_the_engine_says_what_generate_says(package: tuple[Path, Any]) -> None:
     assert several == [expected[0]] * 3
 
 
+# No torch. Batches of 1, 2 and 4 are graphs, one of 3 is padded, one of 5 is launched.
+GRAPHS = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+path, prompts, new = json.load(sys.stdin)
+made = [SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=i, max_tokens=new, ignore_eos=True) for i in range(5)]
+found = []
+for graphs in (False, [1, 2, 4]):
+    with Engine(path, kv_memory="4MiB", max_batch_tokens=64, max_sequences=8, text=False, cuda_graphs=graphs) as engine:
+        for count in (1, 2, 3, 4, 5):
+            results = engine.generate(prompts[:count], made[:count])
+            found.append([result.completions[0].token_ids for result in results])
+        # One that wants logprobs takes all of its batch to the host.
+        with_logprobs = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=1, max_tokens=new, ignore_eos=True, logprobs=1)
+        results = engine.generate(prompts[:2], [made[0], with_logprobs])
+        found.append([result.completions[0].token_ids for result in results])
+print(json.dumps([found[: len(found) // 2], found[len(found) // 2 :]]))
+"""
+
+
+def test_graphs_and_sampling_give_the_same_tokens(package: tuple[Path, Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GRAPHS], input=json.dumps([str(package[0]), PROMPTS, NEW]), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    launched, replayed = json.loads(done.stdout)
+    assert launched == replayed
+    assert replayed[-1] == replayed[1]  # chosen on the host and on the GPU
+    assert [one[0] for one in replayed[:5]] == [replayed[0][0]] * 5  # by seed, whatever is beside
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+@pytest.mark.parametrize("width", [40, 5000, 151_936])
+def test_choosing_tokens(rows: int, width: int) -> None:
+    from untorch.ops.sampling.operator import choose_tokens
+
+    generator = torch.Generator().manual_seed(width + rows)
+    logits = torch.randn(rows, width + 24, generator=generator) * 3
+    logits[0, : width // 2] = 1.5
+    pick = torch.randint(0, 4, (4, rows), generator=generator)
+    given: list[Any] = [
+        logits, torch.arange(rows).flip(0), torch.tensor([0.0, 0.5, 1.0, 2.0])[pick[0]],
+        torch.tensor([0, 1, 40, 1 << 40])[pick[1]], torch.tensor([1.0, 0.95, 0.5, 1e-4])[pick[2]],
+        torch.tensor([0.0, 0.0, 0.1, 1.0])[pick[3]], torch.rand(rows, generator=generator),
+    ]  # fmt: skip
+    expected = choose_tokens(*given, width)
+    got = choose_tokens(*(x.cuda() for x in given), width).cpu()
+    # Rounding decides at the border of two tokens.
+    assert (got != expected).sum() <= max(1, rows // 40)
+    assert got.max() < width and got.min() >= 0
+
+
 def test_a_graph_of_a_step_serves_other_lengths(package: tuple[Path, Any]) -> None:
     """Eight sequences of one token: the graph is captured with some lengths and replayed with others."""
     path, _ = package

@@ -71,6 +71,28 @@ with Engine(path, max_sequences=2, text=False) as engine:
     assert not result["torch"] and result["free"] == "length"
 
 
+def test_steps_that_decode_are_graphs(driver: Path, package: Path) -> None:
+    """Two sequences are a graph of four: it is captured once, and its launches are replayed."""
+    script = """
+from untorch.llm import Engine, SamplingParams
+seen = []
+params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=[4],
+            progress=lambda done, of: seen.append((done, of))) as engine:
+    captured = fake.fake_launches().decode().count("paged_decode")
+    outputs = engine.generate([[1, 2, 3], [5]], params)
+    found["counts"] = [len(output.completions[0].token_ids) for output in outputs]
+    found["chosen"] = fake.fake_launches().decode().count("choose_tokens")
+    found["launched"] = fake.fake_launches().decode().count("paged_decode") - captured
+found["seen"], found["captured"] = seen, captured
+"""
+    result = found(driver, package, script)
+    assert result["seen"] == [[0, 1], [1, 1]] and result["captured"] > 0
+    assert result["counts"] == [4, 4] and result["chosen"] == 4
+    # Of four steps the first one is a prompt's, with three layers; the others are replays.
+    assert result["launched"] == 3
+
+
 def test_copied_rows(driver: Path, package: Path) -> None:
     script = """
 pool = untorch.empty((3, 16), "bfloat16", "cuda:1")
