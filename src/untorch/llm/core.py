@@ -127,9 +127,12 @@ class Core:
             chosen += [(one, row) for one in self._split(sample)]
         if not chosen:
             return
+        begin = time.perf_counter()
         sampled = self.sampler.sample(
             logits, [sample.state for sample, _ in chosen], [row for _, row in chosen]
         )  # fmt: skip
+        if logits.can_choose:  # it waits for the step
+            self.model_seconds += time.perf_counter() - begin
         for (sample, _), token in zip(chosen, sampled, strict=True):
             if sample.finish_reason is not None:
                 continue  # another sample of its prompt failed

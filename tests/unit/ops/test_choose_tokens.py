@@ -18,10 +18,10 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")
-WIDTH, VOCABULARY = 600, 580
+WIDTH, VOCABULARY = 300, 280
 
 
-def case(seed: int, count: int = 24) -> dict[str, Any]:
+def case(seed: int, count: int = 12) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((9, WIDTH)) * rng.choice([0.5, 3, 30])).astype(np.float32)
     logits[1] = np.round(logits[1])  # many are equal
@@ -46,12 +46,12 @@ def test_in_the_interpreter() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_kernel(seed: int) -> None:
     given = case(seed)
     got = launch_choose(**given, wrap=lambda kernel: kernel, block=128)
     expected = choose_tokens(**given)
-    # At the border of two tokens rounding decides: at most one of 24 by chance.
+    # At the border of two tokens rounding decides: at most one by chance.
     differing = (got != expected).nonzero().flatten().tolist()
     assert len(differing) <= 1, [(int(got[i]), int(expected[i]), {k: v[i] for k, v in given.items() if k[0] in "tmur"})
                                  for i in differing]  # fmt: skip
