@@ -34,8 +34,16 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 TABLE = re.compile(r"<!-- table: (\w+) -->\n.+?<!-- end -->", re.DOTALL)
 TABLES = {
-    "README.md": ["cpu_minilm", "cold_start_minilm"],
-    "docs/cpu-benchmarks.md": ["cpu_small_calls", "cold_start_mlp", "size_runtimes", "size_files"],
+    "README.md": ["cpu_models_first", "cpu_minilm", "cold_start_minilm"],
+    "docs/cpu-benchmarks.md": [
+        "cpu_models_1_thread",
+        "cpu_models_2_threads",
+        "cpu_models_2_threads_busy",
+        "cpu_small_calls",
+        "cold_start_mlp",
+        "size_runtimes",
+        "size_files",
+    ],
 }
 
 

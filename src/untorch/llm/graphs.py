@@ -24,13 +24,13 @@ def graph_sizes(max_sequences: int) -> list[int]:
 class StepGraphs:
     """Replays the graph that fits a step; captures it where there is none yet.
 
-    capture: makes a graph from the arguments of a step. Columns of the block table are powers of four times 64, and all
+    capture: makes a graph from the arguments of a step, the pool last. Columns of the block table are powers of four times 64, and all
     sizes are captured for the narrowest table beforehand, by ``prepare``.
     """
 
-    def __init__(self, sizes: Sequence[int], capture: Callable[[Arguments], Any]) -> None:
+    def __init__(self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any]) -> None:
         self._sizes = sorted(sizes)
-        self._capture = capture
+        self._pool, self._capture = pool, capture
         self._graphs: dict[tuple[int, int], Any] = {}
 
     @property
@@ -63,7 +63,7 @@ class StepGraphs:
         given = _arguments(size, columns)
         given[0][:count], given[1][:count], given[3][:count, :width] = tokens, positions, table
         given[5][:count], given[6][:count] = lengths, slots
-        return self._graph(size, columns)(*given)
+        return self._graph(size, columns)(*given, self._pool)
 
     def close(self) -> None:
         """Free their memory."""
@@ -73,7 +73,7 @@ class StepGraphs:
 
     def _graph(self, size: int, columns: int) -> Any:
         if (size, columns) not in self._graphs:
-            self._graphs[size, columns] = self._capture(_arguments(size, columns))
+            self._graphs[size, columns] = self._capture(*_arguments(size, columns), self._pool)
         return self._graphs[size, columns]
 
 

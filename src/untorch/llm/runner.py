@@ -115,7 +115,7 @@ class PackageRunner(Runner):
             self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
             self._choose = None if self.settings.choose is None else program[self.settings.choose]
             sizes = graph_sizes if program.device != "cpu" else ()
-            self._graphs = StepGraphs(sizes, lambda given: self._method(given[3].shape[0]).graph(*given, self._pool))
+            self._graphs = StepGraphs(sizes, self._pool, lambda *given: self._method(len(given[0])).graph(*given))
             self._graphs.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:

@@ -14,13 +14,16 @@ from untorch.runtime.errors import InvalidArgumentError
 
 
 class Captured:
-    def __init__(self, given: tuple[Any, ...]) -> None:
+    def __init__(self, *given: Any) -> None:
+        *given, self.pool = given  # type: ignore[assignment]
         self.shapes = [array.shape for array in given]
         self.dtypes = [array.dtype for array in given]
         self.closed = False
         self.given: tuple[Any, ...] = ()
 
     def __call__(self, *given: Any) -> Captured:
+        *given, pool = given  # type: ignore[assignment]
+        assert pool is self.pool
         assert [array.shape for array in given] == self.shapes
         assert [array.dtype for array in given] == self.dtypes
         self.given = given
@@ -47,12 +50,12 @@ def test_sizes() -> None:
 def test_a_step_is_padded_to_the_next_size() -> None:
     made: list[Captured] = []
 
-    def capture(given: tuple[Any, ...]) -> Captured:
-        made.append(Captured(given))
+    def capture(*given: Any) -> Captured:
+        made.append(Captured(*given))
         return made[-1]
 
     seen: list[tuple[int, int]] = []
-    graphs = StepGraphs([1, 4], capture)
+    graphs = StepGraphs([1, 4], object(), capture)
     graphs.prepare(lambda done, of: seen.append((done, of)))
     assert seen == [(0, 2), (1, 2), (2, 2)] and graphs.count == 2
     assert [graph.shapes[3] for graph in made] == [(4, 64), (1, 64)]
@@ -75,7 +78,7 @@ def test_a_step_is_padded_to_the_next_size() -> None:
 
 
 def test_no_sizes() -> None:
-    assert StepGraphs([], Captured).largest == 0
+    assert StepGraphs([], None, Captured).largest == 0
 
 
 @pytest.mark.parametrize("given", [[0], [65], ["8"], 8, [True]])
