@@ -24,8 +24,8 @@ def graph_sizes(max_sequences: int) -> list[int]:
 class StepGraphs:
     """Replays the graph that fits a step; captures it where there is none yet.
 
-    capture: makes a graph from the arguments of a step, the pool last. The block table has 64 columns, or 4, 16, … times
-    as many; ``prepare`` captures all sizes for the narrowest one.
+    capture: makes a graph from the arguments of a step, the pool last. The block table has 64 columns, or 4, 16, …
+    times as many; ``prepare`` captures all sizes for the narrowest one.
     """
 
     def __init__(self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any]) -> None:

@@ -80,16 +80,17 @@ def pack_linears(module: fx.GraphModule) -> PassReport:
 
 
 def _make_linears(module: fx.GraphModule, mutated: frozenset[str]) -> None:
-    """GEMMs with a constant matrix on the right become linear layers, if those can be packed."""
+    """GEMMs with a constant matrix on the right become linear layers, if those can be packed.
+
+    Not its transpose: that is mostly an embedding's table, which is stored once for all methods that read it.
+    """
     graph = module.graph
     made: dict[str, str] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in _GEMMS:
             continue
         bias, x, weight = _operands(node)
-        value, flipped = value_of(x), _is_transposed(weight)
-        if flipped:
-            weight = weight.args[0]
+        value = value_of(x)
         if value is None or not isinstance(weight, fx.Node) or weight.op != "get_attr":
             continue
         tensor = operator.attrgetter(str(weight.target))(module)
@@ -97,7 +98,7 @@ def _make_linears(module: fx.GraphModule, mutated: frozenset[str]) -> None:
             continue
         if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or str(weight.target) in mutated:
             continue
-        outputs, inputs = tensor.shape if flipped else tensor.shape[::-1]
+        inputs, outputs = tensor.shape
         if outputs < _MIN_OUT_FEATURES or inputs < _MIN_IN_FEATURES:
             continue
         added = value_of(bias)
@@ -105,32 +106,19 @@ def _make_linears(module: fx.GraphModule, mutated: frozenset[str]) -> None:
             continue  # a residual sum, or broadcast otherwise
         source = str(weight.target)
         with graph.inserting_before(node):
-            if flipped:
-                rows = weight
-            elif source not in made:
+            if source not in made:
                 turned = tensor.detach().t().contiguous()
                 rows = add_constant(module, f"{source.replace('.', '_')}_transposed", turned, weight)
                 made[source] = str(rows.target)
             else:
                 rows = graph.get_attr(made[source])
                 rows.meta = dict(weight.meta)
-            if not flipped and (like := value_of(weight)) is not None:
+            if (like := value_of(weight)) is not None:
                 rows.meta["val"] = like.new_empty(tensor.shape[::-1])
             linear = graph.call_function(_aten.linear.default, (x, rows, bias))
         linear.meta = dict(node.meta)
         node.replace_all_uses_with(linear)
         graph.erase_node(node)
-
-
-def _is_transposed(node: Any) -> bool:
-    if not isinstance(node, fx.Node) or node.op != "call_function":
-        return False
-    if node.target == _aten.transpose.int:
-        return {axis % 2 for axis in node.args[1:]} == {0, 1} and value_of(node).dim() == 2  # type: ignore[union-attr, operator]
-    return node.target in (_aten.t.default, _aten.numpy_T.default) or (
-        node.target == _aten.permute.default and [axis % 2 for axis in node.args[1]] == [1, 0]  # type: ignore[union-attr, operator]
-        and len(node.args[1]) == 2  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
