@@ -1,9 +1,9 @@
 """Chooses tokens from logits for all rows of a step together: on the host, or on the GPU where the logits are.
 
-The GPU does it where no row needs more than temperature, min-p, top-k and top-p. On the host:
-penalties, bias, tokens that may not come yet, grammar; then temperature, min-p, top-k, top-p, and one uniform random
-number a token from the sequence's own Philox generator, which the inverse of the cumulative distribution takes to a
-token. So a sequence's tokens depend on its logits and its seed alone.
+The GPU chooses if no row needs more than temperature, min-p, top-k and top-p. The host applies penalties, bias, stop
+tokens that are held back, and grammar; then temperature, min-p, top-k and top-p. Each token takes one uniform random
+number from the sequence's own Philox generator, which the inverse of the cumulative distribution maps to a token id. So
+a sequence's tokens depend on its logits and its seed alone.
 """
 
 from __future__ import annotations

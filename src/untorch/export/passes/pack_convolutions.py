@@ -2,8 +2,7 @@
 
 conv(x, W, b) → [batch norm] → [activation] → [+ residual] → [activation] becomes one ``untorch::packed_convolution``,
 which computes channels last. Batch norm of inference goes into weight and bias, in float64. The weight is stored once,
-in the kernel's own layout. The half types are computed in float32, with weights of that type; what one convolution
-gives to the next one is not rounded in between.
+in the kernel's own layout. Convolutions in half types are float32 by now: ``widen_half_convolutions`` runs before.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from untorch.export.passes.epilogues import activation_of, only_user, same_layou
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_convolution import BLOCK, OPERATOR, pack_weight, pack_winograd_weight
 
-__all__ = ["pack_convolutions"]
+__all__ = ["CONVOLUTIONS", "pack_convolutions"]
 
 _aten = torch.ops.aten
-_CONVOLUTIONS = {
+CONVOLUTIONS = {
     _aten.conv1d.default, _aten.conv1d.padding, _aten.conv2d.default, _aten.conv2d.padding, _aten.conv3d.default,
     _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
     _aten.conv_transpose3d.input,
 }  # fmt: skip
 _WINOGRAD_SIZE = 12  # pixels
 _ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -60,23 +58,11 @@ class _Chain:
 
 @dataclass
 class _Packer:
-    """The constants that calls read, each stored once.
-
-    wide: the float32 results of calls, by what they are rounded to in graphs of a half type.
-    """
+    """The constants that calls read, each stored once."""
 
     module: fx.GraphModule
     constants: Constants
     stored: dict[tuple[fx.Node | None, ...], tuple[fx.Node, fx.Node | None]] = field(default_factory=dict)
-    wide: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    def widened(self, node: fx.Node, like: fx.Node) -> fx.Node:
-        """The node's value in float32, inserted where the graph inserts at the moment."""
-        if node.meta["val"].dtype == torch.float32:
-            return node
-        if node not in self.wide:
-            return add_call(self.module.graph, like, _aten.to.dtype, (node, torch.float32))
-        return self.wide[node]
 
     def operands(self, chain: _Chain, arguments: dict[str, Any], winograd: bool) -> tuple[fx.Node, fx.Node | None]:
         """get_attr nodes of the packed weight and of the bias, batch norm included."""
@@ -92,15 +78,13 @@ class _Packer:
             if weight.dim() == 3:
                 weight = weight.unsqueeze(-2)
             name = f"{arguments['weight'].name}_packed"
-            weight = weight.detach().to(torch.float32)
+            weight = weight.detach()
             stored = pack_winograd_weight(weight) if winograd else pack_weight(weight, arguments["groups"])
             packed = self._add(name, stored, arguments["weight"])
-            plain = bias is not None and bias.dtype == torch.float32
-            if bias is None or (plain and not norm and arguments["bias"].op == "get_attr"):
+            if bias is None or (not norm and arguments["bias"].op == "get_attr"):
                 self.stored[key] = packed, arguments["bias"]
             else:
-                stored = bias.detach().to(torch.float32)
-                self.stored[key] = packed, self._add(f"{name}_bias", stored, arguments["weight"])
+                self.stored[key] = packed, self._add(f"{name}_bias", bias.detach(), arguments["weight"])
         return self.stored[key]
 
     def _add(self, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
@@ -113,7 +97,7 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     report = PassReport("pack_convolutions")
     graph = module.graph
     _split_transposed(module)
-    found = [node for node in graph.nodes if node.op == "call_function" and node.target in _CONVOLUTIONS]
+    found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
     if not found:
         return report
     constants, aliases = Constants(module), Aliases(graph)
@@ -189,9 +173,9 @@ def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:
     if weight.dim() == 5:
         return "it has three spatial dimensions, the packed kernels are for one and two"
     for name, value in (("weight", weight), ("input", x)):
-        if value.dtype not in _DTYPES or value.dtype != weight.dtype or value.device.type != "cpu":
+        if value.dtype != torch.float32 or value.device.type != "cpu":
             dtype = str(value.dtype).removeprefix("torch.")
-            return f"the {name} is {dtype} on {value.device.type}, expected float32, bfloat16 or float16 on cpu"
+            return f"the {name} is {dtype} on {value.device.type}, expected float32 on cpu"
     if arguments["padding"] == "same":
         dilation = _expand(arguments["dilation"], weight.dim() - 2)
         if any(d * (size - 1) % 2 for d, size in zip(dilation, weight.shape[2:], strict=True)):
@@ -305,10 +289,7 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
     lists = _lists(arguments, list(original.shape[2:]))
     if flat:
         lists = [[start, *values] for start, values in zip((1, 1, 0, 1), lists, strict=True)]
-    half = last.meta["val"].dtype != torch.float32
     with graph.inserting_before(last):
-        x = packer.widened(x, node)
-        residual = None if residual is None else packer.widened(residual, node)
         if flat:
             x = add_call(graph, node, _aten.unsqueeze.default, (x, -2))
             residual = None if residual is None else add_call(graph, node, _aten.unsqueeze.default, (residual, -2))
@@ -319,10 +300,6 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
         call = (x, weight, bias, residual, int(original.shape[0]), *lists, arguments["groups"], chain.activation)
         fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last, winograd))
         result = add_call(graph, last, _aten.squeeze.dim, (fused, -2)) if flat else fused
-        if half:
-            wide = result
-            result = add_call(graph, last, _aten.to.dtype, (wide, last.meta["val"].dtype))
-            packer.wide[result] = wide
     fused.meta["stack_trace"] = node.meta.get("stack_trace")
     last.replace_all_uses_with(result)
     for old in reversed(chain.nodes):

@@ -168,7 +168,7 @@ PASSES = (
     Pass(
         "widen_half_convolutions",
         lambda module, options, device, architecture: widen_half_convolutions(module),
-        "computes convolutions in bfloat16 and float16, and what lies between them (batch norm, activations, sums, "
+        "computes convolutions in bfloat16 and float16, and the operators between them (batch norm, activations, sums, "
         "concatenation, pooling, resizing), in float32, for which the library's kernels are. Weights become float32, "
         "and so does the file's size for them",
         devices=("cpu",),

@@ -1,7 +1,7 @@
-"""Computes convolutions in half types, and what lies between them, in float32: CPUs have kernels for that alone.
+"""Computes convolutions in half types, and the operators between them, in float32: the type that CPU kernels have.
 
-Converted are what goes into such a part of the graph and what comes out of it, instead of every result inside. What
-follows a convolution directly (batch norm, activation, sum) belongs to it. Everything else stays in the half type.
+The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations and
+sums that follow a convolution belong to it. Everything else stays in the half type.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import value_of
+from untorch.export.passes.pack_convolutions import CONVOLUTIONS
 from untorch.export.passes.report import PassReport
 
 __all__ = ["widen_half_convolutions"]
 
 _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
-_CONVOLUTIONS = {
-    _aten.conv1d.default, _aten.conv1d.padding, _aten.conv2d.default, _aten.conv2d.padding, _aten.conv3d.default,
-    _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
-    _aten.conv_transpose3d.input,
-}  # fmt: skip
 _IN_PLACE = {
     _aten.relu_.default: _aten.relu.default, _aten.relu6_.default: _aten.relu6.default,
     _aten.hardtanh_.default: _aten.hardtanh.default, _aten.hardswish_.default: _aten.hardswish.default,
@@ -89,9 +85,9 @@ def widen_half_convolutions(module: fx.GraphModule) -> PassReport:
 
 
 def _region(graph: fx.Graph, constants: Constants) -> list[fx.Node]:
-    """What is computed in float32, in graph order: convolutions, and what leads from one to another."""
+    """The calls that compute in float32, in graph order: convolutions, and those that lead from one to another."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    convolutions = {n for n in nodes if n.target in _CONVOLUTIONS and _is_half(n) and _has_known_weight(n, constants)}
+    convolutions = {n for n in nodes if n.target in CONVOLUTIONS and _is_half(n) and _has_known_weight(n, constants)}
     if not convolutions:
         return []
     aliases, order = Aliases(graph), {node: i for i, node in enumerate(graph.nodes)}

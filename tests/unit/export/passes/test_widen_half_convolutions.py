@@ -49,7 +49,7 @@ def x_of(dtype: torch.dtype = BFLOAT16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_lies_between_convolutions(dtype: torch.dtype) -> None:
+def test_operators_between_convolutions(dtype: torch.dtype) -> None:
     model = Net(lambda y: torch.cat([torch.relu(y[:, :4]), y[:, 4:].sigmoid()], 1) * 2)
     module, changed = widened(model, x_of(dtype), dtype=dtype)
     # Into it once, and out of it once: the mean and the linear layer are in the half type.
