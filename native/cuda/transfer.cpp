@@ -93,4 +93,22 @@ TensorPtr to_host(const Tensor& source) {
   return out;
 }
 
+TensorPtr to_host_async(const Tensor& source) {
+  const int device = source.device().index;
+  const DeviceGuard guard(device);
+  if (!is_dense(source)) {
+    const TensorPtr dense = Tensor::empty(source.sizes(), source.dtype(), source.device());
+    copy(*dense, source);
+    return to_host_async(*dense);
+  }
+  const std::size_t nbytes = bytes_of(source);
+  StorageRef pinned = allocate_pinned(nbytes, device);
+  if (nbytes != 0) {
+    check_driver(driver().memcpy_d2h_async(pinned->data(), reinterpret_cast<DevicePtr>(source.raw()), nbytes,
+                                           current_stream(device)),
+                 "copying an output to the CPU");
+  }
+  return std::make_unique<Tensor>(std::move(pinned), 0, source.dtype(), source.sizes(), source.strides());
+}
+
 }  // namespace untorch::cuda

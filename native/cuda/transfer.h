@@ -12,5 +12,7 @@ TensorPtr to_device(const Tensor& source, int device);
 void to_device(const Tensor& destination, const Tensor& source);
 // A copy on the CPU; synchronizes with the stream.
 TensorPtr to_host(const Tensor& source);
+// In pinned memory, without waiting: the values are there when the stream has passed this point.
+TensorPtr to_host_async(const Tensor& source);
 
 }  // namespace untorch::cuda

@@ -77,6 +77,19 @@ EventPool& event_pool() {
   return made;
 }
 
+untorch_event* record_event(std::int32_t device, untorch::cuda::Stream stream) {
+  const untorch::cuda::DeviceGuard guard(device);
+  const untorch::cuda::RelaxedCapture relaxed;
+  auto point = std::make_unique<untorch_event>();
+  point->device = device;
+  point->event = event_pool().take(device);
+  if (const auto code = untorch::cuda::driver().event_record(point->event, stream); code != 0) {
+    (void)untorch::cuda::driver().event_destroy(point->event);
+    untorch::cuda::check_driver(code, "recording an event");
+  }
+  return point.release();
+}
+
 // A JSON string.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
@@ -128,6 +141,21 @@ untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tens
     check(t.defined(), "untorch_tensor_to_host: the tensor is undefined");
     untorch::TensorPtr copy = t.device().type == untorch::DeviceType::kCUDA ? untorch::cuda::to_host(t)
                                                                             : std::make_unique<untorch::Tensor>(t);
+    *out = wrap(copy.release());
+  });
+}
+
+untorch_status untorch_tensor_to_host_async(const untorch_tensor* tensor, untorch_tensor** out, untorch_event** event) {
+  return guarded([&] {
+    const untorch::Tensor& t = *unwrap(tensor);
+    check(t.defined(), "untorch_tensor_to_host_async: the tensor is undefined");
+    if (t.device().type != untorch::DeviceType::kCUDA) {
+      *out = wrap(std::make_unique<untorch::Tensor>(t).release());
+      *event = nullptr;
+      return;
+    }
+    untorch::TensorPtr copy = untorch::cuda::to_host_async(t);
+    *event = record_event(t.device().index, untorch::cuda::current_stream(t.device().index));
     *out = wrap(copy.release());
   });
 }
@@ -252,18 +280,15 @@ void untorch_device_leave(void* before) {
 untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out) {
   return guarded([&] {
     check(out != nullptr, "untorch_event_record: out is null");
-    const untorch::cuda::DeviceGuard guard(device_index);
-    const untorch::cuda::RelaxedCapture relaxed;
-    auto point = std::make_unique<untorch_event>();
-    point->device = device_index;
-    point->event = event_pool().take(device_index);
-    if (const auto code =
-            untorch::cuda::driver().event_record(point->event, static_cast<untorch::cuda::Stream>(stream));
-        code != 0) {
-      (void)untorch::cuda::driver().event_destroy(point->event);
-      untorch::cuda::check_driver(code, "recording an event");
-    }
-    *out = point.release();
+    *out = record_event(device_index, static_cast<untorch::cuda::Stream>(stream));
+  });
+}
+
+untorch_status untorch_event_synchronize(const untorch_event* event) {
+  return guarded([&] {
+    const untorch::cuda::DeviceGuard guard(event->device);
+    untorch::cuda::check_driver(untorch::cuda::driver().event_synchronize(event->event), "waiting for an event");
+    untorch::cuda::DeviceErrors::check(event->device);
   });
 }
 

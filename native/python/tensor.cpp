@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "call.h"
@@ -48,6 +49,8 @@ Tensor* Tensor::of_kernel(untorch_tensor* handle) {
 }
 
 void Tensor::forget() {
+  untorch_status status;
+  if (untorch_tensor* const copy = finish_copy(status)) untorch_tensor_free(copy);
   if (owned_ && handle_ != nullptr) untorch_tensor_free(handle_);
   handle_ = nullptr;
 }
@@ -94,12 +97,34 @@ void Tensor::wait_for_producer() const {
   check(untorch_stream_wait(device, consumer, producer_.stream));
 }
 
-untorch_tensor* Tensor::to_host() const {
+void Tensor::check_not_captured() const {
   if (producer_.known && untorch_stream_is_capturing(view().device_index, producer_.stream) != 0) {
     raise(UNTORCH_UNSUPPORTED,
           "a copy on the CPU waits for the GPU, which a call that is being captured into a CUDA graph does not allow: "
           "work on the GPU, or call the method without a graph");
   }
+}
+
+void Tensor::copy_to_host_async() {
+  if (on_cpu() || copy_ != nullptr) return;
+  check_not_captured();
+  wait_for_producer();
+  check(untorch_tensor_to_host_async(handle(), &copy_, &copied_));
+}
+
+untorch_tensor* Tensor::finish_copy(untorch_status& status) noexcept {
+  untorch_tensor* const copy = std::exchange(copy_, nullptr);
+  untorch_event* const copied = std::exchange(copied_, nullptr);
+  status = UNTORCH_OK;
+  if (copied == nullptr) return copy;
+  const GilRelease release;
+  status = untorch_event_synchronize(copied);
+  untorch_event_free(copied);
+  return copy;
+}
+
+untorch_tensor* Tensor::to_host() const {
+  check_not_captured();
   wait_for_producer();
   untorch_tensor* copy = nullptr;
   untorch_tensor* const from = handle();
@@ -112,8 +137,14 @@ untorch_tensor* Tensor::to_host() const {
   return copy;
 }
 
-nb::object Tensor::numpy() const {
+nb::object Tensor::numpy() {
   const untorch_view v = view();
+  if (copy_ != nullptr) {
+    untorch_status status;
+    OwnedTensor copy(finish_copy(status));
+    check(status);
+    return steal_or_throw(to_numpy(copy.release(), nullptr, true));
+  }
   if (v.device_type != 0) return steal_or_throw(to_numpy(to_host(), nullptr, true));
   if (v.data == nullptr && v.ndim == 0 && dtype_name(v.dtype) == nullptr) return nb::none();
   if (!owned_ && !owner_.is_valid() && v.data != nullptr && untorch_tensor_use_count(handle()) == 0) {
@@ -128,7 +159,7 @@ nb::object Tensor::numpy() const {
   return steal_or_throw(to_numpy(second_handle(), owner_.ptr(), !read_only()));
 }
 
-nb::object Tensor::array(const nb::object& dtype, const nb::object& copy) const {
+nb::object Tensor::array(const nb::object& dtype, const nb::object& copy) {
   if (!on_cpu()) {
     PyErr_Format(PyExc_TypeError, "the tensor is on %s: numpy() makes a copy on the CPU, DLPack makes none",
                  device().c_str());
@@ -278,6 +309,8 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro("device", &Tensor::device, "\"cpu\", or \"cuda:0\".")
       .def_prop_ro("defined", [](const Tensor& t) { return t.view().data != nullptr; })
       .def("numpy", &Tensor::numpy, "The same memory as a numpy array; of a CUDA tensor, a copy, for which it waits.")
+      .def("copy_to_host_async", &Tensor::copy_to_host_async,
+           "On a GPU: begins the copy that the next numpy() gives. Work that is enqueued later does not delay it.")
       .def("assign", &Tensor::assign, nb::arg("array"), nb::arg("device") = -1)
       .def("convert", &Tensor::convert, nb::arg("dtype"), nb::arg("strides").none() = nb::none())
       .def("copy_row", &Tensor::copy_row, nb::arg("source"), nb::arg("target"))

@@ -55,8 +55,8 @@ class Tensor {
 
   nanobind::tuple dims(bool strides) const;
   // The same memory; of a CUDA tensor, a copy on the CPU.
-  nanobind::object numpy() const;
-  nanobind::object array(const nanobind::object& dtype, const nanobind::object& copy) const;
+  nanobind::object numpy();
+  nanobind::object array(const nanobind::object& dtype, const nanobind::object& copy);
   nanobind::object dlpack(const nanobind::object& stream, const nanobind::object& max_version,
                           const nanobind::object& dl_device, const nanobind::object& copy) const;
   nanobind::dict cuda_array_interface() const;
@@ -64,6 +64,8 @@ class Tensor {
   void assign(nanobind::handle array, int device);
   // Sets it to a copy in another dtype and, unless None, with these strides.
   void convert(const std::string& dtype, const nanobind::object& strides);
+  // On a GPU: begins the copy that the next numpy() gives, in the order of the call stream.
+  void copy_to_host_async();
   // Copies into an array's memory; on the GPU in the order of the call stream.
   void copy_to(nanobind::handle array) const;
   // Copies one row of the first dimension over another, on a GPU in the order of the call stream.
@@ -76,11 +78,16 @@ class Tensor {
                                   const nanobind::object& copy) const;
   // A copy on the CPU; the handle is the caller's to free.
   untorch_tensor* to_host() const;
+  void check_not_captured() const;
+  // Waits for the copy that copy_to_host_async began. The caller's to free; null if there is none.
+  untorch_tensor* finish_copy(untorch_status& status) noexcept;
   // Makes the call stream wait for what produced the tensor.
   void wait_for_producer() const;
   untorch_tensor* second_handle() const;
 
   untorch_tensor* handle_;
+  untorch_tensor* copy_ = nullptr;  // on the CPU, there once copied_ is done
+  untorch_event* copied_ = nullptr;
   bool owned_;
   bool read_only_ = false;
   nanobind::object owner_;

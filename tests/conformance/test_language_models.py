@@ -42,7 +42,7 @@ class StepRunner(Runner):
         self.blocks, self.step = blocks, step
         self.pool = torch.full((blocks, step.elements), 3.0, dtype=step.dtype)
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
         batch = Batch(plan, self.step.block)

@@ -201,6 +201,11 @@ UNTORCH_API untorch_status untorch_stream_wait(int32_t device_index, void* consu
 UNTORCH_API untorch_status untorch_stream_synchronize(int32_t device_index, void* stream);
 /* A copy of the tensor in the CPU's memory; waits for the call stream of its device. A new handle. */
 UNTORCH_API untorch_status untorch_tensor_to_host(const untorch_tensor* tensor, untorch_tensor** out);
+/* The same without waiting: the copy lies in pinned memory, and its values are there once the event is done. *event is
+ * NULL for a tensor on the CPU. Wait for the event before the copy is freed. New handles. */
+typedef struct untorch_event untorch_event;
+UNTORCH_API untorch_status untorch_tensor_to_host_async(const untorch_tensor* tensor, untorch_tensor** out,
+                                                        untorch_event** event);
 /* A copy on a device of memory that lies on the CPU, in the order of its call stream. A new handle. */
 UNTORCH_API untorch_status untorch_tensor_to_device(const untorch_view* source, int32_t device_index,
                                                     untorch_tensor** out);
@@ -241,10 +246,11 @@ UNTORCH_API untorch_status untorch_device_enter(int32_t device_index, void** bef
 UNTORCH_API void untorch_device_leave(void* before);
 
 /* An event on a stream: tells when memory that the caller lent may be reused. */
-typedef struct untorch_event untorch_event;
 UNTORCH_API untorch_status untorch_event_record(int32_t device_index, void* stream, untorch_event** out);
 /* 1 when all work before the event is complete, also if it failed. Does not wait. */
 UNTORCH_API int32_t untorch_event_done(const untorch_event* event);
+/* Waits for the work before the event, and reports its errors. */
+UNTORCH_API untorch_status untorch_event_synchronize(const untorch_event* event);
 UNTORCH_API void untorch_event_free(untorch_event* event);
 /* Where an address lies: UNTORCH_CUDA and the GPU's index (managed memory too), or UNTORCH_CPU and -1. */
 UNTORCH_API untorch_status untorch_pointer_device(const void* address, int32_t* device_type, int32_t* device_index);

@@ -1,25 +1,40 @@
-"""The engine's thread: takes requests, runs one step after the other, and gives their tokens out."""
+"""The engine's thread: takes requests, runs one step after the other, and gives their tokens out.
+
+Where tokens are chosen on the GPU, a step that decodes is enqueued before the tokens of the step before it are here: it
+reads them there. So the GPU does not wait for the host. A sequence that turns out to have ended has been computed one
+token further, which is dropped.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.logits import Choice, Logits
 from untorch.llm.outputs import FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
-from untorch.llm.sampler import Sampler, token_logprobs
+from untorch.llm.sampler import SampledToken, Sampler, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
 from untorch.runtime.errors import ClosedError, ModelError, UntorchError
 from untorch.runtime.log import INFO, log
 
 __all__ = ["Core"]
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was enqueued: each of its sequences gets a token, which is being chosen."""
+
+    plan: Plan
+    samples: list[Sample]
+    choice: Choice
 
 
 class Core:
@@ -36,6 +51,7 @@ class Core:
         self._cancelled: list[Request] = []
         self._closed = False
         self._live: dict[Request, None] = {}
+        self._flight: _Flight | None = None
         self._thread = threading.Thread(target=self._loop, name="untorch-engine", daemon=True)
 
     def start(self) -> None:
@@ -73,9 +89,11 @@ class Core:
                 self._step()
             except BaseException as error:  # of the engine itself: no request is left waiting
                 log(INFO, "the engine failed: %r", error)
+                self._flight = None
                 for request in list(self._live):
                     self._fail(request, error)
             self.step_seconds += time.perf_counter() - begin
+        self._flight = None
         for request in list(self._live):
             self._end(request, "cancelled")
 
@@ -83,7 +101,9 @@ class Core:
         """Waits for work. False: the engine is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._inbox or self._cancelled or self.scheduler.has_work
+                lambda: (
+                    self._closed or self._inbox or self._cancelled or self.scheduler.has_work or self._flight
+                )
             )  # fmt: skip
             new, cancelled, closed = self._inbox, self._cancelled, self._closed
             self._inbox, self._cancelled = [], []
@@ -103,22 +123,21 @@ class Core:
             self._end(request, "timeout")
 
     def _step(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self.scheduler.complete(flight.plan)
+            self._flight = self._follow(flight)
+            self._give_out(flight.samples, self._wait(flight.choice))
+            return
         plan = self.scheduler.schedule()
         for sequence in plan.full:
             self._finish(sequence.owner, "length")
         if not plan.items:
             return
         rows, prompts, ends = self._rows(plan)
-        begin = time.perf_counter()
-        try:
-            logits = self.runner.run(plan, rows)
-        except Exception as error:
-            for request in dict.fromkeys(item.sequence.owner.request for item in plan.items):
-                self._fail(request, error)
+        logits = self._run(plan, rows)
+        if logits is None:
             return
-        finally:
-            self.model_seconds += time.perf_counter() - begin
-            self.steps += 1
         self.scheduler.complete(plan)
         for request, position, row in prompts:
             self._prompt_logprobs(request, position, logits.numpy()[row])
@@ -127,15 +146,65 @@ class Core:
             chosen += [(one, row) for one in self._split(sample)]
         if not chosen:
             return
+        samples, states = [sample for sample, _ in chosen], [sample.state for sample, _ in chosen]
+        choice = self.sampler.begin(logits, states, [row for _, row in chosen])
+        if choice is None:
+            if logits.can_choose:  # they come from the GPU
+                begin = time.perf_counter()
+                logits.numpy()
+                self.model_seconds += time.perf_counter() - begin
+            self._give_out(samples, self.sampler.sample(logits, states, [row for _, row in chosen]))
+        elif [sample.sequence for sample in samples] == [item.sequence for item in plan.items]:
+            self._flight = _Flight(plan, samples, choice)
+        else:
+            self._give_out(samples, self._wait(choice))
+
+    def _run(self, plan: Plan, rows: list[int], tokens: object = None) -> Logits | None:
+        """None: it failed, and so did its requests."""
+        self.steps += 1
         begin = time.perf_counter()
-        sampled = self.sampler.sample(
-            logits, [sample.state for sample, _ in chosen], [row for _, row in chosen]
-        )  # fmt: skip
-        if logits.can_choose:  # it waits for the step
+        try:
+            logits = self.runner.run(plan, rows, tokens)
+        except Exception as error:
+            for request in dict.fromkeys(item.sequence.owner.request for item in plan.items):
+                self._fail(request, error)
+            return None
+        if not logits.can_choose:  # otherwise it is enqueued, and runs while the host goes on
             self.model_seconds += time.perf_counter() - begin
-        for (sample, _), token in zip(chosen, sampled, strict=True):
+        return logits
+
+    def _follow(self, flight: _Flight) -> _Flight | None:
+        """Enqueues the step behind a flight, if it will have the same sequences as far as one can know."""
+        for sample in flight.samples:
+            state = sample.state
+            if sample.finish_reason is not None or not state.chooses_on_device:
+                return None
+            if state.generated + 1 == state.params.max_tokens:
+                return None
+            if len(sample.sequence.tokens) + 1 >= self.settings.max_positions:
+                return None
+        plan = self.scheduler.follow(flight.plan)
+        if plan is None:
+            return None
+        rows = list(range(len(plan.items)))
+        logits = self._run(plan, rows, flight.choice.device)
+        if logits is None:
+            return None
+        choice = self.sampler.begin(logits, [sample.state for sample in flight.samples], rows)
+        assert choice is not None
+        return _Flight(plan, flight.samples, choice)
+
+    def _wait(self, choice: Choice) -> list[SampledToken]:
+        begin = time.perf_counter()
+        try:
+            return self.sampler.finish(choice)
+        finally:
+            self.model_seconds += time.perf_counter() - begin
+
+    def _give_out(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> None:
+        for sample, token in zip(samples, sampled, strict=True):
             if sample.finish_reason is not None:
-                continue  # another sample of its prompt failed
+                continue  # it was cancelled meanwhile, or another sample of its prompt failed
             if token.problem is not None:
                 self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
                 continue

@@ -50,20 +50,30 @@ class StepGraphs:
             self._graph(size, _FEWEST_COLUMNS)
         progress(len(self._sizes), len(self._sizes))
 
+    def padded(self, count: int) -> int:
+        """The sequences of the graph that serves that many; the number itself if none does."""
+        return next((size for size in self._sizes if size >= count), count)
+
     def replay(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], table: NDArray[np.int32],
+        self, tokens: Any, positions: NDArray[np.int64], table: NDArray[np.int32],
         lengths: NDArray[np.int32], slots: NDArray[np.int64],
     ) -> Any:  # fmt: skip
-        """The logits of a step, those of padding behind them."""
+        """The logits of a step, those of padding behind them.
+
+        tokens: On the host; or ``padded`` of them on the GPU, those of padding behind them.
+        """
         count, width = table.shape
-        size = next(size for size in self._sizes if size >= count)
+        size = self.padded(count)
         columns = _FEWEST_COLUMNS
         while columns < width:
             columns *= 4
         given = _arguments(size, columns)
-        given[0][:count], given[1][:count], given[3][:count, :width] = tokens, positions, table
+        given[1][:count], given[3][:count, :width] = positions, table
         given[5][:count], given[6][:count] = lengths, slots
-        return self._graph(size, columns)(*given, self._pool)
+        if isinstance(tokens, np.ndarray):
+            given[0][:count] = tokens
+            tokens = given[0]
+        return self._graph(size, columns)(tokens, *given[1:], self._pool)
 
     def close(self) -> None:
         """Free their memory."""

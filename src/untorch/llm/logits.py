@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DeviceLogits", "Draws", "Logits"]
+__all__ = ["Choice", "DeviceChoice", "DeviceLogits", "Draws", "Logits"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,29 @@ class Draws:
     uniform: NDArray[np.float32]
 
 
+class Choice(ABC):
+    """Tokens that are being chosen. device: them, for the next step's tokens, before they are here."""
+
+    device: Any
+
+    @abstractmethod
+    def wait(self) -> NDArray[np.int64]:
+        """A token for each draw, -1 where there is none."""
+
+
+class DeviceChoice(Choice):
+    """On a GPU. The copy to the host begins now, so steps that are enqueued later do not delay it."""
+
+    def __init__(self, tokens: Any, count: int) -> None:
+        self.device, self._count = tokens, count
+        tokens.copy_to_host_async()
+
+    def wait(self) -> NDArray[np.int64]:
+        """A token for each draw, -1 where there is none."""
+        found: NDArray[np.int64] = self.device.numpy()
+        return found[: self._count]
+
+
 class Logits:
     """On the host: [rows, width]."""
 
@@ -35,21 +60,24 @@ class Logits:
         """All of them."""
         return self._values
 
-    def choose(self, draws: Draws) -> NDArray[np.int64]:
-        """A token for each draw, -1 where there is none; only if ``can_choose``."""
+    def choose(self, draws: Draws) -> Choice:
+        """Starts to choose a token for each draw; only if ``can_choose``."""
         raise NotImplementedError
 
 
 class DeviceLogits(Logits):
     """On a GPU. They are overwritten by the next step.
 
-    count: those rows count. method: the package's that chooses.
+    count: those rows count. method: the package's that chooses. padded: the number of tokens that a step for that many
+    sequences takes.
     """
 
     can_choose = True
 
-    def __init__(self, values: Any, count: int, method: Any) -> None:
-        self._tensor, self._count, self._method = values, count, method
+    def __init__(
+        self, values: Any, count: int, method: Any, padded: Callable[[int], int] = lambda count: count
+    ) -> None:
+        self._tensor, self._count, self._method, self._padded = values, count, method, padded
         self._here: NDArray[np.float32] | None = None
 
     def numpy(self) -> NDArray[np.float32]:
@@ -58,10 +86,12 @@ class DeviceLogits(Logits):
             self._here = self._tensor.numpy()[: self._count]
         return self._here
 
-    def choose(self, draws: Draws) -> NDArray[np.int64]:
-        """A token for each draw, -1 where there is none."""
-        tokens = self._method(
-            self._tensor, draws.rows, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform
+    def choose(self, draws: Draws) -> Choice:
+        """Starts to choose a token for each draw; those of padding are behind them."""
+        count = len(draws.rows)
+        given: tuple[NDArray[Any], ...] = (
+            draws.rows, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform,
         )  # fmt: skip
-        found: NDArray[np.int64] = tokens.numpy()
-        return found
+        if more := self._padded(count) - count:
+            given = tuple(np.concatenate([array, np.zeros(more, array.dtype)]) for array in given)
+        return DeviceChoice(self._method(self._tensor, *given), count)

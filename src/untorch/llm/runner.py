@@ -33,13 +33,16 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Batch:
-    """The arguments of a step, but for the rows and the pool: the plan's tokens, one sequence behind the other."""
+    """The arguments of a step, but for the rows and the pool: the plan's tokens, one sequence behind the other.
+
+    knows_tokens: False: they are still being chosen, and are not in the sequences.
+    """
 
     __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "tokens")
 
-    def __init__(self, plan: Plan, block_size: int) -> None:
+    def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
         items, total = plan.items, plan.tokens
-        self.tokens = np.empty(total, np.int64)
+        self.tokens = np.zeros(total, np.int64)
         self.positions = np.empty(total, np.int64)
         self.slot_mapping = np.empty(total, np.int64)
         self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
@@ -53,7 +56,8 @@ class Batch:
             blocks = sequence.table.blocks
             self.block_table[row, : len(blocks)] = blocks[:columns]
             self.cu_seqlens_q[row + 1] = end
-            self.tokens[begin:end] = sequence.tokens[item.start : item.end]
+            if knows_tokens:
+                self.tokens[begin:end] = sequence.tokens[item.start : item.end]
             if item.count == 1:
                 place = item.start
                 self.positions[begin] = place
@@ -73,8 +77,11 @@ class Runner(ABC):
     blocks: int
 
     @abstractmethod
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
-        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first.
+
+        tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
+        """
 
     def file(self, name: str) -> bytes:
         """A file of the package."""
@@ -123,23 +130,24 @@ class PackageRunner(Runner):
             raise
         self._program = program
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
         for source, target in plan.copies:
             self._pool.copy_row(source, target)
-        batch = Batch(plan, self.settings.block_size)
-        sequences, tokens = len(batch.seqlens_k), len(batch.tokens)
-        if tokens == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
+        batch = Batch(plan, self.settings.block_size, knows_tokens=tokens is None)
+        sequences, count = len(batch.seqlens_k), len(batch.tokens)
+        given = batch.tokens if tokens is None else tokens
+        if count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
             logits: Any = self._graphs.replay(
-                batch.tokens, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping
+                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping
             )
         else:
-            logits = self._method(tokens)(
-                batch.tokens, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
+            logits = self._method(count)(
+                given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
                 batch.seqlens_k, batch.slot_mapping, self._pool,
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
-            return DeviceLogits(logits, len(rows), self._choose)
+            return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
         found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         return Logits(found[: len(rows)])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.llm.logits import Draws, Logits
+from untorch.llm.logits import Choice, Draws, Logits
 from untorch.llm.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class SamplerState:
             or self.matcher is not None
         )
 
+    @property
+    def chooses_on_device(self) -> bool:
+        """Whether the next token needs none of what the host alone does."""
+        return not self.changes_logits and self.wanted_logprobs is None
+
     def append(self, token: int) -> None:
         """A token was chosen."""
         self.generated += 1
@@ -122,12 +127,9 @@ class Sampler:
         The logits stay as they are.
         """
         places = list(range(len(states))) if rows is None else list(rows)
-        if given.can_choose and not any(s.changes_logits or s.wanted_logprobs is not None for s in states):
-            chosen = given.choose(_draws(states, places))
-            return [
-                SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
-                for token in chosen.tolist()
-            ]
+        choice = self.begin(given, states, places)
+        if choice is not None:
+            return self.finish(choice)
         logits = given.numpy()
         width = self.vocabulary
         tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
@@ -155,6 +157,19 @@ class Sampler:
             logprobs = None if wanted is None else token_logprobs(logits[places[i], :width], int(tokens[i]), wanted)
             found.append(SampledToken(int(tokens[i]), logprobs))
         return found
+
+    def begin(self, given: Logits, states: Sequence[SamplerState], rows: Sequence[int]) -> Choice | None:
+        """Starts to choose where the logits are; None if that takes the host: for ``sample``."""
+        if not given.can_choose or not all(state.chooses_on_device for state in states):
+            return None
+        return given.choose(_draws(states, rows))
+
+    def finish(self, choice: Choice) -> list[SampledToken]:
+        """Waits for the tokens."""
+        return [
+            SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
+            for token in choice.wait().tolist()
+        ]
 
 
 def _draws(states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:

@@ -105,6 +105,34 @@ class Scheduler:
                 pass
         return plan
 
+    def follow(self, plan: Plan) -> Plan | None:
+        """The step behind ``plan``, whose tokens are those that ``plan`` gives and that are not known yet.
+
+        None unless it has the same sequences: one has left, another one is to come, or a block is missing.
+        """
+        sequences = [item.sequence for item in plan.items]
+        if len(sequences) != len(self.running) or {*map(id, sequences)} != {*map(id, self.running)}:
+            return None
+        if self.waiting and not self._is_full:
+            return None
+        tables = [(item.sequence.table, item.end) for item in plan.items]
+        if sum(self.blocks.needed(table, end + 1) for table, end in tables if table is not None) > self.blocks.free:
+            return None
+        following = Plan()
+        for (table, end), sequence in zip(tables, sequences, strict=True):
+            assert table is not None
+            self.blocks.grow(table, end + 1)
+            following.add(Scheduled(sequence, end, 1))
+        return following
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the first of the waiting sequences is known not to fit."""
+        first = self.waiting[0]
+        if sum(other.samples for other in self.running) + first.samples > self.max_sequences:
+            return True
+        return self._refused is first
+
     def complete(self, plan: Plan) -> None:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
         for item in plan.items:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from untorch.llm.logits import Logits
+from untorch.llm.logits import Choice, Draws, Logits
 from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
@@ -30,8 +30,35 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+class GpuChoice(Choice):
+    """``wait`` is noted among the runner's events."""
+
+    def __init__(self, tokens: np.ndarray, step: int, events: list[tuple[str, int]]) -> None:
+        self.device, self.step, self.events = tokens, step, events
+
+    def wait(self) -> np.ndarray:
+        self.events.append(("wait", self.step))
+        return self.device
+
+
+class GpuLogits(Logits):
+    """As if they were on a GPU: the most likely tokens are chosen there."""
+
+    can_choose = True
+
+    def __init__(self, values: np.ndarray, step: int, events: list[tuple[str, int]]) -> None:
+        super().__init__(values)
+        self.step, self.events = step, events
+
+    def choose(self, draws: Draws) -> Choice:
+        return GpuChoice(self.numpy()[draws.rows].argmax(axis=1), self.step, self.events)
+
+
 class FakeRunner(Runner):
-    """Its pool has a token for each position. hook: called before each step, with the plan."""
+    """Its pool has a token for each position. hook: called before each step, with the plan.
+
+    gpu: tokens are chosen where the logits are. events: the steps that were run and waited for.
+    """
 
     def __init__(
         self,
@@ -39,6 +66,7 @@ class FakeRunner(Runner):
         size: int = 4,
         hook: Callable[[Plan], Any] | None = None,
         files: dict[str, bytes] | None = None,
+        gpu: bool = False,
         **settings: Any,
     ) -> None:
         given = {"vocabulary": VOCABULARY, "max_positions": 200, "stop_ids": (), **settings}
@@ -46,19 +74,24 @@ class FakeRunner(Runner):
         self.blocks, self.size = blocks, size
         self.pool = np.full((blocks, size), -1)
         self.hook, self.files = hook, files or {}
+        self.gpu = gpu
         self.plans: list[list[tuple[int, int]]] = []
+        self.events: list[tuple[str, int]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.closed = False
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         self.gate.wait()
+        self.events.append(("run", len(self.plans)))
         self.plans.append([(item.start, item.count) for item in plan.items])
         if self.hook is not None:
             self.hook(plan)
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
-        batch = Batch(plan, self.size)
+        batch = Batch(plan, self.size, knows_tokens=tokens is None)
+        if tokens is not None:
+            batch.tokens[:] = tokens
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
         self.pool.reshape(-1)[batch.slot_mapping] = batch.tokens
         logits = []
@@ -67,7 +100,8 @@ class FakeRunner(Runner):
             end = int(batch.positions[row]) + 1
             pages = batch.block_table[sequence, : -(-end // self.size)]
             logits.append(next_logits(self.pool[pages].reshape(-1)[:end]))
-        return Logits(np.array(logits, np.float32).reshape(len(rows), VOCABULARY))
+        values = np.array(logits, np.float32).reshape(len(rows), VOCABULARY)
+        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
 
     def file(self, name: str) -> bytes:
         return self.files[name]
@@ -89,7 +123,7 @@ class TextRunner(FakeRunner):
         super().__init__(files=files, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,), **settings)
         self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
         logits = np.zeros((len(rows), 258), np.float32)
         for at, sequence in enumerate(wanted):

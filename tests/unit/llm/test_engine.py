@@ -39,8 +39,9 @@ def no_thread_stays() -> Iterator[None]:
     assert threading.active_count() == before
 
 
-def test_continuous_batching_is_invisible(prompts: list[list[int]]) -> None:
-    runner = FakeRunner(blocks=200)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_continuous_batching_is_invisible(prompts: list[list[int]], gpu: bool) -> None:
+    runner = FakeRunner(blocks=200, gpu=gpu)
     with engine(runner) as made:
         results = made.generate(prompts, GREEDY)
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
@@ -55,9 +56,82 @@ def test_continuous_batching_is_invisible(prompts: list[list[int]]) -> None:
     assert runner.closed
 
 
+def test_a_step_is_enqueued_before_the_tokens_of_the_last_one_are_here() -> None:
+    runner = FakeRunner(gpu=True)
+    with engine(runner) as made:
+        results = made.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5))
+        assert [r.token_ids for r in results] == [greedy([1, 2, 3], 5), greedy([4, 5], 5)]
+        # The prompts are one step or two, as they come; from then on each step runs before the last one is waited for.
+        last = max(step for _, step in runner.events)
+        assert runner.events[-5:] == [
+            ("run", last - 1), ("wait", last - 2), ("run", last), ("wait", last - 1), ("wait", last),
+        ]  # fmt: skip
+        # What a step needs of the host keeps the next one waiting.
+        del runner.events[:]
+        made.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=3, logprobs=0))
+        assert [what for what, _ in runner.events] == ["run"] * 3
+
+
+def test_ends_that_are_seen_a_step_late() -> None:
+    """Stop tokens and stop strings: the token behind them was computed, and nobody gets it."""
+    prompts = [[i, i + 1] for i in range(8)]
+    whole = [greedy(prompt, 12) for prompt in prompts]
+    params = [
+        SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(tokens[i],)) for i, tokens in enumerate(whole)
+    ]
+    expected = [tokens[: tokens.index(tokens[i]) + 1] for i, tokens in enumerate(whole)]
+    runner = FakeRunner(blocks=40, gpu=True)
+    with engine(runner, max_sequences=3) as made:
+        for _ in range(2):  # the second time with prefixes that were computed meanwhile
+            results = made.generate(prompts, params)
+            assert [r.token_ids for r in results] == expected
+            assert {r.finish_reason for r in results} == {"stop"}
+        stats = made.stats()
+    assert stats.blocks_free == 40
+    assert stats.generated_tokens == 2 * sum(map(len, expected))
+
+
+def test_the_models_length_is_seen_in_time() -> None:
+    runner = FakeRunner(blocks=20, gpu=True, max_positions=12)
+    with engine(runner) as made:
+        result = made.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=None))
+        assert result.finish_reason == "length" and result.token_ids == greedy([1, 2, 3], 9)
+    assert max(start + count for plan in runner.plans for start, count in plan) == 11
+
+
+def test_cancelling_while_steps_are_ahead() -> None:
+    runner = FakeRunner(blocks=40, gpu=True)
+    with engine(runner) as made:
+        for _ in range(20):
+            handles = [made.submit([i, 2, 3], SamplingParams(temperature=0, max_tokens=100)) for i in range(4)]
+            stream = iter(handles[0])
+            next(stream)
+            handles[1].cancel()
+            handles[0].cancel()
+            kept = made.generate([9, 9], GREEDY)
+            assert kept.token_ids == greedy([9, 9], 10)
+            for handle in handles:
+                handle.cancel()
+                handle.wait()
+        assert made.stats().blocks_free == 40
+
+
+def test_a_fault_in_a_step_that_is_ahead() -> None:
+    def hook(plan: Any) -> None:
+        if plan.items[0].start == 6:
+            raise RuntimeError("lost")
+
+    with engine(FakeRunner(gpu=True, hook=hook)) as made:
+        with pytest.raises(ModelError, match="the step failed: RuntimeError: lost"):
+            made.generate([1, 2, 3], GREEDY)
+        assert made.generate([1], SamplingParams(temperature=0, max_tokens=4)).token_ids == greedy([1], 4)
+        assert made.stats().running == 0
+
+
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_preemption_is_invisible(prompts: list[list[int]], prefix_cache: bool) -> None:
-    with engine(FakeRunner(blocks=14), prefix_cache=prefix_cache) as made:
+def test_preemption_is_invisible(prompts: list[list[int]], prefix_cache: bool, gpu: bool) -> None:
+    with engine(FakeRunner(blocks=14, gpu=gpu), prefix_cache=prefix_cache) as made:
         results = made.generate(prompts, GREEDY)
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
         assert made.stats().preemptions > 0
@@ -256,7 +330,7 @@ def test_a_fault_fails_the_requests_of_its_step(error: Exception) -> None:
 
 def test_logits_that_are_not_numbers() -> None:
     class Broken(FakeRunner):
-        def run(self, plan: Any, rows: Any) -> Logits:
+        def run(self, plan: Any, rows: Any, tokens: Any = None) -> Logits:
             logits = super().run(plan, rows).numpy()
             for at, item in enumerate(plan.items):
                 if item.sequence.tokens[0] == 13 and at < len(logits):

@@ -18,6 +18,9 @@ class Array:
     def __init__(self, values: Any) -> None:
         self.values, self.copies = np.asarray(values), 0
 
+    def copy_to_host_async(self) -> None:
+        self.begun = True
+
     def numpy(self) -> Any:
         self.copies += 1
         return self.values
@@ -51,6 +54,19 @@ def test_tokens_are_chosen_there() -> None:
     np.testing.assert_allclose(min_p, [0, 0.1, 0, 0], rtol=1e-6)
     assert uniform[0] == 0 and all(0 <= number < 1 for number in uniform)
     assert {array.dtype for array in (temperature, top_p, min_p, uniform)} == {np.dtype(np.float32)}
+
+
+def test_draws_are_padded() -> None:
+    logits, _, calls = on_gpu([2, 5, 0, 0])
+    logits._padded = lambda count: 4
+    choice = Sampler(6).begin(logits, [state(temperature=0.5, seed=1), state(top_k=2, seed=2)], [1, 2])
+    assert choice is not None
+    _, rows, *_, uniform = calls[0]
+    assert rows.tolist() == [1, 2, 0, 0] and rows.dtype == np.int64
+    assert uniform[1] > 0 and uniform[2:].tolist() == [0, 0] and uniform.dtype == np.float32
+    # The copy to the host has begun, and padding is not among what it gives.
+    assert choice.device.begun and choice.device.copies == 0
+    assert [one.token for one in Sampler(6).finish(choice)] == [2, 5]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Chatter(FakeRunner):
             max_positions=2000, blocks=2000,
         )  # fmt: skip
 
-    def run(self, plan: Any, rows: Any) -> Logits:
+    def run(self, plan: Any, rows: Any, tokens: Any = None) -> Logits:
         logits = np.random.default_rng(len(self.plans)).standard_normal((len(rows), 258)).astype(np.float32)
         self.plans.append([])
         return Logits(logits)
