@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from untorch.llm.blocks import BlockTable
+from untorch.llm.slots import NO_SLOT
 
 __all__ = ["Sequence"]
 
@@ -15,7 +16,8 @@ class Sequence:
     """tokens: of prompt and output. computed: those at the beginning whose keys and values are in the pages.
 
     priority: the smaller, the earlier. order: of arrival, and of the samples of one prompt. samples: sequences that it
-    becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache.
+    becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. slot: of the state
+    pool, while it runs.
     """
 
     tokens: list[int]
@@ -30,6 +32,7 @@ class Sequence:
     cached: int = 0  # of the prompt, at its first admission
     preemptions: int = 0
     table: BlockTable | None = field(default=None, repr=False)
+    slot: int = NO_SLOT
 
     def __post_init__(self) -> None:
         if self.prompt_length < 0:

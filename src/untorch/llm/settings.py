@@ -19,6 +19,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
 
+    state_elements: float32 numbers that recurrent layers keep of a sequence; 0: the model has none.
     methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
     the GPU.
     """
@@ -27,6 +28,7 @@ class Settings:
     max_positions: int
     block_size: int
     block_elements: int = 0
+    state_elements: int = 0
     dtype: str = "float32"
     window: int = 0
     stop_ids: tuple[int, ...] = ()
@@ -73,6 +75,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             max_positions=int(section["max_positions"]),
             block_size=int(section["block_size"]),
             block_elements=int(section["block_elements"]),
+            state_elements=int(section.get("state_elements", 0)),
             dtype=str(section["dtype"]),
             window=max(windows) if len(windows) == len(layers) and all(windows) else 0,
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
@@ -88,6 +91,6 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
-    if min(positive) < 1 or not settings.methods or settings.dtype not in _DTYPES:
+    if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in _DTYPES:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
     return settings

@@ -1,0 +1,23 @@
+// The serial parts of layers with a recurrent state, one set for each instruction-set level (see isa.h).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/common/isa.h"
+
+namespace untorch::kernels {
+
+struct CausalConv1d;
+struct GatedDeltaRule;
+
+inline constexpr std::int64_t kConvChannels = 64;  // of an item
+
+}  // namespace untorch::kernels
+
+// Workspaces are in bytes, aligned to 64. An item is kConvChannels channels from `channel` on, or one value head.
+UNTORCH_ISA_DECLARE(std::int64_t conv1d_workspace(const CausalConv1d& p);
+                    void conv1d_item(const CausalConv1d& p, std::int64_t sequence, std::int64_t channel,
+                                     void* workspace);
+                    std::int64_t delta_rule_workspace(const GatedDeltaRule& p);
+                    void delta_rule_item(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head,
+                                         void* workspace);)
