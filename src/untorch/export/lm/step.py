@@ -40,9 +40,10 @@ class Step(nn.Module):
             recorder.begin(None)
             self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
+            only = "all of its layers are recurrent: " if states.layers else ""
             raise CompileError(
-                f"{type(model).__name__}: it does not call transformers' attention interface, so its cache cannot be "
-                f"paged"
+                f"{type(model).__name__}: {only}it does not call transformers' attention interface, so its cache "
+                f"cannot be paged"
             )
         self.layers = _placed(recorder.layers, block)
         self.state_layers, self.state_elements = states.layers, states.elements
