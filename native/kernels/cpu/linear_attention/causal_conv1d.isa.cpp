@@ -1,4 +1,4 @@
-// A causal convolution of 64 channels of one sequence: inputs of 32 tokens and the width − 1 before them lie in a
+// A causal convolution of 256 channels of one sequence: inputs of 16 tokens and the width − 1 before them lie in a
 // window of float32 rows; each output row is `width` fused multiply-adds a vector.
 //
 // Bound by reading x and writing out once.
@@ -16,7 +16,7 @@ namespace {
 using V = Vector<float>;
 constexpr std::int64_t N = kLanes<float>;
 constexpr std::int64_t C = kConvChannels;
-constexpr std::int64_t kTokens = 32;  // of a window
+constexpr std::int64_t kTokens = 16;  // of a window, which stays in L1
 
 // One row of x, weight or bias as float32, zeros behind `count` channels.
 template <class E>

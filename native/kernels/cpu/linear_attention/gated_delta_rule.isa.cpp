@@ -2,11 +2,11 @@
 //
 //   for chunks of 16 tokens      q, k, k·exp(g) and exp(g) as rows [width] of a token
 //     for tiles of 32 columns    S [width, 32] lies in L1; columns of S do not depend on each other
-//       for tokens               read = (k·exp(g))ᵀ S; change = beta·(v − read)
-//                                S = exp(g)·S + k ⊗ change; out = qᵀ S
+//       for tokens               change = beta·(v − read); one pass over S:
+//                                S = exp(g)·S + k ⊗ change; out = qᵀ S; the next token's read = (k·exp(g))ᵀ S
 //
-// A prompt is bound by 3 FMAs an element of S and token out of L1; a token of many sequences by reading and writing
-// their states once.
+// A prompt is bound by that pass, one load, one store and four FMAs an element of S and token in L1; a token of many
+// sequences by reading and writing their states once.
 #include <cstddef>
 #include <cstdint>
 
@@ -22,8 +22,8 @@ using V = Vector<float>;
 constexpr std::int64_t N = kLanes<float>;
 constexpr std::int64_t kTokens = 16;
 constexpr std::int64_t kColumns = 32;
-constexpr int kVectors = static_cast<int>(kColumns / N);     // of a row of a tile
-constexpr int kRows = N >= 4 ? static_cast<int>(N / 4) : 1;  // with sums of their own: FMAs take four cycles
+constexpr int kVectors = static_cast<int>(kColumns / N);  // of a row of a tile
+constexpr int kRows = N >= 16 ? 2 : 1;  // with sums of their own: eight chains of FMAs hide their latency
 
 constexpr std::int64_t round_up(std::int64_t x) { return (x + N - 1) / N * N; }
 
@@ -82,55 +82,50 @@ void prepare(const GatedDeltaRule& p, std::int64_t token, std::int64_t head, std
   }
 }
 
-// One token of one tile: v has the token's values of the columns, out gets its results.
-template <bool kDelta>
-void step(std::int64_t width, const float* q, const float* k, const float* kept, const float* decay, float beta,
-          float* tile, const V* v, V* out) {
+// What a token reads of the state before it: (k·exp(g))ᵀ S.
+void read_state(std::int64_t width, const float* kept, const float* tile, V* read) {
+  V sums[kVectors] = {};
+  for (std::int64_t i = 0; i < width; ++i) {
+#pragma GCC unroll 8
+    for (int x = 0; x < kVectors; ++x) sums[x] += load(tile + i * kColumns + x * N) * kept[i];
+  }
+#pragma GCC unroll 8
+  for (int x = 0; x < kVectors; ++x) read[x] = sums[x];
+}
+
+// One token of one tile: S = exp(g)·S + k ⊗ change and out = qᵀ S, and on the way what the next token reads of S, if
+// kDelta. kRowDecay: each row has its own.
+template <bool kDelta, bool kRowDecay>
+void step(std::int64_t width, const float* q, const float* k, const float* decay, const float* next_kept, float* tile,
+          const V* change_of, V* out, V* read) {
   V change[kVectors];
 #pragma GCC unroll 8
-  for (int x = 0; x < kVectors; ++x) change[x] = v[x];
-  if constexpr (kDelta) {
-    V read[kRows][kVectors] = {};
-    std::int64_t i = 0;
-    for (; i + kRows <= width; i += kRows) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int x = 0; x < kVectors; ++x) read[r][x] += load(tile + (i + r) * kColumns + x * N) * kept[i + r];
-      }
-    }
-    for (; i < width; ++i) {
-#pragma GCC unroll 8
-      for (int x = 0; x < kVectors; ++x) read[0][x] += load(tile + i * kColumns + x * N) * kept[i];
-    }
-#pragma GCC unroll 8
-    for (int x = 0; x < kVectors; ++x) {
-#pragma GCC unroll 4
-      for (int r = 1; r < kRows; ++r) read[0][x] += read[r][x];
-      change[x] = (v[x] - read[0][x]) * beta;
-    }
-  }
-  V sums[kRows][kVectors] = {};
-  const auto row = [&](std::int64_t i, V * sum) __attribute__((always_inline)) {
+  for (int x = 0; x < kVectors; ++x) change[x] = change_of[x];
+  V sums[kRows][kVectors] = {}, reads[kRows][kVectors] = {};
+  const V all = V{} + decay[0];
+  const auto row = [&](std::int64_t i, V * sum, V * own_read) __attribute__((always_inline)) {
+    const V rate = kRowDecay ? V{} + decay[i] : all;
 #pragma GCC unroll 8
     for (int x = 0; x < kVectors; ++x) {
       float* const s = tile + i * kColumns + x * N;
-      const V next = load(s) * decay[i] + change[x] * k[i];
+      const V next = load(s) * rate + change[x] * k[i];
       store(s, next);
       sum[x] += next * q[i];
+      if constexpr (kDelta) own_read[x] += next * next_kept[i];
     }
   };
   std::int64_t i = 0;
   for (; i + kRows <= width; i += kRows) {
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) row(i + r, sums[r]);
+    for (int r = 0; r < kRows; ++r) row(i + r, sums[r], reads[r]);
   }
-  for (; i < width; ++i) row(i, sums[0]);
+  for (; i < width; ++i) row(i, sums[0], reads[0]);
 #pragma GCC unroll 8
   for (int x = 0; x < kVectors; ++x) {
 #pragma GCC unroll 4
-    for (int r = 1; r < kRows; ++r) sums[0][x] += sums[r][x];
+    for (int r = 1; r < kRows; ++r) sums[0][x] += sums[r][x], reads[0][x] += reads[r][x];
     out[x] = sums[0][x];
+    if constexpr (kDelta) read[x] = reads[0][x];
   }
 }
 
@@ -161,18 +156,23 @@ void item_of(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, 
           store(tile, count > 0 ? FloatElements::part(row, count) : V{});
         });
       }
+      V read[kVectors];
+      if (p.beta != nullptr) read_state(p.width, w.kept, w.tile, read);
       for (std::int64_t t = 0; t < tokens; ++t) {
         const std::int64_t token = first + t, row = t * stride;
         const T* const from = static_cast<const T*>(p.v) + token * p.v_token + head * p.v_head + column;
         T* const to = static_cast<T*>(p.out) + (token * p.heads + head) * p.width_v + column;
-        V v[kVectors], out[kVectors];
-        for (int x = 0; x < kVectors; ++x) v[x] = left > x * N ? E::part(from + x * N, left - x * N) : V{};
-        if (p.beta == nullptr) {
-          step<false>(p.width, w.q + row, w.k + row, w.kept + row, w.decay + row, 0.0f, w.tile, v, out);
-        } else {
-          step<true>(p.width, w.q + row, w.k + row, w.kept + row, w.decay + row, p.beta[token * p.heads + head], w.tile,
-                     v, out);
+        // The last token of the chunk reads for nobody: the next chunk's rows are not there yet.
+        const float* const next_kept = w.kept + (t + 1 < tokens ? row + stride : row);
+        V change[kVectors], out[kVectors];
+        for (int x = 0; x < kVectors; ++x) change[x] = left > x * N ? E::part(from + x * N, left - x * N) : V{};
+        if (p.beta != nullptr) {
+          const float beta = p.beta[token * p.heads + head];
+          for (int x = 0; x < kVectors; ++x) change[x] = (change[x] - read[x]) * beta;
         }
+        const auto run = p.beta != nullptr ? (p.g_width == 1 ? step<true, false> : step<true, true>)
+                                           : (p.g_width == 1 ? step<false, false> : step<false, true>);
+        run(p.width, w.q + row, w.k + row, w.decay + row, next_kept, w.tile, change, out, read);
         for (int x = 0; x < kVectors; ++x) {
           if (left > x * N) E::put(to + x * N, out[x], left - x * N);
         }

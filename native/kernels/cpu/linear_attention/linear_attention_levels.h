@@ -10,7 +10,7 @@ namespace untorch::kernels {
 struct CausalConv1d;
 struct GatedDeltaRule;
 
-inline constexpr std::int64_t kConvChannels = 64;  // of an item
+inline constexpr std::int64_t kConvChannels = 256;  // of an item: 1 KiB of each row
 
 }  // namespace untorch::kernels
 
