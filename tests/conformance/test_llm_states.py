@@ -54,7 +54,9 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, 256, int(n)).tolist() for n in (19, 2, 40, 7, 33, 1)]
 
 
-@pytest.mark.parametrize("name", [name if name == "Qwen3_5" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [name if name == "Qwen3_5" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     model = make_model(name, **MODELS[name])
     expected = [[greedy(model, prompt, NEW)] for prompt in prompts()]

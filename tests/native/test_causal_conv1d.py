@@ -76,7 +76,10 @@ def test_threads_do_not_change_a_bit() -> None:
         ({"weight": torch.ones(7, 4)}, "argument 'weight' must be [8, width], got shape [7, 4]"),
         ({"weight": torch.ones(8, 4).half()}, "argument 'weight' must be float32, got float16"),
         ({"bias": torch.ones(7)}, "argument 'bias' must be float32 [8], got float32 [7]"),
-        ({"states": torch.ones(3, 9).double()}, "argument 'states' must be float32 [slots, elements], got float64 [3, 9]"),
+        (
+            {"states": torch.ones(3, 9).double()},
+            "argument 'states' must be float32 [slots, elements], got float64 [3, 9]",
+        ),
         ({"offset": 10}, "the rows of 'states' have 27 elements, and the layer needs 24 from 10 on"),
         ({"offset": -1}, "the rows of 'states' have 27 elements, and the layer needs 24 from -1 on"),
         ({"state_slots": torch.tensor([0])}, "argument 'state_slots' must be int32, got int64"),

@@ -121,8 +121,7 @@ def check_delta_rule(
         if tensor.dtype != torch.float32 or list(tensor.shape[1:]) not in shapes:
             expected = " or ".join(f"[tokens, {', '.join(map(str, shape))}]" for shape in shapes)
             raise ValueError(
-                f"gated_delta_rule: {name}: expected torch.float32 {expected}, got {tensor.dtype} "
-                f"{tuple(tensor.shape)}"
+                f"gated_delta_rule: {name}: expected torch.float32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}"
             )
     needed = heads * q.shape[2] * v.shape[2]
     check_states("gated_delta_rule", states, state_slots, cu_seqlens_q, seqlens_k, offset, needed)

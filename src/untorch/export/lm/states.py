@@ -84,7 +84,9 @@ def state_operators(model: nn.Module, recorder: StateRecorder) -> Iterator[None]
     """Puts the operators into the place of the model's functions meanwhile."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        files = {name: sys.modules.get(name) for kind in type(module).__mro__ if (name := kind.__module__) != "builtins"}
+        files = {
+            name: sys.modules.get(name) for kind in type(module).__mro__ if (name := kind.__module__) != "builtins"
+        }
         for names in (vars(module), *(vars(file) for file in files.values() if file is not None)):
             places += [(names, name, names[name]) for name in _OPERATORS if name in names]
     kept = {(id(names), name): (names, name, own) for names, name, own in places}

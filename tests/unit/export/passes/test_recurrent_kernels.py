@@ -53,7 +53,9 @@ def test_they_take_the_operators_places() -> None:
     report = recurrent_kernels(module)
     assert report.changed == ["causal_conv1d", "gated_delta_rule", "causal_conv1d_1"] and not report.skipped
     names = [str(node.target) for node in module.graph.nodes if str(node.target).startswith("untorch.")]
-    assert names == [f"untorch.{name}_triton.default" for name in ("causal_conv1d", "gated_delta_rule", "causal_conv1d")]
+    assert names == [
+        f"untorch.{name}_triton.default" for name in ("causal_conv1d", "gated_delta_rule", "causal_conv1d")
+    ]
     assert module.state_offsets.tolist() == [[0, 0], [64, 64], [192, 192]]
     torch.testing.assert_close(module(*found_args), expected, rtol=0, atol=0)
     for found, wanted in zip(found_args, expected_args, strict=True):
