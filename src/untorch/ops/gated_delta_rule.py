@@ -112,16 +112,12 @@ def check_delta_rule(
             )
     if heads % q.shape[1]:
         raise ValueError(f"gated_delta_rule: {heads} heads do not divide into {q.shape[1]} key heads")
-    for name, tensor, shapes in (
-        ("g", g, ([heads], [heads, q.shape[2]])),
-        ("beta", beta, ([heads],)),
-    ):
-        if tensor is None:
-            continue
-        if tensor.dtype != torch.float32 or list(tensor.shape[1:]) not in shapes:
+    rates = {"g": (g, ([heads], [heads, q.shape[2]])), "beta": (beta, ([heads],))}
+    for name, (rate, shapes) in rates.items():
+        if rate is not None and (rate.dtype != torch.float32 or list(rate.shape[1:]) not in shapes):
             expected = " or ".join(f"[tokens, {', '.join(map(str, shape))}]" for shape in shapes)
             raise ValueError(
-                f"gated_delta_rule: {name}: expected torch.float32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}"
+                f"gated_delta_rule: {name}: expected torch.float32 {expected}, got {rate.dtype} {tuple(rate.shape)}"
             )
     needed = heads * q.shape[2] * v.shape[2]
     check_states("gated_delta_rule", states, state_slots, cu_seqlens_q, seqlens_k, offset, needed)

@@ -117,17 +117,19 @@ class StatefulRunner(FakeRunner):
         super().__init__(blocks, size, state_elements=1, **settings)
         self.states: dict[int, int] = {}
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        logits = super().run(plan, rows, tokens)
         for source, target in plan.state_copies:
             self.states[target] = self.states[source]
         slots = [item.sequence.slot for item in plan.items]
         assert min(slots) >= 0 and len(set(slots)) == len(slots)
         for slot, item in zip(slots, plan.items, strict=True):
-            tokens = np.asarray(item.sequence.tokens, np.int64)
+            assert item.sequence.table is not None
+            known = self.pool[item.sequence.table.blocks].reshape(-1)[: item.end].astype(np.int64)
             before = self.states[slot] if item.start else 0
-            self.states[slot] = zlib.crc32(tokens[item.start : item.end].tobytes(), before)
-            assert self.states[slot] == zlib.crc32(tokens[: item.end].tobytes()), "the slot has another state"
-        return super().run(plan, rows)
+            self.states[slot] = zlib.crc32(known[item.start :].tobytes(), before)
+            assert self.states[slot] == zlib.crc32(known.tobytes()), "the slot has another state"
+        return logits
 
 
 class TextRunner(FakeRunner):

@@ -170,9 +170,10 @@ def test_samples_of_one_prompt() -> None:
         assert [item.index for item in best.completions] == np.argsort(means)[::-1][:2].tolist()
 
 
-def test_states_follow_their_sequences(prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_states_follow_their_sequences(prompts: list[list[int]], gpu: bool) -> None:
     """Preemption, samples and sequences that end at once, with a state beside the pages."""
-    with engine(StatefulRunner(blocks=14)) as made:
+    with engine(StatefulRunner(blocks=14, gpu=gpu)) as made:
         results = made.generate(prompts, GREEDY)
         assert [r.error for r in results] == [None] * len(prompts)
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
@@ -180,7 +181,7 @@ def test_states_follow_their_sequences(prompts: list[list[int]]) -> None:
         assert made.stats().cached_tokens == 0
         again = made.generate(prompts[0], GREEDY)
         assert (again.token_ids, again.usage.cached_tokens) == (greedy(prompts[0], 10), 0)
-    with engine(StatefulRunner(blocks=24)) as made:
+    with engine(StatefulRunner(blocks=24, gpu=gpu)) as made:
         samples = SamplingParams(n=4, temperature=0, max_tokens=9)
         at_once = SamplingParams(n=3, temperature=0, max_tokens=1)
         given = [(prompt, samples if i % 2 else at_once) for i, prompt in enumerate(prompts[:10])]

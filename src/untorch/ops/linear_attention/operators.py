@@ -52,8 +52,9 @@ def _causal_conv1d_cpu(*args: Any) -> torch.Tensor:
 
 
 @causal_conv1d_triton.register_fake
-def _causal_conv1d_fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-    check_conv1d(x, weight, *others[:5], 0)
+def _causal_conv1d_fake(*args: Any) -> torch.Tensor:
+    check_conv1d(*args[:7], 0)
+    x: torch.Tensor = args[0]
     return x.new_empty((x.shape[0], x.shape[1]))
 
 
@@ -94,8 +95,9 @@ def _gated_delta_rule_cpu(*args: Any) -> torch.Tensor:
 
 
 @gated_delta_rule_triton.register_fake
-def _gated_delta_rule_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    check_delta_rule(q, k, v, *others[:6], 0)
+def _gated_delta_rule_fake(*args: Any) -> torch.Tensor:
+    check_delta_rule(*args[:9], 0)
+    v: torch.Tensor = args[2]
     return v.new_empty(tuple(v.shape))
 
 

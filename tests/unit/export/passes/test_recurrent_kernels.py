@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.native.state_batches import conv_batch, delta_batch
+from tests.native.state_batches import conv_batch
 from untorch.export.errors import CompileError
 from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.table import PASSES
