@@ -53,9 +53,10 @@ def _causal_conv1d_cpu(*args: Any) -> torch.Tensor:
 
 @causal_conv1d_triton.register_fake
 def _causal_conv1d_fake(*args: Any) -> torch.Tensor:
-    check_conv1d(*args[:7], 0)
-    x: torch.Tensor = args[0]
-    return x.new_empty((x.shape[0], x.shape[1]))
+    x, weight, bias, states, state_slots, cu_seqlens_q, seqlens_k = args[:7]
+    check_conv1d(x, weight, bias, states, state_slots, cu_seqlens_q, seqlens_k, 0)
+    out: torch.Tensor = x.new_empty((x.shape[0], x.shape[1]))
+    return out
 
 
 def _gated_delta_rule(
@@ -96,9 +97,10 @@ def _gated_delta_rule_cpu(*args: Any) -> torch.Tensor:
 
 @gated_delta_rule_triton.register_fake
 def _gated_delta_rule_fake(*args: Any) -> torch.Tensor:
-    check_delta_rule(*args[:9], 0)
-    v: torch.Tensor = args[2]
-    return v.new_empty(tuple(v.shape))
+    q, k, v, g, beta, states, state_slots, cu_seqlens_q, seqlens_k = args[:9]
+    check_delta_rule(q, k, v, g, beta, states, state_slots, cu_seqlens_q, seqlens_k, 0)
+    out: torch.Tensor = v.new_empty(tuple(v.shape))
+    return out
 
 
 CAUSAL_CONV1D = torch.ops.untorch.causal_conv1d_triton.default
