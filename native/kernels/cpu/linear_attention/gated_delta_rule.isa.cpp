@@ -21,7 +21,7 @@ namespace {
 using V = Vector<float>;
 constexpr std::int64_t N = kLanes<float>;
 constexpr std::int64_t kTokens = 16;
-constexpr std::int64_t kColumns = 32;
+constexpr std::int64_t kColumns = kStateColumns;
 constexpr int kVectors = static_cast<int>(kColumns / N);  // of a row of a tile
 constexpr int kRows = N >= 16 ? 2 : 1;  // with sums of their own: eight chains of FMAs hide their latency
 
@@ -130,7 +130,8 @@ void step(std::int64_t width, const float* q, const float* k, const float* decay
 }
 
 template <class E>
-void item_of(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, float* memory) {
+void item_of(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, std::int64_t low, std::int64_t high,
+             float* memory) {
   using T = typename E::type;
   const Workspace w = layout(p, memory, nullptr);
   const std::int64_t begin = p.pool.begin(sequence), end = p.pool.end(sequence), stride = round_up(p.width);
@@ -140,7 +141,7 @@ void item_of(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, 
   for (std::int64_t first = begin; first < end; first += kTokens) {
     const std::int64_t tokens = end - first < kTokens ? end - first : kTokens;
     for (std::int64_t t = 0; t < tokens; ++t) prepare<E>(p, first + t, head, t, w);
-    for (std::int64_t column = 0; column < p.width_v; column += kColumns) {
+    for (std::int64_t column = low; column < high; column += kColumns) {
       const std::int64_t left = p.width_v - column;
       const auto each_vector = [&](auto&& fn) {
         for (std::int64_t i = 0; i < p.width; ++i) {
@@ -192,8 +193,10 @@ std::int64_t delta_rule_workspace(const GatedDeltaRule& p) {
   return size;
 }
 
-void delta_rule_item(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, void* workspace) {
-  with_elements(p.dtype, [&]<class E>(E) { item_of<E>(p, sequence, head, static_cast<float*>(workspace)); });
+void delta_rule_item(const GatedDeltaRule& p, std::int64_t sequence, std::int64_t head, std::int64_t begin,
+                     std::int64_t end, void* workspace) {
+  with_elements(p.dtype,
+                [&]<class E>(E) { item_of<E>(p, sequence, head, begin, end, static_cast<float*>(workspace)); });
 }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -1,10 +1,11 @@
-// Layers with a recurrent state: threads share sequences × channels, or sequences × value heads.
+// Layers with a recurrent state: threads share sequences × channels, or sequences × value heads × columns of a state.
 #include "kernels/linear_attention.h"
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #include "kernels/cpu/common/isa.h"
 #include "kernels/cpu/common/parallel_items.h"
@@ -13,13 +14,15 @@
 namespace untorch::kernels::cpu {
 namespace {
 
-// Runs item(sequence, part, workspace) for the parts of each sequence that has tokens. work: element operations.
+// work: element operations.
+int threads_for(double work) { return omp_in_parallel() || work < kParallelWork ? 1 : omp_get_max_threads(); }
+
+// Runs item(sequence, part, workspace) for the parts of each sequence that has tokens.
 template <class Item>
-void for_each_part(const StatePool& pool, std::int64_t parts, std::int64_t workspace, double work, Item&& item) {
-  const int threads = omp_in_parallel() || work < kParallelWork ? 1 : omp_get_max_threads();
+void for_each_part(const StatePool& pool, std::int64_t parts, std::int64_t workspace, int threads, Item&& item) {
   const std::int64_t each = (workspace + 4095) / 4096 * 4096;
-  std::vector<char> memory(static_cast<std::size_t>(each * threads + 64));
-  const auto aligned = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
+  const auto memory = std::make_unique_for_overwrite<char[]>(static_cast<std::size_t>(each * threads + 64));
+  const auto aligned = (reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     void* const own = reinterpret_cast<void*>(aligned + static_cast<std::uintptr_t>(omp_get_thread_num() * each));
@@ -46,7 +49,7 @@ void causal_conv1d(const CausalConv1d& p) {
   clear_padding(p.pool, p.out, p.channels * static_cast<std::int64_t>(element_size(p.dtype)));
   const std::int64_t parts = (p.channels + kConvChannels - 1) / kConvChannels;
   const double work = static_cast<double>(p.pool.tokens * p.channels) * static_cast<double>(p.width);
-  for_each_part(p.pool, parts, UNTORCH_ISA_CALL(conv1d_workspace)(p), work,
+  for_each_part(p.pool, parts, UNTORCH_ISA_CALL(conv1d_workspace)(p), threads_for(work),
                 [&](std::int64_t sequence, std::int64_t part, void* own) {
                   UNTORCH_ISA_CALL(conv1d_item)(p, sequence, part * kConvChannels, own);
                 });
@@ -56,9 +59,15 @@ void gated_delta_rule(const GatedDeltaRule& p) {
   if (p.heads == 0 || p.width_v == 0) return;
   clear_padding(p.pool, p.out, p.heads * p.width_v * static_cast<std::int64_t>(element_size(p.dtype)));
   const double work = static_cast<double>(p.pool.tokens * p.heads) * static_cast<double>(p.width * p.width_v);
-  for_each_part(p.pool, p.heads, UNTORCH_ISA_CALL(delta_rule_workspace)(p), work,
+  const int threads = threads_for(work);
+  // Few heads are cut into columns, which do not depend on each other, but each prepare q and k again.
+  const bool cuts = threads > 1 && p.pool.sequences * p.heads < 2 * static_cast<std::int64_t>(threads);
+  const std::int64_t columns = cuts ? kStateColumns : p.width_v, parts = (p.width_v + columns - 1) / columns;
+  for_each_part(p.pool, p.heads * parts, UNTORCH_ISA_CALL(delta_rule_workspace)(p), threads,
                 [&](std::int64_t sequence, std::int64_t part, void* own) {
-                  UNTORCH_ISA_CALL(delta_rule_item)(p, sequence, part, own);
+                  const std::int64_t begin = part % parts * columns;
+                  UNTORCH_ISA_CALL(delta_rule_item)
+                  (p, sequence, part / parts, begin, std::min(begin + columns, p.width_v), own);
                 });
 }
 
