@@ -202,6 +202,11 @@ def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: in
                 f"positions{what}, got {kv_memory!r}"
             )
         return count
+    if states and states + row > default:
+        raise InvalidArgumentError(
+            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are for "
+            "states, keys and values: choose fewer, or say kv_memory"
+        )
     enough = max_sequences * -(-settings.max_positions // settings.block_size)
     return max(1, min(enough, (default - states) // row))
 

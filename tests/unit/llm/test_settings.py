@@ -96,6 +96,14 @@ def test_blocks_for_what_states_leave() -> None:
         "Engine: kv_memory: expected at least 3248 bytes, one block of 16 positions, and 1200 for the states of 3 "
         "sequences, got 3247"
     )
+    with pytest.raises(InvalidArgumentError) as caught:
+        _block_count(settings, row, None, 3, states + row - 1)
+    assert str(caught.value) == (
+        "Engine: max_sequences: the states of 3 sequences take 1200 bytes, and 3247 are for states, keys and values: "
+        "choose fewer, or say kv_memory"
+    )
+    plain = read_settings({"llm": SECTION}, "m.pt2")
+    assert _block_count(plain, row, None, 3, 0) == 1
 
 
 @pytest.mark.parametrize("given", [0, -1, "0", "many", "2 XiB", 1.5, True, "1.2.3GiB"])
