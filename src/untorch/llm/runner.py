@@ -204,8 +204,8 @@ def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: in
         return count
     if states and states + row > default:
         raise InvalidArgumentError(
-            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are for "
-            "states, keys and values: choose fewer, or say kv_memory"
+            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are "
+            "for states, keys and values: choose fewer, or say kv_memory"
         )
     enough = max_sequences * -(-settings.max_positions // settings.block_size)
     return max(1, min(enough, (default - states) // row))
