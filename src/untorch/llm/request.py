@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from untorch.llm.detokenizer import Detokenizer, StopStrings
@@ -17,7 +18,7 @@ from untorch.llm.sequence import Sequence
 from untorch.llm.tokenizer import Tokenizer
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Generation", "Request", "Sample"]
+__all__ = ["Generation", "Request", "Sample", "Wake"]
 
 
 class Generation:
@@ -29,9 +30,9 @@ class Generation:
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._chunks: deque[Chunk] = deque()
-        self._changed = threading.Condition()
         self._result: RequestOutput | None = None
-        self._wake: Callable[[], None] | None = None
+        # Threads and event loops that wait. Each looks once more when it is among them, so no change is missed.
+        self._waiters: list[_Waiter] = []
 
     def cancel(self) -> None:
         """End it with the reason "cancelled" and the tokens that it has. Nothing happens if it is finished."""
@@ -52,59 +53,124 @@ class Generation:
 
     def wait(self, timeout: float | None = None) -> RequestOutput:
         """As ``result``, but an error is in the output's ``error``."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._result is not None, timeout):
-                raise TimeoutError(f"the request has not finished after {timeout} seconds")
-        assert self._result is not None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiter = _ThreadWaiter()
+        self._waiters.append(waiter)
+        try:
+            while self._result is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"the request has not finished after {timeout} seconds")
+                waiter.wait(left)
+        finally:
+            self._waiters.remove(waiter)
         return self._result
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks. Raises what made the request fail."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._chunks or self._result is not None)
-                chunks, end = list(self._chunks), self._result
-                self._chunks.clear()
-            yield from chunks
-            if end is not None:
-                if end.error is not None:
-                    raise end.error
-                return
+        waiter = _ThreadWaiter()
+        self._waiters.append(waiter)
+        try:
+            while True:
+                end = self._result  # before the chunks: those in front of it are there
+                if not self._chunks and end is None:
+                    waiter.wait(None)
+                    continue
+                while self._chunks:
+                    yield self._chunks.popleft()
+                if end is not None:
+                    if end.error is not None:
+                        raise end.error
+                    return
+        finally:
+            self._waiters.remove(waiter)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """The chunks, without blocking the event loop. Raises what made the request fail."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        waiter = _LoopWaiter(asyncio.get_running_loop())
+        self._waiters.append(waiter)
+        try:
+            while True:
+                end = self._result
+                if not self._chunks and end is None:
+                    await waiter.event.wait()
+                    waiter.event.clear()
+                    continue
+                while self._chunks:
+                    yield self._chunks.popleft()
+                if end is not None:
+                    if end.error is not None:
+                        raise end.error
+                    return
+        finally:
+            self._waiters.remove(waiter)
 
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(event.set)
+    def _push(self, woken: Wake, chunk: Chunk | None = None, result: RequestOutput | None = None) -> None:
+        if chunk is not None:
+            self._chunks.append(chunk)
+        if result is not None:
+            self._result = result
+        if self._waiters:
+            woken.add(self._waiters)
 
-        with self._changed:
-            self._wake = wake
-        while True:
-            with self._changed:
-                event.clear()
-                chunks, end = list(self._chunks), self._result
-                self._chunks.clear()
-            for chunk in chunks:
-                yield chunk
-            if end is not None:
-                if end.error is not None:
-                    raise end.error
-                return
-            if not chunks:
-                await event.wait()
 
-    def _push(self, chunk: Chunk | None = None, result: RequestOutput | None = None) -> None:
-        with self._changed:
-            if chunk is not None:
-                self._chunks.append(chunk)
-            if result is not None:
-                self._result = result
-            self._changed.notify_all()
-            wake = self._wake
-        if wake is not None:
-            wake()
+class _ThreadWaiter:
+    """A thread that waits for a change. Wake-ups are kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wait(self, timeout: float | None) -> None:
+        self._lock.acquire(timeout=-1 if timeout is None else timeout)
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._lock.release()
+
+
+class _LoopWaiter:
+    """A task of an event loop that waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.event = loop, asyncio.Event()
+
+
+_Waiter = _ThreadWaiter | _LoopWaiter
+
+
+class Wake:
+    """Who is to be woken after a step: an event loop once, whatever the number of its tasks."""
+
+    def __init__(self) -> None:
+        self._threads: list[_ThreadWaiter] = []
+        self._loops: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+
+    def add(self, waiters: Iterable[_Waiter]) -> None:
+        """They have something to take."""
+        for waiter in waiters:
+            if isinstance(waiter, _ThreadWaiter):
+                self._threads.append(waiter)
+            else:
+                self._loops.setdefault(waiter.loop, []).append(waiter.event)
+
+    def now(self) -> None:
+        """Wake them."""
+        threads, loops = self._threads, self._loops
+        if threads:
+            self._threads = []
+            for waiter in threads:
+                waiter.wake()
+        if loops:
+            self._loops = {}
+            for loop, events in loops.items():
+                with contextlib.suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(_set_all, events)
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 class Sample:

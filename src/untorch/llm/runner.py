@@ -69,6 +69,22 @@ class Batch:
                 self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
             begin = end
 
+    def go_on(self, plan: Plan, block_size: int) -> None:
+        """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
+        self.positions += 1
+        self.seqlens_k += 1
+        self.slot_mapping += 1
+        for row in np.flatnonzero(self.positions % block_size == 0).tolist():
+            table = plan.items[row].sequence.table
+            assert table is not None
+            column = int(self.positions[row]) // block_size
+            if column >= self.block_table.shape[1]:
+                wider = np.zeros((plan.tokens, column + 1), np.int32)
+                wider[:, : self.block_table.shape[1]] = self.block_table
+                self.block_table = wider
+            self.block_table[row, column] = table.blocks[column]
+            self.slot_mapping[row] = table.blocks[column] * block_size
+
 
 class Runner(ABC):
     """What the engine asks of a model. blocks: pages of the pool."""
@@ -120,6 +136,7 @@ class PackageRunner(Runner):
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
             self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
             self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
+            self._last: tuple[Plan, Batch] | None = None
             self._choose = None if self.settings.choose is None else program[self.settings.choose]
             sizes = graph_sizes if program.device != "cpu" else ()
             self._graphs = StepGraphs(sizes, self._pool, lambda *given: self._method(len(given[0])).graph(*given))
@@ -134,7 +151,7 @@ class PackageRunner(Runner):
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
         for source, target in plan.copies:
             self._pool.copy_row(source, target)
-        batch = Batch(plan, self.settings.block_size, knows_tokens=tokens is None)
+        batch = self._batch(plan, tokens is None)
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
         if count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
@@ -150,6 +167,16 @@ class PackageRunner(Runner):
             return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
         found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         return Logits(found[: len(rows)])
+
+    def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
+        size = self.settings.block_size
+        if self._last is not None and plan.behind is self._last[0] and self._last[0].tokens == plan.tokens:
+            batch = self._last[1]
+            batch.go_on(plan, size)
+        else:
+            batch = Batch(plan, size, knows_tokens)
+        self._last = plan, batch
+        return batch
 
     def _method(self, tokens: int) -> Method:
         """The one that is tuned for at least that many tokens, else for the most."""
