@@ -9,9 +9,12 @@ from typing import Any
 from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "Settings", "read_settings"]
+__all__ = ["FORMAT_VERSION", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
 
 FORMAT_VERSION = 1
+TASKS = ("generate", "embed", "classify")
+ROW_POOLINGS = ("last", "cls")  # of one token's row
+POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -20,7 +23,8 @@ class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
 
     methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
-    the GPU.
+    the GPU. embeds: as methods, with embeddings [T, hidden] as inputs. width: of the step's rows, if it makes no
+    logits; dense: the method that pooled vectors go through. prompts: texts before an input, by name.
     """
 
     vocabulary: int
@@ -38,6 +42,16 @@ class Settings:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     chat_template: str | None = None
+    task: str = "generate"
+    pooling: str = "last"
+    normalize: bool = False
+    width: int = 0
+    dense: str | None = None
+    labels: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    embeds: tuple[tuple[int, str], ...] = ()
+    hidden: int = 0
 
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend; max_tokens None: as many as fit."""
@@ -78,16 +92,37 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
             bos_id=None if section["bos_id"] is None else int(section["bos_id"]),
             architecture=str(section["architecture"]),
-            methods=tuple(sorted((int(method["tokens"]), str(method["name"])) for method in section["methods"])),
+            methods=_methods(section["methods"]),
             choose=section.get("choose"),
             generation=dict(section["generation"]),
             special_tokens={str(key): str(value) for key, value in section["special_tokens"].items()},
             tokenizer=section.get("tokenizer"),
             chat_template=section.get("chat_template"),
+            task=str(section.get("task", "generate")),
+            pooling=str(section.get("pooling", "last")),
+            normalize=bool(section.get("normalize", False)),
+            width=int(section.get("width", 0)),
+            dense=section.get("dense"),
+            labels=tuple(str(label) for label in section.get("labels", ())),
+            prompts={str(key): str(value) for key, value in section.get("prompts", {}).items()},
+            default_prompt=section.get("default_prompt"),
+            embeds=_methods(section.get("embeds", ())),
+            hidden=int(section.get("hidden", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
     if min(positive) < 1 or not settings.methods or settings.dtype not in _DTYPES:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
+    if settings.task not in TASKS or settings.pooling not in POOLINGS:
+        raise UnsupportedError(
+            f"{path}: its task is {settings.task!r} with the pooling {settings.pooling!r}, which this untorch does not "
+            "know: upgrade untorch"
+        )
+    if (settings.task != "generate" and settings.width < 1) or (settings.embeds and settings.hidden < 1):
+        raise InvalidFileError(f"{path}: the manifest's language model is damaged: a width is wrong")
     return settings
+
+
+def _methods(given: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(sorted((int(method["tokens"]), str(method["name"])) for method in given))
