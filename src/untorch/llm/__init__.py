@@ -3,6 +3,8 @@
 from untorch.llm.engine import Engine, EngineStats
 from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
+from untorch.llm.pooling import Pooling, PoolingOutput
+from untorch.llm.prompt import Prompt
 from untorch.llm.request import Generation
 from untorch.llm.sampler import TokenLogprobs
 
@@ -12,6 +14,9 @@ __all__ = [
     "Engine",
     "EngineStats",
     "Generation",
+    "Pooling",
+    "PoolingOutput",
+    "Prompt",
     "RequestOutput",
     "SamplingParams",
     "TokenLogprobs",

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.logits import Logits
 from untorch.llm.outputs import FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
@@ -120,6 +121,12 @@ class Core:
             self.model_seconds += time.perf_counter() - begin
             self.steps += 1
         self.scheduler.complete(plan)
+        self._take(logits, prompts, ends)
+
+    def _take(
+        self, logits: Logits, prompts: Sequence[tuple[Request, int, int]], ends: Sequence[tuple[Sample, int]]
+    ) -> None:
+        """What the step computed, for the prompt positions and samples of ``_rows``."""
         for request, position, row in prompts:
             self._prompt_logprobs(request, position, logits.numpy()[row])
         chosen: list[tuple[Sample, int]] = []

@@ -133,7 +133,7 @@ def causal_lm(
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
         }  # fmt: skip
         if inputs_embeds:
-            hidden = int(module.get_input_embeddings().embedding_dim)  # type: ignore[operator]
+            hidden = int(module.get_input_embeddings().embedding_dim)
             twin = EmbeddingStep(step)
             for count in counts:
                 methods[f"step_{count}_embeds"] = embedding_method(twin, methods[f"step_{count}"], hidden)
