@@ -107,7 +107,7 @@ def llava(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, nn.Module, tuple[int, .
 def prompts() -> list[tuple[list[int], list[int]]]:
     """Tokens with a placeholder for each array, and which array it is."""
     rng = np.random.default_rng(0)
-    before, after = rng.integers(30, 99, 19).tolist(), rng.integers(30, 99, 3).tolist()
+    before, after = rng.integers(30, 99, 12).tolist(), rng.integers(30, 99, 3).tolist()
     return [
         ([*before, PLACEHOLDER, *after], [0]),
         ([*before, PLACEHOLDER, *after], [1]),
@@ -130,7 +130,7 @@ def expected(model: Any, features: list[torch.Tensor], name: str, count: int) ->
     return found
 
 
-@pytest.mark.parametrize("make", [voxtral, llava])
+@pytest.mark.parametrize("make", [pytest.param(voxtral, marks=pytest.mark.slow), llava])
 def test_tokens_of_generate(
     make: Callable[..., tuple[Any, nn.Module, tuple[int, ...], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +145,7 @@ def test_tokens_of_generate(
         count = len(encoder(features[0]))
         wanted = expected(model, features, name, count)
     assert wanted[0] != wanted[1] != wanted[2], "what is seen or heard matters"
-    assert count > 16, "it reaches over pages"
+    assert 12 + count > 16, "it reaches into another page"
 
     export(encoder.eval(), (features[0],), tmp_path / "encoder.pt2", progress=False)
     report = causal_lm(model, tmp_path / "model.pt2", inputs_embeds=True, token_counts=(16,), progress=False)
@@ -157,7 +157,7 @@ def test_tokens_of_generate(
     np.savez(tmp_path / "inputs.npz", **{f"features_{i}": value.numpy() for i, value in enumerate(features)})
     job = {
         "encoder": str(tmp_path / "encoder.pt2"), "model": str(tmp_path / "model.pt2"), "new": NEW,
-        "placeholder": PLACEHOLDER, "prompts": prompts(), "small": 7 * 16 * 2 * 2 * 2 * 8 * 4,
+        "placeholder": PLACEHOLDER, "prompts": prompts(), "small": 4 * 16 * 2 * 2 * 2 * 8 * 4,
     }  # fmt: skip
     (tmp_path / "job.json").write_text(json.dumps(job))
     done = subprocess.run(

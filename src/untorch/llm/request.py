@@ -35,7 +35,7 @@ class Handle(Generic[Output]):
         self._chunks: deque[Chunk] = deque()
         self._changed = threading.Condition()
         self._result: Output | None = None
-        self._wake: Callable[[], None] | None = None
+        self._wakes: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
         """End it with the reason "cancelled" and the tokens that it has. Nothing happens if it is finished."""
@@ -82,7 +82,7 @@ class Handle(Generic[Output]):
                 loop.call_soon_threadsafe(event.set)
 
         with self._changed:
-            self._wake = wake
+            self._wakes.append(wake)
         return event
 
     def _push(self, chunk: Chunk | None = None, result: Output | None = None) -> None:
@@ -92,8 +92,8 @@ class Handle(Generic[Output]):
             if result is not None:
                 self._result = result
             self._changed.notify_all()
-            wake = self._wake
-        if wake is not None:
+            wakes = list(self._wakes)
+        for wake in wakes:
             wake()
 
 

@@ -92,5 +92,5 @@ def test_wrong_sizes(given: Any) -> None:
 def test_sizes_of_an_engine() -> None:
     from untorch.llm.graphs import read_sizes
 
-    assert read_sizes([4, 1, 4], 8) == [1, 4] and _read_sizes(False, 8) == [] and _read_sizes(True, 2) == [1, 2]
+    assert read_sizes([4, 1, 4], 8) == [1, 4] and read_sizes(False, 8) == [] and read_sizes(True, 2) == [1, 2]
     Engine(FakeRunner(), cuda_graphs=[1]).close()

@@ -25,6 +25,23 @@ def test_settings() -> None:
     assert settings.stop_ids == (2,)
 
 
+def test_other_tasks() -> None:
+    settings = read_settings({"llm": SECTION}, "m.pt2")
+    assert (settings.task, settings.embeds, settings.labels) == ("generate", (), ())
+    more = {
+        "task": "classify", "width": 2, "labels": ["no", "yes"], "prompts": {"query": "Q: "},
+        "embeds": [{"name": "e", "tokens": 9}], "hidden": 7,
+    }  # fmt: skip
+    settings = read_settings({"llm": {**SECTION, **more}}, "m.pt2")
+    assert (settings.task, settings.width, settings.labels) == ("classify", 2, ("no", "yes"))
+    assert (settings.embeds, settings.hidden, settings.prompts) == (((9, "e"),), 7, {"query": "Q: "})
+    with pytest.raises(UnsupportedError) as caught:
+        read_settings({"llm": {**SECTION, **more, "pooling": "median"}}, "m.pt2")
+    assert str(caught.value) == (
+        "m.pt2: its task is 'classify' with the pooling 'median', which this untorch does not know: upgrade untorch"
+    )
+
+
 @pytest.mark.parametrize(
     ("layers", "window"),
     [([{"window": 8}, {"window": 20}], 20), ([{"window": 8}, {}], 0), ([{"window": 8}, {"window": 8, "chunk": 4}], 0)],
@@ -66,7 +83,8 @@ def test_a_newer_format() -> None:
     "change",
     [
         {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int8"},
-        {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
+        {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []}, {"task": "embed"},
+        {"embeds": [{"name": "e", "tokens": 9}]}, {"embeds": [3]}, {"prompts": 3}, {"labels": 3},
     ],
 )  # fmt: skip
 def test_damaged_settings(change: dict[str, Any]) -> None:
