@@ -140,10 +140,13 @@ def causal_lm(
             section["hidden"] = hidden
             section["embeds"] = [{"name": f"step_{count}_embeds", "tokens": count} for count in counts]
         if task != "generate":
-            section |= _pooled_section(task, plan, step.width, whole)
+            width = step.width
             if plan.dense is not None and in_step is None:
-                methods["dense"] = dense_method(plan.dense, step.width, weights)
+                methods["dense"] = dense_method(plan.dense, width, weights)
                 section["dense"] = "dense"
+                with torch.no_grad():
+                    width = plan.dense(torch.zeros(1, width, dtype=weights)).shape[1]
+            section |= _pooled_section(task, plan, width, whole)
         if task == "generate" and str(device) != "cpu":  # there the engine chooses on the host
             methods[choose.NAME] = choose.choose_method(settings["vocabulary"], step.width)
             section["choose"] = choose.NAME
@@ -163,7 +166,7 @@ def causal_lm(
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:
-    """Of the manifest. width: of the step's rows."""
+    """Of the manifest. width: of embeddings or scores."""
     section: dict[str, Any] = {"task": task, "pooling": plan.pooling, "normalize": plan.normalize, "width": width}
     if task == "classify":
         labels = model.config.id2label or {}
