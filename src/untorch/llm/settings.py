@@ -23,8 +23,8 @@ class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
 
     methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
-    the GPU. embeds: as methods, with embeddings [T, hidden] as inputs. width: of embeddings or scores. dense: the method
-    that pooled vectors go through. prompts: texts before an input, by name.
+    the GPU. embeds: as methods, with embeddings [T, hidden] as inputs. width: of embeddings or scores. dense: the
+    method that pooled vectors go through. prompts: texts before an input, by name.
     """
 
     vocabulary: int
