@@ -11,10 +11,10 @@ from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["FORMAT_VERSION", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
 
-FORMAT_VERSION = 1
 TASKS = ("generate", "embed", "classify")
 ROW_POOLINGS = ("last", "cls")  # of one token's row
 POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
+FORMAT_VERSION = 1
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -23,8 +23,7 @@ class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
 
     methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
-    the GPU. embeds: as methods, with embeddings [T, hidden] as inputs. width: of embeddings or scores. dense: the
-    method that pooled vectors go through. prompts: texts before an input, by name.
+    the GPU.
     """
 
     vocabulary: int
@@ -45,12 +44,12 @@ class Settings:
     task: str = "generate"
     pooling: str = "last"
     normalize: bool = False
-    width: int = 0
-    dense: str | None = None
+    width: int = 0  # of embeddings or scores
+    dense: str | None = None  # the method that pooled vectors go through
     labels: tuple[str, ...] = ()
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
-    embeds: tuple[tuple[int, str], ...] = ()
+    embeds: tuple[tuple[int, str], ...] = ()  # as methods, with embeddings [T, hidden] as inputs
     hidden: int = 0
 
     def default_params(self) -> SamplingParams:

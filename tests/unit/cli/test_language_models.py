@@ -134,6 +134,21 @@ def test_tasks(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert done.code == 2 and "--check is not for --task" in done.err
 
 
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [("text-generation", "generate"), ("feature-extraction", "embed"), ("text-classification", "classify")],
+)
+def test_names_of_tasks(
+    task: str, expected: str, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import untorch.export
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
+    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", task)
+    assert given["task"] == expected
+
+
 def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import untorch.export
 
@@ -143,8 +158,3 @@ def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPat
         "export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--device", "cuda", "--arch", "sm_90"
     )
     assert given["device"] == "cuda" and list(given["arch"]) == ["sm_90"]
-    assert given["task"] == "generate"
-    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "feature-extraction")
-    assert given["task"] == "embed"
-    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-classification")
-    assert given["task"] == "classify"

@@ -74,6 +74,18 @@ def test_no_language_model() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "embed"}, {"embeds": [{"name": "e", "tokens": 9}]}, {"embeds": [3]}, {"prompts": 3}, {"labels": 3},
+        {"width": "wide"},
+    ],
+)  # fmt: skip
+def test_damaged_settings_of_other_tasks(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidFileError, match="the manifest's language model is damaged"):
+        read_settings({"llm": {**SECTION, **change}}, "m.pt2")
+
+
 def test_a_newer_format() -> None:
     with pytest.raises(UnsupportedError, match="its language model has format 2, this untorch reads 1"):
         read_settings({"llm": {**SECTION, "format_version": 2}}, "m.pt2")
@@ -83,8 +95,7 @@ def test_a_newer_format() -> None:
     "change",
     [
         {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int8"},
-        {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []}, {"task": "embed"},
-        {"embeds": [{"name": "e", "tokens": 9}]}, {"embeds": [3]}, {"prompts": 3}, {"labels": 3},
+        {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
     ],
 )  # fmt: skip
 def test_damaged_settings(change: dict[str, Any]) -> None:
