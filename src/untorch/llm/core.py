@@ -121,12 +121,16 @@ class Core:
             self.model_seconds += time.perf_counter() - begin
             self.steps += 1
         self.scheduler.complete(plan)
-        self._take(logits, prompts, ends)
+        self._take(plan, logits, prompts, ends)
 
     def _take(
-        self, logits: Logits, prompts: Sequence[tuple[Request, int, int]], ends: Sequence[tuple[Sample, int]]
+        self,
+        plan: Plan,
+        logits: Logits,
+        prompts: Sequence[tuple[Request, int, int]],
+        ends: Sequence[tuple[Sample, int]],
     ) -> None:
-        """What the step computed, for the prompt positions and samples of ``_rows``."""
+        """What the step of the plan computed, for the prompt positions and samples of ``_rows``."""
         for request, position, row in prompts:
             self._prompt_logprobs(request, position, logits.numpy()[row])
         chosen: list[tuple[Sample, int]] = []

@@ -114,22 +114,22 @@ class PoolingCore(Core):
         rows: list[int] = []
         ends: list[tuple[Sample, int]] = []
         begin = 0
-        self._chunks: list[tuple[PooledRequest, int, int, int]] = []  # request, position, rows' begin and end
         for item in plan.items:
-            request: PooledRequest = item.sequence.owner.request
-            wanted = request.pooler.rows(item)
-            if wanted:
-                self._chunks.append((request, wanted.start, len(rows), len(rows) + len(wanted)))
-                rows += range(begin + wanted.start - item.start, begin + wanted.stop - item.start)
+            wanted = _pooler(item).rows(item)
+            rows += range(begin + wanted.start - item.start, begin + wanted.stop - item.start)
             if item.end == len(item.sequence.tokens):
-                ends.append((item.sequence.owner, 0))
+                ends.append((item.sequence.owner, len(rows) - 1))
             begin += item.count
         return rows, [], ends
 
-    def _take(self, logits: Logits, prompts: Sequence[Any], ends: Sequence[tuple[Sample, int]]) -> None:
-        values = logits.numpy()
-        for request, position, first, last in self._chunks:
-            request.pooler.add(values[first:last], position)
+    def _take(
+        self, plan: Plan, logits: Logits, prompts: Sequence[Any], ends: Sequence[tuple[Sample, int]]
+    ) -> None:  # fmt: skip
+        values, row = logits.numpy(), 0
+        for item in plan.items:
+            if wanted := _pooler(item).rows(item):
+                _pooler(item).add(values[row : row + len(wanted)], wanted.start)
+                row += len(wanted)
         done: list[PooledRequest] = [sample.request for sample, _ in ends]  # type: ignore[misc]
         if not done:
             return
@@ -150,3 +150,8 @@ class PoolingCore(Core):
                 continue
             request.data = row
             self._finish(request.samples[0], "stop")
+
+
+def _pooler(item: Scheduled) -> Pooler:
+    pooler: Pooler = item.sequence.owner.request.pooler
+    return pooler

@@ -177,8 +177,8 @@ class ScoreRunner(FakeRunner):
         )  # fmt: skip
         self.prompts: list[list[int]] = []
 
-    def run(self, plan: Any, rows: Any) -> Logits:
-        super().run(plan, [])
+    def run(self, plan: Any, rows: Any, *rest: Any) -> Logits:
+        super().run(plan, [], *rest)
         done = [item.sequence.tokens for item in plan.items if item.end == len(item.sequence.tokens)]
         self.prompts += done
         return Logits(np.array([[len(tokens) - 5] for tokens in done], np.float32).reshape(-1, 1))

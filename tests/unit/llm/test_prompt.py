@@ -52,7 +52,7 @@ class ImageRunner(FakeRunner):
         super().__init__(**{"hidden": HIDDEN, "embeds": ((16, "step_16_embeds"),), **given})
         self.masks: list[int] = []
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], *rest: Any) -> Logits:
         found = plan_embeddings(plan, HIDDEN)
         self.masks.append(0 if found is None else int(found[1].sum()))
         before = [(item.sequence, item.sequence.tokens) for item in plan.items]
@@ -66,7 +66,7 @@ class ImageRunner(FakeRunner):
                 item.sequence.tokens = tokens
                 begin += item.count
         try:
-            return super().run(plan, rows)
+            return super().run(plan, rows, *rest)
         finally:
             for sequence, tokens in before:
                 sequence.tokens = tokens
