@@ -52,7 +52,7 @@ class PooledMethods:
             InvalidArgumentError: A prompt does not fit the model, or the package makes no embeddings.
             TimeoutError: The timeout passed.
         """
-        return self._wait(self._start("embed", self._named(prompts, prompt_name), priority, timeout))
+        return self._wait(self._start("embed", prompts, priority, timeout, self._prefix(prompt_name)))
 
     async def aembed(
         self,
@@ -63,7 +63,7 @@ class PooledMethods:
         timeout: float | None = None,
     ) -> NDArray[np.float32]:
         """As ``embed``, for asyncio. Cancelling the task cancels the requests."""
-        return await self._gather(self._start("embed", self._named(prompts, prompt_name), priority, timeout))
+        return await self._gather(self._start("embed", prompts, priority, timeout, self._prefix(prompt_name)))
 
     def classify(
         self, prompts: PromptLike | Sequence[PromptLike], *, priority: int = 0, timeout: float | None = None
@@ -152,7 +152,10 @@ class PooledMethods:
     def _refuse(self, method: str) -> NoReturn:
         raise InvalidArgumentError(f"{method}: the package {_CALLS[self._settings.task]}")
 
-    def _start(self, method: str, prompts: Any, priority: int, timeout: float | None) -> list[Pooling]:
+    def _start(
+        self, method: str, prompts: Any, priority: int, timeout: float | None, prefix: str = ""
+    ) -> list[Pooling]:  # fmt: skip
+        """A request for each prompt, with the prefix before each text."""
         self._expect(method, "embed" if method == "embed" else "classify")
         if isinstance(prompts, str | Prompt) or (is_prompt(prompts) and len(prompts)):  # an empty list: no prompts
             prompts = [prompts]
@@ -163,6 +166,8 @@ class PooledMethods:
         handles: list[Pooling] = []
         try:
             for at, prompt in enumerate(prompts):
+                if isinstance(prompt, str):
+                    prompt = prefix + prompt
                 try:
                     handles.append(self.submit_pooled(prompt, priority=priority, timeout=timeout))
                 except InvalidArgumentError as error:
@@ -191,21 +196,15 @@ class PooledMethods:
             return np.zeros((0, self._settings.width), np.float32)
         return np.stack([output.data for output in outputs])
 
-    def _named(self, prompts: Any, name: str | None) -> Any:
-        """The prompts with the named text before them."""
+    def _prefix(self, name: str | None) -> str:
+        """The package's prompt of that name, or its default one."""
+        self._expect("embed", "embed")
         known = self._settings.prompts
         if name is not None and name not in known:
             names = ", ".join(map(repr, known)) or "no name, as it has no prompts"
             raise InvalidArgumentError(f"embed: prompt_name: expected one of the package's, {names}, got {name!r}")
         name = self._settings.default_prompt if name is None else name
-        prefix = known[name] if name is not None else ""
-        if not prefix:
-            return prompts
-        if isinstance(prompts, str):
-            return prefix + prompts
-        if is_prompt(prompts):
-            return prompts
-        return [prefix + prompt if isinstance(prompt, str) else prompt for prompt in prompts]
+        return "" if name is None else known[name]
 
     def _pairs(self, query: Any, documents: Any, template: str | None) -> list[Any]:
         self._expect("score", "classify")
@@ -213,10 +212,10 @@ class PooledMethods:
             raise InvalidArgumentError(
                 f"score: expected a model with one label, this one has {len(self._settings.labels)}: call classify"
             )
-        if isinstance(documents, str):
-            documents = [documents]
-        documents = list(documents)
-        if not isinstance(query, str) or not all(isinstance(document, str) for document in documents):
+        documents = (
+            list(documents) if isinstance(documents, Iterable) and not isinstance(documents, str) else [documents]
+        )
+        if not all(isinstance(text, str) for text in (query, *documents)):
             raise ArgumentTypeError("score: expected query as text and documents as texts: call classify for token ids")
         if self._tokenizer is None:
             raise InvalidArgumentError("score: there is no tokenizer: call classify with token ids")

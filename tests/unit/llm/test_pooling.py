@@ -154,6 +154,8 @@ WRONG = [
      "score: expected a model with one label, this one has 2: call classify"),
     ({**EMBED, "task": "classify", "labels": ("a",)}, lambda e: e.score("a", "b"),
      "score: there is no tokenizer: call classify with token ids"),
+    ({**EMBED, "task": "classify", "labels": ("a",)}, lambda e: e.score("a", 3),
+     "score: expected query as text and documents as texts: call classify for token ids"),
     ({**EMBED, "task": "classify", "labels": ("a",)}, lambda e: e.score([1], ["b"]),
      "score: expected query as text and documents as texts: call classify for token ids"),
 ]  # fmt: skip
