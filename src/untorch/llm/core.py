@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.handle import Wake
 from untorch.llm.logits import Choice, Draws, Logits
 from untorch.llm.outputs import FinishReason
-from untorch.llm.request import Request, Sample, Wake
+from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
 from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
@@ -142,6 +143,16 @@ class Core:
         if logits is None:
             return
         self.scheduler.complete(plan)
+        self._take(plan, logits, prompts, ends)
+
+    def _take(
+        self,
+        plan: Plan,
+        logits: Logits,
+        prompts: Sequence[tuple[Request, int, int]],
+        ends: Sequence[tuple[Sample, int]],
+    ) -> None:
+        """What the step of the plan computed, for the prompt positions and samples of ``_rows``."""
         for request, position, row in prompts:
             self._prompt_logprobs(request, position, logits.numpy()[row])
         chosen: list[tuple[Sample, int]] = []

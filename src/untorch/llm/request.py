@@ -1,176 +1,18 @@
-"""A request's state in the engine, and the handle that its caller has."""
+"""A request's state in the engine."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from untorch.llm.detokenizer import Detokenizer, StopStrings
+from untorch.llm.handle import Handle
 from untorch.llm.outputs import Chunk, Completion, FinishReason, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
 from untorch.llm.sampler import SampledToken, SamplerState, TokenLogprobs
 from untorch.llm.sequence import Sequence
 from untorch.llm.tokenizer import Tokenizer
-from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Generation", "Request", "Sample", "Wake"]
-
-
-class Generation:
-    """A request that was submitted: wait for its ``result()``, iterate over its chunks, or ``cancel()`` it.
-
-    Iterate with ``for`` or ``async for``, once.
-    """
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self._chunks: deque[Chunk] = deque()
-        self._result: RequestOutput | None = None
-        # Threads and event loops that wait. Each looks once more when it is among them, so no change is missed.
-        self._waiters: list[_Waiter] = []
-
-    def cancel(self) -> None:
-        """End it with the reason "cancelled" and the tokens that it has. Nothing happens if it is finished."""
-        if self._result is None:
-            self._cancel()
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is there."""
-        return self._result is not None
-
-    def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait for the end. Raises TimeoutError after ``timeout`` seconds; what made the request fail."""
-        output = self.wait(timeout)
-        if output.error is not None:
-            raise output.error
-        return output
-
-    def wait(self, timeout: float | None = None) -> RequestOutput:
-        """As ``result``, but an error is in the output's ``error``."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waiter = _ThreadWaiter()
-        self._waiters.append(waiter)
-        try:
-            while self._result is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"the request has not finished after {timeout} seconds")
-                waiter.wait(left)
-        finally:
-            self._waiters.remove(waiter)
-        return self._result
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """The chunks. Raises what made the request fail."""
-        waiter = _ThreadWaiter()
-        self._waiters.append(waiter)
-        try:
-            while True:
-                end = self._result  # before the chunks: those in front of it are there
-                if not self._chunks and end is None:
-                    waiter.wait(None)
-                    continue
-                while self._chunks:
-                    yield self._chunks.popleft()
-                if end is not None:
-                    if end.error is not None:
-                        raise end.error
-                    return
-        finally:
-            self._waiters.remove(waiter)
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """The chunks, without blocking the event loop. Raises what made the request fail."""
-        waiter = _LoopWaiter(asyncio.get_running_loop())
-        self._waiters.append(waiter)
-        try:
-            while True:
-                end = self._result
-                if not self._chunks and end is None:
-                    await waiter.event.wait()
-                    waiter.event.clear()
-                    continue
-                while self._chunks:
-                    yield self._chunks.popleft()
-                if end is not None:
-                    if end.error is not None:
-                        raise end.error
-                    return
-        finally:
-            self._waiters.remove(waiter)
-
-    def _push(self, woken: Wake, chunk: Chunk | None = None, result: RequestOutput | None = None) -> None:
-        if chunk is not None:
-            self._chunks.append(chunk)
-        if result is not None:
-            self._result = result
-        if self._waiters:
-            woken.add(self._waiters)
-
-
-class _ThreadWaiter:
-    """A thread that waits for a change. Wake-ups are kept."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wait(self, timeout: float | None) -> None:
-        self._lock.acquire(timeout=-1 if timeout is None else timeout)
-
-    def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it was woken already
-            self._lock.release()
-
-
-class _LoopWaiter:
-    """A task of an event loop that waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self.event = loop, asyncio.Event()
-
-
-_Waiter = _ThreadWaiter | _LoopWaiter
-
-
-class Wake:
-    """Who is to be woken after a step: an event loop once, whatever the number of its tasks."""
-
-    def __init__(self) -> None:
-        self._threads: list[_ThreadWaiter] = []
-        self._loops: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-
-    def add(self, waiters: Iterable[_Waiter]) -> None:
-        """They have something to take."""
-        for waiter in waiters:
-            if isinstance(waiter, _ThreadWaiter):
-                self._threads.append(waiter)
-            else:
-                self._loops.setdefault(waiter.loop, []).append(waiter.event)
-
-    def now(self) -> None:
-        """Wake them."""
-        threads, loops = self._threads, self._loops
-        if threads:
-            self._threads = []
-            for waiter in threads:
-                waiter.wake()
-        if loops:
-            self._loops = {}
-            for loop, events in loops.items():
-                with contextlib.suppress(RuntimeError):  # the loop was closed
-                    loop.call_soon_threadsafe(_set_all, events)
-
-
-def _set_all(events: list[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
+__all__ = ["Request", "Sample"]
 
 
 class Sample:
@@ -270,7 +112,7 @@ class Request:
         stop_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
         deadline: float | None,
-        handle: Generation,
+        handle: Handle[Any],
     ) -> None:
         self.prompt, self.params, self.stop_ids, self.tokenizer = prompt, params, stop_ids, tokenizer
         self.deadline, self.handle = deadline, handle
@@ -302,14 +144,3 @@ class Request:
 def _mean_logprob(sample: Sample) -> float:
     values = [item.logprob for item in sample.logprobs]
     return sum(values) / len(values) if values else float("-inf")
-
-
-def check_tokens(prompt: Any, vocabulary: int) -> list[int]:
-    """A prompt's token ids. Raises InvalidArgumentError."""
-    ids = [int(token) for token in prompt]
-    for at, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
-            raise InvalidArgumentError(
-                f"prompt: token {at}: expected an id from 0 to {vocabulary - 1}, got {token}"
-            )  # fmt: skip
-    return ids

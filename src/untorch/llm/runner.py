@@ -24,7 +24,7 @@ from untorch.runtime.program import Program, load
 if TYPE_CHECKING:
     from untorch.trust.policy import TrustPolicy
 
-__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes"]
+__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "plan_embeddings"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
@@ -86,6 +86,23 @@ class Batch:
             self.slot_mapping[row] = table.blocks[column] * block_size
 
 
+def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
+    """The caller's embeddings of the plan's tokens, and a mask of those that have one; None: no token has one."""
+    if not any(
+        item.sequence.embeddings is not None and item.sequence.embeddings.within(item.start, item.end)
+        for item in plan.items
+    ):
+        return None
+    rows, mask = np.zeros((plan.tokens, hidden), np.float32), np.zeros(plan.tokens, np.bool_)
+    begin = 0
+    for item in plan.items:
+        end = begin + item.count
+        if item.sequence.embeddings is not None:
+            item.sequence.embeddings.fill(item.start, rows[begin:end], mask[begin:end])
+        begin = end
+    return rows, mask
+
+
 class Runner(ABC):
     """What the engine asks of a model. blocks: pages of the pool."""
 
@@ -98,6 +115,10 @@ class Runner(ABC):
 
         tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
         """
+
+    def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The layers behind the pooling; only where ``settings.dense`` names them."""
+        raise NotImplementedError
 
     def file(self, name: str) -> bytes:
         """A file of the package."""
@@ -128,6 +149,7 @@ class PackageRunner(Runner):
         try:
             self.settings = read_settings(program.manifest, program.path)
             self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
+            self._embeds = [(tokens, program[name]) for tokens, name in self.settings.embeds]
             row = self.settings.block_elements * _ITEMSIZE[self.settings.dtype]
             available, part = _available(), _DEFAULT_PART
             if program.device != "cpu":
@@ -138,8 +160,10 @@ class PackageRunner(Runner):
             self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
             self._last: tuple[Plan, Batch] | None = None
             self._choose = None if self.settings.choose is None else program[self.settings.choose]
-            sizes = graph_sizes if program.device != "cpu" else ()
-            self._graphs = StepGraphs(sizes, self._pool, lambda *given: self._method(len(given[0])).graph(*given))
+            sizes = graph_sizes if program.device != "cpu" and self.settings.task == "generate" else ()
+            self._graphs = StepGraphs(
+                sizes, self._pool, lambda *given: self._method(len(given[0]), self._methods).graph(*given)
+            )
             self._graphs.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:
@@ -154,14 +178,16 @@ class PackageRunner(Runner):
         batch = self._batch(plan, tokens is None)
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
-        if count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
+        embeddings = plan_embeddings(plan, self.settings.hidden) if self._embeds else None
+        if embeddings is None and count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
             logits: Any = self._graphs.replay(
                 given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping
             )
         else:
-            logits = self._method(count)(
+            method = self._method(count, self._methods if embeddings is None else self._embeds)
+            logits = method(
                 given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
-                batch.seqlens_k, batch.slot_mapping, self._pool,
+                batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
             return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
@@ -178,9 +204,15 @@ class PackageRunner(Runner):
         self._last = plan, batch
         return batch
 
-    def _method(self, tokens: int) -> Method:
+    def _method(self, tokens: int, methods: Sequence[tuple[int, Method]]) -> Method:
         """The one that is tuned for at least that many tokens, else for the most."""
-        return next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
+        return next((method for count, method in methods if count >= tokens), methods[-1][1])
+
+    def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The layers behind the pooling."""
+        assert self.settings.dense is not None
+        found: Any = self._program[self.settings.dense](pooled)
+        return found.numpy() if isinstance(found, Tensor) else np.asarray(found)
 
     def file(self, name: str) -> bytes:
         """A file of the package."""

@@ -196,7 +196,8 @@ class Scheduler:
         left = self.blocks.free - promised
         if self.running and self._refused is sequence and left <= self._refused_at:
             return False  # its prefix is not looked for again before there is more room
-        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt)
+        keys = None if sequence.embeddings is None else sequence.embeddings.keys
+        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt, keys)
         # One that was preempted comes back when there is a block more for each of the others, or it would go again.
         spare = len(self.running) if sequence.preemptions else 0
         if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:

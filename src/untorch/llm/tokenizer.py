@@ -32,6 +32,11 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, as the tokenizer's post-processor joins them."""
+        ids: list[int] = self._tokenizer.encode(first, second).ids
+        return ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text, with U+FFFD for bytes that are no characters."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

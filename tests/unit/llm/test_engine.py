@@ -247,7 +247,7 @@ def test_an_interrupt_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
         endless = SamplingParams(temperature=0, max_tokens=190)
         for prompts in ([1], [[1], [2]]):
             with monkeypatch.context() as patch:
-                patch.setattr("untorch.llm.request.Generation.wait", interrupt)
+                patch.setattr("untorch.llm.handle.Generation.wait", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     made.generate(prompts, endless)
         made.generate([3], GREEDY)

@@ -37,10 +37,14 @@ class Step(nn.Module):
             self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
             raise CompileError(
-                f"{type(model).__name__}: it does not call transformers' attention interface, so its cache cannot be "
-                f"paged"
+                f"{self.architecture}: it does not call transformers' attention interface, so its cache cannot be paged"
             )
         self.layers = _placed(recorder.layers, block)
+
+    @property
+    def architecture(self) -> str:
+        """The model's name."""
+        return str(getattr(self.model, "architecture", type(self.model).__name__))
 
     @property
     def elements(self) -> int:
@@ -73,7 +77,7 @@ class Step(nn.Module):
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         model: Any = self.model
         head = model.get_output_embeddings()
-        given: dict[str, Any] = {"input_ids": tokens[None], "position_ids": positions[None]}
+        given: dict[str, Any] = {**self._inputs(tokens), "position_ids": positions[None]}
         hook = None
         if self._keeps_rows:
             given["logits_to_keep"] = rows
@@ -85,6 +89,9 @@ class Step(nn.Module):
             if hook is not None:
                 hook.remove()
         return logits.float()
+
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"input_ids": tokens[None]}
 
 
 def _placed(layers: list[Layer], block: int) -> list[Layer]:
