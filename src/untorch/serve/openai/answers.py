@@ -86,13 +86,15 @@ def shown_tokens(
 
 
 def guarded(handler: Handler) -> Handler:
-    """Errors of the handler become answers."""
+    """Errors of the handler become answers; those of reading the body are the server's."""
 
     async def run(request: Request) -> Response:
         try:
-            return await handler(request)
+            await request.body()
         except ClientDisconnect:
             return Response(status_code=499)
+        try:
+            return await handler(request)
         except Exception as error:
             return from_exception(error).response()
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError, UntorchError
@@ -103,6 +104,8 @@ def from_exception(error: BaseException, names: Mapping[str, str] | None = None)
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail, headers=error.headers)
     if isinstance(error, InvalidArgumentError):
         found = _ENGINE.fullmatch(str(error))
         assert found is not None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -115,7 +114,7 @@ class Service:
         self, model: str, engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int
     ) -> Submission:
         """Give the prompts to the engine. Raises ApiError, and what ``Engine.submit`` raises."""
-        release = self._admit(model, len(prompts), "prompt")
+        release = self.admit(model, len(prompts), "prompt")
         generations: list[Generation] = []
         submission = Submission(generations, release)
         try:
@@ -126,16 +125,8 @@ class Service:
             raise
         return submission
 
-    @contextlib.contextmanager
-    def room(self, model: str, count: int, param: str) -> Iterator[None]:
-        """For that many prompts, while it is open. Raises ApiError."""
-        release = self._admit(model, count, param)
-        try:
-            yield
-        finally:
-            release()
-
-    def _admit(self, model: str, count: int, param: str) -> Callable[[], None]:
+    def admit(self, model: str, count: int, param: str) -> Callable[[], None]:
+        """Room for that many prompts, until the result is called, once. Raises ApiError if there is none."""
         most = self.options.max_requests
         if most is not None and count > most:
             raise invalid(param, f"expected at most {most} prompts, which is the server's limit, got {count}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from tests.unit.serve.openai.api import TOOLS_TEMPLATE, Models, ScriptRunner, serve
@@ -368,6 +369,7 @@ def test_an_engine_that_is_closed_or_fails() -> None:
         (ClosedError("closed"), 503, None, "the model is not served any more: closed"),
         (OutOfMemoryError("full"), 500, None, "full"),
         (ModelError("bad"), 500, None, "bad"),
+        (HTTPException(413, "the body is too large"), 413, None, "the body is too large"),
         (KeyError("secret"), 500, None, "internal error: KeyError"),
     ],
 )
