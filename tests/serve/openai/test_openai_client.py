@@ -318,7 +318,6 @@ def test_too_many_requests(client: Any, url: str) -> None:
     body = {"model": "tiny", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
     stream = client.completions.create(prompt=["x"] * 69, stream=True, **body)
     next(iter(stream))
-    assert chat(client, max_tokens=1).choices
     with pytest.raises(openai.RateLimitError) as raised:
         client.completions.create(prompt=["x", "y"], **body)
     assert raised.value.code == "rate_limit_exceeded"
