@@ -122,5 +122,7 @@ def from_exception(error: BaseException, names: Mapping[str, str] | None = None)
         return ApiError(500, str(error), kind="server_error", code="out_of_memory")
     if isinstance(error, UntorchError):
         return ApiError(500, str(error), kind="server_error", code="model_error")
+    if isinstance(error, RecursionError):
+        return invalid(None, "the request is nested too deeply")
     log(INFO, "the OpenAI API failed: %r", error)
     return ApiError(500, f"internal error: {type(error).__name__}", kind="server_error", code="internal_error")

@@ -19,7 +19,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_body(body: bytes) -> Fields:
     """The request's JSON object. Raises ApiError."""
     try:
-        value = json.loads(body, parse_constant=_no_number)
+        value = json.loads(body.decode(), parse_constant=_no_number)
         if _SURROGATE.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

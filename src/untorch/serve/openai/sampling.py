@@ -15,6 +15,8 @@ __all__ = ["MOST_LOGPROBS", "make_params", "read_max_tokens", "read_sampling", "
 
 MOST_LOGPROBS = 20
 _MOST_TOKENS = 1 << 40
+# What each step of all requests would wait for.
+_MOST_CHOICES, _MOST_STOPS, _MOST_BIASES = 1000, 64, 1024
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -70,6 +72,8 @@ def read_structure(fields: Fields) -> dict[str, Any]:
         choices = inner.array("choice")
         if not choices or not all(isinstance(one, str) and one for one in choices):
             raise expected(inner.param("choice"), "an array of strings that are not empty", choices)
+        if len(choices) > _MOST_CHOICES:
+            raise expected(inner.param("choice"), f"at most {_MOST_CHOICES} strings", len(choices))
         return {"grammar": "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)}
     return {given[0]: inner.string(given[0])}
 
@@ -109,6 +113,8 @@ def _stop(fields: Fields) -> list[str] | None:
         return None
     if not isinstance(strings, list) or not all(isinstance(one, str) for one in strings):
         raise expected("stop", "a string or an array of strings", stop, "invalid_type")
+    if len(strings) > _MOST_STOPS:
+        raise expected("stop", f"at most {_MOST_STOPS} strings", len(strings))
     if "" in strings:
         raise expected("stop", "strings that are not empty", stop)
     return strings
@@ -118,6 +124,8 @@ def _logit_bias(fields: Fields) -> dict[int, float] | None:
     inner = fields.object("logit_bias")
     if inner is None:
         return None
+    if len(inner.values) > _MOST_BIASES:
+        raise expected("logit_bias", f"at most {_MOST_BIASES} tokens", len(inner.values))
     found = {}
     for key in inner.values:
         if not key.isascii() or not key.isdigit() or len(key) > 12:

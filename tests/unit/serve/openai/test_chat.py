@@ -293,5 +293,8 @@ def test_answers_that_are_forced() -> None:
             message = chat(client, structured_outputs=structured)["choices"][0]["message"]
             assert message["content"] in texts
     with serve("z", template=THOUGHTS) as client:
-        message = chat(client, response_format=given, logit_bias={"81": 5})["choices"][0]["message"]
+        thinks = client.app.state.engine.tokenizer.encode("<")[0]  # type: ignore[attr-defined]
+        message = chat(client, response_format=given, logit_bias={thinks: -100})["choices"][0]["message"]
         assert json.loads(message["content"])["a"] in (7, 8)
+        [answer] = chat(client, response_format=given, logit_bias={thinks: 100}, max_tokens=20)["choices"]
+        assert answer["message"]["reasoning_content"] is not None and answer["message"]["content"] is None

@@ -58,6 +58,8 @@ CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"max_completion_tokens": 3, "min_tokens": 4}, "min_tokens", "expected at most max_tokens (3), got 4"),
     ({"stop": ""}, "stop", 'expected strings that are not empty, got ""'),
     ({"stop": [1]}, "stop", "expected a string or an array of strings, got [1]"),
+    ({"stop": ["a"] * 65}, "stop", "expected at most 64 strings, got 65"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "expected at most 1024 tokens, got 1025"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids", "expected a list of token ids"),
     ({"stop_token_ids": [999]}, "stop_token_ids", "expected ids from 0 to 257, got 999"),
     ({"logit_bias": [1]}, "logit_bias", "expected an object, got [1]"),
@@ -152,6 +154,7 @@ CHAT: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "expected one of json,"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "("),
+    ({"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice", "expected at most 1000 strings, got 1001"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "expected an array of strings"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs",
@@ -236,6 +239,7 @@ def test_completions(client: TestClient, fields: dict[str, Any], param: str, tex
         (b"", "the request is no JSON"),
         (b"{", "the request is no JSON"),
         (b"\xff", "the request is no JSON"),
+        ('{"model": "\\ud800"}'.encode("utf-16"), "the request is no JSON"),
         (b"[]", "expected a JSON object"),
         (b'{"temperature": NaN}', "NaN is no JSON number"),
         (b"[" * 100_000, "the request is no JSON"),
@@ -370,6 +374,7 @@ def test_an_engine_that_is_closed_or_fails() -> None:
         (OutOfMemoryError("full"), 500, None, "full"),
         (ModelError("bad"), 500, None, "bad"),
         (HTTPException(413, "the body is too large"), 413, None, "the body is too large"),
+        (RecursionError(), 400, None, "the request is nested too deeply"),
         (KeyError("secret"), 500, None, "internal error: KeyError"),
     ],
 )

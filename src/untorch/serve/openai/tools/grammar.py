@@ -47,7 +47,7 @@ def json_rule(schema: Any) -> str:
     """A JSON value of the schema, with white space as models write it."""
     if isinstance(schema, Mapping):
         schema = {"x-guidance": _COMPACT, **schema}
-    return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
 def arguments(schema: Mapping[str, Any]) -> str:
@@ -88,7 +88,7 @@ def build_grammar(
         else:
             body = _free(calls, many, rules)
     if content is not None and "content" in body:
-        rules.append(f"content: %json {json.dumps(content)}")
+        rules.append(f"content: %json {json.dumps(content, ensure_ascii=False)}")
     start = body
     if thoughts != "none":
         begin, end = token("<think>"), token("</think>")
