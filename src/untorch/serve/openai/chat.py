@@ -85,7 +85,7 @@ def _begin(service: Service, fields: Fields) -> _Chat:
     stream = read_stream(fields)
     messages = read_messages(fields, template)
     tools = read_tools(fields)
-    tool_format = _tool_format(service, model, template) if tools.callable else None
+    tool_format = _tool_format(service, model, engine) if tools.callable else None
     variables = {**_variables(fields), **_effort(fields, template)}
     if tools.shown:
         variables["tools"] = [tool.definition for tool in tools.shown]
@@ -121,10 +121,15 @@ def _begin(service: Service, fields: Fields) -> _Chat:
     )  # fmt: skip
 
 
-def _tool_format(service: Service, model: str, template: str) -> ToolFormat:
+def _tool_format(service: Service, model: str, engine: Engine) -> ToolFormat:
+    template, tokenizer = engine.chat_template, engine.tokenizer
+    assert template is not None
+    assert tokenizer is not None
     if "tools" not in template:
         raise not_served("tools", "the model's chat template has no tools")
-    name = service.options.tool_format_of(model) or find_format(template)
+    name = service.options.tool_format_of(model) or find_format(
+        template, lambda text: tokenizer.added_id(text) is not None
+    )
     if name is None:
         raise not_served(
             "tools", f"the format of the model's calls is not known: start the server with one of {', '.join(FORMATS)}"

@@ -39,6 +39,7 @@ class Options:
 
     Attributes:
         max_requests: Prompts of one model that run and wait together; more are answered 429. None: no bound.
+        timeout: Seconds after which a request that still generates is answered 504. None: no limit.
         tool_format: How models write tool calls: "hermes", "llama3", "mistral" or "qwen3_coder", or a dictionary of
             these by the model's name. None: as the chat template shows.
         reasoning: Whether ``<think>…</think>`` is split off as ``reasoning_content``. None: if the chat template
@@ -49,6 +50,7 @@ class Options:
     """
 
     max_requests: int | None = None
+    timeout: float | None = None
     tool_format: str | Mapping[str, str] | None = None
     reasoning: bool | None = None
 
@@ -56,6 +58,11 @@ class Options:
         most = self.max_requests
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
             raise InvalidArgumentError(f"Options: max_requests: expected a positive integer, got {most!r}")
+        seconds = self.timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            raise InvalidArgumentError(f"Options: timeout: expected seconds above 0, got {seconds!r}")
         given = self.tool_format
         for name in [given] if isinstance(given, str) else list((given or {}).values()):
             if name not in FORMATS:
@@ -119,7 +126,7 @@ class Service:
         submission = Submission(generations, release)
         try:
             for prompt in prompts:
-                generations.append(engine.submit(prompt, params, priority=priority))
+                generations.append(engine.submit(prompt, params, priority=priority, timeout=self.options.timeout))
         except BaseException:
             submission.close()
             raise

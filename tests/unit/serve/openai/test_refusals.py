@@ -333,9 +333,23 @@ def test_a_bound_on_requests() -> None:
         assert client.post("/v1/completions", json=body).status_code == 200
 
 
+def test_a_limit_on_time() -> None:
+    runner = ScriptRunner("x" * 900)
+    runner.pace = 0.01
+    with serve(runner=runner, options=Options(timeout=0.1)) as client:
+        body = {"model": "m", "messages": [USER]}
+        found = error(client.post("/v1/chat/completions", json=body), 504)
+        assert (found["message"], found["code"]) == ("the request took longer than the server allows", "timeout")
+        answer = client.post("/v1/completions", json={"model": "m", "prompt": "x", "max_tokens": 900, "stream": True})
+        assert answer.text.splitlines()[0].startswith('data: {"id":')
+        assert answer.text.splitlines()[-2].startswith('data: {"error":{"message":"the request took longer')
+
+
 def test_options() -> None:
     with pytest.raises(InvalidArgumentError, match="Options: max_requests: expected a positive integer, got 0"):
         Options(max_requests=0)
+    with pytest.raises(InvalidArgumentError, match="Options: timeout: expected seconds above 0, got -1"):
+        Options(timeout=-1)
     with pytest.raises(InvalidArgumentError, match="Options: tool_format: expected one of mistral, .* got 'x'"):
         Options(tool_format={"m": "x"})
 

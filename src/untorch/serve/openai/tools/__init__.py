@@ -6,6 +6,7 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from untorch.serve.openai.tools.base import Tool, ToolParser
 from untorch.serve.openai.tools.grammar import CallGrammar
@@ -28,6 +29,7 @@ class ToolFormat:
         grammar: Of calls; its argument gives an added token of the tokenizer as the grammar names it, or None.
         detect: Whether a chat template is one of this family.
         shows_special: Whether the markers are special tokens, which the text must then show.
+        marker: The added token that a tokenizer of this family has, where the template does not show it.
         id_length: Of a call's id; 0: OpenAI's form.
     """
 
@@ -35,6 +37,7 @@ class ToolFormat:
     grammar: Callable[[Callable[[str], str | None]], CallGrammar]
     detect: Callable[[str], bool]
     shows_special: bool = False
+    marker: str | None = None
     id_length: int = 0
 
 
@@ -44,18 +47,20 @@ def _is_llama(template: str) -> bool:
 
 # The first one that a template is of. Mistral's own templates refuse ids of another length.
 FORMATS: dict[str, ToolFormat] = {
-    "mistral": ToolFormat(MistralParser, mistral_grammar, lambda it: "[TOOL_CALLS]" in it, True, 9),
+    "mistral": ToolFormat(MistralParser, mistral_grammar, lambda it: "[TOOL_CALLS]" in it, True, "[TOOL_CALLS]", 9),
     "qwen3_coder": ToolFormat(
         QwenCoderParser, qwen_coder_grammar, lambda it: "<tool_call>" in it and "<function=" in it
     ),
-    "hermes": ToolFormat(HermesParser, hermes_grammar, lambda it: "<tool_call>" in it),
-    "llama3": ToolFormat(LlamaParser, llama_grammar, _is_llama, True),
+    "hermes": ToolFormat(HermesParser, hermes_grammar, lambda it: "<tool_call>" in it, marker="<tool_call>"),
+    "llama3": ToolFormat(LlamaParser, llama_grammar, _is_llama, True, "<|python_tag|>"),
 }  # fmt: skip
 
 
-def find_format(template: str) -> str | None:
-    """The name of the format that the chat template is of."""
-    return next((name for name, one in FORMATS.items() if one.detect(template)), None)
+def find_format(template: str, has_token: Callable[[str], bool] = lambda _: False) -> str | None:
+    """The name of the format that the chat template is of, or else the tokenizer by its added tokens."""
+    seen = (name for name, one in FORMATS.items() if one.detect(template))
+    told = (name for name, one in FORMATS.items() if one.marker is not None and has_token(one.marker))
+    return next(chain(seen, told), None)
 
 
 def new_call_id(form: ToolFormat) -> str:

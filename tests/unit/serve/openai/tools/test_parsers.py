@@ -194,6 +194,12 @@ def test_the_format_is_seen_from_the_template(template: str, expected: str | Non
     assert find_format(template) == expected
 
 
+def test_the_format_is_seen_from_the_tokenizer() -> None:
+    for token, expected in (("[TOOL_CALLS]", "mistral"), ("<tool_call>", "hermes"), ("<|python_tag|>", "llama3")):
+        assert find_format("{{ tools }}", token.__eq__) == expected
+        assert find_format("<|python_tag|>", token.__eq__) == "llama3"
+
+
 def test_ids_of_calls() -> None:
     assert len(new_call_id(FORMATS["mistral"])) == 9
     assert new_call_id(FORMATS["mistral"]).isalnum()
