@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from untorch.serve.openai.tools import FORMATS, find_format, new_call_id
 from untorch.serve.openai.tools.base import CallArguments, CallStart, Content, Tool, overlap
@@ -210,3 +211,22 @@ def test_ids_of_calls() -> None:
 @pytest.mark.parametrize(("text", "size"), [("ab<to", 3), ("<tool>", 0), ("<", 1), ("", 0), ("<<to", 3)])
 def test_overlap(text: str, size: int) -> None:
     assert overlap(text, "<tool_call>") == size
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<function=now>", "</function>", "<parameter=x>", "</parameter>", "[TOOL_CALLS]",
+    "[ARGS]", "<|python_tag|>", '{"name": "now", "arguments": {}}', '{"name": "now", "parameters": {"a": "}"}}', "[", "]",
+    "{", "}", '"', "\\", ",", ";", " ", "\n", "a", ":", '"name"', '"weather"', "<", "now",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=150, deadline=None)
+@given(pieces=strategies.lists(strategies.sampled_from(PIECES), max_size=14))
+def test_texts_of_markers_in_any_order(name: str, pieces: list[str]) -> None:
+    text = "".join(pieces)
+    whole = parse(name, [text])
+    assert parse(name, pieces) == whole
+    assert parse(name, list(text)) == whole
+    if not whole[1]:
+        assert whole[0] == text
