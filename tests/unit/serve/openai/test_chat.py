@@ -160,6 +160,18 @@ def test_which_tools_the_model_sees(choice: Any, shown: list[str]) -> None:
     assert found == " ".join(shown) + "!"
 
 
+def test_definitions_of_tools_are_whole() -> None:
+    template = "{% for t in tools %}{{ t | tojson }}\n{% endfor %}{# <tool_call> #}"
+    strict = {"type": "function", "function": {**PLACE["function"], "strict": True, "description": None}}  # type: ignore[dict-item]
+    found = prompt([{"role": "user", "content": "x"}], template, tools=[strict, NOW]).splitlines()
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert [json.loads(line) for line in found] == [
+        {"type": "function", "function": {**PLACE["function"], "description": ""}},  # type: ignore[dict-item]
+        {"type": "function", "function": {**NOW["function"], "parameters": empty}},  # type: ignore[dict-item]
+    ]
+    assert found[0].startswith('{"type": "function", "function": {"name": "place", "parameters": ')
+
+
 def calls(message: dict[str, Any]) -> list[tuple[str, str]]:
     assert all(one["type"] == "function" and one["id"].startswith("call_") for one in message.get("tool_calls", ()))
     return [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", ())]

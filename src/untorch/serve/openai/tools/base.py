@@ -14,9 +14,7 @@ __all__ = ["CallArguments", "CallStart", "Content", "Event", "Tool", "ToolParser
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments. definition: as the client
-    gave it.
-    """
+    """A function that the model may call. parameters: the schema of its arguments. definition: for the template."""
 
     name: str
     parameters: Mapping[str, Any] = field(

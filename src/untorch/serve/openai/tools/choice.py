@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from untorch.serve.openai.errors import expected, invalid, not_served
 from untorch.serve.openai.fields import Fields
@@ -15,6 +14,7 @@ __all__ = ["ToolChoice", "read_tools"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST = 128
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def _tools(fields: Fields) -> list[Tool]:
         one.choice("type", ("function",), "")
         one.only(("type", "function"))
         one.required("function")
-        tools.append(_function(_object(one, "function"), one.values))
+        tools.append(_function(_object(one, "function")))
         if tools[-1].name in [tool.name for tool in tools[:-1]]:
             raise invalid(f"{one.path}.function.name", f"expected another name, as {tools[-1].name} is there already")
     return tools
 
 
-def _function(function: Fields, definition: Any) -> Tool:
+def _function(function: Fields) -> Tool:
     function.only(("name", "description", "parameters", "strict"))
     name = function.required("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -113,8 +113,13 @@ def _function(function: Fields, definition: Any) -> Tool:
     function.string("description")
     parameters = function.object("parameters")
     strict = function.boolean("strict")
-    if parameters is None:
-        return Tool(name, strict=strict, definition=definition)
-    if parameters.get("type") not in (None, "object"):
+    if parameters is not None and parameters.get("type") not in (None, "object"):
         raise expected(parameters.param("type"), '"object"', parameters.get("type"))
-    return Tool(name, parameters.values, strict, definition)
+    schema = _NOTHING if parameters is None else parameters.values
+    # Some templates fail without a description or parameters.
+    given = {key: value for key, value in function.values.items() if key != "strict" and value is not None}
+    definition = {
+        "type": "function",
+        "function": {**given, "description": given.get("description", ""), "parameters": schema},
+    }
+    return Tool(name, schema, strict, definition)
