@@ -146,6 +146,17 @@ class Engine(PooledMethods):
         return self._tokenizer
 
     @property
+    def chat_template(self) -> str | None:
+        """The text of the package's Jinja template; None if it has none."""
+        return None if self._template is None else self._template.source
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens that a prompt may have: the model's length, and what the pages hold, are the limits."""
+        longest = self._settings.max_positions - 1
+        return longest if self._settings.window else min(longest, self._runner.blocks * self._settings.block_size)
+
+    @property
     def settings(self) -> Settings:
         """What the package says of the model: vocabulary, longest sequence, stop tokens, pages."""
         return self._settings
