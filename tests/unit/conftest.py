@@ -30,7 +30,7 @@ def cache_package() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def rows_package() -> pathlib.Path:
-    """Made by untorch.export: rows, with a batch and dtypes that differ, and half, bfloat16[2, 3] in and out."""
+    """Made by untorch.export: rows and embed with a batch of up to 8; half, bfloat16[2, 3] in and out."""
     return compiled("rows")
 
 

@@ -125,6 +125,18 @@ class Rows(torch.nn.Module):
         return {"scaled": scaled, "total": scaled.sum(1), "half": scaled.to(torch.bfloat16), "odd": ids % 2 == 1}
 
 
+class Embed(torch.nn.Module):
+    """Token vectors averaged over the real tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 8)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        weights = attention_mask.unsqueeze(-1).to(torch.float32)
+        return (self.table(input_ids) * weights).sum(1) / weights.sum(1)
+
+
 class Half(torch.nn.Module):
     """bfloat16 in and out, without a batch."""
 
@@ -177,7 +189,14 @@ def main(kind: str, path: str) -> None:
             "args": (torch.arange(6).reshape(2, 3), torch.ones(2)),
             "dynamic_shapes": ({0: batch, 1: length}, {0: batch}),
         }
-        export(methods={"rows": rows, "half": (Half(), (torch.ones(2, 3, dtype=torch.bfloat16),))}, path=path)
+        ids = torch.arange(6).reshape(2, 3)
+        embed = {
+            "model": Embed(),
+            "args": (ids, torch.ones_like(ids)),
+            "dynamic_shapes": ({0: batch, 1: length}, {0: batch, 1: length}),
+        }
+        half = (Half(), (torch.ones(2, 3, dtype=torch.bfloat16),))
+        export(methods={"rows": rows, "embed": embed, "half": half}, path=path)
         return
     if kind == "cache":
         from untorch.export import export

@@ -26,15 +26,6 @@ def triton(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The Triton model's name. Default: the file's.")
     ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--max-batch-size",
-            metavar="N",
-            min=0,
-            help="Rows that Triton joins for a call; 0: none. Default: as exported.",
-        ),
-    ] = None,
     model_version: Annotated[
         int, typer.Option("--model-version", metavar="N", min=1, help="The version's number in the repository.")
     ] = 1,
@@ -44,7 +35,8 @@ def triton(
 ) -> None:
     """Write a Triton model for each method, or for --method: config.pbtxt, model.py and the package.
 
-    The server's python backend runs it; its Python needs untorch and numpy, and not torch.
+    The server's python backend runs it; its Python needs untorch and numpy, and not torch. Requests are joined up to
+    the largest batch of the export, which is max_batch_size in config.pbtxt.
     """
     from untorch.integrations.triton.repository import write_repository
 
@@ -53,7 +45,6 @@ def triton(
         output,
         method=method,
         name=name,
-        max_batch_size=max_batch_size,
         model_version=model_version,
         num_threads=num_threads,
     )

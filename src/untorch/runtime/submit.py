@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from untorch.runtime.method import Method
 
-__all__ = ["Lane", "submit"]
+__all__ = ["Lane", "submit", "submit_run"]
 
 _MOST_THREADS = 64
 
@@ -113,8 +113,19 @@ class _Call:
             self._future.set_exception(error)
 
 
-def submit(method: Method, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]) -> asyncio.Future[Any]:
-    """Queue a call of the method; a future of the running event loop."""
+def submit_run(method: Method, inputs: list[Any]) -> asyncio.Future[list[Any]]:
+    """Queue ``method.run``, the call with the flat inputs; a future of the flat outputs."""
+    return submit(method, method._lane(), (inputs,), {}, call=method.run)
+
+
+def submit(
+    method: Method,
+    lane: Lane,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: Callable[..., Any] | None = None,
+) -> asyncio.Future[Any]:
+    """Queue a call of the method, or of ``call``; a future of the running event loop."""
     import asyncio
 
     try:
@@ -124,24 +135,25 @@ def submit(method: Method, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, 
             f"method '{method.name}': submit needs a running event loop: await it in a coroutine, or call the method "
             "itself"
         ) from None
+    run = method if call is None else call
     if method.device == "cpu":
 
         def work() -> Any:
-            return method(*args, **kwargs)
+            return run(*args, **kwargs)
 
     else:
-        work = _on_gpu(method, args, kwargs)
+        work = _on_gpu(method.device, run, args, kwargs)
     future: asyncio.Future[Any] = loop.create_future()
     lane.add(_Call(work, loop, future))
     return future
 
 
-def _on_gpu(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+def _on_gpu(device: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
     """The call on the stream of the thread that submits it, and the wait for its results.
 
     Arrays of other libraries are taken now: they order their work by the stream that is theirs on this thread.
     """
-    index = int(method.device.partition(":")[2] or 0)
+    index = int(device.partition(":")[2] or 0)
     _, owner = before = _core.exchange_stream(None, None)
     _core.exchange_stream(*before)
     number = _core.call_stream(index)
@@ -151,7 +163,7 @@ def _on_gpu(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ca
     def work() -> Any:
         outer = _core.exchange_stream(handle, owner)
         try:
-            result = method(*args, **kwargs)
+            result = run(*args, **kwargs)
             _core.synchronize(index, number)
         finally:
             _core.exchange_stream(*outer)

@@ -16,11 +16,11 @@ def test_one_method(cli: Callable[..., Any], package: Path, tmp_path: Path) -> N
         "left_out": [],
     }
     assert 'name: "affine"' in (tmp_path / "affine" / "config.pbtxt").read_text()
-    done = cli("triton", package, "-o", tmp_path, "--name", "other", "--max-batch-size", 0, "--num-threads", 3)
+    done = cli("triton", package, "-o", tmp_path, "--name", "other", "--num-threads", 3)
     assert done.code == 0, done.err
-    assert "method forward" in done.out and "model other, joins no requests" in done.out
+    assert "method forward" in done.out and "model other, joins up to 64 rows" in done.out
     text = (tmp_path / "other" / "config.pbtxt").read_text()
-    assert "max_batch_size: 0" in text and 'key: "num_threads" value { string_value: "3" }' in text
+    assert "max_batch_size: 64" in text and 'key: "num_threads" value { string_value: "3" }' in text
 
 
 def test_several_methods(cli: Callable[..., Any], two_methods: Path, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from untorch._core import Tensor
+from untorch.integrations.joining import groups, join, split
 from untorch.runtime.arrays import empty
 from untorch.runtime.columns import batch_dim, output_names
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
@@ -30,10 +31,6 @@ class _Item:
     place: int
     request: Any
     inputs: list[Any]
-
-    @property
-    def rows(self) -> int:
-        return len(self.inputs[0])
 
 
 class TritonPythonModel:
@@ -92,8 +89,8 @@ class TritonPythonModel:
                 items.append(_Item(place, request, self._inputs(request)))
             except Exception as error:
                 responses[place] = self._failed(error)
-        for group in self._groups(items):
-            self._run(group, responses)
+        for places in groups(self._batch, [item.inputs for item in items]):
+            self._run([items[place] for place in places], responses)
         return responses
 
     def finalize(self) -> None:
@@ -117,36 +114,14 @@ class TritonPythonModel:
                 inputs.append(numpy.require(tensor.as_numpy(), requirements=["C", "A"]))
         return inputs
 
-    def _groups(self, items: list[_Item]) -> Iterator[list[_Item]]:
-        """Requests that one call serves: arrays of the same shapes but for their rows, no more rows than it takes."""
-        groups: dict[Any, list[_Item]] = {}
-        for item in items:
-            if self._batch is None or not all(_is_numpy(array) and array.ndim for array in item.inputs):
-                yield [item]
-                continue
-            key = tuple((array.shape[1:], array.dtype) for array in item.inputs)
-            group = groups.setdefault(key, [])
-            if self._batch.max is not None and sum(other.rows for other in group) + item.rows > self._batch.max:
-                yield group
-                groups[key] = group = []
-            group.append(item)
-        yield from (group for group in groups.values() if group)
-
     def _run(self, group: list[_Item], responses: list[Any]) -> None:
-        import numpy
-
         try:
-            if len(group) == 1:
-                responses[group[0].place] = self._response(group[0].request, self._call(group[0].inputs))
-                return
-            columns = zip(*(item.inputs for item in group), strict=True)
-            flat = self._call([numpy.concatenate(arrays) for arrays in columns])
-            hosts = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in flat.items()}
-            row = 0
-            for item in group:
-                part = {name: value[row : row + item.rows] for name, value in hosts.items()}
+            flat = self._method.run(join([item.inputs for item in group]))
+            if len(group) > 1:
+                flat = [value.numpy() if isinstance(value, Tensor) else value for value in flat]
+            parts = split(flat, [len(item.inputs[0]) if len(group) > 1 else 0 for item in group])
+            for item, part in zip(group, parts, strict=True):
                 responses[item.place] = self._response(item.request, part)
-                row += item.rows
         except Exception as error:
             if len(group) == 1:
                 responses[group[0].place] = self._failed(error)
@@ -154,14 +129,10 @@ class TritonPythonModel:
             for item in group:  # each with its own error, or its own result
                 self._run([item], responses)
 
-    def _call(self, inputs: list[Any]) -> dict[str, Any]:
-        flat = self._method.run(inputs)
-        names = output_names(self._method, len(flat))
-        return {name: value for name, value in zip(names, flat, strict=True) if name in self._specs}
-
-    def _response(self, request: Any, outputs: dict[str, Any]) -> Any:
-        wanted = set(request.requested_output_names())
-        tensors = [self._tensor(name, value) for name, value in outputs.items() if not wanted or name in wanted]
+    def _response(self, request: Any, flat: list[Any]) -> Any:
+        wanted = set(request.requested_output_names()) or set(self._specs)
+        outputs = zip(output_names(self._method, len(flat)), flat, strict=True)
+        tensors = [self._tensor(name, value) for name, value in outputs if name in self._specs and name in wanted]
         return self._backend.InferenceResponse(output_tensors=tensors)
 
     def _tensor(self, name: str, value: Any) -> Any:
@@ -202,12 +173,6 @@ def _bfloat16(tensor: Any) -> Any:
     source = _DLTensor.from_address(pointer(capsule, b"dltensor"))
     ctypes.memmove(array.ctypes.data, source.data + source.byte_offset, array.nbytes)
     return array
-
-
-def _is_numpy(array: Any) -> bool:
-    import numpy
-
-    return isinstance(array, numpy.ndarray)
 
 
 def _option(text: str) -> Any:

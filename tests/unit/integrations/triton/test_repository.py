@@ -47,14 +47,14 @@ def tensors(items: Any) -> list[Any]:
 
 def test_a_repository(rows_package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     written = write_repository(rows_package, tmp_path / "repository", name="demo", num_threads=2)
-    assert written.models == {"half": "demo_half", "rows": "demo_rows"}
-    assert written.max_batch_sizes == {"half": 0, "rows": 8} and written.left_out == {}
+    assert written.models == {"embed": "demo_embed", "half": "demo_half", "rows": "demo_rows"}
+    assert written.max_batch_sizes == {"embed": 8, "half": 0, "rows": 8} and written.left_out == {}
     folder = tmp_path / "repository" / "demo_rows"
     assert sorted(os.listdir(folder)) == ["1", "config.pbtxt"]
     assert sorted(os.listdir(folder / "1")) == ["model.pt2", "model.py"]
     packages = [tmp_path / "repository" / model / "1" / "model.pt2" for model in written.models.values()]
-    assert [package.read_bytes() == rows_package.read_bytes() for package in packages] == [True, True]
-    assert os.path.samefile(*packages) and not os.path.samefile(packages[0], rows_package)
+    assert [package.read_bytes() == rows_package.read_bytes() for package in packages] == [True] * 3
+    assert os.path.samefile(*packages[:2]) and not os.path.samefile(packages[0], rows_package)
     config = read_config(folder / "config.pbtxt")
     assert (config.name, config.backend, config.max_batch_size) == ("demo_rows", "python", 8)
     assert config.HasField("dynamic_batching")
