@@ -80,6 +80,31 @@ def test_errors(rows_package: pathlib.Path) -> None:
         BatchPredictor(rows_package, "rows", num_thread=1)
 
 
+def test_large_inputs_of_gpus_are_pinned(rows_package: pathlib.Path) -> None:
+    with pytest.raises(
+        untorch.InvalidArgumentError, match="^BatchPredictor: pinned: expected False, as the methods run on"
+    ):
+        BatchPredictor(rows_package, "rows", pinned=True)
+    copied: list[Any] = []
+
+    class Buffers:
+        def copy(self, key: Any, array: Any) -> Any:
+            copied.append((key, array.nbytes))
+            return array.copy()
+
+    class OnGpu:
+        def __init__(self, method: Any) -> None:
+            self.method, self.device, self.name, self.inputs = method, "cuda:0", method.name, method.inputs
+
+    predictor = BatchPredictor(rows_package, "rows")
+    method = predictor._predictors["rows"].method
+    columns = {"ids": np.ones((40000, 2), np.int32), "scale": np.ones(40000)}
+    predictor._buffers = Buffers()  # type: ignore[assignment]
+    assert predictor._prepared(method, columns)["ids"].dtype == np.int64 and copied == []
+    prepared = predictor._prepared(OnGpu(method), columns)  # type: ignore[arg-type]
+    assert copied == [(("rows", "ids"), 640000)] and prepared["scale"].nbytes == 160000
+
+
 def test_a_stock_package(stock_linear: pathlib.Path) -> None:
     predictor = BatchPredictor(stock_linear, inputs={"0": "x"}, outputs={"0": "y"})
     assert list(predictor({"x": np.ones((2, 4))[:, :].astype(np.float32)})) == ["x", "y"]
