@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from untorch._core import Tensor
 from untorch.integrations.joining import groups, join, split
+from untorch.integrations.sharing import check_shareable
+from untorch.predictor import Predictor
 from untorch.runtime.columns import as_array, batch_dim, input_names, output_names
 from untorch.runtime.errors import (
     ArgumentTypeError,
@@ -53,7 +55,7 @@ def application(
     Handles: ``await handle.predict.remote({"x": array}, method="forward")`` gives a dict of arrays.
 
     Requests of a method are joined along its batch dimension, if its inputs and outputs all begin with the same dynamic
-    dimension.
+    dimension. Methods that keep values in buffers are refused: clients would share them.
 
     Args:
         path: The file, on every node that has a replica.
@@ -67,9 +69,13 @@ def application(
     """
     serve = import_serve()
     options = {"name": "ModelServer", "max_ongoing_requests": 4 * max_batch_size, **(deployment or {})}
-    made = serve.deployment(ModelServer).options(**options)
-    application: Application = made.bind(os.path.abspath(path), max_batch_size, batch_wait_timeout_s, load_options)
-    return application
+    Predictor(path, **load_options)  # a wrong option is an error here, not in a replica
+    made: Application = (
+        serve.deployment(ModelServer)
+        .options(**options)
+        .bind(os.path.abspath(path), max_batch_size, batch_wait_timeout_s, load_options)
+    )
+    return made
 
 
 class ModelServer:
@@ -80,14 +86,23 @@ class ModelServer:
     ) -> None:
         self._program = load(path, **load_options)
         runners = int(load_options.get("num_runners", 1))
-        self._calls = {
-            name: _batched(self._program[name], max_batch_size, batch_wait_timeout_s, runners) for name in self._program
-        }
+        self._calls: dict[str, Callable[[list[Any]], Awaitable[list[Any]]]] = {}
+        self._refused: dict[str, UnsupportedError] = {}
+        for name in self._program:
+            method = self._program[name]
+            try:
+                check_shareable(method)
+            except UnsupportedError as error:
+                self._refused[name] = error
+                continue
+            self._calls[name] = _batched(method, max_batch_size, batch_wait_timeout_s, runners)
         self._lost: DeviceLostError | None = None
 
     async def predict(self, inputs: Mapping[str, Any], method: str = "forward") -> dict[str, Any]:
         """Run a method on arrays by the names of its inputs; the arrays by the names of its outputs."""
         found = self._find(method)
+        if (refused := self._refused.get(found.name)) is not None:
+            raise UnsupportedError(str(refused))
         names = input_names(found)
         if not isinstance(inputs, Mapping) or set(inputs) != set(names):
             got = ", ".join(map(str, inputs)) or "none" if isinstance(inputs, Mapping) else type(inputs).__name__
@@ -114,13 +129,13 @@ class ModelServer:
         from starlette.responses import JSONResponse
 
         if request.method == "GET":
-            return JSONResponse({"methods": {name: _signature(self._program[name]) for name in self._program}})
+            return JSONResponse({"methods": {name: _signature(self._program[name]) for name in self._calls}})
         if request.method != "POST":
             return JSONResponse({"error": f"expected GET or POST, got {request.method}"}, 405)
         try:
             document = await read_json(request, {"method", "inputs"})
             outputs = await self.predict(document.get("inputs", {}), document.get("method", "forward"))
-        except InvalidArgumentError as error:
+        except (InvalidArgumentError, UnsupportedError) as error:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"outputs": {name: _listed(value) for name, value in outputs.items()}})
 

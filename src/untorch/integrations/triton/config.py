@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from untorch.integrations.sharing import check_shareable
 from untorch.runtime.columns import batch_dim
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 from untorch.runtime.method import Method
@@ -24,11 +25,7 @@ _TYPES = {
 
 def check_servable(method: Method) -> None:
     """Raises UnsupportedError with the reason if Triton cannot serve the method."""
-    if any(constant.get("mutated") for constant in (method._spec or {}).get("constants", [])):
-        raise UnsupportedError(
-            f"method '{method.name}' keeps values in buffers from call to call, and the requests of all clients would "
-            "share them"
-        )
+    check_shareable(method)
     if not method.inputs:
         raise UnsupportedError(f"method '{method.name}' has no tensor inputs, and Triton needs one")
     outputs = [spec for spec in method.outputs if spec is not None]
@@ -39,10 +36,6 @@ def check_servable(method: Method) -> None:
             if spec.dtype not in _TYPES:
                 raise UnsupportedError(
                     f"method '{method.name}', {kind} '{spec.name}': Triton has no data type for {spec.dtype}"
-                )
-            if kind == "input" and spec.mutated:
-                raise UnsupportedError(
-                    f"method '{method.name}' writes into its input '{spec.name}', and a client would not see it"
                 )
 
 

@@ -152,6 +152,23 @@ def test_wrong_requests(server: serving.ModelServer) -> None:
     asyncio.run(main())
 
 
+def test_methods_with_buffers_are_refused(own_package: pathlib.Path, batch: Batch) -> None:
+    server = serving.ModelServer(str(own_package), 6, 0.01, {})
+    with pytest.raises(untorch.UnsupportedError, match="^method 'counter' keeps values in buffers from call to call"):
+        asyncio.run(server.predict({"x": np.ones(4, np.float32)}, "counter"))
+    response = asyncio.run(server(request("POST", b'{"method": "counter", "inputs": {"x": [1, 2, 3, 4]}}')))
+    assert response.status_code == 400
+    response = asyncio.run(server(request("GET")))
+    assert list(json.loads(bytes(response.body))["methods"]) == ["alias", "linear", "types"]
+    server._program.close()
+
+
+def test_wrong_options_are_found_before_a_replica_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "import_serve", lambda: None)
+    with pytest.raises(untorch.ArgumentTypeError, match="got 'num_thread': did you mean 'num_threads'"):
+        serving.application("model.pt2", num_thread=1)
+
+
 def test_a_lost_gpu_is_not_healthy(server: serving.ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost(method: Any, arrays: Any) -> Any:
         raise untorch.DeviceLostError("cuda:0 is lost")
