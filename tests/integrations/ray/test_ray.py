@@ -66,11 +66,11 @@ def test_nothing_is_lost_or_doubled_when_workers_are_killed(package: pathlib.Pat
             np.testing.assert_allclose(vectors[i], program.embed(ids, np.ones_like(ids))[0], rtol=1e-5)
 
 
-SERVE = """
-import concurrent.futures, json, sys, urllib.request
+SERVE = r"""
+import concurrent.futures, importlib.util, json, sys, urllib.request
 import numpy as np, ray
 from ray import serve
-from untorch.integrations.ray import application
+from untorch.integrations.ray import application, language_model, openai
 
 ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
 serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[2])})
@@ -100,7 +100,29 @@ try:
     handle.predict.remote({"ids": [[1]], "scale": [1]}, method="rows").result()
 except Exception as raised:
     error = str(raised)
-print(json.dumps({"ok": True, "error": error}))
+
+def ask(path, document):
+    request = urllib.request.Request(f"http://127.0.0.1:{sys.argv[2]}{path}", json.dumps(document).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+options = {"kv_memory": "4MiB", "num_threads": 1, "deployment": {"ray_actor_options": {"num_cpus": 0.5}}}
+params = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+handle = serve.run(language_model(sys.argv[3], **options), name="lm", route_prefix="/lm")
+whole = handle.generate.remote("Once", params).result()["completions"][0]["token_ids"]
+parts = [token for chunk in handle.options(stream=True).stream.remote("Once", params) for token in chunk["token_ids"]]
+lines = ask("/lm", {"prompt": "Once", "params": params, "stream": True}).split("\n\n")
+events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+assert len(whole) == 6 and whole == parts == [token for event in events for token in event["token_ids"]]
+assert lines[-2:] == ["data: [DONE]", ""]
+messages = [{"role": "user", "content": "hello"}]
+chat = json.loads(ask("/lm", {"messages": messages, "params": params}))["completions"][0]["text"]
+served = importlib.util.find_spec("untorch.serve") and importlib.util.find_spec("untorch.serve.openai")
+if served:
+    serve.run(openai(sys.argv[3], name="tiny", **options), name="openai", route_prefix="/openai")
+    document = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0}
+    assert json.loads(ask("/openai/v1/chat/completions", document))["choices"][0]["message"]["content"] == chat
+print(json.dumps({"ok": True, "error": error, "openai": bool(served)}))
 serve.shutdown()
 ray.shutdown()
 """
@@ -112,6 +134,7 @@ def test_serve(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
         port = held.getsockname()[1]
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
-    document = run(script, package, port)
+    model = packages.compiled(pathlib.Path(__file__).with_name("language_model.py"), "lm")
+    document = run(script, package, port, model)
     assert document["ok"]
     assert re.search(r"method 'rows', input 'ids': expected int64\[\w+, \w+\], got int64\[1, 1\]", document["error"])
