@@ -304,6 +304,8 @@ def test_parts_are_of_nearly_equal_size() -> None:
         ([spec("x", B)], [spec("y", B, {"expr": "2*b", "rpn": ["b", 2, "*"]})]),
         ([spec("x", B)], [spec("y", B, {"expr": "f(b)"})]),
         ([spec("x", 8, 2)], [spec("y", 8)]),
+        ([spec("x", B, 2)], [spec("y", B), {"name": "flag", "constant": True}]),
+        ([spec("x", B, 2, contiguous=False)], [spec("y", B)]),
         ([], []),
     ],
 )

@@ -40,7 +40,13 @@ def output_names(method: Method, count: int) -> list[str | None]:
 
 
 def batch_dim(method: Method) -> BatchDim | None:
-    """None unless all inputs and outputs begin with the same dynamic dimension, and no size depends on it elsewhere."""
+    """None unless all inputs and outputs are arrays that begin with the same dynamic dimension, and no size depends on
+    it elsewhere. That rows do not depend on each other is the model's matter: the manifest does not tell.
+    """
+    if len((method._spec or {}).get("outputs", [])) != len(method.outputs):  # one is a Python value
+        return None
+    if not all(spec.contiguous for spec in method.inputs):
+        return None
     specs = [*method.inputs, *(spec for spec in method.outputs if spec is not None)]
     if not method.inputs or not method.outputs or len(specs) != len(method.inputs) + len(method.outputs):
         return None
