@@ -35,7 +35,7 @@ $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 $(STAMPS)/venv-run: Makefile
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
-	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
+	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance starlette uvicorn
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 

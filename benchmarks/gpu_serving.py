@@ -46,7 +46,10 @@ with Engine(sys.argv[1], max_sequences=1, text=False) as engine:
 
 
 def make_model(name: str) -> Any:
-    """In bfloat16, with weights that repeat one random block, which is quicker than drawing eight billion numbers."""
+    """In bfloat16. Weights repeat one random block, which is quicker than drawing eight billion numbers.
+
+    Each begins at another place of it: equal weights would be stored once.
+    """
     import torch
     import transformers
 
@@ -55,8 +58,8 @@ def make_model(name: str) -> Any:
         model = transformers.Qwen3ForCausalLM(config)
     model = model.to_empty(device="cpu").to(torch.bfloat16)
     block = torch.randn(1 << 22).mul_(0.02).to(torch.bfloat16)
-    for parameter in model.parameters():
-        flat = parameter.data.view(-1)
+    for number, parameter in enumerate(model.parameters()):
+        flat, block = parameter.data.view(-1), block.roll(4099 + number)
         for begin in range(0, flat.numel(), len(block)):
             part = flat[begin : begin + len(block)]
             part.copy_(block[: len(part)])

@@ -15,7 +15,8 @@ constexpr std::uint32_t kLocalHeader = 0x04034b50, kCentralHeader = 0x02014b50, 
 constexpr std::size_t kEndSize = 22, kCentralSize = 46, kLocalSize = 30, kEnd64Size = 56, kLocatorSize = 20;
 constexpr std::uint16_t kEncrypted = 1u << 0, kHasDescriptor = 1u << 3, kUtf8 = 1u << 11;
 constexpr std::uint16_t kZip64Extra = 0x0001, kPaddingExtra = 0x4246;  // "FB": PyTorch's, and ours
-constexpr std::uint32_t kElsewhere = 0xffffffff;                       // in the zip64 field
+constexpr std::uint16_t kZip64Version = 45;
+constexpr std::uint32_t kElsewhere = 0xffffffff;  // in the zip64 field
 constexpr std::uint64_t kMaxEntries = 1u << 20;
 
 class Reader {
@@ -153,7 +154,7 @@ class EntryReader {
     if (central_.packed != central_.size) fail_compressed();
     if (offset != start_) fail("has its header at offset ", offset, ", expected it at ", start_, ": gap or overlap");
     central_end_ = at_ + kCentralSize + name_length + extra_length;
-    read_local(extra.padding);
+    read_local(extra);
     return entry_;
   }
   std::uint64_t central_end() const noexcept { return central_end_; }
@@ -218,7 +219,7 @@ class EntryReader {
     return extra;
   }
 
-  void read_local(std::string_view central_padding) {
+  void read_local(const Extra& central_extra) {
     if (reader_.at<std::uint32_t>(start_) != kLocalHeader) fail("has no header at offset ", start_);
     Header local = read_header(reader_, start_ + 4);
     const auto name_length = reader_.at<std::uint16_t>(start_ + 26),
@@ -227,11 +228,14 @@ class EntryReader {
     const std::uint64_t extra = start_ + kLocalSize + name_length;
     const Extra fields = read_extra(extra, extra_length);
     // Nothing to pad is written by leaving the field out.
-    if (!central_padding.empty() && central_padding != fields.padding)
+    if (!central_extra.padding.empty() && central_extra.padding != fields.padding)
       fail("has another extra field in its local header");
     const bool has_descriptor = (central_.flags & kHasDescriptor) != 0;
-    if (local.needed != central_.needed || local.flags != central_.flags || local.method != central_.method ||
-        local.time != central_.time || local.date != central_.date) {
+    // An offset beyond 2 GiB is in the directory's zip64 field alone, and only the directory then asks for zip64.
+    const bool zip64_for_offset = central_extra.has_zip64 && central_.needed == kZip64Version;
+    if ((local.needed != central_.needed && !(zip64_for_offset && local.needed < kZip64Version)) ||
+        local.flags != central_.flags || local.method != central_.method || local.time != central_.time ||
+        local.date != central_.date) {
       fail("has another version, flag, method or time in its local header");
     }
     const bool left_out = has_descriptor && local.crc == 0 && local.packed == 0 && local.size == 0;

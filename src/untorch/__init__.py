@@ -36,6 +36,7 @@ from untorch.runtime.stream import CurrentStream, current_stream, stream
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
+    from untorch.predictor import Predictor
     from untorch.trust.policy import Identity, TrustPolicy
 else:  # for type checkers every name would exist
 
@@ -44,6 +45,10 @@ else:  # for type checkers every name would exist
             from untorch.trust import policy
 
             return getattr(policy, name)
+        if name == "Predictor":  # for other processes
+            from untorch import predictor
+
+            return predictor.Predictor
         if name in ("export", "quant", "ops"):
             raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
         if name == "llm":
@@ -77,6 +82,7 @@ __all__ = [
     "Method",
     "ModelError",
     "OutOfMemoryError",
+    "Predictor",
     "Program",
     "Session",
     "SymbolicDim",

@@ -29,6 +29,12 @@ def cache_package() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def rows_package() -> pathlib.Path:
+    """Made by untorch.export: rows and embed with a batch of up to 8; half, bfloat16[2, 3] in and out."""
+    return compiled("rows")
+
+
+@pytest.fixture(scope="session")
 def forms_package() -> pathlib.Path:
     """Made by untorch.export: a dict, a list of a tuple, a flag and a keyword in; a list and a dict out."""
     return compiled("forms")

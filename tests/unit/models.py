@@ -117,6 +117,33 @@ class Forms(torch.nn.Module):
         return [d["a"] * scale, None], {"b": d["b"] * factor, "c": (first + second, third + 1)}
 
 
+class Rows(torch.nn.Module):
+    """Inputs and outputs of some dtypes, a row each."""
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        scaled = ids * scale[:, None]
+        return {"scaled": scaled, "total": scaled.sum(1), "half": scaled.to(torch.bfloat16), "odd": ids % 2 == 1}
+
+
+class Embed(torch.nn.Module):
+    """Token vectors averaged over the real tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 8)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        weights = attention_mask.unsqueeze(-1).to(torch.float32)
+        return (self.table(input_ids) * weights).sum(1) / weights.sum(1)
+
+
+class Half(torch.nn.Module):
+    """bfloat16 in and out, without a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
 def types_inputs() -> tuple[Any, ...]:
     """One array of each dtype that numpy or ml_dtypes has."""
     names = (
@@ -152,6 +179,24 @@ def main(kind: str, path: str) -> None:
 
         a, b, c, d, e = (torch.randn(4) for _ in range(5))
         export(Forms(), ({"a": a, "b": b}, [(c, d), e], True), path, kwargs={"scale": torch.ones(())})
+        return
+    if kind == "rows":
+        from untorch.export import export
+
+        batch, length = torch.export.Dim("batch", min=1, max=8), torch.export.Dim("length", min=2, max=32)
+        rows = {
+            "model": Rows(),
+            "args": (torch.arange(6).reshape(2, 3), torch.ones(2)),
+            "dynamic_shapes": ({0: batch, 1: length}, {0: batch}),
+        }
+        ids = torch.arange(6).reshape(2, 3)
+        embed = {
+            "model": Embed(),
+            "args": (ids, torch.ones_like(ids)),
+            "dynamic_shapes": ({0: batch, 1: length}, {0: batch, 1: length}),
+        }
+        half = (Half(), (torch.ones(2, 3, dtype=torch.bfloat16),))
+        export(methods={"rows": rows, "embed": embed, "half": half}, path=path)
         return
     if kind == "cache":
         from untorch.export import export

@@ -84,6 +84,15 @@ def test_zip64_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert reader.read("large") == b"x" * 100
 
 
+def test_entries_far_behind_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their offsets are in zip64 fields of the directory, and their own headers know nothing of it."""
+    monkeypatch.setattr("zipfile.ZIP64_LIMIT", 300)
+    path = write(tmp_path / "m.pt2", first=b"x" * 200, second=b"y" * 200, third=b"z")
+    with ArchiveReader(path) as reader:
+        assert reader.entries["third"].offset > 400
+        assert [reader.read(name)[:1] for name in ("first", "second", "third")] == [b"x", b"y", b"z"]
+
+
 def test_the_writer_refuses_bad_names(tmp_path: Path) -> None:
     def add(*names: str) -> None:
         with ArchiveWriter(tmp_path / "m.pt2") as writer:

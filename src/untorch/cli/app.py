@@ -25,6 +25,7 @@ from untorch.cli.output import one_line
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
 from untorch.cli.sign import sign
+from untorch.cli.triton import triton
 from untorch.cli.tune import tune
 from untorch.cli.verify import verify
 from untorch.runtime.text import escape_controls
@@ -128,6 +129,6 @@ def _root(
 
 
 for _command in (
-    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
+    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm, triton,
 ):  # fmt: skip
     app.command()(_command)

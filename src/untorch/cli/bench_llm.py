@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,32 +120,19 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
 
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     times: list[_Times] = []
-    errors: list[BaseException] = []
-    remaining, lock = list(prompts), threading.Lock()
+    remaining = iter(prompts)
 
-    def client() -> None:
-        while not errors:
-            with lock:
-                if not remaining:
-                    return
-                prompt = remaining.pop(0)
+    async def client() -> None:
+        for prompt in remaining:
             one = _Times(time.perf_counter())
-            try:
-                for chunk in engine.submit(prompt, params):
-                    one.tokens += [time.perf_counter()] * len(chunk.token_ids)
-            except BaseException as error:
-                errors.append(error)
-                return
-            with lock:
-                times.append(one)
+            async for chunk in engine.stream(prompt, params):
+                one.tokens += [time.perf_counter()] * len(chunk.token_ids)
+            times.append(one)
 
-    threads = [threading.Thread(target=client) for _ in range(min(concurrency, len(prompts)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(min(concurrency, len(prompts)))))
+
+    asyncio.run(clients())
     return times
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "parse_options", "quantization_text"]
 
+# The names of pipelines in transformers, as causal_lm's tasks.
+_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
+
 
 def export(
     source: Annotated[
@@ -45,7 +48,12 @@ def export(
     ] = False,
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="TASK", help="text-generation: a causal language model for untorch generate."),
+        typer.Option(
+            "--task",
+            metavar="TASK",
+            help="text-generation: a causal language model for untorch generate. feature-extraction: one for "
+            "embeddings. text-classification: one for scores.",
+        ),
     ] = None,
     device: DeviceOption = None,
     arch: ArchOption = None,
@@ -114,11 +122,11 @@ def _export_task(
 ) -> Any:
     import untorch.export
 
-    if task != "text-generation":
-        raise typer.BadParameter(f"expected text-generation, got {task}", param_hint="--task")
+    if task not in _TASKS:
+        raise typer.BadParameter(f"expected {', '.join(_TASKS)}, got {task}", param_hint="--task")
     if check:
         raise typer.BadParameter("--check is not for --task", param_hint="--task")
-    return untorch.export.causal_lm(source, output, device=device or "cpu", arch=arch, **fields)
+    return untorch.export.causal_lm(source, output, task=_TASKS[task], device=device or "cpu", arch=arch, **fields)
 
 
 def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:

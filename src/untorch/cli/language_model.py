@@ -61,6 +61,8 @@ def open_engine(file: Path, **options: Any) -> Engine:
     """Options that are None have the engine's default."""
     from untorch.llm import Engine
 
+    # The engine's thread gets the interpreter back after 0.5 ms from threads that consume tokens, not after 5.
+    sys.setswitchinterval(5e-4)
     given = {name: value for name, value in options.items() if value is not None}
     return Engine(file, progress=_show_progress if sys.stderr.isatty() else None, **given)
 

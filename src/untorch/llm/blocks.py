@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,7 @@ class BlockTable:
     cached: int = 0
     _hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks that are known
     _salt: bytes = b""
+    _keys: Mapping[int, bytes] = field(default_factory=dict)
 
 
 class BlockManager:
@@ -59,13 +60,14 @@ class BlockManager:
         """Blocks that nobody holds; their contents may still be found."""
         return len(self._free)
 
-    def open(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable:
+    def open(self, tokens: Sequence[int], salt: bytes = b"", keys: Mapping[int, bytes] | None = None) -> BlockTable:
         """A table for a new sequence, with the blocks of its longest known prefix.
 
         The last token is never taken from the cache: it has to be computed, as its logits are wanted. salt: what else
-        the content depends on (an adapter, an image); sequences share blocks only where it is equal.
+        the content depends on (an adapter); sequences share blocks only where it is equal. keys: the same of single
+        blocks by their number in the table (an image in the place of tokens).
         """
-        table = BlockTable(_salt=salt)
+        table = BlockTable(_salt=salt, _keys=keys or {})
         if not self.prefix_cache:
             return table
         for digest in self._digests(table, tokens, max(len(tokens) - 1, 0) // self.size):
@@ -108,7 +110,7 @@ class BlockManager:
         for block in table.blocks:
             if block != NO_BLOCK:
                 self._hold(block)
-        return BlockTable(list(table.blocks), table.cached, list(table._hashes), table._salt)
+        return BlockTable(list(table.blocks), table.cached, list(table._hashes), table._salt, table._keys)
 
     def own(self, table: BlockTable, position: int) -> tuple[int, int] | None:
         """Makes the block of a position the table's alone. The copy that this needs, from and to, or None.
@@ -168,7 +170,9 @@ class BlockManager:
         parent = table._hashes[-1] if table._hashes else _ROOT
         for i in range(len(table._hashes), full):
             part = np.asarray(tokens[i * self.size : (i + 1) * self.size], dtype=np.int64)
-            parent = hashlib.blake2b(parent + table._salt + part.tobytes(), digest_size=16).digest()
+            parent = hashlib.blake2b(
+                parent + table._salt + table._keys.get(i, b"") + part.tobytes(), digest_size=16
+            ).digest()
             found.append(parent)
         return found
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.llm.logits import Choice, Logits
+from untorch.llm.handle import Wake
+from untorch.llm.logits import Choice, Draws, Logits
 from untorch.llm.outputs import FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
-from untorch.llm.sampler import SampledToken, Sampler, token_logprobs
+from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
 from untorch.llm.slots import NO_SLOT
@@ -35,6 +36,8 @@ class _Flight:
 
     plan: Plan
     samples: list[Sample]
+    states: list[SamplerState]
+    draws: Draws
     choice: Choice
 
 
@@ -53,6 +56,7 @@ class Core:
         self._closed = False
         self._live: dict[Request, None] = {}
         self._flight: _Flight | None = None
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._loop, name="untorch-engine", daemon=True)
 
     def start(self) -> None:
@@ -140,6 +144,16 @@ class Core:
         if logits is None:
             return
         self.scheduler.complete(plan)
+        self._take(plan, logits, prompts, ends)
+
+    def _take(
+        self,
+        plan: Plan,
+        logits: Logits,
+        prompts: Sequence[tuple[Request, int, int]],
+        ends: Sequence[tuple[Sample, int]],
+    ) -> None:
+        """What the step of the plan computed, for the prompt positions and samples of ``_rows``."""
         for request, position, row in prompts:
             self._prompt_logprobs(request, position, logits.numpy()[row])
         chosen: list[tuple[Sample, int]] = []
@@ -148,15 +162,18 @@ class Core:
         if not chosen:
             return
         samples, states = [sample for sample, _ in chosen], [sample.state for sample, _ in chosen]
-        choice = self.sampler.begin(logits, states, [row for _, row in chosen])
-        if choice is None:
+        places = [row for _, row in chosen]
+        if not self.sampler.chooses_on_device(logits, states):
             if logits.can_choose:  # they come from the GPU
                 begin = time.perf_counter()
                 logits.numpy()
                 self.model_seconds += time.perf_counter() - begin
-            self._give_out(samples, self.sampler.sample(logits, states, [row for _, row in chosen]))
-        elif [sample.sequence for sample in samples] == [item.sequence for item in plan.items]:
-            self._flight = _Flight(plan, samples, choice)
+            self._give_out(samples, self.sampler.sample(logits, states, places))
+            return
+        draws = self.sampler.draws(states, places)
+        choice = logits.choose(draws)
+        if [sample.sequence for sample in samples] == [item.sequence for item in plan.items]:
+            self._flight = _Flight(plan, samples, states, draws, choice)
         else:
             self._give_out(samples, self._wait(choice))
 
@@ -191,9 +208,8 @@ class Core:
         logits = self._run(plan, rows, flight.choice.device)
         if logits is None:
             return None
-        choice = self.sampler.begin(logits, [sample.state for sample in flight.samples], rows)
-        assert choice is not None
-        return _Flight(plan, flight.samples, choice)
+        draws = self.sampler.draws_behind(flight.draws, flight.states)
+        return _Flight(plan, flight.samples, flight.states, draws, logits.choose(draws))
 
     def _wait(self, choice: Choice) -> list[SampledToken]:
         begin = time.perf_counter()
@@ -219,10 +235,11 @@ class Core:
             if matcher is not None and (problem := matcher.problem):
                 self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
                 continue
+            sample.request.handle._push(self._wake, chunk)
             if sample.finish_reason is not None:
                 self.scheduler.remove(sample.sequence)
-            sample.request.handle._push(chunk)
-            self._complete(sample.request)
+                self._complete(sample.request)
+        self._wake.now()
 
     def _rows(self, plan: Plan) -> tuple[list[int], list[tuple[Request, int, int]], list[tuple[Sample, int]]]:
         """The step's tokens whose logits are wanted; for which prompt positions and samples they are, by row."""
@@ -274,8 +291,9 @@ class Core:
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         if sample.finish_reason is None:
             self.scheduler.remove(sample.sequence)
-            sample.request.handle._push(sample.finish(reason))
+            sample.request.handle._push(self._wake, sample.finish(reason))
             self._complete(sample.request)
+            self._wake.now()
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         for sample in request.live:
@@ -292,10 +310,11 @@ class Core:
             sample.finish_reason = "error"
         del self._live[request]
         self.finished += 1
-        request.handle._push(result=request.output(error))
+        request.handle._push(self._wake, result=request.output(error))
+        self._wake.now()
 
     def _complete(self, request: Request) -> None:
         if request in self._live and not request.live:
             del self._live[request]
             self.finished += 1
-            request.handle._push(result=request.output())
+            request.handle._push(self._wake, result=request.output())

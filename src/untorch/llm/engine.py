@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from untorch.llm.blocks import BlockManager
 from untorch.llm.core import Core
-from untorch.llm.graphs import graph_sizes
+from untorch.llm.graphs import read_sizes
+from untorch.llm.handle import Generation
 from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
-from untorch.llm.request import Generation, Request, Sample, check_tokens
+from untorch.llm.pooled_methods import PooledMethods
+from untorch.llm.pooling import PoolingCore
+from untorch.llm.prompt import Embeddings, Prompt, check_tokens, is_prompt, read_embeddings
+from untorch.llm.request import Request, Sample
 from untorch.llm.runner import PackageRunner, Runner
 from untorch.llm.sampler import SamplerState
 from untorch.llm.scheduler import Scheduler
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineStats"]
 
-Prompt = str | Sequence[int]
+PromptLike = str | Sequence[int] | Prompt
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class EngineStats:
     blocks_free: int
 
 
-class Engine:
+class Engine(PooledMethods):
     """Serves a package of ``untorch.export.causal_lm``: continuous batching over a paged KV cache.
 
     Methods may be called from any thread. Use it as a context manager, or call ``close()``.
@@ -106,7 +110,7 @@ class Engine:
                 f"Engine: max_batch_tokens: expected at least max_sequences ({max_sequences}), as each sequence "
                 f"decodes one token a step, got {max_batch_tokens}"
             )
-        sizes = _read_sizes(cuda_graphs, max_sequences)
+        sizes = read_sizes(cuda_graphs, max_sequences)
         self._runner = (
             source
             if isinstance(source, Runner)
@@ -130,7 +134,8 @@ class Engine:
         self._max_sequences = max_sequences
         slots = SlotManager(max_sequences) if has_states else None
         scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window, slots)
-        self._core = Core(self._runner, scheduler, settings)
+        core = Core if settings.task == "generate" else PoolingCore
+        self._core = core(self._runner, scheduler, settings)
         self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)
         self._grammar_lock = threading.Lock()
         self._arrivals = 0
@@ -145,6 +150,17 @@ class Engine:
         return self._tokenizer
 
     @property
+    def chat_template(self) -> str | None:
+        """The text of the package's Jinja template; None if it has none."""
+        return None if self._template is None else self._template.source
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens that a prompt may have: the model's length, and what the pages hold, are the limits."""
+        longest = self._settings.max_positions - 1
+        return longest if self._settings.window else min(longest, self._runner.blocks * self._settings.block_size)
+
+    @property
     def settings(self) -> Settings:
         """What the package says of the model: vocabulary, longest sequence, stop tokens, pages."""
         return self._settings
@@ -156,7 +172,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -165,7 +181,7 @@ class Engine:
         """Begin a request, and return at once.
 
         Args:
-            prompt: Text, or token ids.
+            prompt: Text, token ids, or a Prompt with embeddings.
             params: Default: ``default_params``.
             priority: Requests with smaller numbers run first, and are preempted last.
             timeout: Seconds from now on after which it ends with the reason "timeout" and the tokens that it has.
@@ -174,30 +190,23 @@ class Engine:
             InvalidArgumentError: The prompt or a parameter does not fit the model.
             ClosedError: The engine is closed.
         """
+        self._expect("submit", "generate")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ArgumentTypeError(f"submit: params: expected SamplingParams, got {type(params).__name__}")
-        if not isinstance(priority, int):
-            raise ArgumentTypeError(f"submit: priority: expected an integer, got {priority!r}")
-        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
-            raise InvalidArgumentError(f"submit: timeout: expected seconds above 0, got {timeout!r}")
-        if os.getpid() != self._process:
-            raise ClosedError("submit: the engine belongs to the process that made it: make one in this process")
-        ids = self._read_prompt(prompt)
+        deadline = self._read_times("submit", priority, timeout)
+        ids, embeddings = self._read_prompt(prompt)
         self._check(params)
         with self._grammar_lock:
             matcher = self._grammars.matcher(params)
-        deadline = None if timeout is None else time.monotonic() + timeout
         holder: list[Request] = []
         handle = Generation(lambda: self._core.cancel(holder[0]))
         request = Request(ids, params, self._settings.stop_ids, self._tokenizer, deadline, handle)
         holder.append(request)
-        with self._lock:
-            self._arrivals += 1
-            order = self._arrivals
         sequence = TokenSequence(
-            list(ids), priority, (order, 0), params.samples, shares_prefix=params.prompt_logprobs is None
-        )
+            list(ids), priority, (self._next_arrival(), 0), params.samples, embeddings=embeddings,
+            shares_prefix=params.prompt_logprobs is None,
+        )  # fmt: skip
         held_back = (*self._settings.stop_ids, *params.stop_token_ids)
         state = SamplerState(params, frozenset(ids) if params.has_penalties else frozenset(), held_back, 0, matcher)
         sample = sequence.owner = Sample(request, sequence, state)
@@ -215,17 +224,20 @@ class Engine:
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Sequence[PromptLike], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]: ...
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Any:
         """The results of one prompt, or of a list of them: a RequestOutput, or a list.
 
         Of several, one that fails has its error in ``error``; the error of a single one is raised.
         """
-        if _is_prompt(prompts):
+        self._expect("generate", "generate")
+        if is_prompt(prompts):
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
             return _result(self.submit(prompts, params))  # type: ignore[arg-type]
@@ -255,7 +267,7 @@ class Engine:
 
     async def stream(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -308,30 +320,49 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_prompt(self, prompt: Any) -> list[int]:
+    def _read_times(self, method: str, priority: Any, timeout: Any) -> float | None:
+        """The deadline. Raises InvalidArgumentError; ClosedError in another process."""
+        if not isinstance(priority, int):
+            raise ArgumentTypeError(f"{method}: priority: expected an integer, got {priority!r}")
+        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
+            raise InvalidArgumentError(f"{method}: timeout: expected seconds above 0, got {timeout!r}")
+        if os.getpid() != self._process:
+            raise ClosedError(f"{method}: the engine belongs to the process that made it: make one in this process")
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _next_arrival(self) -> int:
+        with self._lock:
+            self._arrivals += 1
+            return self._arrivals
+
+    def _read_prompt(self, prompt: Any) -> tuple[list[int], Embeddings | None]:
         settings = self._settings
-        if isinstance(prompt, str):
+        given = prompt.tokens if isinstance(prompt, Prompt) else prompt
+        if isinstance(given, str):
             if self._tokenizer is None:
                 raise InvalidArgumentError("prompt: expected token ids, as there is no tokenizer, got text")
-            ids = self._tokenizer.encode(prompt)
-        elif _is_prompt(prompt):
-            ids = list(prompt)
+            ids = self._tokenizer.encode(given)
+        elif is_prompt(given):
+            ids = list(given)
         else:
-            raise ArgumentTypeError(f"prompt: expected text or a list of token ids, got {prompt!r:.80}")
+            raise ArgumentTypeError(f"prompt: expected text or a list of token ids, got {given!r:.80}")
         ids = check_tokens(ids, settings.vocabulary)
         if not ids:
             raise InvalidArgumentError("prompt: expected at least one token, got none")
-        if len(ids) >= settings.max_positions:
-            raise InvalidArgumentError(
-                f"prompt: expected less than {settings.max_positions} tokens, the model's length, got {len(ids)}"
-            )
+        # A token that is generated needs a position, too.
+        most = settings.max_positions - (settings.task == "generate")
+        if len(ids) > most:
+            expected = f"at most {most}" if settings.task != "generate" else f"less than {settings.max_positions}"
+            raise InvalidArgumentError(f"prompt: expected {expected} tokens, the model's length, got {len(ids)}")
         room = self._runner.blocks * settings.block_size
         if len(ids) > room and not settings.window:
             raise InvalidArgumentError(
                 f"prompt: expected at most {room} tokens, which is what the pages hold, got {len(ids)}: give the "
                 "engine more kv_memory"
             )
-        return ids
+        if not isinstance(prompt, Prompt):
+            return ids, None
+        return ids, read_embeddings(prompt.embeddings, len(ids), settings.hidden, settings.block_size)
 
     def _check(self, params: SamplingParams) -> None:
         """What only the model tells."""
@@ -352,19 +383,6 @@ class Engine:
             )
 
 
-def _read_sizes(given: Any, max_sequences: int) -> list[int]:
-    if isinstance(given, bool):
-        return graph_sizes(max_sequences) if given else []
-    if not isinstance(given, Sequence) or not all(
-        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= max_sequences for size in given
-    ):
-        raise InvalidArgumentError(
-            f"Engine: cuda_graphs: expected True, False, or numbers of sequences from 1 to max_sequences "
-            f"({max_sequences}), got {given!r}"
-        )
-    return sorted(set(given))
-
-
 def _result(handle: Generation) -> RequestOutput:
     """An interrupt cancels the request."""
     try:
@@ -372,17 +390,6 @@ def _result(handle: Generation) -> RequestOutput:
     except BaseException:
         handle.cancel()
         raise
-
-
-def _is_prompt(value: Any) -> bool:
-    """Text, or ids: lists, tuples and arrays of integers."""
-    if isinstance(value, str):
-        return True
-    if hasattr(value, "dtype"):
-        return bool(value.ndim == 1 and value.dtype.kind in "iu")
-    return isinstance(value, Sequence) and all(
-        hasattr(item, "__index__") and not isinstance(item, bool) for item in value
-    )
 
 
 def _refused(error: UntorchError) -> RequestOutput:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch.llm.slots import NO_SLOT
+from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["StepGraphs", "graph_sizes"]
+__all__ = ["StepGraphs", "graph_sizes", "read_sizes"]
 
 _FEWEST_COLUMNS = 64  # of the block table; the next size is four times as wide
 
@@ -21,6 +22,20 @@ def graph_sizes(max_sequences: int) -> list[int]:
     """1, 2, 4, 8, 16, 24, … up to the number of sequences."""
     sizes = [1, 2, 4, *range(8, max_sequences, 8)]
     return [size for size in sizes if size < max_sequences] + [max_sequences]
+
+
+def read_sizes(given: Any, max_sequences: int) -> list[int]:
+    """Of the engine's argument cuda_graphs. Raises InvalidArgumentError."""
+    if isinstance(given, bool):
+        return graph_sizes(max_sequences) if given else []
+    if not isinstance(given, Sequence) or not all(
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= max_sequences for size in given
+    ):
+        raise InvalidArgumentError(
+            f"Engine: cuda_graphs: expected True, False, or numbers of sequences from 1 to max_sequences "
+            f"({max_sequences}), got {given!r}"
+        )
+    return sorted(set(given))
 
 
 class StepGraphs:

@@ -33,7 +33,7 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
     """What one step added to one sample. finish_reason, stop_reason and usage: of its last chunk."""
 

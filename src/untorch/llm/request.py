@@ -1,110 +1,18 @@
-"""A request's state in the engine, and the handle that its caller has."""
+"""A request's state in the engine."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from untorch.llm.detokenizer import Detokenizer, StopStrings
+from untorch.llm.handle import Handle
 from untorch.llm.outputs import Chunk, Completion, FinishReason, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
 from untorch.llm.sampler import SampledToken, SamplerState, TokenLogprobs
 from untorch.llm.sequence import Sequence
 from untorch.llm.tokenizer import Tokenizer
-from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Generation", "Request", "Sample"]
-
-
-class Generation:
-    """A request that was submitted: wait for its ``result()``, iterate over its chunks, or ``cancel()`` it.
-
-    Iterate with ``for`` or ``async for``, once.
-    """
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self._chunks: deque[Chunk] = deque()
-        self._changed = threading.Condition()
-        self._result: RequestOutput | None = None
-        self._wake: Callable[[], None] | None = None
-
-    def cancel(self) -> None:
-        """End it with the reason "cancelled" and the tokens that it has. Nothing happens if it is finished."""
-        if self._result is None:
-            self._cancel()
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is there."""
-        return self._result is not None
-
-    def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait for the end. Raises TimeoutError after ``timeout`` seconds; what made the request fail."""
-        output = self.wait(timeout)
-        if output.error is not None:
-            raise output.error
-        return output
-
-    def wait(self, timeout: float | None = None) -> RequestOutput:
-        """As ``result``, but an error is in the output's ``error``."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._result is not None, timeout):
-                raise TimeoutError(f"the request has not finished after {timeout} seconds")
-        assert self._result is not None
-        return self._result
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """The chunks. Raises what made the request fail."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._chunks or self._result is not None)
-                chunks, end = list(self._chunks), self._result
-                self._chunks.clear()
-            yield from chunks
-            if end is not None:
-                if end.error is not None:
-                    raise end.error
-                return
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """The chunks, without blocking the event loop. Raises what made the request fail."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(event.set)
-
-        with self._changed:
-            self._wake = wake
-        while True:
-            with self._changed:
-                event.clear()
-                chunks, end = list(self._chunks), self._result
-                self._chunks.clear()
-            for chunk in chunks:
-                yield chunk
-            if end is not None:
-                if end.error is not None:
-                    raise end.error
-                return
-            if not chunks:
-                await event.wait()
-
-    def _push(self, chunk: Chunk | None = None, result: RequestOutput | None = None) -> None:
-        with self._changed:
-            if chunk is not None:
-                self._chunks.append(chunk)
-            if result is not None:
-                self._result = result
-            self._changed.notify_all()
-            wake = self._wake
-        if wake is not None:
-            wake()
+__all__ = ["Request", "Sample"]
 
 
 class Sample:
@@ -204,7 +112,7 @@ class Request:
         stop_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
         deadline: float | None,
-        handle: Generation,
+        handle: Handle[Any],
     ) -> None:
         self.prompt, self.params, self.stop_ids, self.tokenizer = prompt, params, stop_ids, tokenizer
         self.deadline, self.handle = deadline, handle
@@ -236,14 +144,3 @@ class Request:
 def _mean_logprob(sample: Sample) -> float:
     values = [item.logprob for item in sample.logprobs]
     return sum(values) / len(values) if values else float("-inf")
-
-
-def check_tokens(prompt: Any, vocabulary: int) -> list[int]:
-    """A prompt's token ids. Raises InvalidArgumentError."""
-    ids = [int(token) for token in prompt]
-    for at, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
-            raise InvalidArgumentError(
-                f"prompt: token {at}: expected an id from 0 to {vocabulary - 1}, got {token}"
-            )  # fmt: skip
-    return ids

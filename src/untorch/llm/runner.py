@@ -24,7 +24,7 @@ from untorch.runtime.program import Program, load
 if TYPE_CHECKING:
     from untorch.trust.policy import TrustPolicy
 
-__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes"]
+__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "plan_embeddings"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
@@ -70,6 +70,39 @@ class Batch:
                 self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
             begin = end
 
+    def go_on(self, plan: Plan, block_size: int) -> None:
+        """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
+        self.positions += 1
+        self.seqlens_k += 1
+        self.slot_mapping += 1
+        for row in np.flatnonzero(self.positions % block_size == 0).tolist():
+            table = plan.items[row].sequence.table
+            assert table is not None
+            column = int(self.positions[row]) // block_size
+            if column >= self.block_table.shape[1]:
+                wider = np.zeros((plan.tokens, column + 1), np.int32)
+                wider[:, : self.block_table.shape[1]] = self.block_table
+                self.block_table = wider
+            self.block_table[row, column] = table.blocks[column]
+            self.slot_mapping[row] = table.blocks[column] * block_size
+
+
+def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
+    """The caller's embeddings of the plan's tokens, and a mask of those that have one; None: no token has one."""
+    if not any(
+        item.sequence.embeddings is not None and item.sequence.embeddings.within(item.start, item.end)
+        for item in plan.items
+    ):
+        return None
+    rows, mask = np.zeros((plan.tokens, hidden), np.float32), np.zeros(plan.tokens, np.bool_)
+    begin = 0
+    for item in plan.items:
+        end = begin + item.count
+        if item.sequence.embeddings is not None:
+            item.sequence.embeddings.fill(item.start, rows[begin:end], mask[begin:end])
+        begin = end
+    return rows, mask
+
 
 class Runner(ABC):
     """What the engine asks of a model. blocks: pages of the pool."""
@@ -83,6 +116,10 @@ class Runner(ABC):
 
         tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
         """
+
+    def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The layers behind the pooling; only where ``settings.dense`` names them."""
+        raise NotImplementedError
 
     def file(self, name: str) -> bytes:
         """A file of the package."""
@@ -113,6 +150,7 @@ class PackageRunner(Runner):
         try:
             self.settings = read_settings(program.manifest, program.path)
             self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
+            self._embeds = [(tokens, program[name]) for tokens, name in self.settings.embeds]
             row = self.settings.block_elements * _ITEMSIZE[self.settings.dtype]
             available, part = _available(), _DEFAULT_PART
             if program.device != "cpu":
@@ -124,10 +162,11 @@ class PackageRunner(Runner):
             self._states: Any = None
             if self.settings.state_elements:
                 self._states = zeros((max_sequences, self.settings.state_elements), "float32", program.device)
+            self._last: tuple[Plan, Batch] | None = None
             self._choose = None if self.settings.choose is None else program[self.settings.choose]
-            sizes = graph_sizes if program.device != "cpu" else ()
+            sizes = graph_sizes if program.device != "cpu" and self.settings.task == "generate" else ()
             self._graphs = StepGraphs(
-                sizes, self._pool, lambda *given: self._method(len(given[0])).graph(*given), self._states
+                sizes, self._pool, lambda *given: self._method(len(given[0]), self._methods).graph(*given), self._states
             )
             self._graphs.prepare(progress or (lambda done, of: None))
         except BaseException:
@@ -142,17 +181,19 @@ class PackageRunner(Runner):
             self._pool.copy_row(source, target)
         for source, target in plan.state_copies:
             self._states.copy_row(source, target)
-        batch = Batch(plan, self.settings.block_size, knows_tokens=tokens is None)
+        batch = self._batch(plan, tokens is None)
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
-        if count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
+        embeddings = plan_embeddings(plan, self.settings.hidden) if self._embeds else None
+        if embeddings is None and count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
             logits: Any = self._graphs.replay(
                 given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots
             )  # fmt: skip
         else:
-            logits = self._method(count)(
+            method = self._method(count, self._methods if embeddings is None else self._embeds)
+            logits = method(
                 given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
-                batch.seqlens_k, batch.slot_mapping, self._pool,
+                batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
                 *(() if self._states is None else (batch.state_slots, self._states)),
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
@@ -160,9 +201,25 @@ class PackageRunner(Runner):
         found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
         return Logits(found[: len(rows)])
 
-    def _method(self, tokens: int) -> Method:
+    def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
+        size = self.settings.block_size
+        if self._last is not None and plan.behind is self._last[0] and self._last[0].tokens == plan.tokens:
+            batch = self._last[1]
+            batch.go_on(plan, size)
+        else:
+            batch = Batch(plan, size, knows_tokens)
+        self._last = plan, batch
+        return batch
+
+    def _method(self, tokens: int, methods: Sequence[tuple[int, Method]]) -> Method:
         """The one that is tuned for at least that many tokens, else for the most."""
-        return next((method for count, method in self._methods if count >= tokens), self._methods[-1][1])
+        return next((method for count, method in methods if count >= tokens), methods[-1][1])
+
+    def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The layers behind the pooling."""
+        assert self.settings.dense is not None
+        found: Any = self._program[self.settings.dense](pooled)
+        return found.numpy() if isinstance(found, Tensor) else np.asarray(found)
 
     def file(self, name: str) -> bytes:
         """A file of the package."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """token: -1 where ``problem`` says why there is none."""
 
     token: int
@@ -64,11 +63,19 @@ class SamplerState:
     generated: int = 0
     entropy: int = -1
     _generator: np.random.Generator | None = None
+    _is_plain: bool = False
 
     def __post_init__(self) -> None:
         if self.entropy < 0:
             given = self.params.seed
             self.entropy = int.from_bytes(os.urandom(8), "little") if given is None else given
+        params = self.params
+        self._is_plain = (
+            not params.has_penalties
+            and params.logit_bias is None
+            and self.matcher is None
+            and self.wanted_logprobs is None
+        )
 
     def uniform(self) -> float:
         """The next random number, from 0 up to 1."""
@@ -97,7 +104,7 @@ class SamplerState:
     @property
     def chooses_on_device(self) -> bool:
         """Whether the next token needs none of what the host alone does."""
-        return not self.changes_logits and self.wanted_logprobs is None
+        return self._is_plain and self.generated >= self.params.min_tokens
 
     def append(self, token: int) -> None:
         """A token was chosen."""
@@ -127,9 +134,8 @@ class Sampler:
         The logits stay as they are.
         """
         places = list(range(len(states))) if rows is None else list(rows)
-        choice = self.begin(given, states, places)
-        if choice is not None:
-            return self.finish(choice)
+        if self.chooses_on_device(given, states):
+            return self.finish(given.choose(self.draws(states, places)))
         logits = given.numpy()
         width = self.vocabulary
         tokens, usable = np.empty(len(states), np.intp), np.empty(len(states), bool)
@@ -158,11 +164,25 @@ class Sampler:
             found.append(SampledToken(int(tokens[i]), logprobs))
         return found
 
-    def begin(self, given: Logits, states: Sequence[SamplerState], rows: Sequence[int]) -> Choice | None:
-        """Starts to choose where the logits are; None if that takes the host: for ``sample``."""
-        if not given.can_choose or not all(state.chooses_on_device for state in states):
-            return None
-        return given.choose(_draws(states, rows))
+    def chooses_on_device(self, given: Logits, states: Sequence[SamplerState]) -> bool:
+        """Whether all tokens can be chosen where the logits are."""
+        return given.can_choose and all(state.chooses_on_device for state in states)
+
+    def draws(self, states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:
+        """Of a step in which they choose on the device."""
+        params = [state.params for state in states]
+        return Draws(
+            np.array(rows, np.int64),
+            np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
+            np.array([max(p.top_k, 0) for p in params], np.int64),
+            np.array([p.top_p for p in params], np.float32),
+            np.array([p.min_p for p in params], np.float32),
+            _uniform(states),
+        )
+
+    def draws_behind(self, draws: Draws, states: Sequence[SamplerState]) -> Draws:
+        """Of the step behind, with the same sequences and a row for each."""
+        return replace(draws, rows=np.arange(len(states)), uniform=_uniform(states))
 
     def finish(self, choice: Choice) -> list[SampledToken]:
         """Waits for the tokens."""
@@ -172,17 +192,9 @@ class Sampler:
         ]
 
 
-def _draws(states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:
-    params = [state.params for state in states]
-    return Draws(
-        np.array(rows, np.int64),
-        np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
-        np.array([max(p.top_k, 0) for p in params], np.int64),
-        np.array([p.top_p for p in params], np.float32),
-        np.array([p.min_p for p in params], np.float32),
-        # The largest float32 below 1: rounding would give 1.
-        np.array([0.0 if s.params.greedy else min(s.uniform(), 1 - 2**-24) for s in states], np.float32),
-    )
+def _uniform(states: Sequence[SamplerState]) -> NDArray[np.float32]:
+    # The largest float32 below 1: rounding would give 1.
+    return np.array([0.0 if s.params.greedy else min(s.uniform(), 1 - 2**-24) for s in states], np.float32)
 
 
 def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:

@@ -18,7 +18,7 @@ from untorch.llm.slots import NO_SLOT, SlotManager
 __all__ = ["Plan", "Scheduled", "Scheduler"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Scheduled:
     """``count`` tokens of a sequence from ``start`` on."""
 
@@ -36,7 +36,8 @@ class Scheduled:
 class Plan:
     """A step. copies: of whole blocks, from and to, in this order and before the step; state_copies: of slots.
 
-    full: sequences that no room is left for even if they were alone; the scheduler has dropped them.
+    full: sequences that no room is left for even if they were alone; the scheduler has dropped them. behind: the step
+    that this one has the tokens of.
     """
 
     items: list[Scheduled] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Plan:
     state_copies: list[tuple[int, int]] = field(default_factory=list)
     full: list[Sequence] = field(default_factory=list)
     tokens: int = 0
+    behind: Plan | None = None
 
     def add(self, item: Scheduled) -> None:
         """Into the step."""
@@ -130,20 +132,20 @@ class Scheduler:
 
         None unless it has the same sequences: one has left, another one is to come, or a block is missing.
         """
-        sequences = [item.sequence for item in plan.items]
-        if len(sequences) != len(self.running) or {*map(id, sequences)} != {*map(id, self.running)}:
+        if len(plan.items) != len(self.running) or any(item.sequence.table is None for item in plan.items):
             return None
         if self.waiting and not self._is_full:
             return None
-        tables = [(item.sequence.table, item.end) for item in plan.items]
-        if sum(self.blocks.needed(table, end + 1) for table, end in tables if table is not None) > self.blocks.free:
+        size = self.blocks.size
+        items = [Scheduled(item.sequence, item.start + item.count, 1) for item in plan.items]
+        tables = [(item.sequence.table, item.start + 1) for item in items if item.start % size == 0]
+        if sum(self.blocks.needed(table, end) for table, end in tables if table is not None) > self.blocks.free:
             return None
-        following = Plan()
-        for (table, end), sequence in zip(tables, sequences, strict=True):
+        for table, end in tables:
             assert table is not None
-            self.blocks.grow(table, end + 1)
-            following.add(Scheduled(sequence, end, 1))
-        return following
+            self.blocks.grow(table, end)
+        plan.behind = None
+        return Plan(items, tokens=len(items), behind=plan)
 
     @property
     def _is_full(self) -> bool:
@@ -155,15 +157,17 @@ class Scheduler:
 
     def complete(self, plan: Plan) -> None:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
+        size, window = self.blocks.size, self.window
         for item in plan.items:
-            sequence, table = item.sequence, item.sequence.table
+            sequence, end = item.sequence, item.start + item.count
+            table = sequence.table
             if table is None:
                 continue
-            sequence.computed = item.end
-            if item.end // self.blocks.size > item.start // self.blocks.size:
-                self.blocks.commit(table, sequence.tokens[: item.end])
-            if self.window and item.end > self.window:
-                self.blocks.drop_before(table, item.end + 1 - self.window)
+            sequence.computed = end
+            if end // size > item.start // size:
+                self.blocks.commit(table, sequence.tokens[:end])
+            if window and end > window:
+                self.blocks.drop_before(table, end + 1 - window)
 
     def _place(self, plan: Plan, sequence: Sequence) -> None:
         count = min(sequence.remaining, self.max_batch_tokens - plan.tokens)
@@ -212,7 +216,8 @@ class Scheduler:
         left = self.blocks.free - promised
         if self.running and self._refused is sequence and left <= self._refused_at:
             return False  # its prefix is not looked for again before there is more room
-        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt)
+        keys = None if sequence.embeddings is None else sequence.embeddings.keys
+        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt, keys)
         # One that was preempted comes back when there is a block more for each of the others, or it would go again.
         spare = len(self.running) if sequence.preemptions else 0
         if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from untorch.llm.blocks import BlockTable
+from untorch.llm.prompt import Embeddings
 from untorch.llm.slots import NO_SLOT
 
 __all__ = ["Sequence"]
@@ -16,8 +17,8 @@ class Sequence:
     """tokens: of prompt and output. computed: those at the beginning whose keys and values are in the pages.
 
     priority: the smaller, the earlier. order: of arrival, and of the samples of one prompt. samples: sequences that it
-    becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. slot: of the state
-    pool, while it runs.
+    becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. embeddings: of its
+    prompt, in the place of tokens. slot: of the state pool, while it runs.
     """
 
     tokens: list[int]
@@ -26,6 +27,7 @@ class Sequence:
     samples: int = 1
     shares_prefix: bool = True
     salt: bytes = b""
+    embeddings: Embeddings | None = None
     owner: Any = None
     prompt_length: int = -1
     computed: int = 0

@@ -9,8 +9,11 @@ from typing import Any
 from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "Settings", "read_settings"]
+__all__ = ["FORMAT_VERSION", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
 
+TASKS = ("generate", "embed", "classify")
+ROW_POOLINGS = ("last", "cls")  # of one token's row
+POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
 FORMAT_VERSION = 1
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -40,6 +43,16 @@ class Settings:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     chat_template: str | None = None
+    task: str = "generate"
+    pooling: str = "last"
+    normalize: bool = False
+    width: int = 0  # of embeddings or scores
+    dense: str | None = None  # the method that pooled vectors go through
+    labels: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
+    default_prompt: str | None = None
+    embeds: tuple[tuple[int, str], ...] = ()  # as methods, with embeddings [T, hidden] as inputs
+    hidden: int = 0
 
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend; max_tokens None: as many as fit."""
@@ -81,16 +94,37 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
             bos_id=None if section["bos_id"] is None else int(section["bos_id"]),
             architecture=str(section["architecture"]),
-            methods=tuple(sorted((int(method["tokens"]), str(method["name"])) for method in section["methods"])),
+            methods=_methods(section["methods"]),
             choose=section.get("choose"),
             generation=dict(section["generation"]),
             special_tokens={str(key): str(value) for key, value in section["special_tokens"].items()},
             tokenizer=section.get("tokenizer"),
             chat_template=section.get("chat_template"),
+            task=str(section.get("task", "generate")),
+            pooling=str(section.get("pooling", "last")),
+            normalize=bool(section.get("normalize", False)),
+            width=int(section.get("width", 0)),
+            dense=section.get("dense"),
+            labels=tuple(str(label) for label in section.get("labels", ())),
+            prompts={str(key): str(value) for key, value in section.get("prompts", {}).items()},
+            default_prompt=section.get("default_prompt"),
+            embeds=_methods(section.get("embeds", ())),
+            hidden=int(section.get("hidden", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
     if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in _DTYPES:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
+    if settings.task not in TASKS or settings.pooling not in POOLINGS:
+        raise UnsupportedError(
+            f"{path}: its task is {settings.task!r} with the pooling {settings.pooling!r}, which this untorch does not "
+            "know: upgrade untorch"
+        )
+    if (settings.task != "generate" and settings.width < 1) or (settings.embeds and settings.hidden < 1):
+        raise InvalidFileError(f"{path}: the manifest's language model is damaged: a width is wrong")
     return settings
+
+
+def _methods(given: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(sorted((int(method["tokens"]), str(method["name"])) for method in given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,14 @@ from untorch.llm.tokenizer import Tokenizer
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Grammars", "Matcher"]
+
+# llguidance follows references and rules by recursion: a chain of 1500 references, or of 3000 rules, overflows the
+# stack, which ends the process.
+_MOST_REFERENCES = 500
+_MOST_RULES = 1000
+_RULE = re.compile(r"^[ \t]*[?!]?\w[^:\n\"/]*:", re.MULTILINE)
+# An escaped ASCII character may be part of "$ref".
+_REFERENCE = re.compile(r'"\$ref"|\\u00')
 
 
 class Matcher:
@@ -85,15 +94,27 @@ class Grammars:
         core = llguidance.LLMatcher
         try:
             if kind == "json_schema":
-                text = description if isinstance(description, str) else json.dumps(description)
+                text = json.dumps(
+                    json.loads(description) if isinstance(description, str) else description, ensure_ascii=False
+                )
+                _limit(kind, "references", len(_REFERENCE.findall(text)), _MOST_REFERENCES)
                 grammar = core.grammar_from_json_schema(text)
             elif kind == "regex":
                 grammar = core.grammar_from_regex(description)
             else:
+                _limit(kind, "references", len(_REFERENCE.findall(description)), _MOST_REFERENCES)
+                _limit(kind, "rules", len(_RULE.findall(description)), _MOST_RULES)
                 grammar = core.grammar_from_lark(description)
+        except InvalidArgumentError:
+            raise
         except Exception as error:  # llguidance raises ValueError, json TypeError
             raise InvalidArgumentError(f"SamplingParams: {kind}: {error}") from None
         matcher = Matcher(core(self._core, grammar, log_level=0), self._vocabulary)
         if problem := matcher.problem:
             raise InvalidArgumentError(f"SamplingParams: {kind}: {problem}")
         return matcher
+
+
+def _limit(kind: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidArgumentError(f"SamplingParams: {kind}: expected at most {most} {what}, got {count}")

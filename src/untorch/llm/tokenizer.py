@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from untorch.llm.extras import import_extra
+from untorch.llm.token_bytes import TokenBytes
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["ChatTemplate", "Tokenizer"]
@@ -32,20 +33,48 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, as the tokenizer's post-processor joins them."""
+        ids: list[int] = self._tokenizer.encode(first, second).ids
+        return ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text, with U+FFFD for bytes that are no characters."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for: part of a character, perhaps. A special token's own text."""
+        return self._token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``decode`` skips it."""
+        added = self._added.get(token_id)
+        return added is not None and bool(added.special)
+
+    def added_id(self, text: str) -> int | None:
+        """The id of the added token with this text, special or not: it is never made of other tokens."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._added else None
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        texts = {token_id: str(token.content) for token_id, token in self._added.items()}
+        return TokenBytes(self.data, self._tokenizer.id_to_token, texts)
+
 
 class ChatTemplate:
     """A Jinja template in a sandbox, with what templates of language models use.
 
-    special_tokens: bos_token, eos_token, and the like.
+    source: The template's text. special_tokens: bos_token, eos_token, and the like.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source, self._special = source, dict(special_tokens)
+        self.source, self._special = source, dict(special_tokens)
 
     @cached_property
     def _template(self) -> Any:
@@ -62,7 +91,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
-            return environment.from_string(self._source)
+            return environment.from_string(self.source)
         except jinja2.TemplateError as error:
             raise InvalidFileError(f"the package's chat template is damaged: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,10 @@ from untorch.runtime.process import Lock
 from untorch.runtime.spec import TensorSpec, parse_specs
 
 if TYPE_CHECKING:
+    import asyncio
+
     from untorch.runtime.proxy import ExternNode
+    from untorch.runtime.submit import Lane
 
 __all__ = ["Graph", "Method"]
 
@@ -33,11 +36,12 @@ class Method:
     the call's stream, and consumers' streams wait for it when they take a ``Tensor``.
     """
 
-    __slots__ = ("__weakref__", "_core", "_inputs", "_outputs", "_spec")
+    __slots__ = ("__weakref__", "_core", "_inputs", "_lane", "_outputs", "_spec")
 
-    def __init__(self, core: _core.Method, spec: Mapping[str, Any] | None, path: str) -> None:
+    def __init__(self, core: _core.Method, spec: Mapping[str, Any] | None, path: str, lane: Callable[[], Lane]) -> None:
         self._core = core
         self._spec = spec
+        self._lane = lane
         self._inputs = cast(tuple[TensorSpec, ...], parse_specs((spec or {}).get("inputs", [])))
         self._outputs: tuple[TensorSpec | None, ...] | None = None
         if not core.is_described:
@@ -102,6 +106,25 @@ class Method:
             InvalidArgumentError: An input is missing, unknown, or does not fit.
         """
         return self._core.run(self._ordered(inputs))
+
+    def submit(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Queue a call, and return at once: ``y = await method.submit(x)``. For coroutines, with any event loop.
+
+        Calls run on threads of the library, at most as many at a time as the program has runners, in the order of their
+        submission; those of one session, or on the program's buffers, one after the other. Do not change the arrays
+        before the result is there. On a GPU the call is enqueued on the stream of the thread that submits, and the
+        result is ready when the future is.
+
+        A cancelled call does not begin; one that runs ends, and its result is dropped.
+
+        Raises:
+            InvalidArgumentError: No event loop runs on this thread.
+
+        The future raises what a call raises.
+        """
+        from untorch.runtime.submit import submit
+
+        return submit(self, self._lane(), args, kwargs)
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """Capture a call with arguments of these shapes as a CUDA graph, which replays for the price of one launch.

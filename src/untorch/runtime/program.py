@@ -6,7 +6,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from untorch.runtime.source import check_load_options, open_source
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from untorch.runtime.submit import Lane
     from untorch.trust.policy import TrustPolicy
 
 __all__ = ["Program", "Session", "load"]
@@ -108,7 +109,7 @@ def load(
         "trust": os.path.abspath(trust) if isinstance(trust, str | os.PathLike) else trust,
     }
     has_path = isinstance(source, str | os.PathLike)
-    program = Program(core, path, options if has_path else None)
+    program = Program(core, path, options if has_path else None, num_runners)
     if has_path:
         with _open.lock:
             _open.add(_program_key(program._absolute, options), program)
@@ -144,6 +145,7 @@ class _Methods:
         self._what = what
         self._lock = Lock()
         self._methods: dict[str, Method] = {}
+        self._lanes: dict[str | None, Lane] = {}
         self._closed = False
 
     @property
@@ -176,7 +178,7 @@ class _Methods:
             if self._closed:
                 raise ClosedError(f"method '{name}': the {self._what} is closed")
             if name not in self._methods:
-                self._methods[name] = Method(core, self._spec_of(name), self._path)
+                self._methods[name] = Method(core, self._spec_of(name), self._path, self._lane_of(name))
             return self._methods[name]
 
     def __getattr__(self, name: str) -> Method:
@@ -211,6 +213,25 @@ class _Methods:
         """What the manifest says of a method; None if there is none."""
         raise NotImplementedError
 
+    def _lane_of(self, name: str) -> Callable[[], Lane]:
+        """Where the method's submitted calls wait. It does not hold the methods, which hold it."""
+        key, width = self._serial(name)
+        lanes, lock = self._lanes, self._lock
+
+        def lane() -> Lane:
+            if (found := lanes.get(key)) is not None:
+                return found
+            from untorch.runtime.submit import Lane
+
+            with lock:
+                return lanes.setdefault(key, Lane(width))
+
+        return lane
+
+    def _serial(self, name: str) -> tuple[str | None, int]:
+        """Which calls the method's calls wait for, None: all that use buffers; and how many of them run at a time."""
+        raise NotImplementedError
+
     def _forget(self) -> None:
         self._closed = True
         for name in self._methods:
@@ -226,11 +247,12 @@ class Program(_Methods):
     context manager, or call ``close()``, to free everything. Outputs stay valid, also views of weights.
     """
 
-    def __init__(self, core: _core.Program, path: str, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, core: _core.Program, path: str, options: Mapping[str, Any] | None, num_runners: int = 1) -> None:
         super().__init__(path, core.methods(), "program")
         self._program = core
         self._absolute = os.path.abspath(path)
         self._options = dict(options) if options is not None else None  # None: loaded from memory
+        self._num_runners = num_runners
         self._manifest: dict[str, Any] | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -271,6 +293,11 @@ class Program(_Methods):
 
     def _spec_of(self, name: str) -> Any:
         return self.manifest.get("methods", {}).get(name)
+
+    def _serial(self, name: str) -> tuple[str | None, int]:
+        if any(constant.get("mutated") for constant in (self._spec_of(name) or {}).get("constants", [])):
+            return None, 1
+        return name, self._num_runners
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as its path and the options of ``load``. A process unpickles the same file with the same options as
@@ -360,6 +387,9 @@ class Session(_Methods):
 
     def _spec_of(self, name: str) -> Any:
         return self._program._spec_of(name)
+
+    def _serial(self, name: str) -> tuple[str | None, int]:
+        return None, 1
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InvalidArgumentError(

@@ -127,11 +127,26 @@ def test_a_prefix_that_is_too_long(cli: Callable[..., Done]) -> None:
 def test_tasks(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = cli("export", "folder", "-o", tmp_path / "m.pt2", "--task", "translation")
     assert done.code == 2
-    assert "expected text-generation, got translation" in done.err
+    assert "expected text-generation, feature-extraction, text-classification, got" in " ".join(done.err.split())
     done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation")
     assert done.err == f"untorch: causal_lm: model: {tmp_path} has no config.json\n"
     done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--check")
     assert done.code == 2 and "--check is not for --task" in done.err
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [("text-generation", "generate"), ("feature-extraction", "embed"), ("text-classification", "classify")],
+)
+def test_names_of_tasks(
+    task: str, expected: str, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import untorch.export
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
+    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", task)
+    assert given["task"] == expected
 
 
 def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

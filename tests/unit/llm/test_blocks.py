@@ -28,6 +28,22 @@ def test_a_known_prefix_is_shared() -> None:
     manager.check([first, second, other])
 
 
+def test_keys_of_single_blocks() -> None:
+    manager, tokens = BlockManager(12, 4), list(range(13))
+    first = manager.open(tokens, keys={1: b"image"})
+    manager.grow(first, 13)
+    manager.commit(first, tokens)
+    assert manager.open(tokens, keys={1: b"image"}).blocks == first.blocks[:3]
+    assert manager.open(tokens, keys={1: b"other"}).blocks == first.blocks[:1]
+    assert manager.open(tokens).blocks == first.blocks[:1]
+    # A fork that grows on keeps them.
+    twin = manager.fork(first)
+    manager.grow(twin, 17)
+    manager.own(twin, 12)
+    manager.commit(twin, [*tokens, 1, 2, 3, 4])
+    assert manager.open([*tokens, 1, 2, 3, 4], keys={1: b"image"}).blocks == twin.blocks[:4]
+
+
 def test_the_last_token_is_computed() -> None:
     manager = BlockManager(8, 4)
     first = filled(manager, list(range(8)))

@@ -149,6 +149,21 @@ def test_a_known_prefix_is_counted() -> None:
         assert made.stats().cached_tokens == 20
 
 
+def test_the_longest_prompt() -> None:
+    for blocks, window, most in ((64, 0, 199), (5, 0, 20), (5, 8, 199)):
+        with engine(FakeRunner(blocks=blocks, window=window)) as made:
+            assert made.max_prompt_tokens == most
+            with pytest.raises(InvalidArgumentError, match="prompt: expected"):
+                made.submit([1] * (most + 1))
+
+
+def test_the_chat_template_as_text() -> None:
+    with engine(TextRunner("x", "{{ messages }}"), text=True) as made:
+        assert made.chat_template == "{{ messages }}"
+    with engine() as made:
+        assert made.chat_template is None
+
+
 def test_samples_of_one_prompt() -> None:
     prompt = list(range(9))
     params = SamplingParams(n=4, seed=1, max_tokens=12, temperature=2.0)
@@ -271,7 +286,7 @@ def test_an_interrupt_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
         endless = SamplingParams(temperature=0, max_tokens=190)
         for prompts in ([1], [[1], [2]]):
             with monkeypatch.context() as patch:
-                patch.setattr("untorch.llm.request.Generation.wait", interrupt)
+                patch.setattr("untorch.llm.handle.Generation.wait", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     made.generate(prompts, endless)
         made.generate([3], GREEDY)

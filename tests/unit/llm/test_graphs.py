@@ -99,14 +99,14 @@ def test_no_sizes() -> None:
 
 @pytest.mark.parametrize("given", [[0], [65], ["8"], 8, [True]])
 def test_wrong_sizes(given: Any) -> None:
-    from untorch.llm.engine import _read_sizes
+    from untorch.llm.graphs import read_sizes
 
     with pytest.raises(InvalidArgumentError, match=r"Engine: cuda_graphs: expected True, False, or numbers of seq"):
-        _read_sizes(given, 64)
+        read_sizes(given, 64)
 
 
 def test_sizes_of_an_engine() -> None:
-    from untorch.llm.engine import _read_sizes
+    from untorch.llm.graphs import read_sizes
 
-    assert _read_sizes([4, 1, 4], 8) == [1, 4] and _read_sizes(False, 8) == [] and _read_sizes(True, 2) == [1, 2]
+    assert read_sizes([4, 1, 4], 8) == [1, 4] and read_sizes(False, 8) == [] and read_sizes(True, 2) == [1, 2]
     Engine(FakeRunner(), cuda_graphs=[1]).close()

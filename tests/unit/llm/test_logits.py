@@ -59,14 +59,19 @@ def test_tokens_are_chosen_there() -> None:
 def test_draws_are_padded() -> None:
     logits, _, calls = on_gpu([2, 5, 0, 0])
     logits._padded = lambda count: 4
-    choice = Sampler(6).begin(logits, [state(temperature=0.5, seed=1), state(top_k=2, seed=2)], [1, 2])
-    assert choice is not None
+    states = [state(temperature=0.5, seed=1), state(top_k=2, seed=2)]
+    draws = Sampler(6).draws(states, [1, 2])
+    choice = logits.choose(draws)
     _, rows, *_, uniform = calls[0]
     assert rows.tolist() == [1, 2, 0, 0] and rows.dtype == np.int64
     assert uniform[1] > 0 and uniform[2:].tolist() == [0, 0] and uniform.dtype == np.float32
     # The copy to the host has begun, and padding is not among what it gives.
     assert choice.device.begun and choice.device.copies == 0
     assert [one.token for one in Sampler(6).finish(choice)] == [2, 5]
+    # The step behind has a row for each, other random numbers, and the rest as before.
+    behind = Sampler(6).draws_behind(draws, states)
+    assert behind.rows.tolist() == [0, 1] and behind.top_k is draws.top_k
+    assert not np.isclose(behind.uniform, draws.uniform).any()
 
 
 @pytest.mark.parametrize(

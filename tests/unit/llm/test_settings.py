@@ -27,6 +27,23 @@ def test_settings() -> None:
     assert read_settings({"llm": {**SECTION, "state_elements": 48}}, "m.pt2").state_elements == 48
 
 
+def test_other_tasks() -> None:
+    settings = read_settings({"llm": SECTION}, "m.pt2")
+    assert (settings.task, settings.embeds, settings.labels) == ("generate", (), ())
+    more = {
+        "task": "classify", "width": 2, "labels": ["no", "yes"], "prompts": {"query": "Q: "},
+        "embeds": [{"name": "e", "tokens": 9}], "hidden": 7,
+    }  # fmt: skip
+    settings = read_settings({"llm": {**SECTION, **more}}, "m.pt2")
+    assert (settings.task, settings.width, settings.labels) == ("classify", 2, ("no", "yes"))
+    assert (settings.embeds, settings.hidden, settings.prompts) == (((9, "e"),), 7, {"query": "Q: "})
+    with pytest.raises(UnsupportedError) as caught:
+        read_settings({"llm": {**SECTION, **more, "pooling": "median"}}, "m.pt2")
+    assert str(caught.value) == (
+        "m.pt2: its task is 'classify' with the pooling 'median', which this untorch does not know: upgrade untorch"
+    )
+
+
 @pytest.mark.parametrize(
     ("layers", "window"),
     [([{"window": 8}, {"window": 20}], 20), ([{"window": 8}, {}], 0), ([{"window": 8}, {"window": 8, "chunk": 4}], 0)],
@@ -57,6 +74,18 @@ def test_no_language_model() -> None:
     assert str(caught.value) == (
         "m.pt2 holds no language model: packages for the engine are made by untorch.export.causal_lm"
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "embed"}, {"embeds": [{"name": "e", "tokens": 9}]}, {"embeds": [3]}, {"prompts": 3}, {"labels": 3},
+        {"width": "wide"},
+    ],
+)  # fmt: skip
+def test_damaged_settings_of_other_tasks(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidFileError, match="the manifest's language model is damaged"):
+        read_settings({"llm": {**SECTION, **change}}, "m.pt2")
 
 
 def test_a_newer_format() -> None:

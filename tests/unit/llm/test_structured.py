@@ -160,3 +160,24 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(caught.value) == (
             "SamplingParams: regex needs the package llguidance: pip install 'untorch[llm]'"
         )  # fmt: skip
+
+
+def chain(count: int) -> dict[str, Any]:
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count - 1)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count - 1}": {"type": "null"}}}
+
+
+def test_chains_that_would_overflow_the_stack_are_refused(engine: Engine) -> None:
+    rules = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(998)) + '\nr998: "a"'
+    engine.submit("go", SamplingParams(json_schema=chain(500), max_tokens=1)).result()
+    engine.submit("go", SamplingParams(grammar=rules, max_tokens=1)).result()
+    escaped = json.dumps(chain(501)).replace("$ref", "\\u0024ref")
+    for schema in (chain(501), json.dumps(chain(501)), escaped):
+        with pytest.raises(
+            InvalidArgumentError, match="SamplingParams: json_schema: expected at most 500 references, got 501"
+        ):
+            engine.submit("go", SamplingParams(json_schema=schema))
+    with pytest.raises(InvalidArgumentError, match="SamplingParams: grammar: expected at most 500 references, got 501"):
+        engine.submit("go", SamplingParams(grammar=f"start: %json {escaped}"))
+    with pytest.raises(InvalidArgumentError, match="SamplingParams: grammar: expected at most 1000 rules, got 1001"):
+        engine.submit("go", SamplingParams(grammar=f'{rules}\nother: "b"'))

@@ -24,6 +24,20 @@ def test_a_round_trip() -> None:
     assert tokenizer.decode(ids[:-1]) == "größe \ufffd"
 
 
+def test_pairs_are_joined_by_the_post_processor() -> None:
+    from tokenizers import processors
+
+    plain = Tokenizer(byte_tokenizer())
+    assert plain.decode(plain.encode_pair("ab", "c")) == "abc"
+    inner = plain._tokenizer
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
+    )
+    joined = Tokenizer(inner.to_str().encode())
+    assert joined.decode(joined.encode_pair("ab", "c"), skip_special_tokens=False) == "<s>ab</s>c</s>"
+    assert joined.decode(joined.encode("ab"), skip_special_tokens=False) == "ab</s>"
+
+
 def test_a_damaged_tokenizer() -> None:
     with pytest.raises(InvalidFileError, match=r"the package's tokenizer\.json is damaged"):
         Tokenizer(b"{}")

@@ -132,6 +132,10 @@ def _parts(function: Callable[..., Any], found: dict[str, int | None]) -> dict[s
 
 def _mask(*args: Any, mask_function: Callable[..., Any], **kwargs: Any) -> _Mask:
     found = _parts(mask_function, {})
+    if "bidirectional_mask_function" in found:
+        raise CompileError(
+            "the model has bidirectional attention, so it is an encoder: compile it with untorch.export.export"
+        )
     if other := sorted(found.keys() - _CAUSAL):
         raise CompileError(
             f"the model's mask is made of {', '.join(other)}: only causal masks, windows and chunks work"

@@ -16,14 +16,17 @@ from torch import nn
 from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks
+from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
+from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
 from untorch.export.lm.rotary import fix_rotary_embeddings
-from untorch.export.lm.source import load_model, read_settings, read_tokenizer
+from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
 from untorch.export.lm.step import Step
+from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.llm.settings import FORMAT_VERSION
+from untorch.llm.settings import FORMAT_VERSION, ROW_POOLINGS, TASKS
 from untorch.ops.paged_attention import BLOCK_UNIT
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["causal_lm"]
 
@@ -34,6 +37,10 @@ def causal_lm(
     model: nn.Module | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
+    task: str | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    inputs_embeds: bool = False,
     tokenizer: Any = None,
     max_positions: int | None = None,
     block_size: int = 16,
@@ -50,8 +57,16 @@ def causal_lm(
     sequences, with keys and values in the pages of a pool that the caller gives.
 
     Args:
-        model: A causal language model of transformers, or a local folder with one.
+        model: A causal language model of transformers, or a local folder with one. Of a multimodal one the text model
+            is taken out.
         path: The file to write.
+        task: "generate", "embed" or "classify". Default: a …ForCausalLM generates, a base model (AutoModel) or a folder
+            of sentence-transformers embeds, a …ForSequenceClassification classifies.
+        pooling: For "embed": which hidden states make the embedding: "last", "cls" (the first), "mean", "max",
+            "weighted_mean" or "mean_sqrt_len". Default: what the folder of sentence-transformers says, else "last".
+        normalize: For "embed": whether embeddings have length 1. Default: what the folder says, else True.
+        inputs_embeds: Prompts may have embeddings in the place of tokens (images, audio): a second method for each of
+            ``token_counts``.
         tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
         max_positions: The longest sequence. Default: what the config says. LongRoPE's factors are fixed for it.
         block_size: Positions a page, a multiple of 16.
@@ -77,13 +92,26 @@ def causal_lm(
         raise UnsupportedError(
             f"causal_lm: device: expected 'cpu' or 'cuda', got {device!r}: paged attention has no kernel for it"
         )
-    module, folder = load_model(model, dtype)
+    if not isinstance(inputs_embeds, bool):
+        raise ArgumentTypeError(f"causal_lm: inputs_embeds: expected True or False, got {inputs_embeds!r}")
+    if task is not None and task not in TASKS:
+        raise InvalidArgumentError(f"causal_lm: task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
+    whole, folder = load_model(model, dtype, task)
+    task = read_task(whole, task)
+    weights = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
+    plan = read_pooling(task, folder, pooling, normalize, weights)
+    # Layers behind the pooling are in the step where it is one token's row.
+    in_step = plan.dense if plan.pooling in ROW_POOLINGS else None
+    module = take_text_model(whole, task, in_step, inputs_embeds)
     if elsewhere := {str(parameter.device) for parameter in module.parameters()} - {"cpu"}:
         raise InvalidArgumentError(
             f"causal_lm: model: expected its parameters on the CPU, got {', '.join(sorted(elsewhere))}: use model.cpu()"
         )
-    files = read_tokenizer(tokenizer, folder)
-    settings = read_settings(module, files, max_positions)
+    files = read_tokenizer(tokenizer, folder, task)
+    settings = read_settings(module, files, max_positions, plan.max_positions)
+    check_outputs(whole, module, task)
+    if inputs_embeds:
+        check_embeddings(module)
     with _unchanged(module):
         fix_rotary_embeddings(module, settings["max_positions"])
         step = Step(module, block_size)
@@ -105,7 +133,22 @@ def causal_lm(
             ],
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
         }  # fmt: skip
-        if str(device) != "cpu":  # there the engine chooses on the host
+        if inputs_embeds:
+            hidden = int(module.get_input_embeddings().embedding_dim)
+            twin = EmbeddingStep(step)
+            for count in counts:
+                methods[f"step_{count}_embeds"] = embedding_method(twin, methods[f"step_{count}"], hidden)
+            section["hidden"] = hidden
+            section["embeds"] = [{"name": f"step_{count}_embeds", "tokens": count} for count in counts]
+        if task != "generate":
+            width = step.width
+            if plan.dense is not None and in_step is None:
+                methods["dense"] = dense_method(plan.dense, width, weights)
+                section["dense"] = "dense"
+                with torch.no_grad():
+                    width = plan.dense(torch.zeros(1, width, dtype=weights)).shape[1]
+            section |= _pooled_section(task, plan, width, whole)
+        if task == "generate" and str(device) != "cpu":  # there the engine chooses on the host
             methods[choose.NAME] = choose.choose_method(settings["vocabulary"], step.width)
             section["choose"] = choose.NAME
         entries = {}
@@ -121,6 +164,17 @@ def causal_lm(
             for request in read_methods(methods=methods)
         ]
         return write_package(requests, target, device, arch, resolved, {"llm": section}, entries)
+
+
+def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:
+    """Of the manifest. width: of embeddings or scores."""
+    section: dict[str, Any] = {"task": task, "pooling": plan.pooling, "normalize": plan.normalize, "width": width}
+    if task == "classify":
+        labels = model.config.id2label or {}
+        section["labels"] = [str(labels.get(i, f"LABEL_{i}")) for i in range(width)]
+    if plan.prompts:
+        section |= {"prompts": plan.prompts, "default_prompt": plan.default_prompt}
+    return section
 
 
 def _read_counts(given: Any) -> list[int]:

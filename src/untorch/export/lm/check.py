@@ -23,7 +23,7 @@ def check_chunks(step: Step, vocabulary: int) -> None:
     tolerance = _TOLERANCE.get(step.dtype, 1e-3) * max(largest, 1e-6)
     if not difference <= tolerance:
         raise CompileError(
-            f"{type(step.model).__name__}: {_TOKENS} tokens as a whole and in chunks of "
+            f"{step.architecture}: {_TOKENS} tokens as a whole and in chunks of "
             f"{', '.join(map(str, _CHUNKS))} differ by {difference:.3g} in their logits, expected at most "
             f"{tolerance:.3g}: this family keeps state that pages cannot hold, by functions that are not known "
             "(linear attention, convolutions, state spaces)"

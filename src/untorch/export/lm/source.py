@@ -1,4 +1,4 @@
-"""What a language model's package is made from: a module or a Hugging Face folder, its tokenizer and its settings."""
+"""What a language model's package is made from: a module or a Hugging Face folder, its task, tokenizer and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from untorch.export.errors import CompileError
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
 
-__all__ = ["TokenizerFiles", "load_model", "read_settings", "read_tokenizer"]
+__all__ = ["TokenizerFiles", "load_model", "read_settings", "read_task", "read_tokenizer"]
 
 # Of the generation config: those that the engine's SamplingParams know.
 _GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
@@ -31,7 +31,7 @@ class TokenizerFiles:
     stop_ids: tuple[int, ...] = ()
 
 
-def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path | None]:
+def load_model(source: Any, dtype: torch.dtype | None, task: str | None = None) -> tuple[nn.Module, Path | None]:
     """The module, and the folder that it came from. Nothing is downloaded."""
     if isinstance(source, nn.Module):
         if dtype is not None:
@@ -41,7 +41,7 @@ def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path 
                 f"causal_lm: model: expected a causal language model of transformers, got {type(source).__name__}, "
                 "which has no config"
             )
-        return _checked(source), None
+        return source, None
     if not isinstance(source, str | os.PathLike):
         raise ArgumentTypeError(
             "causal_lm: model: expected a module or the path of a Hugging Face folder, got " + type(source).__name__
@@ -49,20 +49,36 @@ def load_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Path 
     folder = Path(source)
     if not (folder / "config.json").is_file():
         raise file_error(f"causal_lm: model: {folder} has no config.json", 2, str(folder))
-    from transformers import AutoModelForCausalLM
-
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = _class_of(folder, task).from_pretrained(
             folder, dtype="auto" if dtype is None else dtype, local_files_only=True
         )
     except ValueError as error:  # its message lists every model that is one
         first = str(error).split("\n")[0]
         raise CompileError(f"causal_lm: model: {folder} is no causal language model of transformers: {first}") from None
-    return _checked(model), folder
+    return model, folder
 
 
-def _checked(model: nn.Module) -> nn.Module:
-    """Raises CompileError for a model that makes no next token from tokens."""
+def _class_of(folder: Path, task: str | None) -> Any:
+    """Which class of transformers loads it."""
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    name = str((config.get("architectures") or [""])[0])
+    if task == "embed" or (task is None and ((folder / "modules.json").is_file() or name.endswith("Model"))):
+        return transformers.AutoModel
+    if task == "classify" or (task is None and name.endswith("ForSequenceClassification")):
+        return transformers.AutoModelForSequenceClassification
+    if "text_config" in config and (own := getattr(transformers, name, None)) is not None:
+        return own  # a multimodal model: most are in no table of causal language models
+    return transformers.AutoModelForCausalLM
+
+
+def read_task(model: nn.Module, task: str | None) -> str:
+    """generate, embed or classify: by the heads of the model, if it is not given.
+
+    Raises CompileError for a model that does not serve the task.
+    """
     config: Any = model.config
     name = type(model).__name__
     if getattr(config, "is_encoder_decoder", False):
@@ -70,23 +86,43 @@ def _checked(model: nn.Module) -> nn.Module:
             f"causal_lm: model: expected a decoder alone, got {name}, which has an encoder and a decoder: compile them "
             "with untorch.export.export"
         )
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None:
+    causal = [part.is_causal for part in model.modules() if isinstance(getattr(part, "is_causal", None), bool)]
+    if causal and not any(causal):
+        raise CompileError(
+            f"causal_lm: model: {name} has bidirectional attention, so it is an encoder: compile it with "
+            "untorch.export.export"
+        )
+    has_head = getattr(model, "get_output_embeddings", lambda: None)() is not None
+    is_classifier = name.endswith("ForSequenceClassification")
+    is_base = getattr(model, "base_model", model) is model
+    if task is None:
+        task = "classify" if is_classifier else "generate" if has_head else "embed"
+        if task == "embed" and not is_base:
+            raise CompileError(
+                f"causal_lm: model: expected a causal language model (…ForCausalLM), a base model (AutoModel) or one "
+                f"that classifies sequences (…ForSequenceClassification), got {name}"
+            )
+    if task == "generate" and not has_head:
         raise CompileError(
             f"causal_lm: model: expected a causal language model (…ForCausalLM), got {name}, which has no head over a "
-            "vocabulary: compile it with untorch.export.export"
+            'vocabulary: use task="embed" for its hidden states'
         )
-    return model
+    if task == "classify" and not (is_classifier and isinstance(getattr(model, "score", None), nn.Module)):
+        raise CompileError(
+            f'causal_lm: model: task="classify" expects a …ForSequenceClassification with a layer named score, got '
+            f"{name}"
+        )
+    return task
 
 
-def read_tokenizer(given: Any, folder: Path | None) -> TokenizerFiles:
+def read_tokenizer(given: Any, folder: Path | None, task: str = "generate") -> TokenizerFiles:
     """From a folder, a tokenizer.json, a tokenizer of transformers or of tokenizers; None: the model's folder."""
     if given is None:
-        return TokenizerFiles() if folder is None else _of_folder(folder)
+        return TokenizerFiles() if folder is None else _of_folder(folder, task)
     if isinstance(given, str | os.PathLike):
         path = Path(given)
         if path.is_dir():
-            return _of_folder(path)
+            return _of_folder(path, task)
         if not path.is_file():
             raise file_error(f"causal_lm: tokenizer: there is no {path}", 2, str(path))
         return TokenizerFiles(path.read_bytes())
@@ -106,13 +142,15 @@ def read_tokenizer(given: Any, folder: Path | None) -> TokenizerFiles:
     )
 
 
-def _of_folder(folder: Path) -> TokenizerFiles:
+def _of_folder(folder: Path, task: str) -> TokenizerFiles:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return TokenizerFiles()
     from transformers import AutoTokenizer
 
     made = read_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True), None)
     own = folder / "tokenizer.json"
+    if task != "generate":  # which tokens end an input decides the result: transformers may add them to the file's
+        return made
     return TokenizerFiles(
         own.read_bytes() if own.is_file() else made.tokenizer, made.chat_template, made.special_tokens, made.stop_ids
     )
@@ -125,14 +163,19 @@ def _default_template(template: Any) -> str | None:
     return None if template is None else str(template)
 
 
-def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: int | None) -> dict[str, Any]:
-    """Vocabulary, length, token ids and generation defaults, for the manifest. Raises InvalidArgumentError."""
+def read_settings(
+    model: nn.Module, tokenizer: TokenizerFiles, max_positions: int | None, most: int | None = None
+) -> dict[str, Any]:
+    """Vocabulary, length, token ids and generation defaults, for the manifest. Raises InvalidArgumentError.
+
+    most: the longest input that the model's folder allows, beside the config.
+    """
     config: Any = model.config
     text = config.get_text_config()
     generation: Any = getattr(model, "generation_config", None)
     longest = getattr(text, "max_position_embeddings", None)
     if max_positions is None:
-        max_positions = longest or 2048
+        max_positions = min(longest or 2048, most or longest or 2048)
     if not isinstance(max_positions, int) or isinstance(max_positions, bool) or max_positions < 1:
         raise InvalidArgumentError(f"causal_lm: max_positions: expected a positive integer, got {max_positions!r}")
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
@@ -145,7 +188,7 @@ def read_settings(model: nn.Module, tokenizer: TokenizerFiles, max_positions: in
         name: value for name in _GENERATION if (value := getattr(generation, name, None)) is not None
     }  # fmt: skip
     return {
-        "architecture": type(model).__name__,
+        "architecture": getattr(model, "architecture", type(model).__name__),
         "vocabulary": vocabulary,
         "logits": int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else vocabulary,
         "max_positions": max_positions,

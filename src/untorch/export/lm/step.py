@@ -42,11 +42,16 @@ class Step(nn.Module):
         if not recorder.layers:
             only = "all of its layers are recurrent: " if states.layers else ""
             raise CompileError(
-                f"{type(model).__name__}: {only}it does not call transformers' attention interface, so its cache "
-                f"cannot be paged"
+                f"{self.architecture}: {only}it does not call transformers' attention interface, so its cache cannot "
+                "be paged"
             )
         self.layers = _placed(recorder.layers, block)
         self.state_layers, self.state_elements = states.layers, states.elements
+
+    @property
+    def architecture(self) -> str:
+        """The model's name."""
+        return str(getattr(self.model, "architecture", type(self.model).__name__))
 
     @property
     def elements(self) -> int:
@@ -83,7 +88,7 @@ class Step(nn.Module):
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         model: Any = self.model
         head = model.get_output_embeddings()
-        given: dict[str, Any] = {"input_ids": tokens[None], "position_ids": positions[None]}
+        given: dict[str, Any] = {**self._inputs(tokens), "position_ids": positions[None]}
         hook = None
         if self._keeps_rows:
             given["logits_to_keep"] = rows
@@ -95,6 +100,9 @@ class Step(nn.Module):
             if hook is not None:
                 hook.remove()
         return logits.float()
+
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"input_ids": tokens[None]}
 
 
 def _placed(layers: list[Layer], block: int) -> list[Layer]:

@@ -121,6 +121,9 @@ def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
         ({"token_counts": (2,)}, InvalidArgumentError, "token_counts: expected ascending integers"),
         ({"block_size": 8}, InvalidArgumentError, "block_size: expected a multiple of 16, got 8"),
         ({"max_positions": 0}, InvalidArgumentError, "max_positions: expected a positive integer, got 0"),
+        ({"task": "chat"}, InvalidArgumentError, "task: expected one of 'generate', 'embed', 'classify', got 'chat'"),
+        ({"inputs_embeds": 1}, ArgumentTypeError, "inputs_embeds: expected True or False, got 1"),
+        ({"normalize": True}, InvalidArgumentError, "normalize: is for task=\"embed\": task='generate' pools nothing"),
         ({"device": "mps"}, UnsupportedError, "device: expected 'cpu' or 'cuda', got 'mps': paged attention has no "
                                               "kernel for it"),
         ({"tokenizer": 3}, ArgumentTypeError, "tokenizer: expected a folder, a tokenizer.json, a fast tokenizer"),
@@ -153,7 +156,7 @@ def other_models() -> dict[str, tuple[nn.Module, str]]:
         ),
         "BERT": (
             transformers.BertModel(bert),
-            "model: expected a causal language model (…ForCausalLM), got BertModel, which has no head over a",
+            "model: BertModel has bidirectional attention, so it is an encoder: compile it with untorch.export.export",
         ),
     }
 
@@ -175,6 +178,86 @@ def test_a_folder_of_another_model(written: dict[str, Any], tmp_path: Path) -> N
     ):
         causal_lm(tmp_path / "hf", tmp_path / "m.pt2")
     assert not written
+
+
+def test_embedding_models(written: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model("Qwen3").model
+    model.train()
+    causal_lm(model, tmp_path / "m.pt2", token_counts=(8,), device="cuda", arch="sm_90")
+    section = written["llm"]
+    assert section["architecture"] == "Qwen3Model"
+    assert {name: section[name] for name in ("task", "pooling", "normalize", "width")} == {
+        "task": "embed", "pooling": "last", "normalize": True, "width": 32,
+    }  # fmt: skip
+    assert "choose" not in section
+    assert [request.method.name for request in written["requests"]] == ["step_8"]
+    assert model.training
+    assert model.config._attn_implementation != "untorch_paged"
+    # A causal language model, without its head.
+    causal_lm(make_model("Qwen3"), tmp_path / "m.pt2", task="embed", pooling="mean", normalize=False, token_counts=(8,))
+    section = written["llm"]
+    assert (section["architecture"], section["pooling"], section["normalize"]) == ("Qwen3ForCausalLM", "mean", False)
+    json.dumps(section)
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean_tokens"])
+def test_a_folder_of_sentence_transformers(pooling: str, written: dict[str, Any], tmp_path: Path) -> None:
+    from tests.unit.export.lm.test_pooled import folder
+
+    make_model("Qwen3").save_pretrained(tmp_path / "hf")
+    dense = {"in_features": 32, "out_features": 5, "bias": False}
+    folder(
+        tmp_path / "hf", **{"1_Pooling__config": {f"pooling_mode_{pooling}": True}, "2_Dense__config": dense},
+        sentence_bert_config={"max_seq_length": 100}, config_sentence_transformers={"prompts": {"query": "Q: "}},
+    )  # fmt: skip
+    torch.save({"linear.weight": torch.ones(5, 32)}, tmp_path / "hf" / "2_Dense" / "pytorch_model.bin")
+    causal_lm(tmp_path / "hf", tmp_path / "m.pt2", token_counts=(8,))
+    section, names = written["llm"], [request.method.name for request in written["requests"]]
+    assert (section["task"], section["max_positions"]) == ("embed", 100)
+    assert (section["prompts"], section["default_prompt"]) == ({"query": "Q: "}, None)
+    # One row goes through the layer in the step; a mean does when it is there.
+    if pooling == "lasttoken":
+        assert (section["width"], section.get("dense"), names) == (5, None, ["step_8"])
+    else:
+        assert (section["width"], section.get("dense"), names) == (5, "dense", ["step_8", "dense"])
+    causal_lm(tmp_path / "hf", tmp_path / "m.pt2", task="generate", token_counts=(8,))
+    assert "task" not in written["llm"]
+    assert written["llm"]["max_positions"] == 128
+
+
+def test_rerankers(written: dict[str, Any], tmp_path: Path) -> None:
+    config = make_model("Qwen3").config
+    config.id2label, config.label2id = {0: "no", 1: "yes"}, {"no": 0, "yes": 1}
+    transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path / "hf")
+    causal_lm(tmp_path / "hf", tmp_path / "m.pt2", token_counts=(8,))
+    section = written["llm"]
+    assert {name: section[name] for name in ("task", "pooling", "normalize", "width", "labels")} == {
+        "task": "classify", "pooling": "last", "normalize": False, "width": 2, "labels": ["no", "yes"],
+    }  # fmt: skip
+    assert section["architecture"] == "Qwen3ForSequenceClassification"
+
+
+def test_multimodal_models(written: dict[str, Any], tmp_path: Path) -> None:
+    from tests.unit.export.lm.test_text import make
+
+    model = make("Llava")
+    model.save_pretrained(tmp_path / "hf")
+    causal_lm(tmp_path / "hf", tmp_path / "m.pt2", token_counts=(8, 20), inputs_embeds=True)
+    section = written["llm"]
+    assert section["architecture"] == "LlavaForConditionalGeneration"
+    assert section["hidden"] == 32
+    assert section["embeds"] == [{"name": "step_8_embeds", "tokens": 8}, {"name": "step_20_embeds", "tokens": 20}]
+    assert [request.method.name for request in written["requests"]] == [
+        "step_8", "step_20", "step_8_embeds", "step_20_embeds",
+    ]  # fmt: skip
+    for request in written["requests"]:
+        step = request.method.model
+        assert not [name for name, _ in step.named_parameters() if "vision" in name]
+        step.model.set_attn_implementation("untorch_paged")
+        with torch.no_grad():
+            assert step(*request.method.args).shape == (3, 99)
+    causal_lm(model, tmp_path / "m.pt2", token_counts=(8,))
+    assert "embeds" not in written["llm"]
 
 
 @pytest.mark.slow

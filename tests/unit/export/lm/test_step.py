@@ -85,6 +85,15 @@ def test_masks_of_other_functions() -> None:
     )  # fmt: skip
 
 
+def test_an_encoder_by_its_config() -> None:
+    """Its modules say that they are causal; its masks do not."""
+    with pytest.raises(CompileError) as caught:
+        Step(make_model("Qwen3", is_causal=False))
+    assert str(caught.value) == (
+        "the model has bidirectional attention, so it is an encoder: compile it with untorch.export.export"
+    )
+
+
 def longrope(**changes: Any) -> dict[str, Any]:
     return {
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,

@@ -1,0 +1,70 @@
+"""A step whose tokens may have embeddings of the caller: an image's or a sound's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from untorch.export.lm.step import Step
+
+__all__ = ["EmbeddingStep", "embedding_method"]
+
+
+class EmbeddingStep(Step):
+    """forward(…as Step…, embeddings [T, hidden] float32, mask [T] bool): where the mask is set, in the tokens' place.
+
+    Of a model with recurrent layers, state_slots and states come last.
+
+    It has the modules of another step, so that packages store their weights once.
+    """
+
+    def __init__(self, step: Step) -> None:
+        nn.Module.__init__(self)
+        vars(self).update({name: value for name, value in vars(step).items() if name != "_modules"})
+        self._modules = dict(step._modules)
+        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        block_table: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seqlens_k: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        pool: torch.Tensor,
+        embeddings: torch.Tensor,
+        mask: torch.Tensor,
+        state_slots: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The outputs, float32."""
+        self._given = embeddings, mask
+        try:
+            return super().forward(
+                tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool, state_slots, states
+            )  # fmt: skip
+        finally:
+            self._given = None
+
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        model: Any = self.model
+        assert self._given is not None
+        embeddings, mask = self._given
+        known = model.get_input_embeddings()(tokens)
+        return {"inputs_embeds": torch.where(mask[:, None], embeddings.to(known.dtype), known)[None]}
+
+
+def embedding_method(step: EmbeddingStep, method: dict[str, Any], hidden: int) -> dict[str, Any]:
+    """The method of a step over tokens, with the two inputs more, behind the pool."""
+    tokens = len(method["args"][0])
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(tokens, hidden, generator=generator)
+    args, shapes = method["args"], method["dynamic_shapes"]
+    return {
+        "model": step, "args": (*args[:8], embeddings, torch.arange(tokens) % 2 == 0, *args[8:]),
+        "dynamic_shapes": (*shapes[:8], shapes[0], shapes[0], *shapes[8:]),
+    }  # fmt: skip

@@ -1,0 +1,152 @@
+"""What a request asks about: token ids, and embeddings in the place of some of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+
+__all__ = ["Embeddings", "Prompt", "check_tokens", "is_prompt", "read_embeddings"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Token ids with embeddings of the caller: what an image's or a sound's encoder gives.
+
+    Attributes:
+        tokens: Of the whole prompt. Where there are embeddings, any ids, such as the model's placeholder.
+        embeddings: Arrays [k, hidden] by the position of their first row; they take the place of k tokens.
+    """
+
+    tokens: Sequence[int]
+    embeddings: Mapping[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def expand(cls, tokens: Sequence[int], placeholder: int, arrays: Sequence[Any]) -> Prompt:
+        """A prompt in which each ``placeholder`` is replaced by as many as the next array has rows.
+
+        Raises InvalidArgumentError if there are more or fewer placeholders than arrays.
+        """
+        found = sum(token == placeholder for token in tokens)
+        if found != len(arrays):
+            raise InvalidArgumentError(
+                f"Prompt.expand: arrays: expected {found}, one for each token {placeholder}, got {len(arrays)}"
+            )
+        rest = iter(arrays)
+        ids: list[int] = []
+        embeddings: dict[int, Any] = {}
+        for token in tokens:
+            if token == placeholder:
+                array = next(rest)
+                embeddings[len(ids)] = array
+                ids += [int(token)] * len(array)
+            else:
+                ids.append(int(token))
+        return cls(ids, embeddings)
+
+
+class Embeddings:
+    """The embeddings of a prompt, float32, by position: they do not overlap. keys: as BlockManager.open takes them."""
+
+    def __init__(self, spans: Sequence[tuple[int, NDArray[np.float32]]], block_size: int) -> None:
+        self._spans = list(spans)
+        self.keys = _keys(self._spans, block_size)
+
+    def within(self, start: int, end: int) -> bool:
+        """Whether any of these positions has one."""
+        return any(begin < end and start < begin + len(rows) for begin, rows in self._spans)
+
+    def fill(self, start: int, rows: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
+        """Writes those of the positions from ``start`` on, as many as there are rows, and sets their mask."""
+        end = start + len(rows)
+        for begin, span in self._spans:
+            first, last = max(start, begin), min(end, begin + len(span))
+            if first < last:
+                rows[first - start : last - start] = span[first - begin : last - begin]
+                mask[first - start : last - start] = True
+
+
+def _keys(spans: Sequence[tuple[int, NDArray[np.float32]]], size: int) -> dict[int, bytes]:
+    """What the contents of blocks depend on beside token ids, by the number of the block."""
+    keys: dict[int, bytes] = {}
+    for begin, rows in spans:
+        for block in range(begin // size, (begin + len(rows) - 1) // size + 1):
+            first, last = max(block * size, begin), min((block + 1) * size, begin + len(rows))
+            digest = hashlib.blake2b(rows[first - begin : last - begin].tobytes(), digest_size=16).digest()
+            keys[block] = keys.get(block, b"") + (first % size).to_bytes(4, "little") + digest
+    return keys
+
+
+def read_embeddings(given: Any, length: int, hidden: int, block_size: int) -> Embeddings | None:
+    """Those of a Prompt with that many tokens; None: there are none. Raises InvalidArgumentError."""
+    if not isinstance(given, Mapping):
+        raise ArgumentTypeError(
+            f"prompt: embeddings: expected a dictionary of arrays by position, got {type(given).__name__}"
+        )
+    if not given:
+        return None
+    if not hidden:
+        raise InvalidArgumentError(
+            "prompt: embeddings: the package takes token ids alone: export it with causal_lm(…, inputs_embeds=True)"
+        )
+    for position in given:
+        if not hasattr(position, "__index__") or isinstance(position, bool):
+            raise ArgumentTypeError(f"prompt: embeddings: expected positions as integers, got {position!r}")
+    spans: list[tuple[int, NDArray[np.float32]]] = []
+    end = 0
+    for position in sorted(given):
+        rows = _rows(given[position], position, hidden)
+        if not 0 <= position <= length - len(rows):
+            raise InvalidArgumentError(
+                f"prompt: embeddings at {position}: expected {len(rows)} positions within the prompt's {length} tokens"
+            )
+        if spans and position < end:
+            raise InvalidArgumentError(
+                f"prompt: embeddings at {position}: those at {spans[-1][0]} reach to position {end - 1}"
+            )
+        end = position + len(rows)
+        spans.append((int(position), rows))
+    return Embeddings(spans, block_size)
+
+
+def _rows(given: Any, position: int, hidden: int) -> NDArray[np.float32]:
+    try:
+        array = np.asarray(given)
+        is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    except Exception as error:  # whatever the object's own conversion raises
+        raise ArgumentTypeError(f"prompt: embeddings at {position}: they are no array: {error}") from None
+    if not is_float or array.ndim != 2 or array.shape[1] != hidden or not len(array):
+        raise InvalidArgumentError(
+            f"prompt: embeddings at {position}: expected an array of floats [k, {hidden}], got {array.dtype} "
+            f"{list(array.shape)}"
+        )
+    # A copy: the caller may write to its array, and a preempted sequence is computed again.
+    return np.array(array, np.float32, order="C")
+
+
+def is_prompt(value: Any) -> bool:
+    """Text, a Prompt, or ids: lists, tuples and arrays of integers."""
+    if isinstance(value, str | Prompt):
+        return True
+    if hasattr(value, "dtype"):
+        return bool(value.ndim == 1 and value.dtype.kind in "iu")
+    return isinstance(value, Sequence) and all(
+        hasattr(item, "__index__") and not isinstance(item, bool) for item in value
+    )
+
+
+def check_tokens(prompt: Any, vocabulary: int) -> list[int]:
+    """A prompt's token ids. Raises InvalidArgumentError."""
+    ids = [int(token) for token in prompt]
+    for at, token in enumerate(ids):
+        if not 0 <= token < vocabulary:
+            raise InvalidArgumentError(
+                f"prompt: token {at}: expected an id from 0 to {vocabulary - 1}, got {token}"
+            )  # fmt: skip
+    return ids

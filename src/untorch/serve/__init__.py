@@ -1,0 +1,1 @@
+"""Serves packages over HTTP. Never imports torch."""

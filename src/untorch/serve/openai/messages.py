@@ -1,0 +1,128 @@
+"""A chat's messages: checked, and brought into the form that chat templates of transformers expect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from untorch.serve.openai.errors import expected, invalid, not_served
+from untorch.serve.openai.fields import Fields
+
+__all__ = ["read_messages"]
+
+_FIELDS = {
+    "system": ("content", "name"),
+    "developer": ("content", "name"),
+    "user": ("content", "name"),
+    "assistant": ("content", "name", "tool_calls", "refusal", "reasoning_content"),
+    "tool": ("content", "tool_call_id", "name"),
+}
+# What an answer of the API has, and is sent back with it.
+_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call")
+_REFUSED_PARTS = {
+    "image_url": "the model takes text, no images",
+    "input_audio": "the model takes text, no audio",
+    "file": "the model takes text, no files",
+}
+
+
+def read_messages(fields: Fields, template: str) -> list[dict[str, Any]]:
+    """The template's messages. A developer is the system where the template has no such role. Raises ApiError."""
+    fields.required("messages")
+    given = fields.objects("messages")
+    if not given:
+        raise expected("messages", "at least one message", [])
+    has_developer = "developer" in template
+    calls: dict[str, str] = {}  # names of functions by the ids of calls
+    found = []
+    for message in given:
+        role = message.required("role")
+        if role == "function":
+            raise not_served(message.param("role"), "use role tool")
+        if not isinstance(role, str) or role not in _FIELDS:
+            raise expected(message.param("role"), "system, developer, user, assistant or tool", role)
+        for name in _EMPTY_IN_ANSWERS if role == "assistant" else ():
+            if message.get(name):
+                raise not_served(message.param(name), "the model takes text and tool calls")
+        message.only(("role", *_FIELDS[role], *(_EMPTY_IN_ANSWERS if role == "assistant" else ())))
+        one: dict[str, Any] = {"role": "system" if role == "developer" and not has_developer else role}
+        if "name" in message:
+            one["name"] = message.string("name")
+        if role == "assistant":
+            one.update(_assistant(message, calls))
+        else:
+            message.required("content")
+            one["content"] = _text(message, "content")
+        if role == "tool":
+            one.update(_tool(message, calls))
+        found.append(one)
+    return found
+
+
+def _assistant(message: Fields, calls: dict[str, str]) -> dict[str, Any]:
+    tool_calls = [_call(call, calls) for call in message.objects("tool_calls")]
+    content = _text(message, "content") if "content" in message else message.string("refusal")
+    if content is None and not tool_calls:
+        raise invalid(
+            message.param("content"), "expected text, as there are no tool_calls", "missing_required_parameter"
+        )
+    # Templates of several families join the content, so it is no null.
+    found: dict[str, Any] = {"content": content or ""}
+    if tool_calls:
+        found["tool_calls"] = tool_calls
+    if (thought := message.string("reasoning_content")) is not None:
+        found["reasoning_content"] = thought
+    return found
+
+
+def _call(call: Fields, calls: dict[str, str]) -> dict[str, Any]:
+    """With its arguments as an object: templates write them as JSON."""
+    call.only(("id", "type", "function", "index"))
+    call.choice("type", ("function",), "function")
+    call_id = call.required("id")
+    if not isinstance(call_id, str):
+        raise expected(call.param("id"), "a string", call_id, "invalid_type")
+    call.required("function")
+    function = call.object("function")
+    assert function is not None
+    function.only(("name", "arguments"))
+    name = function.required("name")
+    if not isinstance(name, str):
+        raise expected(function.param("name"), "a string", name, "invalid_type")
+    text = function.string("arguments") or "{}"
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise expected(function.param("arguments"), "a JSON object as a string", text)
+    calls[call_id] = name
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(message: Fields, calls: dict[str, str]) -> dict[str, Any]:
+    call_id = message.required("tool_call_id")
+    if not isinstance(call_id, str) or call_id not in calls:
+        raise expected(message.param("tool_call_id"), "the id of a call in an earlier message's tool_calls", call_id)
+    return {"tool_call_id": call_id, "name": message.string("name") or calls[call_id]}
+
+
+def _text(message: Fields, name: str) -> str:
+    """A string; of several parts, the lines."""
+    content = message.get(name)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise expected(message.param(name), "a string or an array of text parts", content, "invalid_type")
+    texts = []
+    for part in message.objects(name):
+        kind = part.required("type")
+        if isinstance(kind, str) and kind in _REFUSED_PARTS:
+            raise not_served(part.path, _REFUSED_PARTS[kind])
+        key = part.choice("type", ("text", "refusal"), "text")
+        part.only(("type", key))
+        text = part.required(key)
+        if not isinstance(text, str):
+            raise expected(part.param(key), "a string", text, "invalid_type")
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,38 @@
+"""``GET /v1/models`` and ``GET /v1/models/{name}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from untorch.serve.openai.errors import model_not_found
+from untorch.serve.openai.service import Service
+
+__all__ = ["list_models", "retrieve_model"]
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    """All of them."""
+    found = [_model(service, name) for name in service.engines.names()]
+    return JSONResponse({"object": "list", "data": [one for one in found if one is not None]})
+
+
+async def retrieve_model(service: Service, request: Request) -> Response:
+    """One. Raises ApiError."""
+    name = request.path_params["name"]
+    found = _model(service, name)
+    if found is None:
+        raise model_not_found(name, service.engines.names())
+    return JSONResponse(found)
+
+
+def _model(service: Service, name: str) -> dict[str, Any] | None:
+    engine = service.engines.get(name)
+    if engine is None:
+        return None
+    return {
+        "id": name, "object": "model", "created": service.created, "owned_by": "untorch",
+        "max_model_len": engine.settings.max_positions,
+    }  # fmt: skip

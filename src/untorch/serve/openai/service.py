@@ -1,0 +1,159 @@
+"""What all endpoints share: the models, the server's options, the bound on requests, and requests in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from untorch.llm import Engine, Generation, SamplingParams
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
+from untorch.serve.openai.fields import Fields
+from untorch.serve.openai.tools import FORMATS
+
+__all__ = ["Engines", "Options", "Service", "Submission", "in_thread"]
+
+_Result = TypeVar("_Result")
+
+
+class Engines(Protocol):
+    """The language models that are served."""
+
+    def names(self) -> list[str]:
+        """Of all of them."""
+        ...
+
+    def get(self, name: str) -> Engine | None:
+        """The engine; None if there is none of that name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the API behaves.
+
+    Attributes:
+        max_requests: Prompts of one model that run and wait together; more are answered 429. None: no bound.
+        timeout: Seconds after which a request that still generates is answered 504. None: no limit.
+        tool_format: How models write tool calls: "hermes", "llama3", "mistral" or "qwen3_coder", or a dictionary of
+            these by the model's name. None: as the chat template shows.
+        reasoning: Whether ``<think>…</think>`` is split off as ``reasoning_content``. None: if the chat template
+            has it.
+
+    Raises:
+        InvalidArgumentError: An option is wrong.
+    """
+
+    max_requests: int | None = None
+    timeout: float | None = None
+    tool_format: str | Mapping[str, str] | None = None
+    reasoning: bool | None = None
+
+    def __post_init__(self) -> None:
+        most = self.max_requests
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            raise InvalidArgumentError(f"Options: max_requests: expected a positive integer, got {most!r}")
+        seconds = self.timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            raise InvalidArgumentError(f"Options: timeout: expected seconds above 0, got {seconds!r}")
+        given = self.tool_format
+        for name in [given] if isinstance(given, str) else list((given or {}).values()):
+            if name not in FORMATS:
+                known = ", ".join(FORMATS)
+                raise InvalidArgumentError(f"Options: tool_format: expected one of {known}, got {name!r}")
+
+    def tool_format_of(self, model: str) -> str | None:
+        """What is given for the model."""
+        given = self.tool_format
+        return given if given is None or isinstance(given, str) else given.get(model)
+
+
+class Submission:
+    """A request's prompts in the engine. ``close`` cancels those that run, and makes room for others."""
+
+    def __init__(self, generations: Sequence[Generation], release: Callable[[], None]) -> None:
+        self.generations = generations
+        self._release: Callable[[], None] | None = release
+
+    def close(self) -> None:
+        """May be called again."""
+        for generation in self.generations:
+            generation.cancel()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class Service:
+    """Endpoints call it from any thread."""
+
+    def __init__(self, engines: Engines, options: Options) -> None:
+        self.engines, self.options = engines, options
+        self.created = int(time.time())
+        self._lock = threading.Lock()
+        self._live: Counter[str] = Counter()
+
+    def engine(self, fields: Fields) -> tuple[str, Engine]:
+        """The request's model. Raises ApiError."""
+        name = fields.required("model")
+        if not isinstance(name, str):
+            raise expected("model", "a string", name, "invalid_type")
+        engine = self.engines.get(name)
+        if engine is None:
+            raise model_not_found(name, self.engines.names())
+        return name, engine
+
+    def check_length(self, engine: Engine, prompt: Sequence[int], param: str) -> None:
+        """Raises ApiError if the prompt is empty or does not fit."""
+        if not prompt:
+            raise invalid(param, "expected at least one token, got none")
+        if len(prompt) > engine.max_prompt_tokens:
+            raise context_length_exceeded(param, engine.max_prompt_tokens, len(prompt))
+
+    def submit(
+        self, model: str, engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int
+    ) -> Submission:
+        """Give the prompts to the engine. Raises ApiError, and what ``Engine.submit`` raises."""
+        release = self.admit(model, len(prompts), "prompt")
+        generations: list[Generation] = []
+        submission = Submission(generations, release)
+        try:
+            for prompt in prompts:
+                generations.append(engine.submit(prompt, params, priority=priority, timeout=self.options.timeout))
+        except BaseException:
+            submission.close()
+            raise
+        return submission
+
+    def admit(self, model: str, count: int, param: str) -> Callable[[], None]:
+        """Room for that many prompts, until the result is called, once. Raises ApiError if there is none."""
+        most = self.options.max_requests
+        if most is not None and count > most:
+            raise invalid(param, f"expected at most {most} prompts, which is the server's limit, got {count}")
+        with self._lock:
+            if most is not None and self._live[model] + count > most:
+                raise too_many_requests(model, most)
+            self._live[model] += count
+
+        def release() -> None:
+            with self._lock:
+                self._live[model] -= count
+
+        return release
+
+
+async def in_thread(work: Callable[[], _Result], undo: Callable[[_Result], None]) -> _Result:
+    """The work's result, without blocking the event loop. undo: of a result that nobody waits for any more."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo(done.result()))
+        raise
