@@ -81,6 +81,16 @@ def test_a_model_with_states(written: dict[str, Any], tmp_path: Path) -> None:
             assert step(*args).shape == (3, 258)
         assert (states != 0).any(1).tolist() == [True, True, True, False]
         states.zero_()
+    causal_lm(make_model("Qwen3Next"), tmp_path / "m.pt2", token_counts=(4,), inputs_embeds=True)
+    method = written["requests"][1].method
+    assert method.name == "step_4_embeds"
+    embeddings, mask, slots, states = method.args[8:]
+    assert (embeddings.shape, mask.shape, slots.shape, states.shape[0]) == ((4, 32), (4,), (3,), 4)
+    assert len(method.dynamic_shapes) == len(method.args) == 12
+    method.model.model.set_attn_implementation("untorch_paged")
+    with torch.no_grad():
+        assert method.model(*method.args).shape == (3, 258)
+    assert (states != 0).any(1).tolist() == [True, True, True, False]
     causal_lm(make_model("Llama"), tmp_path / "m.pt2")
     assert written["llm"]["state_elements"] == 0
     assert len(written["requests"][0].method.args) == 8
