@@ -28,11 +28,7 @@ constexpr std::int64_t kDotRowsLimit = 8;
 struct Float {
   using type = float;
   static V load(const float* p) { return UNTORCH_ISA::load(p); }
-  static V part(const float* p, std::int64_t count) {
-    float values[N] = {};
-    for (std::int64_t i = 0; i < count; ++i) values[i] = p[i];
-    return UNTORCH_ISA::load(values);
-  }
+  static V part(const float* p, std::int64_t count) { return load_part(p, count); }
   static void put(float* p, V v, std::int64_t count) {
     if (count >= N) return store(p, v);
     float values[N];
@@ -240,6 +236,16 @@ void apply_scales(const PagedAttention& p, const PagedItem& item, std::int64_t c
   }
 }
 
+// Weights times the values of the keys [j, j + cols) to the sums of a few rows, straight from pages of codes.
+template <class S>
+void add_values(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, std::int64_t rows,
+                std::int64_t j, std::int64_t cols, std::int64_t ld) {
+  for (std::int64_t x = 0; x < cols; x += P) {
+    const std::int8_t* const values = value_at<std::int8_t>(p, item.sequence, item.kv_head, j + x);
+    add_code_rows<S>(rows, smaller(P, cols - x), w.scores + x, kKeyBlock, values, p.width_v, w.sums, ld);
+  }
+}
+
 template <class S>
 void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const PagedWorkspace& w) {
   using T = typename S::type;
@@ -278,7 +284,13 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
         for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
       }
     }
-    if constexpr (kIsCodes<S>) apply_scales<S>(p, item, rows, j, cols, true, w.scores);
+    if constexpr (kIsCodes<S>) {
+      apply_scales<S>(p, item, rows, j, cols, true, w.scores);
+      if (rows <= kDotRowsLimit) {
+        add_values<S>(p, item, w, rows, j, cols, ldo);
+        continue;
+      }
+    }
     for (std::int64_t x = 0; x < cols; ++x) {
       widen<S>(value_at<T>(p, item.sequence, item.kv_head, j + x), p.width_v, ldo, w.values + x * ldo);
     }

@@ -31,13 +31,26 @@ struct CodesPart {
   }
 };
 
+inline V load_part(const float* p, std::int64_t count) {
+  float values[N] = {};
+  for (std::int64_t i = 0; i < count; ++i) values[i] = p[i];
+  return load(values);
+}
+
 // load: elements over kUnit, which goes into their scale. kLargest: the largest code. encode: the low byte of each
 // lane, rounded to nearest, ties to even, for |v| <= kLargest but for rounding.
 struct Int8 {
   using type = std::int8_t;
   static constexpr float kUnit = 1.0f, kLargest = 127.0f;
   [[gnu::always_inline]] static V load(const std::int8_t* p) {
+    // GCC makes a chain of unpacks of a conversion of vectors.
+#if defined(__AVX512F__)
+    return (V)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)load_codes(p)));
+#elif defined(__AVX2__)
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
     return __builtin_convertvector(__builtin_convertvector(load_codes(p), IntLanes), V);
+#endif
   }
   static V part(const std::int8_t* p, std::int64_t count) { return load(CodesPart(p, count).codes); }
   [[gnu::always_inline]] static Words encode(V v) {
@@ -51,12 +64,15 @@ struct Fp8 {
   static constexpr float kLargest = 448.0f;
 #if defined(__F16C__) || defined(__AVX512F__)
   static constexpr float kUnit = 256.0f;
+  static constexpr short kNoSecondSign = static_cast<short>(0xbfff);
   [[gnu::always_inline]] static V load(const std::int8_t* p) {
     // The sign twice, then the exponent's bits above those of the mantissa.
-    const ShortLanes halves = (__builtin_convertvector(load_codes(p), ShortLanes) << 7) & static_cast<short>(0xbfff);
 #if defined(__AVX512F__)
+    const auto halves = ((ShortLanes)_mm256_cvtepi8_epi16((__m128i)load_codes(p)) << 7) & kNoSecondSign;
     return (V)_mm512_maskz_cvtph_ps(0xffff, (__m256i)halves);
 #else
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const auto halves = ((ShortLanes)_mm_cvtepi8_epi16(codes) << 7) & kNoSecondSign;
     return (V)_mm256_cvtph_ps((__m128i)halves);
 #endif
   }
@@ -87,27 +103,24 @@ constexpr int kCodeDotRows = 2;  // 16 registers
 template <class C, int MR>
 [[gnu::noinline]] void code_dot_tile(std::int64_t k, const float* a, const std::int8_t* b, float* sums) {
   V acc[MR][4] = {};
-  std::int64_t kk = 0;
-  for (; kk + N <= k; kk += N) {
+  const auto step = [&](const auto& row, const auto& codes) __attribute__((always_inline)) {
     V y[4];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) y[j] = C::load(b + j * k + kk);
+    for (int j = 0; j < 4; ++j) y[j] = codes(b + j * k);
 #pragma GCC unroll 4
     for (int i = 0; i < MR; ++i) {
-      const V x = load(a + i * k + kk);
+      const V x = row(a + i * k);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) acc[i][j] += x * y[j];
     }
+  };
+  std::int64_t kk = 0;
+  for (; kk + N <= k; kk += N) {
+    step([&](const float* p) { return load(p + kk); }, [&](const std::int8_t* p) { return C::load(p + kk); });
   }
   if (kk < k) {
-    for (int j = 0; j < 4; ++j) {
-      const V y = C::part(b + j * k + kk, k - kk);
-      for (int i = 0; i < MR; ++i) {
-        float part[N] = {};
-        for (std::int64_t x = kk; x < k; ++x) part[x - kk] = a[i * k + x];
-        acc[i][j] += load(part) * y;
-      }
-    }
+    step([&](const float* p) { return load_part(p + kk, k - kk); },
+         [&](const std::int8_t* p) { return C::part(p + kk, k - kk); });
   }
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i) {
@@ -123,6 +136,61 @@ void code_dots(std::int64_t rows, std::int64_t k, const float* a, const std::int
     (step == kCodeDotRows ? code_dot_tile<C, kCodeDotRows>
      : step == 2          ? code_dot_tile<C, 2>
                           : code_dot_tile<C, 1>)(k, a + i * k, b, sums + i * P);
+    i += step;
+  }
+}
+
+// sums [MR][ld] of W vectors += weights [MR][ldw] · rows of codes [keys, width]; a single vector has `last` lanes.
+template <class C, int MR, int W>
+[[gnu::noinline]] void add_code_tile(std::int64_t keys, const float* weights, std::int64_t ldw,
+                                     const std::int8_t* codes, std::int64_t width, std::int64_t last, float* sums,
+                                     std::int64_t ld) {
+  V acc[MR][W];
+#pragma GCC unroll 4
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) acc[i][j] = load(sums + i * ld + j * N);
+  }
+  for (std::int64_t x = 0; x < keys; ++x) {
+    V y[W];
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) {
+      const std::int8_t* const at = codes + x * width + j * N;
+      y[j] = W > 1 || last == N ? C::load(at) : C::part(at, last);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; ++i) {
+      const float weight = weights[i * ldw + x];
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) acc[i][j] += weight * y[j];
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) store(sums + i * ld + j * N, acc[i][j]);
+  }
+}
+template <class C, int MR>
+void add_code_columns(std::int64_t keys, const float* weights, std::int64_t ldw, const std::int8_t* codes,
+                      std::int64_t width, float* sums, std::int64_t ld) {
+  std::int64_t x = 0;
+  for (; x + 4 * N <= width; x += 4 * N) {
+    add_code_tile<C, MR, 4>(keys, weights, ldw, codes + x, width, N, sums + x, ld);
+  }
+  for (; x < width; x += N) {
+    add_code_tile<C, MR, 1>(keys, weights, ldw, codes + x, width, smaller(N, width - x), sums + x, ld);
+  }
+}
+
+template <class C>
+void add_code_rows(std::int64_t rows, std::int64_t keys, const float* weights, std::int64_t ldw,
+                   const std::int8_t* codes, std::int64_t width, float* sums, std::int64_t ld) {
+  for (std::int64_t i = 0; i < rows;) {
+    const std::int64_t step = rows - i >= kCodeDotRows ? kCodeDotRows : rows - i >= 2 ? 2 : 1;
+    (step == kCodeDotRows ? add_code_columns<C, kCodeDotRows>
+     : step == 2          ? add_code_columns<C, 2>
+                          : add_code_columns<C, 1>)(keys, weights + i * ldw, ldw, codes, width, sums + i * ld, ld);
     i += step;
   }
 }
