@@ -1,4 +1,4 @@
-"""What pages of a KV cache hold: elements of the model's dtype, or int8 or FP8 codes with a scale for each token and head.
+"""What pages of a KV cache hold: the model's dtype, or int8 or FP8 codes with a scale for each token and head.
 
 A layer's part of a block in the model's dtype is K [heads_kv, block, width], V [heads_kv, block, width_v]. In int8 or
 float8_e4m3fn these are codes, and two lists of bfloat16 follow: scales of K [heads_kv, block], scales of V likewise. An
@@ -44,7 +44,7 @@ def dequantize_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 class Pages:
-    """A layer's keys and values in a pool [blocks, elements], from ``offset`` on in each block. Views: nothing is copied."""
+    """A layer's keys and values in a pool [blocks, elements], from ``offset`` on in each block: views of it."""
 
     def __init__(self, pool: torch.Tensor, offset: int, block: int, heads_kv: int, width: int, width_v: int) -> None:
         self.dtype = pool.dtype

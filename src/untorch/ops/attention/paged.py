@@ -2,8 +2,8 @@
 
     q     [tokens, heads, width]       a tile of BLOCK_M rows: BLOCK_Q tokens by the heads that share a KV head (GQA)
     pool  [blocks, elements]           a block has, from ``offset`` on, K [heads_kv, BLOCK, width], V [heads_kv, BLOCK,
-                                       width_v]; tiles of BLOCK_N keys are gathered through block_table. In int8 or
-                                       E4M3, LARGEST is the largest code, and K's and V's scales [heads_kv, BLOCK] follow
+                                       width_v]; tiles of BLOCK_N keys are gathered through block_table. A pool of
+                                       int8 or E4M3 holds codes to LARGEST; scales of K and V [heads_kv, BLOCK] follow
     parts [rows, heads, splits, width_v]  float32, with the maximum and the sum of each row: decode with several splits
     out   [tokens, heads, width_v]
 
@@ -17,11 +17,12 @@ Keys that no row of a tile sees are not loaded: pages outside of windows may hol
 are read as page 0, and not written.
 
 Codes become elements of q's dtype in registers: both kinds are exact there. The scale of a key goes into its column of
-scores, and that of a value into its weights; in float16, where a weight times a small scale would be subnormal, into the
+scores, that of a value into its weights; in float16, where a weight times a small scale would be subnormal, into the
 value itself.
 
 Roofline: decode reads keys and values once, heads_kv · (width + width_v) elements a position, and is memory-bound to
-about 100 rows a KV head in 16 bits, to half as many in codes of one byte. Prefill as the kernel for contiguous keys: BLOCK_M operations a byte.
+about 100 rows a KV head in 16 bits, to half as many in one byte. Prefill as the kernel for contiguous keys: BLOCK_M
+operations a byte.
 """
 
 import triton
@@ -61,7 +62,15 @@ def _quantize(rows, DTYPE: tl.constexpr, LARGEST: tl.constexpr):
     if LARGEST == 127.0:
         # 1.5 * 2^23: adding it rounds to an integer, in the low bits.
         codes = (codes + 12582912.0).to(tl.int32, bitcast=True)
-    return codes.to(DTYPE), tl.where(finite, bits >> 16, 0x7FC0).to(tl.int16)
+    else:
+        # E4M3 by its bits: the interpreter does not round subnormals. 16384 has units of 2^-9, the smallest of them.
+        word = codes.to(tl.int32, bitcast=True)
+        magnitude = word & 0x7FFFFFFF
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+        tiny = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        codes = tl.where(magnitude < 0x3C800000, tiny, normal) | ((word >> 24) & 0x80)
+    codes = codes.to(tl.int8).to(DTYPE, bitcast=True)
+    return codes, tl.where(finite, bits >> 16, 0x7FC0).to(tl.int16)
 
 
 @triton.jit
@@ -142,8 +151,8 @@ def _attend_pages(
 ):  # fmt: skip
     """The keys from begin (a multiple of BLOCK_N) to end into the running softmax of a tile of queries.
 
-    k_base, v_base, scale_base: the KV head's place in page 0. positions, slopes: of each row. low, high, all_low, all_high: as
-    _visible gives them.
+    k_base, v_base, scale_base: the KV head's place in page 0. positions, slopes: of each row. low, high, all_low,
+    all_high: as _visible gives them.
     """
     n = tl.arange(0, BLOCK_N)
     for start in tl.range(begin, end, BLOCK_N):
@@ -354,8 +363,8 @@ def paged_decode(
         acc, peak, total = _attend_pages(
             q, q_rest, k_base, v_base, scale_base, table_ptr + tl.cast(sequence, tl.int64) * columns, positions, slopes,
             start, stop, low, high, all_low, all_high, acc, peak, total, stride_pool, blocks,
-            SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, HEADS_KV, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV, BLOCK_N,
-            PRECISE, LARGEST,
+            SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, HEADS_KV, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV,
+            BLOCK_N, PRECISE, LARGEST,
         )  # fmt: skip
         stored = inside[:, None] & (dv < WIDTH_V)[None, :]
         if splits == 1:

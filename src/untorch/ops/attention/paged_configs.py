@@ -44,8 +44,8 @@ def paged_config(
 ) -> PagedConfig:
     """For a compute capability (90), bytes an element of q, head widths, and heads of q for each KV head.
 
-    fp8: whether the pages hold FP8. Raises ValueError for heads that do not fit into shared memory, and for FP8 on a GPU
-    that does not convert it.
+    fp8: whether the pages hold FP8. Raises ValueError for heads that do not fit into shared memory, and for FP8 on a
+    GPU without conversions of it.
     """
     if fp8 and capability < _FIRST_WITH_FP8:
         raise ValueError(
