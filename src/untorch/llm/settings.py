@@ -12,15 +12,15 @@ from untorch.runtime.errors import InvalidFileError, UnsupportedError
 __all__ = ["FORMAT_VERSION", "Settings", "read_settings"]
 
 FORMAT_VERSION = 1
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
+    """block_size: positions a page. block_elements: of the pool's rows. dtype: of the pool.
 
-    methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
-    the GPU.
+    window: 0 unless all layers have windows. methods: names by the number of tokens that they are tuned for, ascending.
+    choose: the method that chooses tokens on the GPU.
     """
 
     vocabulary: int

@@ -65,7 +65,7 @@ def test_a_newer_format() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int8"},
+        {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int16"},
         {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
     ],
 )  # fmt: skip

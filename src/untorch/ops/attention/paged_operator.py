@@ -72,9 +72,9 @@ def _paged_attention_fake(q: torch.Tensor, *others: Any) -> torch.Tensor:
     return q.new_empty((q.shape[0], q.shape[1], width_v))
 
 
-def _check(aligned: bool, *others: Any) -> None:
+def _check(aligned: bool, q: Any, k: Any, v: Any, pool: Any, block_table: Any, *sizes: int) -> None:
     """The offset is a tensor: what is known of it is whether it is aligned."""
-    check_arguments(*others[:5], 0 if aligned else 1, *others[5:])
+    check_arguments(q, k, v, pool, block_table, 0 if aligned else 1, *sizes)
 
 
 OPERATOR = torch.ops.untorch.paged_attention_triton.default
