@@ -2,6 +2,7 @@
 #include "kernels/paged_attention.h"
 
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "shims/op.h"
@@ -68,6 +69,8 @@ UNTORCH_SHIM aoti_torch_cpu_paged_attention(AtenTensorHandle q, AtenTensorHandle
     check(!has_codes || (offset % kCodesAlignment == 0 && pages.stride(0) % kCodesAlignment == 0), op,
           ": the offset and the pool's stride must be multiples of ", kCodesAlignment, " in ",
           dtype_name(pages.dtype()), ", got ", offset, " and ", pages.stride(0));
+    check(!has_codes || reinterpret_cast<std::uintptr_t>(pages.raw()) % kCodesAlignment == 0, op,
+          ": argument 'pool' must begin at a multiple of ", kCodesAlignment, " bytes");
     const std::int64_t needed = heads_kv * block * (width + width_v + (has_codes ? 2 * kScaleBytes : 0));
     check(offset >= 0 && offset <= pages.size(1) && needed <= pages.size(1) - offset, op, ": the pool's blocks have ",
           pages.size(1), " elements, and the layer needs ", needed, " from ", offset, " on");

@@ -200,6 +200,10 @@ def test_codes_are_those_of_the_reference(kv: torch.dtype, dtype: torch.dtype) -
             "the offset and the pool's stride must be multiples of 16 in float8_e4m3fn, got 0 and 328",
         ),
         (
+            {"pool": torch.ones(4 * 512 + 1, dtype=torch.int8)[1:].view(4, 512)},
+            "argument 'pool' must begin at a multiple of 16 bytes",
+        ),
+        (
             {"pool": torch.ones(2, 304, dtype=torch.int8)},
             "the pool's blocks have 304 elements, and the layer needs 320 from 0 on",
         ),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
-from untorch.llm.runner import kv_bytes
+from untorch.llm.runner import _ITEMSIZE, kv_bytes
 from untorch.llm.settings import read_settings
+from untorch.runtime.arrays import zeros
 
 LAYER = {"heads_kv": 2, "width": 8, "width_v": 8, "window": 0, "chunk": 0, "offset": 0}
 SECTION: dict[str, Any] = {
@@ -23,6 +24,13 @@ def test_settings() -> None:
     assert settings.methods == ((16, "a"), (99, "b"))
     assert settings.window == 0
     assert settings.stop_ids == (2,)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("int8", 1), ("float8_e4m3fn", 1)])
+def test_dtypes_of_pages(dtype: str, size: int) -> None:
+    assert read_settings({"llm": {**SECTION, "dtype": dtype}}, "m.pt2").dtype == dtype
+    assert _ITEMSIZE[dtype] == size
+    assert zeros((2, 16), dtype).dtype == dtype  # as the runner makes the pool
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def write_pages(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     inside = written[:, None] & (d < WIDTH)[None, :]
     keys = tl.load(k_ptr + (t64 * stride_kt + head * stride_kh)[:, None] + d[None, :], inside, other=0.0)
-    scales = _scales(pool_ptr, offset, head, HEADS_KV, BLOCK, WIDTH + WIDTH_V) + pages * (stride_pool // 2) + places
     if LARGEST > 0:
+        scales = _scales(pool_ptr, offset, head, HEADS_KV, BLOCK, WIDTH + WIDTH_V) + pages * (stride_pool // 2) + places
         keys, bits = _quantize(keys, pool_ptr.dtype.element_ty, LARGEST)
         tl.store(scales, bits, written)
     tl.store(source[:, None] + (head * (BLOCK * WIDTH) + places * WIDTH)[:, None] + d[None, :], keys, inside)
@@ -136,7 +136,6 @@ def _load_keys(base, rows, seen, START: tl.constexpr, SIZE: tl.constexpr, WIDTH:
     inside = seen[:, None]
     if START + SIZE != WIDTH:
         inside = inside & (d < WIDTH)[None, :]
-    # Without another value what is masked is undefined: 0 is a code, too.
     return tl.load(base + rows[:, None] + d[None, :], inside, other=0.0)
 
 
