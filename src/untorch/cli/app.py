@@ -24,6 +24,7 @@ from untorch.cli.ops import ops
 from untorch.cli.output import one_line
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
+from untorch.cli.serve import serve
 from untorch.cli.sign import sign
 from untorch.cli.tune import tune
 from untorch.cli.verify import verify
@@ -129,5 +130,6 @@ def _root(
 
 for _command in (
     export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
+    serve,
 ):  # fmt: skip
     app.command()(_command)
