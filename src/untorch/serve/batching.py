@@ -42,16 +42,17 @@ class Observer:
 class Call:
     """One request: its inputs, and later its outputs or its error. ``done`` is called by the thread that ran it."""
 
-    __slots__ = ("abandoned", "arrived", "deadline", "done", "error", "inputs", "kind", "outputs", "rows")
+    __slots__ = ("abandoned", "arrived", "deadline", "done", "error", "inputs", "kind", "outputs", "rows", "timeout")
 
     def __init__(
-        self, inputs: Sequence[Array], kind: Hashable, rows: int, deadline: float | None, done: Callable[[Call], None]
+        self, inputs: Sequence[Array], kind: Hashable, rows: int, timeout: float | None, done: Callable[[Call], None]
     ) -> None:
         self.inputs = inputs
         self.kind = kind
         self.rows = rows
         self.arrived = time.monotonic()
-        self.deadline = deadline
+        self.deadline = None if timeout is None else self.arrived + timeout
+        self.timeout = timeout
         self.done = done
         self.outputs: list[Any] | None = None
         self.error: BaseException | None = None
@@ -127,7 +128,7 @@ class Batcher:
             ClosedError: The batcher is closed.
         """
         kind, rows = self._kind_of(inputs)
-        call = Call(inputs, kind, rows, None if timeout is None else time.monotonic() + timeout, done)
+        call = Call(inputs, kind, rows, timeout, done)
         if kind is None:
             call.kind = id(call)
         with self._changed:
@@ -180,10 +181,7 @@ class Batcher:
             future.set_exception(self._too_late(call))
 
     def _too_late(self, call: Call) -> DeadlineError:
-        assert call.deadline is not None
-        return DeadlineError(
-            f"model '{self._name}': the call was not computed within {call.deadline - call.arrived:.3g} s"
-        )
+        return DeadlineError(f"model '{self._name}': the call was not computed within {call.timeout:.3g} s")
 
     def _kind_of(self, inputs: Sequence[Array]) -> tuple[Hashable, int]:
         """What calls have to have in common to be joined (None: it runs alone), and the rows."""

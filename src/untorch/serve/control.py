@@ -29,7 +29,7 @@ class Control:
         self._writer = writer
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[None]] = {}
-        self.changes: Mapping[str, bool] = {}
+        self.changes: dict[str, bool] = {}
 
     @classmethod
     async def open(cls, end: socket.socket) -> Control:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from untorch.serve.options import ServeOptions
@@ -20,6 +21,7 @@ _REST = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: cl
 class _LimitedProtocol(HttpToolsProtocol):
     """A connection. One timer at a time runs for what the client has to send, one for what it has to read."""
 
+    max_connections: int
     header_timeout: float
     body_timeout: float
     write_timeout: float
@@ -56,6 +58,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._begin("body", self.body_timeout)
+        if len(self.connections) > self.max_connections:
+            self.app = _too_many
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -114,12 +118,18 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
 
+async def _too_many(scope: Any, receive: Any, send: Any) -> None:
+    headers = {"connection": "close", "retry-after": "1"}
+    await JSONResponse({"error": "the server has too many connections"}, 503, headers)(scope, receive, send)
+
+
 def limited_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
     """The protocol's class with the limits of the options."""
     return type(
         "LimitedProtocol",
         (_LimitedProtocol,),
         {
+            "max_connections": options.max_connections,
             "header_timeout": options.header_timeout,
             "body_timeout": options.body_timeout,
             "write_timeout": options.write_timeout,

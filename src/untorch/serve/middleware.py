@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from untorch.serve.endpoint import error_response
-from untorch.serve.errors import BodyTooLargeError
+from untorch.serve.errors import BodyTooLargeError, NotReadyError
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
@@ -69,6 +69,11 @@ class Access:
                 await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             status = status or 499
+        except asyncio.CancelledError:
+            if status or not self._state.draining:
+                raise
+            # The drain limit is over.
+            await error_response(NotReadyError("the server is shutting down"))(scope, receive, send_with_id)
         except Exception as error:
             if status:
                 raise  # a response has begun: the connection is closed

@@ -106,6 +106,20 @@ class Repository:
                 raise ModelNotFoundError(f"package '{name}' has several methods, call one of: {methods}")
             raise NotReadyError(f"model '{name}' is not loaded: {entry.reason}")
 
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model, or a package, can be called. Raises ModelNotFoundError."""
+        try:
+            self.get(name, version)
+        except NotReadyError:
+            return False
+        except ModelNotFoundError:
+            with self._lock:
+                entry = self._entries.get(name)
+                if entry is not None and entry.package is not None and version in ("", VERSION):
+                    return True  # its methods are models of their own
+            raise
+        return True
+
     def index(self) -> list[dict[str, str]]:
         """Every model that is loaded, and every package that could be."""
         self._scan()

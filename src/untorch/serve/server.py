@@ -102,7 +102,7 @@ async def _serve(
     connection = None
     if control is not None:
         connection = await Control.open(control[0])
-        connection.changes = control[1]
+        connection.changes = dict(control[1])
     await _Process(options, http, announce, connection).serve()
 
 
@@ -149,7 +149,6 @@ class _Process:
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                limit_concurrency=options.max_connections,
                 timeout_graceful_shutdown=max(1, round(options.drain)),
                 ssl_certfile=options.tls_certificate,
                 ssl_keyfile=options.tls_key,
@@ -208,7 +207,7 @@ class _Process:
     async def _load(self) -> None:
         await self._state.load_all()
         if self._control is not None:
-            for name, loaded in self._control.changes.items():
+            for name, loaded in list(self._control.changes.items()):
                 if loaded != any(package.name == name for package in self._state.repository.packages):
                     await self._state.apply("load" if loaded else "unload", name)
 
@@ -235,6 +234,7 @@ class _Process:
                 error = None
                 try:
                     await state.apply(message["action"], message["name"])
+                    control.changes[message["name"]] = message["action"] == "load"
                 except Exception as failure:
                     error = [type(failure).__name__, str(failure)]
                 await control.send({"applied": message["apply"], "error": error})

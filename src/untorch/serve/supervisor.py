@@ -96,6 +96,7 @@ class _Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         tasks = [asyncio.create_task(self._keep_alive()) for _ in range(self._options.workers)]
         await self._stop.wait()
+        self._http.close()  # when the workers have closed theirs, nobody listens
         for worker in self._workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGTERM)

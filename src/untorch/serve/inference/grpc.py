@@ -11,7 +11,7 @@ import grpc
 import numpy
 
 from untorch.runtime.errors import InvalidArgumentError, SystemResourceError, UntorchError
-from untorch.serve.errors import NotReadyError, status_of
+from untorch.serve.errors import status_of
 from untorch.serve.inference.infer import (
     EXTENSIONS,
     InferRequest,
@@ -148,11 +148,8 @@ class _Service:
         return message_class("ServerReadyResponse")(ready=self._state.ready)
 
     async def ModelReady(self, request: Any) -> Any:  # noqa: N802
-        try:
-            self._state.repository.get(request.name, request.version)
-        except NotReadyError:
-            return message_class("ModelReadyResponse")(ready=False)
-        return message_class("ModelReadyResponse")(ready=self._state.ready)
+        ready = self._state.repository.is_ready(request.name, request.version) and self._state.ready
+        return message_class("ModelReadyResponse")(ready=ready)
 
     async def ServerMetadata(self, request: Any) -> Any:  # noqa: N802
         return message_class("ServerMetadataResponse")(

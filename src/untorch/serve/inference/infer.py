@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
-from untorch.serve.errors import NotReadyError
 from untorch.serve.inference.tensors import datatype_of
 from untorch.serve.repository import VERSION
 
@@ -61,13 +60,11 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
 
     Raises:
         ModelNotFoundError: There is no such model.
-        NotReadyError: The server drains, or the model is not loaded.
+        NotReadyError: The model is not loaded.
         InvalidArgumentError: Names, datatypes, shapes or parameters are not the model's.
         UntorchError: What the call raises.
     """
     with state.metrics.request(request.model, protocol) as watch, state.tracer.span("infer", model=request.model):
-        if state.draining:
-            raise NotReadyError("the server is shutting down")
         model = state.repository.get(request.model, request.version)
         watch.model = model.name
         for name in request.parameters:

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.serve.endpoint import endpoint
-from untorch.serve.errors import NotReadyError
 from untorch.serve.inference.binary import HEADER_LENGTH, decompress, parse_json, split
 from untorch.serve.inference.infer import (
     EXTENSIONS,
@@ -76,13 +75,8 @@ class _Server:
 
     async def model_ready(self, request: Request) -> Response:
         name, version = _name_and_version(request)
-        try:
-            self._state.repository.get(name, version)
-        except NotReadyError as error:
-            return JSONResponse({"name": name, "ready": False, "error": str(error)}, status_code=503)
-        if not self._state.ready:
-            return JSONResponse({"name": name, "ready": False}, status_code=503)
-        return JSONResponse({"name": name, "ready": True})
+        ready = self._state.repository.is_ready(name, version) and self._state.ready
+        return JSONResponse({"name": name, "ready": ready}, status_code=200 if ready else 503)
 
     async def index(self, request: Request) -> Response:
         body = await request.body()
