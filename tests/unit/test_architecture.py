@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-RUN_HALF = ("untorch.runtime", "untorch.archive", "untorch.trust", "untorch.llm")
+RUN_HALF = ("untorch.runtime", "untorch.archive", "untorch.trust", "untorch.llm", "untorch.serve")
 BUILD_HALF = ("untorch.export", "untorch.quant", "untorch.ops", "untorch.torch_compile", "untorch.cli")
 
 

@@ -129,7 +129,8 @@ def serve(
         tls_certificate=None if tls_certificate is None else str(tls_certificate),
         tls_key=None if tls_key is None else str(tls_key),
     )
-    from untorch.serve.server import Addresses, run
+    from untorch.serve.addresses import Addresses
+    from untorch.serve.run import run
 
     def announce(addresses: Addresses) -> None:
         if json:

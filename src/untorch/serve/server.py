@@ -13,70 +13,16 @@ from typing import Any
 
 import uvicorn
 
-from untorch.runtime.errors import SystemResourceError
+from untorch.serve.addresses import BACKLOG, Addresses
 from untorch.serve.app import build_app
 from untorch.serve.control import Control
 from untorch.serve.http_protocol import limited_protocol
-from untorch.serve.logs import set_up_logs
 from untorch.serve.options import ServeOptions
 from untorch.serve.state import ServerState
 
-__all__ = ["Addresses", "bind", "run", "run_process"]
+__all__ = ["run_process"]
 
 _log = logging.getLogger("untorch.serve")
-_BACKLOG = 2048
-
-
-class Addresses:
-    """Where a server listens."""
-
-    def __init__(self, options: ServeOptions, port: int, grpc_port: int | None) -> None:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        scheme = "https" if options.tls_certificate is not None else "http"
-        self.http = f"{scheme}://{host}:{port}"
-        self.grpc = None if grpc_port is None else f"{host}:{grpc_port}"
-
-    def to_json(self) -> dict[str, str | None]:
-        """For ``--json``."""
-        return {"http": self.http, "grpc": self.grpc}
-
-
-def run(options: ServeOptions, announce: Callable[[Addresses], None] | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, and returns when everything is drained.
-
-    Args:
-        options: What to serve, where, and the limits.
-        announce: Called once, when the packages are loaded.
-
-    Raises:
-        SystemResourceError: A port is taken.
-        UntorchError: A package that the options name cannot be loaded.
-    """
-    set_up_logs(options.log_format)
-    if options.workers > 1:
-        from untorch.serve.supervisor import supervise
-
-        supervise(options, announce)
-        return
-    with bind(options) as http:
-        run_process(options, http, announce=announce)
-
-
-def bind(options: ServeOptions) -> socket.socket:
-    """A socket that listens for HTTP. Raises SystemResourceError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    http = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        http.bind((options.host, options.port))
-        http.listen(_BACKLOG)
-        http.setblocking(False)
-    except OSError as error:
-        http.close()
-        raise SystemResourceError(
-            f"HTTP cannot listen on {options.host}:{options.port}: {error.strerror or error}", error.errno
-        ) from None
-    return http
 
 
 def run_process(
@@ -148,7 +94,7 @@ class _Process:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=max(1, round(options.drain)),
                 ssl_certfile=options.tls_certificate,
                 ssl_keyfile=options.tls_key,

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from untorch.runtime.errors import ModelError, SystemResourceError
+from untorch.serve.addresses import Addresses, bind
 from untorch.serve.control import Control
 from untorch.serve.options import ServeOptions
-from untorch.serve.server import Addresses, bind
 
 __all__ = ["supervise"]
 

@@ -30,7 +30,7 @@ def strict(package: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> I
 STRICT = """
 import json, sys
 from untorch.serve.options import ServeOptions
-from untorch.serve.server import run
+from untorch.serve.run import run
 options = ServeOptions(
     models={"own": sys.argv[1]}, port=0, grpc_port=0, header_timeout=0.5, body_timeout=1.0, write_timeout=1.0,
     max_body=2**20, max_connections=20,

@@ -87,8 +87,7 @@ def test_sigterm_drains(package: pathlib.Path, tmp_path: pathlib.Path, workers: 
         answer = b""
         while part := slow.recv(65536):
             answer += part
-        # The request had begun, and is answered: computed if it was read before, else refused by the draining server.
-        assert answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503"))
+        assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer
         assert server.process.wait(20) == 0
         slow.close()
@@ -176,9 +175,6 @@ def test_a_package_that_cannot_be_loaded_is_an_error_at_the_start(
 
 def test_a_port_that_is_taken(server: Server, package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     port = server.http.split(":")[1]
-    with pytest.raises(
-        AssertionError,
-        match=f"(?s)ended with 1:.*untorch: HTTP cannot listen on 127.0.0.1:{port}: Address already in use",
-    ):
-        with serve(tmp_path, package, "--port", port):
-            pass
+    text = f"(?s)ended with 1:.*untorch: HTTP cannot listen on 127.0.0.1:{port}: Address already in use"
+    with pytest.raises(AssertionError, match=text), serve(tmp_path, package, "--port", port):
+        pass
