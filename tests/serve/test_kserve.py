@@ -1,4 +1,4 @@
-"""KServe's clients as they come. ``make`` puts them into build/kserve, without the packages that they do not need."""
+"""KServe's clients as they come. ``make`` puts them into build/kserve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "build" / "kserve"
 
 def test_kserve_clients(server: Server) -> None:
     if not FOLDER.is_dir():
-        pytest.skip("needs KServe's client: make build/stamps/kserve")
+        pytest.skip("needs KServe's client: make build/stamps/clients")
     script = pathlib.Path(__file__).with_name("kserve_client.py")
     done = subprocess.run(
         [sys.executable, str(script), server.http, server.grpc],

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -152,8 +151,3 @@ def parse_bytes(text: str, what: str) -> int:
     return int(float(match[1]) * unit)
 
 
-def describe(options: ServeOptions) -> dict[str, Any]:
-    """The options without secrets, for logs."""
-    fields = dataclasses.asdict(options)
-    fields["api_keys"] = len(options.api_keys)
-    return fields

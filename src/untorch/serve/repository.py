@@ -19,6 +19,7 @@ from untorch.serve.options import check_name
 if TYPE_CHECKING:
     from untorch.llm import Engine
     from untorch.serve.batching import Observer
+    from untorch.serve.metrics import Metrics
     from untorch.serve.options import ServeOptions
 
 __all__ = ["Engines", "Package", "Repository"]
@@ -285,10 +286,14 @@ class Repository:
 
 
 class Engines:
-    """The language models that are loaded, for the routes of the OpenAI API."""
+    """The language models that are loaded, for the routes of the OpenAI API.
 
-    def __init__(self, repository: Repository) -> None:
+    ``metrics`` takes the times to a first and to a further token, which only those routes know.
+    """
+
+    def __init__(self, repository: Repository, metrics: Metrics) -> None:
         self._repository = repository
+        self.metrics = metrics
 
     def names(self) -> list[str]:
         """Of all that are loaded now."""

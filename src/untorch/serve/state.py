@@ -33,7 +33,7 @@ class ServerState:
         self.metrics = Metrics()
         self.tracer = Tracer()
         self.repository = Repository(options, self.metrics.observer)
-        self.engines = Engines(self.repository)
+        self.engines = Engines(self.repository, self.metrics)
         self.version = untorch.__version__
         self.loaded = False
         self.draining = False
