@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -16,13 +17,13 @@ from starlette.routing import BaseRoute, Route
 from untorch.serve.endpoint import endpoint
 from untorch.serve.inference import rest
 from untorch.serve.metrics import CONTENT_TYPE
-from untorch.serve.middleware import Access, Authorize, LimitBody
+from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.options import ServeOptions
 from untorch.serve.state import ServerState
 
 __all__ = ["build_app"]
 
-_PAGE = Path(__file__).with_name("page") / "index.html"
+_FOLDER = Path(__file__).with_name("page")
 
 
 def build_app(options: ServeOptions, state: ServerState | None = None) -> Starlette:
@@ -41,13 +42,10 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
         await server.call(server.metrics.refresh, server.repository)
         return Response(await server.call(server.metrics.render), headers={"content-type": CONTENT_TYPE})
 
-    async def page(request: Request) -> Response:
-        return FileResponse(_PAGE, media_type="text/html", headers={"content-security-policy": _POLICY})
-
     routes: list[BaseRoute] = [*rest.routes(server), Route("/metrics", endpoint(metrics))]
     routes += _openai_routes(server)
-    if options.page and _PAGE.exists():
-        routes.append(Route("/", endpoint(page)))
+    if options.page:
+        routes += [Route(path, endpoint(_page_file(name))) for path, name in PAGE_FILES.items()]
     app = Starlette(
         routes=routes,
         middleware=[
@@ -61,11 +59,18 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
     return app
 
 
-# The page is one file, and talks to its own server alone.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' "
-    "blob: data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
-)
+def _page_file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        # The page talks to its own server alone, and runs nothing that came with an answer.
+        headers = {
+            "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; form-action 'none'; "
+            "frame-ancestors 'none'; base-uri 'none'",
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-cache",
+        }
+        return FileResponse(_FOLDER / name, headers=headers)
+
+    return send
 
 
 def _openai_routes(server: ServerState) -> list[BaseRoute]:

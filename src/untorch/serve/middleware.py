@@ -23,12 +23,15 @@ from untorch.serve.errors import BodyTooLargeError, NotReadyError
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
-__all__ = ["Access", "Authorize", "LimitBody", "is_authorized"]
+__all__ = ["PAGE_FILES", "Access", "Authorize", "LimitBody", "is_authorized"]
 
 _log = logging.getLogger("untorch.serve.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-# What probes and browsers ask for without a key. The page asks its user for one.
-_OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/"})
+# The page's files, by path. They are the same in every server; the page asks its user for a key.
+PAGE_FILES = {
+    "/": "index.html", "/page/app.js": "app.js", "/page/tensors.js": "tensors.js", "/page/style.css": "style.css",
+}  # fmt: skip
+_OPEN = frozenset({"/v2/health/live", "/v2/health/ready", *PAGE_FILES})
 # A client that sends a body that is refused should see why, before the connection is closed.
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 16 * 2**20
 

@@ -149,5 +149,3 @@ def parse_bytes(text: str, what: str) -> int:
     if match is None or unit is None:
         raise InvalidArgumentError(f"{what}: expected bytes, or a size such as 64MiB or 1GB, got {text!r}")
     return int(float(match[1]) * unit)
-
-

@@ -36,7 +36,6 @@ class Package:
     models: dict[str, Model]
     program: untorch.Program | None = None
     engine: Engine | None = None
-    identity: Any = None
 
     def close(self) -> None:
         """Waits for its calls, and frees the file."""
@@ -57,6 +56,7 @@ class _Entry:
     package: Package | None = None
     state: str = "UNAVAILABLE"
     reason: str = "not loaded"
+    tried: Any = None  # the identity of the file that was loaded, refused or unloaded last
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -154,6 +154,7 @@ class Repository:
         with entry.lock:
             if entry.package is None:
                 entry.state, entry.reason = "LOADING", ""
+            entry.tried = _identity(entry.path)
             try:
                 package = self._open(name, entry.path)
                 old = self._exchange(entry, package)
@@ -173,6 +174,7 @@ class Repository:
             raise ModelNotFoundError(f"no package is named {name!r:.210}")
         with entry.lock:
             old = self._exchange(entry, None)
+            entry.tried = _identity(entry.path)
             if old is not None:
                 old.close()
         log(INFO, "model %s is unloaded", name)
@@ -183,15 +185,13 @@ class Repository:
         for name, entry in list(self._entries.items()):
             if name in self._options.models:
                 continue
-            identity, package = _identity(entry.path), entry.package
+            identity = _identity(entry.path)
             try:
                 if identity is None:
                     self.unload(name)
                     with self._lock:
                         self._entries.pop(name, None)
-                elif (package is not None and package.identity != identity) or (
-                    package is None and entry.state == "UNAVAILABLE" and entry.reason == "not loaded"
-                ):
+                elif entry.tried != identity:
                     self.load(name)
             except (UntorchError, OSError) as error:
                 log(INFO, "model %s was not loaded: %s", name, error)
@@ -251,12 +251,11 @@ class Repository:
     def _open(self, name: str, path: str) -> Package:
         options = self._options
         begin = time.perf_counter()
-        identity = _identity(path)
         program = untorch.load(
             path, device=options.device, num_runners=options.num_runners, num_threads=options.num_threads,
             trust=options.trust,
         )  # fmt: skip
-        package = Package(name, path, {}, program, identity=identity)
+        package = Package(name, path, {}, program)
         try:
             if "llm" in program.manifest:
                 self._open_language_model(package)
