@@ -178,3 +178,34 @@ def test_a_key_is_asked_for(package: pathlib.Path, tmp_path: pathlib.Path, page:
         page.locator("#key").fill("secret")
         page.locator("#key").press("Enter")
         card(page, "own.linear").wait_for()
+
+
+def test_chat_streams(server: Server, page: Any) -> None:
+    """With answers of the OpenAI API as they would come: the conversation is sent whole, text is no HTML."""
+    sent: list[Any] = []
+    answers = iter(["Hello <b>you</b>", "Again"])
+    model = {
+        "name": "lm", "versions": ["1"], "platform": "untorch_llm", "inputs": [], "outputs": [],
+        "untorch": {"architecture": "x", "max_positions": 64},
+    }  # fmt: skip
+
+    def chat(route: Any) -> None:
+        sent.append(route.request.post_data_json)
+        chunks = [{"choices": [{"delta": {"content": part}}]} for part in next(answers).partition(" ")]
+        chunks.insert(0, {"choices": [{"delta": {"role": "assistant"}}]})
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        route.fulfill(content_type="text/event-stream", body="".join([*lines, "data: [DONE]\n\n"]))
+
+    page.route("**/v2/repository/index", lambda route: route.fulfill(json=[{"name": "lm", "state": "READY"}]))
+    page.route("**/v2/models/lm", lambda route: route.fulfill(json=model))
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "lm"}]}))
+    page.route("**/v1/chat/completions", chat)
+    page.goto(server.addresses["http"])
+    one = card(page, "lm")
+    for text, answer in (("Hi", "Hello <b>you</b>"), ("More", "Again")):
+        one.locator("textarea").fill(text)
+        one.get_by_role("button", name="Send").click()
+        one.get_by_text(answer, exact=True).wait_for()
+    assert [message["content"] for message in sent[1]["messages"]] == ["Hi", "Hello <b>you</b>", "More"]
+    assert sent[0]["stream"] is True
+    assert "of 2 calls" in one.locator("header .facts").inner_text()
