@@ -234,6 +234,15 @@ def test_metrics(server: Server) -> None:
     assert "own.nope" not in text  # clients choose no labels
 
 
+def test_pages_of_other_sites(server: Server) -> None:
+    """A browser sends such calls without asking, and tells where the page is from."""
+    for origin, status in (("http://evil.example", 403), ("null", 403), (server.addresses["http"], 200)):
+        assert server.json("POST", "/v2/repository/index", b"", {"Origin": origin})[0] == status
+    _, document = server.json("POST", "/v2/repository/models/own/unload", b"", {"Origin": "http://evil.example"})
+    assert document["error"].startswith("Origin: expected a page of this server, as it has no API key")
+    assert server.infer("own.linear", X)[0] == 200
+
+
 def test_keys(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with serve(tmp_path, f"own={package}", "--api-key", "one", "--log-format", "json", UNTORCH_API_KEY="two") as server:
         assert server.json("GET", "/v2/health/ready")[0] == 200

@@ -185,6 +185,24 @@ def test_grpc_typed_contents(server: Server) -> None:
         assert caught.value.details() == "raw_input_contents: expected 1 entries, one an input, got 2"
 
 
+def test_grpc_nonsense(server: Server) -> None:
+    """Bytes that are no message, calls that do not exist, messages that are too large."""
+    import grpc
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        for method, data, code in (
+            ("ModelInfer", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+            ("ModelInfer", b"\x0a\x82\x80\x10" + b"m" * (2 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+            ("Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+            ("ModelStatistics", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(data, timeout=20)
+            assert caught.value.code() == code, (method, caught.value.details())
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        assert client.infer("own.linear", [tensor(grpcclient, "x", X)]).as_numpy("output").shape == (2, 3)
+
+
 def test_load_and_unload(module: Any, package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()

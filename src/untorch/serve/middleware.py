@@ -96,7 +96,7 @@ class Access:
 
 
 class Authorize:
-    """Asks for ``Authorization: Bearer KEY``."""
+    """Asks for ``Authorization: Bearer KEY``; without keys, refuses calls of other sites' pages."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
@@ -104,16 +104,25 @@ class Authorize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in _OPEN:
-            value = (_header(scope, b"authorization") or b"").decode("latin-1")
-            if not is_authorized(value, self._keys):
-                text = "Authorization: expected 'Bearer KEY' with a key of this server"
-                response = JSONResponse(
-                    {"error": text}, status_code=401, headers={"www-authenticate": "Bearer", "connection": "close"}
-                )
-                await response(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            status, text = self._refusal(scope)
+            if text:
+                headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
+                await JSONResponse({"error": text}, status_code=status, headers=headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str]:
+        if self._keys:
+            value = (_header(scope, b"authorization") or b"").decode("latin-1")
+            if not is_authorized(value, self._keys):
+                return 401, "Authorization: expected 'Bearer KEY' with a key of this server"
+            return 200, ""
+        # Without a key, a web page of anybody could have its visitors' browsers call a server on their machine.
+        origin = _header(scope, b"origin")
+        if origin is not None and origin.partition(b"://")[2] != (_header(scope, b"host") or b""):
+            return 403, "Origin: expected a page of this server, as it has no API key: set one for other pages"
+        return 200, ""
 
 
 def is_authorized(value: str, keys: Iterable[str]) -> bool:

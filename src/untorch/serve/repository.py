@@ -153,7 +153,7 @@ class Repository:
         entry = self._entry(name)
         with entry.lock:
             if entry.package is None:
-                entry.state, entry.reason = "LOADING", ""
+                entry.state, entry.reason = "LOADING", "it is being loaded"
             entry.tried = _identity(entry.path)
             try:
                 package = self._open(name, entry.path)

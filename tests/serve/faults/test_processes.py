@@ -106,6 +106,20 @@ def test_the_drain_has_a_limit(package: pathlib.Path, tmp_path: pathlib.Path) ->
             assert stuck.recv(65536).startswith(b"HTTP/1.1 503")
 
 
+def test_a_grpc_stream_does_not_hold_up_the_end(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    client_module = pytest.importorskip("tritonclient.grpc")
+    with (
+        serve(tmp_path, f"own={package}", "--drain", "1") as server,
+        client_module.InferenceServerClient(server.grpc) as client,
+    ):
+        client.start_stream(lambda result, error: None)
+        assert client.is_server_live()
+        begin = time.monotonic()
+        assert server.stop(timeout=15) == 0
+        assert time.monotonic() - begin < 10
+        client.stop_stream()
+
+
 def test_a_package_that_is_removed_is_still_served(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     copy = tmp_path / "copy.pt2"
     shutil.copy(package, copy)

@@ -190,6 +190,15 @@ def test_keys(value: str, expected: bool) -> None:
     assert not is_authorized(value, ())
 
 
+def test_a_full_queue_asks_for_another_try() -> None:
+    from untorch.serve.endpoint import error_response
+    from untorch.serve.errors import QueueFullError
+
+    response = error_response(QueueFullError("model 'm': 5 calls wait already: try again later"))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert json.loads(bytes(response.body)) == {"error": "model 'm': 5 calls wait already: try again later"}
+
+
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 

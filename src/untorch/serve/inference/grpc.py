@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy
+from google.protobuf.message import DecodeError
 
 from untorch.runtime.errors import InvalidArgumentError, SystemResourceError, UntorchError
 from untorch.serve.errors import status_of
@@ -67,13 +68,11 @@ class GrpcServer:
         handlers: dict[str, grpc.RpcMethodHandler] = {}
         for name in METHODS:
             handlers[name] = grpc.unary_unary_rpc_method_handler(
-                service.wrap(getattr(service, name)),
-                request_deserializer=message_class(f"{name}Request").FromString,
+                service.wrap(getattr(service, name), message_class(f"{name}Request")),
                 response_serializer=message_class(f"{name}Response").SerializeToString,
             )
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             service.ModelStreamInfer,
-            request_deserializer=message_class("ModelInferRequest").FromString,
             response_serializer=message_class("ModelStreamInferResponse").SerializeToString,
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -129,12 +128,12 @@ class _Service:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    def wrap(self, function: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The function, with a status for every exception."""
+    def wrap(self, function: Callable[[Any], Awaitable[Any]], message: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        """The function for a message's bytes, with a status for every exception."""
 
-        async def call(request: Any, context: Any) -> Any:
+        async def call(data: bytes, context: Any) -> Any:
             try:
-                return await function(request)
+                return await function(_parse(message, data))
             except Exception as error:
                 status, text = _status(error)
             return await context.abort(getattr(grpc.StatusCode, status), text)
@@ -177,15 +176,25 @@ class _Service:
     async def ModelInfer(self, request: Any) -> Any:  # noqa: N802
         return _answer(await infer(self._state, _read(request), "grpc"))
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Answers in the order of the requests; one that fails is no end of the stream."""
         response = message_class("ModelStreamInferResponse")
-        async for request in requests:
+        async for data in requests:
+            request = message_class("ModelInferRequest")()
             try:
+                request = _parse(type(request), data)
                 yield response(infer_response=await self.ModelInfer(request))
             except Exception as error:
                 failed = message_class("ModelInferResponse")(id=request.id, model_name=request.model_name)
                 yield response(error_message=_status(error)[1], infer_response=failed)
+
+
+def _parse(message: Any, data: bytes) -> Any:
+    """A message of its bytes. Raises InvalidArgumentError."""
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        raise InvalidArgumentError(f"the request's bytes are no {message.DESCRIPTOR.name}") from None
 
 
 def _status(error: Exception) -> tuple[str, str]:
