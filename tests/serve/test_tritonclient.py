@@ -60,16 +60,16 @@ def test_infer(module: Any, client: Any) -> None:
     assert result.as_numpy("output").tolist() == linear(X.tolist())
 
 
-def test_infer_json(client: Any, module: Any) -> None:
-    if module is grpcclient:
-        pytest.skip("gRPC has no JSON")
-    for binary_in in (False, True):
-        for binary_out in (False, True):
+@pytest.mark.parametrize("binary_in", [False, True])
+@pytest.mark.parametrize("binary_out", [False, True])
+def test_infer_json(server: Server, binary_in: bool, binary_out: bool) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        for algorithm in (None, "gzip", "deflate"):
             result = client.infer(
                 "own.linear",
-                [tensor(module, "x", X, binary_data=binary_in)],
-                outputs=[module.InferRequestedOutput("output", binary_data=binary_out)],
-                request_compression_algorithm="gzip",
+                [tensor(httpclient, "x", X, binary_data=binary_in)],
+                outputs=[httpclient.InferRequestedOutput("output", binary_data=binary_out)],
+                request_compression_algorithm=algorithm,
             )
             assert result.as_numpy("output").tolist() == linear(X.tolist())
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from untorch.serve.endpoint import endpoint
+from untorch.serve.endpoint import endpoint, error_document
 from untorch.serve.inference import rest
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
@@ -82,4 +82,5 @@ def _openai_routes(server: ServerState) -> list[BaseRoute]:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
+    document = error_document(request.url.path, error.status_code, error.detail)
+    return JSONResponse(document, status_code=error.status_code, headers=error.headers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +14,7 @@ from untorch.runtime.errors import UntorchError
 from untorch.runtime.text import escape_controls
 from untorch.serve.errors import BodyTooLargeError, QueueFullError, status_of
 
-__all__ = ["endpoint", "error_response"]
+__all__ = ["endpoint", "error_document", "error_response"]
 
 _log = logging.getLogger("untorch.serve")
 
@@ -27,14 +28,25 @@ def endpoint(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
         except (HTTPException, BodyTooLargeError, ClientDisconnect):
             raise
         except Exception as error:
-            return error_response(error, request.scope.get("request_id", ""))
+            return error_response(error, request.scope)
 
     return call
 
 
-def error_response(error: Exception, request_id: str = "") -> Response:
+def error_document(path: str, status: int, text: str) -> dict[str, Any]:
+    """An error's body: below /v1 in OpenAI's envelope, which the clients of those paths read."""
+    text = escape_controls(text)
+    if not path.startswith("/v1/"):
+        return {"error": text}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = {401: "invalid_api_key", 429: "rate_limit_exceeded"}.get(status)
+    return {"error": {"message": text, "type": kind, "param": None, "code": code}}
+
+
+def error_response(error: Exception, scope: Mapping[str, Any]) -> Response:
     """The answer for an exception. What is no error of ours is logged, and told only by the request's id."""
     status, _ = status_of(error)
+    request_id = scope.get("request_id", "")
     if isinstance(error, UntorchError):
         text = str(error)
     elif isinstance(error, MemoryError):
@@ -43,4 +55,4 @@ def error_response(error: Exception, request_id: str = "") -> Response:
         _log.error("request %s failed", request_id, exc_info=error)
         text = f"internal error; request id {request_id}"
     headers = {"retry-after": "1"} if isinstance(error, QueueFullError) else None
-    return JSONResponse({"error": escape_controls(text)}, status_code=status, headers=headers)
+    return JSONResponse(error_document(scope["path"], status, text), status_code=status, headers=headers)

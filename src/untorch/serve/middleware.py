@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from untorch.serve.endpoint import error_response
+from untorch.serve.endpoint import error_document, error_response
 from untorch.serve.errors import BodyTooLargeError, NotReadyError
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ class Access:
             if status or not self._state.draining:
                 raise
             # The drain limit is over.
-            await error_response(NotReadyError("the server is shutting down"))(scope, receive, send_with_id)
+            response = error_response(NotReadyError("the server is shutting down"), scope)
+            await response(scope, receive, send_with_id)
         except Exception as error:
             if status:
                 raise  # a response has begun: the connection is closed
-            await error_response(error, request_id)(scope, receive, send_with_id)
+            await error_response(error, scope)(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - begin
             route = getattr(scope.get("route"), "path", None) or "other"
@@ -108,7 +109,8 @@ class Authorize:
             status, text = self._refusal(scope)
             if text:
                 headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
-                await JSONResponse({"error": text}, status_code=status, headers=headers)(scope, receive, send)
+                document = error_document(scope["path"], status, text)
+                await JSONResponse(document, status_code=status, headers=headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -150,34 +152,37 @@ class LimitBody:
         if length is not None and (not length.isdigit() or int(length[:20]) > self._limit):
             await self._refuse(scope, receive, send)
             return
-        received, started = 0, False
+        received, started, exceeded = 0, False, False
 
         async def limited() -> Message:
-            nonlocal received
+            nonlocal received, exceeded
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
+                exceeded = not started
                 raise BodyTooLargeError(self._text())
             return message
 
         async def watched(message: Message) -> None:
             nonlocal started
-            started = True
-            await send(message)
+            if not exceeded:  # else the answer is ours, whatever the application makes of it
+                started = True
+                await send(message)
 
         try:
             await self._app(scope, limited, watched)
-        except BodyTooLargeError as error:
-            if started:
+        except BodyTooLargeError:
+            if not exceeded:
                 raise
-            await self._refuse(scope, receive, send, str(error))
+        if exceeded:
+            await self._refuse(scope, receive, send)
 
     def _text(self) -> str:
         return f"expected a body of at most {self._limit} bytes (--max-body)"
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, text: str = "") -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers at once, and takes some of what still comes: a client may read only when it has sent."""
-        body = json.dumps({"error": text or self._text()}).encode()
+        body = json.dumps(error_document(scope["path"], 413, self._text())).encode()
         headers = [
             (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),

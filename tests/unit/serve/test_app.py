@@ -41,7 +41,9 @@ def call(app: Starlette, method: str, path: str, body: Any = b"", headers: dict[
         messages = iter([{"type": "http.request", "body": data, "more_body": False}])
 
         async def receive() -> Any:
-            return next(messages, {"type": "http.disconnect"})
+            for message in messages:
+                return message
+            await asyncio.Event().wait()  # the client stays
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -143,7 +145,11 @@ def test_the_openai_routes_are_added_if_they_are_there(state: ServerState, monke
     assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, True]
     # What routes of others raise becomes an answer that tells nothing of the inside.
     status, headers, body = call(app, "GET", "/v1/fails")
-    assert (status, json.loads(body)["error"]) == (500, f"internal error; request id {headers['x-request-id']}")
+    assert status == 500
+    assert json.loads(body)["error"] == {
+        "message": f"internal error; request id {headers['x-request-id']}", "type": "server_error", "param": None,
+        "code": None,
+    }  # fmt: skip
 
 
 def test_spans(state: ServerState) -> None:
@@ -190,11 +196,37 @@ def test_keys(value: str, expected: bool) -> None:
     assert not is_authorized(value, ())
 
 
+def test_a_body_that_is_too_large_is_refused_whatever_a_route_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by one that catches everything."""
+    module = types.ModuleType("untorch.serve.openai")
+    module.__spec__ = types.SimpleNamespace(name="untorch.serve.openai")  # type: ignore[assignment]
+
+    async def eat(request: Request) -> Response:
+        try:
+            return JSONResponse(len(await request.body()))
+        except Exception:
+            return JSONResponse("eaten")
+
+    module.routes = lambda engines: [Route("/v1/eat", eat, methods=["POST"])]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "untorch.serve.openai", module)
+    app = build_app(ServeOptions(repository="/nowhere", max_body=10))
+    assert call(app, "POST", "/v1/eat", b"0123456789")[2] == b"10"
+    status, headers, body = call(app, "POST", "/v1/eat", b"0123456789a")
+    assert (status, headers["connection"]) == (413, "close")
+    assert json.loads(body)["error"]["message"] == "expected a body of at most 10 bytes (--max-body)"
+
+
+def test_keys_below_v1_are_asked_for_in_openais_envelope() -> None:
+    app = build_app(ServeOptions(repository="/nowhere", api_keys=("secret",)))
+    status, _, body = call(app, "GET", "/v1/models")
+    assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+
+
 def test_a_full_queue_asks_for_another_try() -> None:
     from untorch.serve.endpoint import error_response
     from untorch.serve.errors import QueueFullError
 
-    response = error_response(QueueFullError("model 'm': 5 calls wait already: try again later"))
+    response = error_response(QueueFullError("model 'm': 5 calls wait already: try again later"), {"path": "/v2"})
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     assert json.loads(bytes(response.body)) == {"error": "model 'm': 5 calls wait already: try again later"}
 
