@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ from untorch.serve.errors import DeadlineError
 from untorch.serve.model import Port
 
 if TYPE_CHECKING:
-    from untorch.llm import Engine
+    from untorch.llm import Engine, Generation, RequestOutput
+    from untorch.serve.metrics import Metrics
 
 __all__ = ["LanguageModel"]
 
@@ -35,9 +38,10 @@ class LanguageModel:
     inputs: tuple[Port, ...] = (Port("text_input", "BYTES", (-1,)),)
     outputs: tuple[Port, ...] = (Port("text_output", "BYTES", (-1,)),)
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: Engine, metrics: Metrics | None = None) -> None:
         self.name = name
         self._engine = engine
+        self._metrics = metrics
 
     async def infer(
         self, inputs: Mapping[str, Array], parameters: Mapping[str, Any], timeout: float | None
@@ -52,7 +56,7 @@ class LanguageModel:
         try:
             for prompt in prompts:
                 handles.append(self._engine.submit(prompt, params, timeout=timeout))
-            results = [await _result(handle) for handle in handles]
+            results = await asyncio.gather(*(self._result(handle) for handle in handles))
         finally:
             for handle in handles:
                 handle.cancel()
@@ -66,6 +70,20 @@ class LanguageModel:
         """Architecture and lengths."""
         settings = self._engine.settings
         return {"architecture": settings.architecture, "max_positions": settings.max_positions}
+
+    async def _result(self, handle: Generation) -> RequestOutput:
+        """Waits without blocking the event loop, and measures when tokens come."""
+        begin, first, last, count = time.perf_counter(), 0.0, 0.0, 0
+        async for chunk in handle:
+            if chunk.token_ids:
+                last = time.perf_counter()
+                first = first or last
+                count += len(chunk.token_ids)
+        if self._metrics is not None and count:
+            self._metrics.first_token(self.name, first - begin)
+            if count > 1:
+                self._metrics.output_token(self.name, (last - first) / (count - 1))
+        return handle.result()
 
     def _fields(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -87,10 +105,3 @@ class LanguageModel:
             return bytes(item).decode()
         except UnicodeDecodeError:
             raise InvalidArgumentError(f"model '{self.name}': text_input: expected UTF-8") from None
-
-
-async def _result(handle: Any) -> Any:
-    """Waits without blocking the event loop."""
-    async for _ in handle:
-        pass
-    return handle.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from untorch.serve.options import check_name
 
 if TYPE_CHECKING:
     from untorch.llm import Engine
-    from untorch.serve.batching import Observer
     from untorch.serve.metrics import Metrics
     from untorch.serve.options import ServeOptions
 
@@ -68,12 +66,12 @@ class Repository:
 
     Args:
         options: What to serve.
-        observe: Gives the observer of a model's batcher.
+        metrics: Where models count and measure.
     """
 
-    def __init__(self, options: ServeOptions, observe: Callable[[str], Observer] | None = None) -> None:
+    def __init__(self, options: ServeOptions, metrics: Metrics | None = None) -> None:
         self._options = options
-        self._observe = observe
+        self._metrics = metrics
         self._lock = threading.Lock()
         self._entries = {name: _Entry(path) for name, path in options.models.items()}
         self._models: dict[str, Model] = {}
@@ -262,7 +260,7 @@ class Repository:
             else:
                 for method in program.methods:
                     model = model_name(name, method, program.methods)
-                    observer = self._observe(model) if self._observe is not None else None
+                    observer = self._metrics.observer(model) if self._metrics is not None else None
                     package.models[model] = MethodModel(model, program, program[method], options, observer)
         except BaseException:
             package.close()
@@ -281,7 +279,7 @@ class Repository:
         package.engine = Engine(
             package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust
         )
-        package.models[package.name] = LanguageModel(package.name, package.engine)
+        package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
 
 
 class Engines:

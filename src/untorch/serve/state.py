@@ -32,7 +32,7 @@ class ServerState:
         self.options = options
         self.metrics = Metrics()
         self.tracer = Tracer()
-        self.repository = Repository(options, self.metrics.observer)
+        self.repository = Repository(options, self.metrics)
         self.engines = Engines(self.repository, self.metrics)
         self.version = untorch.__version__
         self.loaded = False
