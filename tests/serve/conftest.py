@@ -22,7 +22,7 @@ def package() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def served_package() -> pathlib.Path:
-    """Methods forward, types and similarity of models.py."""
+    """Methods forward, types, similarity and centre of models.py."""
     return packages.compiled(pathlib.Path(__file__).with_name("models.py"), "served")
 
 

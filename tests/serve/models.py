@@ -28,6 +28,13 @@ class Similarity(torch.nn.Module):
         return x @ x.T
 
 
+class Centre(torch.nn.Module):
+    """Relates rows, and does not show it in its shapes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
 def main(kind: str, path: str) -> None:
     """Compiles the package."""
     from untorch.export import export
@@ -47,6 +54,7 @@ def main(kind: str, path: str) -> None:
             },
             "types": (Types(), (tensors,)),
             "similarity": {"model": Similarity(), "args": (torch.randn(3, 4),), "dynamic_shapes": ({0: batch},)},
+            "centre": {"model": Centre(), "args": (torch.randn(3, 4),), "dynamic_shapes": ({0: batch},)},
         },
         path=path,
     )

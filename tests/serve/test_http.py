@@ -51,6 +51,8 @@ def test_health_and_metadata(server: Server) -> None:
     assert document["untorch"]["batching"] == {"joined": False, "reason": "the method changes buffers"}
     _, document = server.json("GET", "/v2/models/served.similarity")
     assert document["untorch"]["batching"]["reason"].endswith(" is also another dimension of output 'output'")
+    _, document = server.json("GET", "/v2/models/served.centre")
+    assert document["untorch"]["batching"]["reason"] == "rows give other results together than alone"
     _, document = server.json("GET", "/v2/models/served")
     assert (document["name"], document["untorch"]["method"]) == ("served", "forward")
     assert document["untorch"]["batching"]["joined"]

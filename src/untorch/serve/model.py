@@ -16,6 +16,7 @@ from untorch.runtime.spec import SymbolicDim, TensorSpec
 from untorch.serve.batching import Batcher, Observer
 from untorch.serve.inference.tensors import datatype_of
 from untorch.serve.joining import Joining, joining_of
+from untorch.serve.probe import relates_rows
 
 if TYPE_CHECKING:
     from untorch.runtime.method import Method
@@ -76,11 +77,13 @@ class MethodModel:
         joining = joining_of(method.inputs, method.outputs, has_state)
         if not joining.reason and options.max_batch_size == 1:
             joining = Joining("max_batch_size is 1")
-        self._joining = joining
         self._session = program.session() if has_state else None
         self._method = method if self._session is None else self._session[method.name]
         self._lock = threading.Lock()
         self._method.open()
+        if not joining.reason and relates_rows(self._method.run, method.inputs, int(method.device == "cpu")):
+            joining = Joining("rows give other results together than alone")
+        self._joining = joining
         self._is_described = bool(method.inputs) or not method.num_inputs
         self._input_names = [spec.name for spec in method.inputs] or [str(i) for i in range(method.num_inputs)]
         self.inputs = tuple(_port(spec) for spec in method.inputs)
