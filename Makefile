@@ -35,7 +35,8 @@ $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 $(STAMPS)/venv-run: Makefile
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
-	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance starlette uvicorn
+	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
+	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
@@ -67,6 +68,15 @@ $(STAMPS)/vision: $(STAMPS)/venv-build
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
 	@touch $@
 
+# Clients of other servers, as they come. tritonclient asks for older versions of protobuf and ml_dtypes than it needs.
+# KServe's has a whole Kubernetes client: it gets a folder of its own, with what the tests import of it.
+$(STAMPS)/clients: $(STAMPS)/venv-build
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps "tritonclient>=2.50"
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/kserve kserve "cloudevents<2" deprecation \
+	  durationpy fastapi grpc-interceptor kubernetes oauthlib orjson pandas psutil python-multipart requests-oauthlib six \
+	  tabulate timing-asgi watchfiles websocket-client
+	@touch $@
+
 # Triton 3.6's interpreter needs a NumPy older than 2.4, for the tests that it runs (tests/interpreter.py).
 $(STAMPS)/interpreter: $(STAMPS)/venv-build
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/interpreter "numpy<2.4"
@@ -92,7 +102,7 @@ PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 quick: lint
 	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
 
-test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter
+test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter $(STAMPS)/clients
 	$(BUILD) fuzz/run.py --minutes 3 --seed 1
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
 

@@ -7,14 +7,10 @@ text_decoder     embeddings [1, n, hidden] to the logits of the next token [1, v
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-
-from common import ROOT
 
 __all__ = ["PROMPT", "build_model", "decoder", "examples", "methods"]
 
-sys.path.insert(0, str(ROOT / "examples"))
 
 PROMPT = 388  # positions: 375 of audio, and the instruction around them
 
@@ -53,7 +49,7 @@ def build_model(tiny: bool = False, dtype: str = "bfloat16", device: str = "cpu"
 
 def decoder(model: Any, length: int) -> Any:
     """The text decoder on embeddings, with a cache of ``length`` positions."""
-    from causal_lm import with_cache
+    from static_cache import with_cache
 
     return with_cache(model, length)
 

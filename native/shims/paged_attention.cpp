@@ -2,6 +2,7 @@
 #include "kernels/paged_attention.h"
 
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "shims/op.h"
@@ -10,6 +11,8 @@ namespace untorch::shims {
 namespace {
 
 constexpr std::int64_t kBlockUnit = 16;
+constexpr std::int64_t kCodesAlignment = 16;  // bytes
+constexpr std::int64_t kScaleBytes = 2;
 
 void check_argument(const Op& op, const char* name, const Tensor& tensor, DType dtype, const Dims& shape) {
   check(tensor.dtype() == dtype, op, ": argument '", name, "' must be ", dtype_name(dtype), ", got ",
@@ -26,7 +29,8 @@ TensorPtr dense_rows(const Tensor& x) {
 }  // namespace
 
 // q [tokens, heads, width]; k and v [tokens, heads_kv, width or width_v], or both null: the pool is read only. pool
-// [blocks, elements], of which a layer has heads_kv · block · (width + width_v) from `offset` on; written in place.
+// [blocks, elements], of which a layer has heads_kv · block · (width + width_v) from `offset` on; written in place. A
+// pool of int8 or float8_e4m3fn has codes, and behind them heads_kv · block scales of K and of V in bfloat16.
 // block_table [sequences, columns], cu_seqlens_q [sequences + 1], seqlens_k [sequences], all int32; slot_mapping int64
 // [tokens]; sinks and alibi float32 [heads]. Gives [tokens, heads, width_v].
 UNTORCH_SHIM aoti_torch_cpu_paged_attention(AtenTensorHandle q, AtenTensorHandle* k, AtenTensorHandle* v,
@@ -57,10 +61,17 @@ UNTORCH_SHIM aoti_torch_cpu_paged_attention(AtenTensorHandle q, AtenTensorHandle
           block);
     check(window >= 0 && chunk >= 0, op, ": 'window' and 'chunk' must not be negative, got ", window, " and ", chunk);
     check((key == nullptr) == (value == nullptr), op, ": 'k' and 'v' must be both given or both absent");
-    check(pages.dim() == 2 && pages.dtype() == dtype, op, ": argument 'pool' must be ", dtype_name(dtype),
-          " [blocks, elements], got ", dtype_name(pages.dtype()), " ", to_string(pages.sizes()));
+    const bool has_codes = pages.dtype() == DType::kInt8 || pages.dtype() == DType::kFloat8E4M3FN;
+    check(pages.dim() == 2 && (has_codes || pages.dtype() == dtype), op, ": argument 'pool' must be ",
+          dtype_name(dtype), ", int8 or float8_e4m3fn [blocks, elements], got ", dtype_name(pages.dtype()), " ",
+          to_string(pages.sizes()));
     check(pages.size(1) <= 1 || pages.stride(1) == 1, op, ": argument 'pool' must have dense blocks");
-    const std::int64_t needed = heads_kv * block * (width + width_v);
+    check(!has_codes || (offset % kCodesAlignment == 0 && pages.stride(0) % kCodesAlignment == 0), op,
+          ": the offset and the pool's stride must be multiples of ", kCodesAlignment, " in ",
+          dtype_name(pages.dtype()), ", got ", offset, " and ", pages.stride(0));
+    check(!has_codes || reinterpret_cast<std::uintptr_t>(pages.raw()) % kCodesAlignment == 0, op,
+          ": argument 'pool' must begin at a multiple of ", kCodesAlignment, " bytes");
+    const std::int64_t needed = heads_kv * block * (width + width_v + (has_codes ? 2 * kScaleBytes : 0));
     check(offset >= 0 && offset <= pages.size(1) && needed <= pages.size(1) - offset, op, ": the pool's blocks have ",
           pages.size(1), " elements, and the layer needs ", needed, " from ", offset, " on");
     check(table.dim() == 2, op, ": argument 'block_table' must be [sequences, columns], got shape ",
@@ -85,6 +96,7 @@ UNTORCH_SHIM aoti_torch_cpu_paged_attention(AtenTensorHandle q, AtenTensorHandle
                     slopes = slope == nullptr ? nullptr : contiguous(*slope);
     TensorPtr out = Tensor::empty(Dims{tokens, heads, width_v}, dtype);
     const kernels::PagedAttention problem{.dtype = dtype,
+                                          .pool_dtype = pages.dtype(),
                                           .tokens = tokens,
                                           .sequences = sequences,
                                           .heads = heads,

@@ -51,8 +51,8 @@ else:  # for type checkers every name would exist
             return predictor.Predictor
         if name in ("export", "quant", "ops"):
             raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
-        if name == "llm":
-            raise AttributeError("untorch.llm is not imported with untorch: import untorch.llm")
+        if name in ("llm", "serve"):
+            raise AttributeError(f"untorch.{name} is not imported with untorch: import untorch.{name}")
         raise AttributeError(f"module 'untorch' has no attribute '{name}'")
 
     def __dir__() -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 import transformers
 
 from tests.unit.llm.fake import byte_tokenizer
+from untorch.ops.kv_pages import dequantize_rows, quantize_rows
 
 VOCABULARY = 258  # bytes, <s> and </s>
 
@@ -132,12 +134,26 @@ def make_model(name: str, **changes: Any) -> Any:
     return model
 
 
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+class RoundedCache(transformers.DynamicCache):
+    """Of ``generate``: keys and values are what is left of them in pages of codes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **named: Any) -> Any:
+        rounded = (dequantize_rows(*quantize_rows(x, self.dtype)).to(x.dtype) for x in (key_states, value_states))
+        return super().update(*rounded, *args, **named)
+
+
+def greedy(model: Any, prompt: list[int], count: int, cache: RoundedCache | None = None) -> list[int]:
     """What ``generate`` of transformers says."""
+    more = {} if cache is None else {"past_key_values": copy.deepcopy(cache)}
     with torch.no_grad():
         tokens = model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0,
+            **more,
         )  # fmt: skip
     found: list[int] = tokens[0, len(prompt) :].tolist()
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conformance.language_models import REFUSED, SERVED, VOCABULARY, greedy, make_model
+from tests.conformance.language_models import REFUSED, SERVED, VOCABULARY, RoundedCache, greedy, make_model
 from untorch.export import CompileError
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.step import Step
@@ -18,6 +18,7 @@ from untorch.llm.logits import Logits
 from untorch.llm.runner import Batch, Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
+from untorch.ops.kv_pages import KV_DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,7 +41,7 @@ class StepRunner(Runner):
     def __init__(self, step: Step, blocks: int) -> None:
         self.settings = Settings(VOCABULARY, 128, step.block, state_elements=step.state_elements)
         self.blocks, self.step = blocks, step
-        self.pool = torch.full((blocks, step.elements), 3.0, dtype=step.dtype)
+        self.pool = torch.full((blocks, step.elements), 3.0).to(step.dtype)
         self.states = torch.full((4, step.state_elements), 3.0)
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
@@ -82,10 +83,32 @@ def test_samples_of_models_with_states(name: str) -> None:
     assert [[one.token_ids for one in result.completions] for result in results] == [[one] * 3 for one in expected]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    model = make_model(name)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Gemma3n", "GptOss", "Llama4"])
+def test_quantised_pages(name: str, kv_dtype: str) -> None:
+    """``generate`` with a cache that rounds what it is given, as the pages do."""
+    model: Any = make_model(name)
+    expected = [greedy(model, prompt, NEW, RoundedCache(KV_DTYPES[kv_dtype])) for prompt in PROMPTS]
+    step = Step(model)
+    step.quantize_pages(KV_DTYPES[kv_dtype])
+    check_chunks(step, VOCABULARY)
+    with Engine(StepRunner(step, 5), max_batch_tokens=7, max_sequences=4) as engine:
+        results = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=NEW))
+    assert [result.error for result in results] == [None] * len(PROMPTS)
+    assert [result.token_ids for result in results] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [*((name, None) for name in REFUSED), ("Jamba", "int8"), ("Jamba", "fp8")]
+)
+def test_refused(name: str, kv_dtype: str | None) -> None:
+    def make_step() -> None:
+        step = Step(make_model(name))
+        if kv_dtype is not None:
+            step.quantize_pages(KV_DTYPES[kv_dtype])
+        check_chunks(step, VOCABULARY)
+
     with pytest.raises(CompileError) as caught:
-        check_chunks(Step(model), VOCABULARY)
+        make_step()
     assert name in str(caught.value)
     assert "cannot be paged" in str(caught.value) or "keeps state that pages cannot hold" in str(caught.value)

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conformance.language_models import VOCABULARY, greedy, make_model, tokenizer
+from tests.conformance.language_models import VOCABULARY, RoundedCache, greedy, make_model, tokenizer
 from tests.unit.llm.test_structured import SCHEMAS, check
 from untorch import InvalidArgumentError, load
 from untorch.export import causal_lm
 from untorch.llm import Engine, SamplingParams
+from untorch.ops.kv_pages import KV_DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -207,3 +209,44 @@ def test_text(found: dict[str, Any]) -> None:
     assert words.decode(prompt) == "user: hi\nbot:"
     assert tokens == greedy(found["model"], prompt, NEW)
     assert max(prompt) < VOCABULARY
+
+
+# Chunks of prompts beside decoding; prefixes that are known; sequences that share a page until one writes it.
+RUN_PAGES = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+job = json.load(sys.stdin)
+out = {}
+greedy = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
+with Engine(job["path"], kv_memory="1MiB", max_batch_tokens=16, max_sequences=8, text=False) as engine:
+    for name in ("batched", "again"):
+        out[name] = [r.token_ids for r in engine.generate(job["prompts"], greedy)]
+    several = SamplingParams(n=3, temperature=0, max_tokens=job["new"], ignore_eos=True)
+    out["samples"] = [c.token_ids for c in engine.generate(job["prompts"][0], several).completions]
+    out["blocks"] = engine.stats().blocks
+with Engine(job["path"], kv_memory=job["small"], max_batch_tokens=16, max_sequences=8, text=False) as engine:
+    out["preempted"] = [r.token_ids for r in engine.generate(job["prompts"], greedy)]
+    out["preemptions"] = engine.stats().preemptions
+print(json.dumps(out))
+"""
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_quantised_pages(kv_dtype: str, tmp_path: Path) -> None:
+    model, path = make_model("Llama"), tmp_path / "m.pt2"
+    causal_lm(model, path, kv_dtype=kv_dtype, token_counts=(16,), progress=False)
+    block = 3 * 2 * 16 * (8 + 8 + 2 + 2)  # bytes: of layers, KV heads and positions, codes and scales
+    job = {"path": str(path), "prompts": prompts(), "new": NEW, "small": 4 * block}
+    done = subprocess.run(
+        [os.environ.get("UNTORCH_RUN_PYTHON", sys.executable), "-c", RUN_PAGES], input=json.dumps(job),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    expected = [greedy(model, prompt, NEW, RoundedCache(KV_DTYPES[kv_dtype])) for prompt in prompts()]
+    assert expected != [greedy(model, prompt, NEW) for prompt in prompts()]  # rounding is seen
+    assert found["batched"] == found["again"] == found["preempted"] == expected
+    assert found["samples"] == [expected[0]] * 3
+    assert found["preemptions"] > 0
+    assert found["blocks"] == (1 << 20) // block

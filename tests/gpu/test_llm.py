@@ -16,7 +16,7 @@ import torch
 
 import untorch
 from tests.native.state_batches import channel_decays, conv_batch, delta_batch, without_beta
-from tests.native.test_paged_attention import batch
+from tests.native.test_paged_attention import KV, batch, special_rows
 from untorch.ops.causal_conv1d import causal_conv1d
 from untorch.ops.gated_delta_rule import gated_delta_rule
 from untorch.ops.paged_attention import paged_attention
@@ -44,7 +44,8 @@ def verify(given: dict[str, Any]) -> None:
     got = paged_attention_triton(**placed)
     tolerance = TOLERANCE[given["q"].dtype]
     torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(placed["pool"].cpu(), reference["pool"], rtol=0, atol=0, equal_nan=True)
+    pool = placed["pool"].cpu().view(torch.uint8)
+    torch.testing.assert_close(pool, reference["pool"].view(torch.uint8), rtol=0, atol=0)
 
 
 @hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
@@ -61,7 +62,7 @@ def test_any_batch(data: st.DataObject) -> None:
         lengths, heads_kv * draw(st.sampled_from([1, 2, 4, 7, 16])), heads_kv,
         draw(st.sampled_from([16, 64, 80, 128, 192, 256])), draw(st.sampled_from([16, 64, 80, 128])),
         draw(st.sampled_from([16, 32, 128])), draw(st.sampled_from(list(TOLERANCE))), draw(st.integers(0, 3)),
-        draw(st.sampled_from([0, 5, 64])), draw(st.integers(0, 1000)),
+        draw(st.sampled_from([0, 5, 64])), draw(st.integers(0, 1000)), draw(st.sampled_from(KV)),
     )  # fmt: skip
     heads = given["q"].shape[1]
     given["window"] = draw(st.sampled_from([0, 0, 1, 17, 300]))
@@ -75,13 +76,31 @@ def test_any_batch(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[(1, 4000)] * 16, [(2000, 2000)], [(1, 30000)], [(1, 50)] * 300, [(0, 9), (5, 9)]])
-def test_large_ones(lengths: list[tuple[int, int]]) -> None:
-    verify(batch(lengths, 32, 8, 128, 128, dtype=torch.bfloat16))
+@pytest.mark.parametrize("kv", KV)
+def test_large_ones(lengths: list[tuple[int, int]], kv: torch.dtype | None) -> None:
+    verify(batch(lengths, 32, 8, 128, 128, dtype=torch.bfloat16, kv=kv))
 
 
+@pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_widths_of_latent_attention(dtype: torch.dtype) -> None:
-    verify(batch([(1, 700), (30, 90)], 128, 1, 576, 512, dtype=dtype))
+def test_the_widths_of_latent_attention(dtype: torch.dtype, kv: torch.dtype | None) -> None:
+    verify(batch([(1, 700), (30, 90)], 128, 1, 576, 512, dtype=dtype, kv=kv))
+
+
+@pytest.mark.parametrize("kv", KV[1:])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_codes_of_special_rows(dtype: torch.dtype, kv: torch.dtype) -> None:
+    """Bit for bit, as the GPU has no other codes than the CPU: ties, subnormal numbers, infinities and NaN."""
+    from untorch.ops.attention.paged_operator import paged_attention_triton
+
+    given = batch([(90, 90)], 2, 1, 24, 20, dtype=dtype, kv=kv)
+    special_rows(given)
+    reference = dict(given, pool=given["pool"].clone())
+    paged_attention(**reference)
+    placed = given | {"offset": torch.tensor([0]), "aligned": True}
+    placed = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
+    paged_attention_triton(**placed)
+    assert torch.equal(placed["pool"].cpu().view(torch.uint8), reference["pool"].view(torch.uint8))
 
 
 def verify_states(given: dict[str, Any]) -> None:
@@ -173,6 +192,27 @@ def test_the_engine_says_what_generate_says(package: tuple[Path, Any]) -> None:
     assert done.returncode == 0, done.stderr
     batched, alone, several = json.loads(done.stdout)
     expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
+    assert batched == expected
+    assert alone == expected
+    assert several == [expected[0]] * 3
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_quantised_pages(name: str, kv_dtype: str, tmp_path: Path) -> None:
+    from tests.conformance.language_models import RoundedCache, greedy, make_model
+    from untorch.export import causal_lm
+    from untorch.ops.kv_pages import KV_DTYPES
+
+    model, path = make_model(name), tmp_path / "m.pt2"
+    causal_lm(model, path, device="cuda", token_counts=(16,), kv_dtype=kv_dtype, progress=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=json.dumps([str(path), PROMPTS, NEW]), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    batched, alone, several = json.loads(done.stdout)
+    expected = [greedy(model, prompt, NEW, RoundedCache(KV_DTYPES[kv_dtype])) for prompt in PROMPTS]
     assert batched == expected
     assert alone == expected
     assert several == [expected[0]] * 3

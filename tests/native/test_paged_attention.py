@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from tests.native import shim
 from tests.native.shim import Opt, ShimError, call
+from untorch.ops.kv_pages import Pages, block_elements
 from untorch.ops.paged_attention import paged_attention
 
 NAME = "aoti_torch_cpu_paged_attention"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+KV = [None, torch.int8, torch.float8_e4m3fn]
 
 
 def batch(
@@ -28,8 +30,12 @@ def batch(
     padding: int = 0,
     offset: int = 0,
     seed: int = 0,
+    kv: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Arguments for sequences of (queries, positions); the pages hold what came before, in shuffled order."""
+    """Arguments for sequences of (queries, positions); the pages hold what came before, in shuffled order.
+
+    kv: the pool's dtype, int8 or float8_e4m3fn; None: that of q.
+    """
     g = torch.Generator().manual_seed(seed)
     tokens = sum(queries for queries, _ in lengths) + padding
     needed = [-(-length // block) for _, length in lengths]
@@ -45,12 +51,20 @@ def batch(
             j = length - queries + i
             slots[ends[-1] + i] = pages[j // block] * block + j % block
         ends.append(ends[-1] + queries)
-    elements = offset + heads_kv * block * (width + width_v) + 3
+    if kv is None:
+        pool = torch.randn(blocks, offset + heads_kv * block * (width + width_v) + 3, generator=g).to(dtype)
+    else:
+        offset = offset // 16 * 16
+        elements = offset + block_elements(kv, heads_kv, block, width, width_v) + 16
+        pool = torch.randint(-99, 99, (blocks, elements), generator=g, dtype=torch.int8).view(kv)
+        rows = (torch.randn(blocks, block, heads_kv, size, generator=g) for size in (width, width_v))
+        page, place = (i.reshape(-1) for i in torch.meshgrid(torch.arange(blocks), torch.arange(block), indexing="ij"))
+        Pages(pool, offset, block, heads_kv, width, width_v).write(page, place, *(x.flatten(0, 1) for x in rows))
     return {
         "q": torch.randn(tokens, heads, width, generator=g).to(dtype),
         "k": torch.randn(tokens, heads_kv, width, generator=g).to(dtype),
         "v": torch.randn(tokens, heads_kv, width_v, generator=g).to(dtype),
-        "pool": torch.randn(blocks, elements, generator=g).to(dtype),
+        "pool": pool,
         "block_table": table, "cu_seqlens_q": torch.tensor(ends, dtype=torch.int32),
         "seqlens_k": torch.tensor([length for _, length in lengths], dtype=torch.int32), "slot_mapping": slots,
         "sinks": None, "alibi": None, "offset": offset, "block": block, "heads_kv": heads_kv, "width": width,
@@ -71,7 +85,7 @@ def verify(given: dict[str, Any]) -> None:
     got, expected = ours(plain), paged_attention(**reference)
     tolerance = TOLERANCE[given["q"].dtype]
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    assert torch.equal(plain["pool"], reference["pool"])
+    assert torch.equal(plain["pool"].view(torch.uint8), reference["pool"].view(torch.uint8))
 
 
 @settings(max_examples=120, deadline=None)
@@ -87,7 +101,7 @@ def test_any_batch(data: st.DataObject) -> None:
         lengths, heads_kv * draw(st.sampled_from([1, 2, 4, 7])), heads_kv, draw(st.sampled_from([8, 24, 64])),
         draw(st.sampled_from([8, 20, 64])), draw(st.sampled_from([16, 32, 48])),
         draw(st.sampled_from(list(TOLERANCE))), draw(st.integers(0, 3)), draw(st.sampled_from([0, 5, 64])),
-        draw(st.integers(0, 1000)),
+        draw(st.integers(0, 1000)), draw(st.sampled_from(KV)),
     )  # fmt: skip
     heads = given["q"].shape[1]
     given["window"] = draw(st.sampled_from([0, 0, 1, 17, 100]))
@@ -101,15 +115,16 @@ def test_any_batch(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("sinks", [False, True])
-def test_long_sequences_are_cut_into_parts(dtype: torch.dtype, sinks: bool) -> None:
-    given = batch([(1, 5000), (1, 1025), (2, 3000), (40, 2100)], 8, 2, 64, 64, 16, dtype)
+@pytest.mark.parametrize(("sinks", "kv"), [(False, None), (True, None), (True, torch.int8), (False, KV[2])])
+def test_long_sequences_are_cut_into_parts(dtype: torch.dtype, sinks: bool, kv: torch.dtype | None) -> None:
+    given = batch([(1, 5000), (1, 1025), (2, 3000), (40, 2100)], 8, 2, 64, 64, 16, dtype, kv=kv)
     given["sinks"] = torch.randn(8) if sinks else None
     verify(given)
 
 
-def test_pages_behind_the_window_may_be_anything() -> None:
-    given = batch([(3, 400)], 2, 1, 16, 16)
+@pytest.mark.parametrize("kv", KV)
+def test_pages_behind_the_window_may_be_anything(kv: torch.dtype | None) -> None:
+    given = batch([(3, 400)], 2, 1, 16, 16, kv=kv)
     given["window"] = 40
     before = ours(dict(given, pool=given["pool"].clone()))
     given["block_table"][0, :22] = -5
@@ -117,8 +132,9 @@ def test_pages_behind_the_window_may_be_anything() -> None:
     assert torch.equal(ours(dict(given, pool=pool)), before)
 
 
-def test_strided_operands() -> None:
-    given = batch([(5, 20), (1, 33)], 4, 2, 16, 16)
+@pytest.mark.parametrize("kv", KV)
+def test_strided_operands(kv: torch.dtype | None) -> None:
+    given = batch([(5, 20), (1, 33)], 4, 2, 16, 16, kv=kv)
     packed = torch.randn(6, 4 * 16 + 2 * 32)
     given["q"] = packed[:, :64].unflatten(1, (4, 16))
     given["k"], given["v"] = (
@@ -128,14 +144,40 @@ def test_strided_operands() -> None:
     verify(given)
 
 
-def test_threads_do_not_change_a_bit() -> None:
-    given = batch([(1, 3000), (30, 90), (1, 40)], 8, 2, 64, 64)
+@pytest.mark.parametrize("kv", KV)
+def test_threads_do_not_change_a_bit(kv: torch.dtype | None) -> None:
+    given = batch([(1, 3000), (30, 90), (1, 40)], 8, 2, 64, 64, kv=kv)
     results = []
     for threads in (1, 2, 3, 5):
         shim.lib.utp_set_num_threads(threads)
         results.append(ours(dict(given, pool=given["pool"].clone())))
     shim.lib.utp_set_num_threads(2)
     assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+SPECIAL = torch.tensor([0.0, -0.0, 1e-45, 3e-41, 1e-38, 1e-30, 1.0, 448.0, 3e38, torch.inf, -torch.inf, torch.nan])
+
+
+def special_rows(given: dict[str, Any]) -> None:
+    """Keys and values of all magnitudes, at ties between codes, subnormal, infinite and NaN: 52 tokens or more."""
+    for name in ("k", "v"):
+        rows = torch.randn(given[name].shape, generator=torch.Generator().manual_seed(3))
+        rows *= torch.logspace(-9, 4, len(rows))[:, None, None]
+        rows[:20] = torch.arange(20)[:, None, None] / 16 + torch.arange(rows.shape[2]) / 2
+        rows[:20, :, 0] = 127.0 if given["pool"].dtype == torch.int8 else 448.0
+        rows[20 : 20 + len(SPECIAL), 0, 3] = SPECIAL
+        rows[40 : 40 + len(SPECIAL)] = SPECIAL[:, None, None]
+        given[name] = rows.to(given[name].dtype)
+
+
+@pytest.mark.parametrize("kv", KV[1:])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_codes_are_those_of_the_reference(kv: torch.dtype, dtype: torch.dtype) -> None:
+    given = batch([(90, 90)], 2, 1, 24, 20, dtype=dtype, kv=kv)
+    special_rows(given)
+    plain, reference = dict(given, pool=given["pool"].clone()), dict(given, pool=given["pool"].clone())
+    ours(plain), paged_attention(**reference)
+    assert torch.equal(plain["pool"].view(torch.uint8), reference["pool"].view(torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +187,26 @@ def test_threads_do_not_change_a_bit() -> None:
         ({"heads_kv": 3}, "2 heads do not divide into 3 KV heads"),
         ({"block": 20}, "argument 'block' must be a multiple of 16, got 20"),
         ({"offset": 100}, "the pool's blocks have 259 elements, and the layer needs 256 from 100 on"),
+        (
+            {"pool": torch.ones(2, 512, dtype=torch.uint8)},
+            "argument 'pool' must be float32, int8 or float8_e4m3fn [blocks, elements], got uint8 [2, 512]",
+        ),
+        (
+            {"pool": torch.ones(2, 512, dtype=torch.int8), "offset": 8},
+            "the offset and the pool's stride must be multiples of 16 in int8, got 8 and 512",
+        ),
+        (
+            {"pool": torch.ones(2, 328).to(torch.float8_e4m3fn)},
+            "the offset and the pool's stride must be multiples of 16 in float8_e4m3fn, got 0 and 328",
+        ),
+        (
+            {"pool": torch.ones(4 * 512 + 1, dtype=torch.int8)[1:].view(4, 512)},
+            "argument 'pool' must begin at a multiple of 16 bytes",
+        ),
+        (
+            {"pool": torch.ones(2, 304, dtype=torch.int8)},
+            "the pool's blocks have 304 elements, and the layer needs 320 from 0 on",
+        ),
         ({"v": None}, "'k' and 'v' must be both given or both absent"),
         ({"window": -1}, "'window' and 'chunk' must not be negative, got -1 and 0"),
         ({"seqlens_k": torch.tensor([3])}, "argument 'seqlens_k' must be int32, got int64"),

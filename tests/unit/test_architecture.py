@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 RUN_HALF = (
-    "untorch.runtime", "untorch.archive", "untorch.trust", "untorch.llm", "untorch.predictor", "untorch.integrations",
+    "untorch.runtime", "untorch.archive", "untorch.trust", "untorch.llm", "untorch.serve", "untorch.predictor",
+    "untorch.integrations",
 )  # fmt: skip
 BUILD_HALF = ("untorch.export", "untorch.quant", "untorch.ops", "untorch.torch_compile", "untorch.cli")
 

@@ -36,10 +36,11 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
 
 
 def test_modules_that_need_torch_are_named() -> None:
-    code = "import untorch\nfor name in ('export', 'nope'):\n try: getattr(untorch, name)\n except AttributeError as e: print(e)"
+    code = "import untorch\nfor name in ('export', 'serve', 'nope'):\n try: getattr(untorch, name)\n except AttributeError as e: print(e)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (
         "untorch.export needs torch and is not imported with untorch: import untorch.export\n"
+        "untorch.serve is not imported with untorch: import untorch.serve\n"
         "module 'untorch' has no attribute 'nope'\n"
     )
 

@@ -24,6 +24,7 @@ from untorch.cli.ops import ops
 from untorch.cli.output import one_line
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
+from untorch.cli.serve import serve
 from untorch.cli.sign import sign
 from untorch.cli.triton import triton
 from untorch.cli.tune import tune
@@ -129,6 +130,7 @@ def _root(
 
 
 for _command in (
-    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm, triton,
+    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
+    serve, triton,
 ):  # fmt: skip
     app.command()(_command)

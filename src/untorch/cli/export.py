@@ -55,6 +55,14 @@ def export(
             "embeddings. text-classification: one for scores.",
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-dtype",
+            metavar="DTYPE",
+            help="With --task: keep keys and values in int8 or fp8. Default: as the model.",
+        ),
+    ] = None,
     device: DeviceOption = None,
     arch: ArchOption = None,
     cpu: CpuOption = None,
@@ -91,11 +99,13 @@ def export(
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
     if task is not None:
-        report = _export_task(source, task, output, check, device, arch, fields)
+        report = _export_task(source, task, output, check, device, arch, fields | {"kv_dtype": kv_dtype})
         document = {"source": source, **_describe(report)}
         if not quiet or json:
             emit(document, json, lambda console: _render(console, document))
         return
+    if kv_dtype is not None:
+        raise typer.BadParameter("is for --task text-generation", param_hint="--kv-dtype")
     model, keywords = export_arguments(load_models(source), source)
     archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:

@@ -29,7 +29,7 @@ __all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "plan_embeddings"]
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
 _DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 class Batch:

@@ -15,16 +15,16 @@ TASKS = ("generate", "embed", "classify")
 ROW_POOLINGS = ("last", "cls")  # of one token's row
 POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
 FORMAT_VERSION = 1
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """block_size: positions a page. block_elements: of the pool's rows. window: 0 unless all layers have windows.
+    """block_size: positions a page. block_elements: of the pool's rows. dtype: of the pool.
 
-    state_elements: float32 numbers that recurrent layers keep of a sequence; 0: the model has none.
-    methods: names by the number of tokens that they are tuned for, ascending. choose: the method that chooses tokens on
-    the GPU.
+    window: 0 unless all layers have windows. methods: names by the number of tokens that they are tuned for, ascending.
+    choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that recurrent layers keep of a
+    sequence; 0: the model has none.
     """
 
     vocabulary: int

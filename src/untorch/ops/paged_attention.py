@@ -4,7 +4,8 @@ Tokens lie one behind the other: those of sequence s are cu_seqlens_q[s] to cu_s
 seqlens_k[s] positions. Position j lies in block ``block_table[s, j // block]``. ``pool`` [blocks, elements] is one
 tensor for several layers: a block has, from ``offset`` on, the layer's K [heads_kv, block, width] and V [heads_kv,
 block, width_v]. k and v go to the places that slot_mapping names (block · size + place; -1: nowhere) before anything is
-read; without them the pool is only read.
+read; without them the pool is only read. A pool of q's dtype holds them as they are. A pool of int8 or float8_e4m3fn
+holds codes, and behind V the scales of K and V: see kv_pages.
 
 Query i sees the keys j <= i, with window > 0 those of i - window < j, with chunk > 0 those of its chunk. A score is
 softcap · tanh(scale · q · k / softcap) + alibi · (j - i). ``sinks`` are logits that take their share of the softmax.
@@ -16,6 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from untorch.ops.kv_pages import ALIGNMENT, LARGEST_CODE, Pages, block_elements
 
 __all__ = ["BLOCK_UNIT", "C_SHIM", "OPERATOR", "check_arguments", "paged_attention"]
 
@@ -56,26 +59,20 @@ def paged_attention(
     """[tokens, heads, width_v]. Raises ValueError."""
     check_arguments(q, k, v, pool, block_table, offset, block, heads_kv, width, width_v)
     blocks, heads = pool.shape[0], q.shape[1]
-    middle = offset + heads_kv * block * width
-    keys = pool[:, offset:middle].view(blocks, heads_kv, block, width)
-    values = pool[:, middle : middle + heads_kv * block * width_v].view(blocks, heads_kv, block, width_v)
+    held = Pages(pool, offset, block, heads_kv, width, width_v)
     if k is not None and v is not None:
         kept = slot_mapping >= 0
         places = slot_mapping[kept]
         if bool((places >= blocks * block).any()):
             raise ValueError(f"paged_attention: slot_mapping: expected less than {blocks * block}")
-        page, place = places // block, places % block
-        keys[page, :, place] = k[kept]
-        values[page, :, place] = v[kept]
+        held.write(places // block, places % block, k[kept], v[kept])
     out = q.new_zeros((q.shape[0], heads, width_v))
     ends, lengths = cu_seqlens_q.tolist(), seqlens_k.tolist()
     for s, (begin, end, length) in enumerate(zip(ends[:-1], ends[1:], lengths, strict=True)):
         if begin == end:
             continue
         pages = block_table[s, : -(-length // block)].long()
-        own_keys = keys[pages].transpose(0, 1).flatten(1, 2)[:, :length].float()
-        own_values = values[pages].transpose(0, 1).flatten(1, 2)[:, :length].float()
-        own_keys, own_values = (x.repeat_interleave(heads // heads_kv, 0) for x in (own_keys, own_values))
+        own_keys, own_values = (x[:, :length].repeat_interleave(heads // heads_kv, 0) for x in held.read(pages))
         scores = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), own_keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -130,9 +127,18 @@ def check_arguments(
         raise ValueError(f"paged_attention: block: expected a multiple of {BLOCK_UNIT}, got {block}")
     if (k is None) != (v is None):
         raise ValueError("paged_attention: expected both k and v, or neither")
-    if pool.dtype != q.dtype or pool.dim() != 2:
-        raise ValueError(f"paged_attention: pool: expected {q.dtype} [blocks, elements], got {pool.dtype}")
-    needed = offset + heads_kv * block * (width + width_v)
+    if pool.dtype not in (q.dtype, *LARGEST_CODE) or pool.dim() != 2:
+        expected = ", ".join(map(str, (q.dtype, *LARGEST_CODE)))
+        raise ValueError(
+            f"paged_attention: pool: expected [blocks, elements] of one of {expected}, got {pool.dtype} "
+            f"{tuple(pool.shape)}"
+        )
+    if pool.dtype in LARGEST_CODE and (offset % ALIGNMENT or pool.stride(0) % ALIGNMENT):
+        raise ValueError(
+            f"paged_attention: pool: expected an offset and a stride that are multiples of {ALIGNMENT} in "
+            f"{pool.dtype}, got {offset} and {pool.stride(0)}"
+        )
+    needed = offset + block_elements(pool.dtype, heads_kv, block, width, width_v)
     if offset < 0 or pool.shape[1] < needed:
         raise ValueError(f"paged_attention: pool: expected blocks of {needed} elements or more, got {pool.shape[1]}")
     if block_table.dim() != 2:

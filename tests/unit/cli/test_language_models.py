@@ -157,4 +157,15 @@ def test_a_task_for_gpus(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPat
     cli(
         "export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--device", "cuda", "--arch", "sm_90"
     )
-    assert given["device"] == "cuda" and list(given["arch"]) == ["sm_90"]
+    assert given["device"] == "cuda" and list(given["arch"]) == ["sm_90"] and given["kv_dtype"] is None
+
+
+def test_pages_of_codes(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import untorch.export
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
+    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--kv-dtype", "int8")
+    assert given["kv_dtype"] == "int8"
+    done = cli("export", "models.py:build", "-o", tmp_path / "m.pt2", "--kv-dtype", "int8")
+    assert done.code == 2 and "is for --task text-generation" in done.err

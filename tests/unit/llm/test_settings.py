@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
-from untorch.llm.runner import _block_count, kv_bytes
+from untorch.llm.runner import _ITEMSIZE, _block_count, kv_bytes
 from untorch.llm.settings import read_settings
+from untorch.runtime.arrays import zeros
 
 LAYER = {"heads_kv": 2, "width": 8, "width_v": 8, "window": 0, "chunk": 0, "offset": 0}
 SECTION: dict[str, Any] = {
@@ -42,6 +43,13 @@ def test_other_tasks() -> None:
     assert str(caught.value) == (
         "m.pt2: its task is 'classify' with the pooling 'median', which this untorch does not know: upgrade untorch"
     )
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("int8", 1), ("float8_e4m3fn", 1)])
+def test_dtypes_of_pages(dtype: str, size: int) -> None:
+    assert read_settings({"llm": {**SECTION, "dtype": dtype}}, "m.pt2").dtype == dtype
+    assert _ITEMSIZE[dtype] == size
+    assert zeros((2, 16), dtype).dtype == dtype  # as the runner makes the pool
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ def test_a_newer_format() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int8"},
+        {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int16"},
         {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
         {"state_elements": -1}, {"state_elements": None},
     ],

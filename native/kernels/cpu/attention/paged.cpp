@@ -99,7 +99,7 @@ void paged_attention(const PagedAttention& p) {
   {
     void* const own = reinterpret_cast<void*>(aligned + static_cast<std::uintptr_t>(omp_get_thread_num() * each));
 #pragma omp for schedule(static)
-    for (std::int64_t t = 0; t < p.tokens; ++t) UNTORCH_ISA_CALL(paged_write)(p, t);
+    for (std::int64_t t = 0; t < p.tokens; ++t) UNTORCH_ISA_CALL(paged_write)(p, t, own);
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t i = 0; i < count; ++i) {
       UNTORCH_ISA_CALL(paged_item)(p, items[static_cast<std::size_t>(i)], bf16, own);

@@ -6,10 +6,12 @@
 //     running softmax
 //     O += P·V                      V is copied into one buffer, zeros where no key is
 //
-// With few rows it is bound by reading the pages once; with many by the FMAs.
+// Pages of int8 or FP8 codes: the scale of a key goes into its scores, that of a value into its weights. With few rows
+// it is bound by reading the pages once; with many by the FMAs.
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention/paged_codes.h"
 #include "kernels/cpu/attention/paged_levels.h"
 #include "kernels/cpu/attention/softmax.h"
 #include "kernels/cpu/gemm/gemm_half_dot.h"
@@ -22,15 +24,11 @@ namespace {
 using Bits = std::uint16_t;
 constexpr std::int64_t kDotRowsLimit = 8;
 
-// What a page's elements are.
+// What elements of the model are, and those of a page; Int8 and Fp8 are other kinds of pages.
 struct Float {
   using type = float;
   static V load(const float* p) { return UNTORCH_ISA::load(p); }
-  static V part(const float* p, std::int64_t count) {
-    float values[N] = {};
-    for (std::int64_t i = 0; i < count; ++i) values[i] = p[i];
-    return UNTORCH_ISA::load(values);
-  }
+  static V part(const float* p, std::int64_t count) { return load_part(p, count); }
   static void put(float* p, V v, std::int64_t count) {
     if (count >= N) return store(p, v);
     float values[N];
@@ -49,6 +47,9 @@ struct Half16 {
     store_half_part<H>(p, v, count);
   }
 };
+
+template <class S>
+inline constexpr bool kIsCodes = sizeof(typename S::type) == 1;
 
 // `count` elements as float32; zeros up to `padded`.
 template <class E>
@@ -71,6 +72,7 @@ struct PagedWorkspace {
   float* rows;    // [16][width]: a panel's keys before they are packed
   float* values;  // [128][width_v rounded up]
   Bits* query16;  // [48][width], for dot products of the half types
+  float* token;   // [width or width_v, rounded up]: a new key or value
 };
 
 PagedWorkspace layout(const PagedAttention& p, char* memory, std::int64_t* size) {
@@ -89,6 +91,7 @@ PagedWorkspace layout(const PagedAttention& p, char* memory, std::int64_t* size)
   w.rows = floats(P * p.width);
   w.values = floats(kKeyBlock * round_up(p.width_v, P));
   w.query16 = reinterpret_cast<Bits*>(take(kPagedRows * p.width * 2));
+  w.token = floats(round_up(p.width > p.width_v ? p.width : p.width_v, P));
   if (size != nullptr) *size = at;
   return w;
 }
@@ -104,6 +107,13 @@ const T* value_at(const PagedAttention& p, std::int64_t sequence, std::int64_t h
   const std::int64_t page = p.block_table[sequence * p.table_columns + j / p.block];
   return static_cast<const T*>(p.pool) + page * p.pool_block + p.offset + p.kv_heads * p.block * p.width +
          (head * p.block + j % p.block) * p.width_v;
+}
+// The scales of keys, in a page of codes, of this head and position on; those of values follow after kv_heads · block.
+const Bits* scales_at(const PagedAttention& p, std::int64_t sequence, std::int64_t head, std::int64_t j) {
+  const std::int64_t page = p.block_table[sequence * p.table_columns + j / p.block];
+  const std::int64_t data = p.kv_heads * p.block * (p.width + p.width_v);
+  return reinterpret_cast<const Bits*>(static_cast<const char*>(p.pool) + page * p.pool_block + p.offset + data) +
+         head * p.block + j % p.block;
 }
 
 // Dot products of up to four rows with four keys, `sums` [4][16].
@@ -131,24 +141,31 @@ void dots(Half16<H>, bool bf16, std::int64_t rows, std::int64_t k, const Bits* a
   }
 }
 
+template <class S>
+  requires kIsCodes<S>
+void dots(S, bool, std::int64_t rows, std::int64_t k, const float* a, const std::int8_t* b, float* sums) {
+  code_dots<S>(rows, k, a, b, sums);
+}
+
 // scores[row][0 … cols) of the keys [j, j + cols), cols rounded up to 16: those behind are whatever lies there.
-template <class E>
+template <class S>
 void score(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, bool bf16, std::int64_t rows,
            std::int64_t j, std::int64_t cols) {
-  using T = typename E::type;
+  using T = typename S::type;
   if (rows <= kDotRowsLimit) {
-    const T* query = nullptr;
-    if constexpr (sizeof(T) == 4) {
-      query = w.query;
-    } else {
-      query = w.query16;
-    }
+    const auto* const query = [&] {
+      if constexpr (sizeof(T) == 2) {
+        return w.query16;
+      } else {
+        return w.query;
+      }
+    }();
     for (std::int64_t x = 0; x < round_up(cols, 4); x += 4) {
       const T* const keys = key_at<T>(p, item.sequence, item.kv_head, j + x);
       for (std::int64_t i = 0; i < rows; i += 4) {
         alignas(64) float sums[4 * P] = {};
         const std::int64_t count = smaller(4, rows - i);
-        dots(E{}, bf16, count, p.width, query + i * p.width, keys, sums);
+        dots(S{}, bf16, count, p.width, query + i * p.width, keys, sums);
         for (std::int64_t y = 0; y < count; ++y) {
           for (std::int64_t z = 0; z < 4; ++z) w.scores[(i + y) * kKeyBlock + x + z] = p.scale * sums[y * P + z];
         }
@@ -162,7 +179,7 @@ void score(const PagedAttention& p, const PagedItem& item, const PagedWorkspace&
     if constexpr (sizeof(T) == 4) {
       rows_of = keys;
     } else {
-      widen<E>(keys, P * p.width, P * p.width, w.rows);
+      widen<S>(keys, P * p.width, P * p.width, w.rows);
       rows_of = w.rows;
     }
     pack_panel(p.width, P, rows_of, 1, p.width, w.keys + x * p.width);
@@ -174,14 +191,25 @@ void score(const PagedAttention& p, const PagedItem& item, const PagedWorkspace&
   run_tiles(tile, rows, round_up(cols, P) / P);
 }
 
+// Calls fn with what q, k, v and the result are.
+template <class Fn>
+void dispatch(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return fn(Half16<HalfType::kBFloat16>{});
+    case DType::kFloat16:
+      return fn(Half16<HalfType::kFloat16>{});
+    default:
+      return fn(Float{});
+  }
+}
+
+// The queries of an item, in float32 and, of a half type, as they are.
 template <class E>
-void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const PagedWorkspace& w) {
+void load_queries(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w) {
   using T = typename E::type;
-  const std::int64_t group = p.heads / p.kv_heads, rows = item.count * group, ldo = round_up(p.width_v, P);
-  const std::int64_t begin = p.cu_seqlens_q[item.sequence], end = p.cu_seqlens_q[item.sequence + 1];
-  const std::int64_t length = p.seqlens_k[item.sequence];
-  const std::int64_t position = length - (end - begin) + (item.query - begin);  // of the first query
-  for (std::int64_t r = 0; r < rows; ++r) {
+  const std::int64_t group = p.heads / p.kv_heads;
+  for (std::int64_t r = 0; r < item.count * group; ++r) {
     const std::int64_t head = item.kv_head * group + r % group;
     const T* const from = static_cast<const T*>(p.q) + (item.query + r / group) * p.q_token + head * p.q_head;
     widen<E>(from, p.width, p.width, w.query + r * p.width);
@@ -189,12 +217,50 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
       for (std::int64_t x = 0; x < p.width; ++x) w.query16[r * p.width + x] = from[x];
     }
   }
+}
+
+// `count` rows of scores or weights, times the scales of the keys [j, j + cols) or, behind them, of their values.
+template <class S>
+void apply_scales(const PagedAttention& p, const PagedItem& item, std::int64_t count, std::int64_t j, std::int64_t cols,
+                  bool of_values, float* rows) {
+  for (std::int64_t x = 0; x < cols; x += P) {
+    const Bits* from = scales_at(p, item.sequence, item.kv_head, j + x);
+    if (of_values) from += p.kv_heads * p.block;
+    for (std::int64_t y = 0; y < P; y += N) {
+      const V scales = load_half<HalfType::kBFloat16>(from + y) * S::kUnit;
+      for (std::int64_t r = 0; r < count; ++r) {
+        float* const at = rows + r * kKeyBlock + x + y;
+        store(at, load(at) * scales);
+      }
+    }
+  }
+}
+
+// Weights times the values of the keys [j, j + cols) to the sums of a few rows, straight from pages of codes.
+template <class S>
+void add_values(const PagedAttention& p, const PagedItem& item, const PagedWorkspace& w, std::int64_t rows,
+                std::int64_t j, std::int64_t cols, std::int64_t ld) {
+  for (std::int64_t x = 0; x < cols; x += P) {
+    const std::int8_t* const values = value_at<std::int8_t>(p, item.sequence, item.kv_head, j + x);
+    add_code_rows<S>(rows, smaller(P, cols - x), w.scores + x, kKeyBlock, values, p.width_v, w.sums, ld);
+  }
+}
+
+template <class S>
+void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const PagedWorkspace& w) {
+  using T = typename S::type;
+  const std::int64_t group = p.heads / p.kv_heads, rows = item.count * group, ldo = round_up(p.width_v, P);
+  const std::int64_t begin = p.cu_seqlens_q[item.sequence], end = p.cu_seqlens_q[item.sequence + 1];
+  const std::int64_t length = p.seqlens_k[item.sequence];
+  const std::int64_t position = length - (end - begin) + (item.query - begin);  // of the first query
+  dispatch(p.dtype, [&]<class E>(E) { load_queries<E>(p, item, w); });
   float maximum[kPagedRows], sum[kPagedRows];
   for (std::int64_t r = 0; r < rows; ++r) maximum[r] = kNone, sum[r] = 0.0f;
   for (std::int64_t x = 0; x < rows * ldo; ++x) w.sums[x] = 0.0f;
   for (std::int64_t j = item.key0; j < item.key1; j += kKeyBlock) {
     const std::int64_t cols = smaller(kKeyBlock, item.key1 - j), padded = round_up(cols, P);
-    score<E>(p, item, w, bf16, rows, j, cols);
+    score<S>(p, item, w, bf16, rows, j, cols);
+    if constexpr (kIsCodes<S>) apply_scales<S>(p, item, rows, j, cols, false, w.scores);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* const row = w.scores + r * kKeyBlock;
       const std::int64_t i = position + r / group, head = item.kv_head * group + r % group;
@@ -218,8 +284,15 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
         for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
       }
     }
+    if constexpr (kIsCodes<S>) {
+      apply_scales<S>(p, item, rows, j, cols, true, w.scores);
+      if (rows <= kDotRowsLimit) {
+        add_values<S>(p, item, w, rows, j, cols, ldo);
+        continue;
+      }
+    }
     for (std::int64_t x = 0; x < cols; ++x) {
-      widen<E>(value_at<T>(p, item.sequence, item.kv_head, j + x), p.width_v, ldo, w.values + x * ldo);
+      widen<S>(value_at<T>(p, item.sequence, item.kv_head, j + x), p.width_v, ldo, w.values + x * ldo);
     }
     Tile<float> pv{};
     pv.k = cols, pv.a = w.scores, pv.lda = kKeyBlock;
@@ -242,8 +315,11 @@ void item_of(const PagedAttention& p, const PagedItem& item, bool bf16, const Pa
     const float kept = maximum[r] == kNone ? 0.0f : exp_nonpositive(V{} + (maximum[r] - top))[0];
     const float total = sum[r] * kept + (sink == kNone ? 0.0f : exp_nonpositive(V{} + (sink - top))[0]);
     const float by = total == 0.0f ? 0.0f : kept / total;
-    T* const out = static_cast<T*>(p.out) + ((item.query + r / group) * p.heads + head) * p.width_v;
-    for (std::int64_t x = 0; x < p.width_v; x += N) E::put(out + x, load(o + x) * by, p.width_v - x);
+    const std::int64_t at = ((item.query + r / group) * p.heads + head) * p.width_v;
+    dispatch(p.dtype, [&]<class E>(E) {
+      auto* const out = static_cast<typename E::type*>(p.out) + at;
+      for (std::int64_t x = 0; x < p.width_v; x += N) E::put(out + x, load(o + x) * by, p.width_v - x);
+    });
   }
 }
 
@@ -280,35 +356,42 @@ void join_of(const PagedAttention& p, const PagedItem& first, std::int64_t parts
   }
 }
 
-template <class T>
-void write_of(const PagedAttention& p, std::int64_t t) {
-  T* const out = static_cast<T*>(p.out) + t * p.heads * p.width_v;
-  // Tokens behind the last sequence are padding.
-  if (t >= p.cu_seqlens_q[p.sequences]) {
-    for (std::int64_t x = 0; x < p.heads * p.width_v; ++x) out[x] = T(0);
-  }
-  if (p.k == nullptr || p.slots[t] < 0) return;
-  T* const page = static_cast<T*>(p.pool) + p.slots[t] / p.block * p.pool_block + p.offset;
-  const std::int64_t place = p.slots[t] % p.block;
+// A new token's k and v to its place in the pool.
+template <class E, class S>
+void write_of(const PagedAttention& p, std::int64_t t, const PagedWorkspace& w) {
+  using T = typename E::type;
+  using Stored = typename S::type;
+  const std::int64_t place = p.slots[t] % p.block, data = p.kv_heads * p.block * (p.width + p.width_v);
+  Stored* const page = static_cast<Stored*>(p.pool) + p.slots[t] / p.block * p.pool_block + p.offset;
   for (std::int64_t h = 0; h < p.kv_heads; ++h) {
+    const std::int64_t row = h * p.block + place;
     const T* const k = static_cast<const T*>(p.k) + t * p.k_token + h * p.k_head;
     const T* const v = static_cast<const T*>(p.v) + t * p.v_token + h * p.v_head;
-    T* const key = page + (h * p.block + place) * p.width;
-    T* const value = page + p.kv_heads * p.block * p.width + (h * p.block + place) * p.width_v;
-    for (std::int64_t x = 0; x < p.width; ++x) key[x] = k[x];
-    for (std::int64_t x = 0; x < p.width_v; ++x) value[x] = v[x];
+    Stored* const key = page + row * p.width;
+    Stored* const value = page + p.kv_heads * p.block * p.width + row * p.width_v;
+    if constexpr (kIsCodes<S>) {
+      Bits* const scales = reinterpret_cast<Bits*>(page + data) + row;
+      widen<E>(k, p.width, round_up(p.width, N), w.token);
+      scales[0] = quantize_row<S>(w.token, p.width, key);
+      widen<E>(v, p.width_v, round_up(p.width_v, N), w.token);
+      scales[p.kv_heads * p.block] = quantize_row<S>(w.token, p.width_v, value);
+    } else {
+      for (std::int64_t x = 0; x < p.width; ++x) key[x] = k[x];
+      for (std::int64_t x = 0; x < p.width_v; ++x) value[x] = v[x];
+    }
   }
 }
 
+// Calls fn with what the pool holds.
 template <class Fn>
-void dispatch(DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return fn(Half16<HalfType::kBFloat16>{});
-    case DType::kFloat16:
-      return fn(Half16<HalfType::kFloat16>{});
+void dispatch_pool(const PagedAttention& p, Fn&& fn) {
+  switch (p.pool_dtype) {
+    case DType::kInt8:
+      return fn(Int8{});
+    case DType::kFloat8E4M3FN:
+      return fn(Fp8{});
     default:
-      return fn(Float{});
+      return dispatch(p.dtype, fn);
   }
 }
 
@@ -322,15 +405,26 @@ std::int64_t paged_workspace(const PagedAttention& p) {
 
 void paged_item(const PagedAttention& p, const PagedItem& item, bool bf16, void* workspace) {
   const PagedWorkspace w = layout(p, static_cast<char*>(workspace), nullptr);
-  dispatch(p.dtype, [&]<class E>(E) { item_of<E>(p, item, bf16, w); });
+  dispatch_pool(p, [&]<class S>(S) { item_of<S>(p, item, bf16, w); });
 }
 
 void paged_join(const PagedAttention& p, const PagedItem& first, std::int64_t parts) {
   dispatch(p.dtype, [&]<class E>(E) { join_of<E>(p, first, parts); });
 }
 
-void paged_write(const PagedAttention& p, std::int64_t token) {
-  dispatch(p.dtype, [&]<class E>(E) { write_of<typename E::type>(p, token); });
+void paged_write(const PagedAttention& p, std::int64_t token, void* workspace) {
+  const PagedWorkspace w = layout(p, static_cast<char*>(workspace), nullptr);
+  dispatch(p.dtype, [&]<class E>(E) {
+    // Tokens behind the last sequence are padding.
+    if (token >= p.cu_seqlens_q[p.sequences]) {
+      auto* const out = static_cast<typename E::type*>(p.out) + token * p.heads * p.width_v;
+      for (std::int64_t x = 0; x < p.heads * p.width_v; ++x) out[x] = 0;
+    }
+    if (p.k == nullptr || p.slots[token] < 0) return;
+    if (p.pool_dtype == DType::kInt8) return write_of<E, Int8>(p, token, w);
+    if (p.pool_dtype == DType::kFloat8E4M3FN) return write_of<E, Fp8>(p, token, w);
+    write_of<E, E>(p, token, w);
+  });
 }
 
 }  // namespace untorch::kernels::UNTORCH_ISA

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from untorch.export.errors import CompileError
+from untorch.ops.kv_pages import block_elements
 from untorch.ops.paged_attention import OPERATOR
 
 __all__ = ["NAME", "Context", "Layer", "Recorder", "current_step", "register_interfaces"]
@@ -36,7 +37,10 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer keeps of a token, and which keys its queries see. offset: its place in a block of the pool."""
+    """What a layer keeps of a token, and which keys its queries see. offset: its place in a block of the pool.
+
+    dtype: of the pages, that of the model's keys unless they are quantised.
+    """
 
     module: str
     heads_kv: int
@@ -49,7 +53,7 @@ class Layer:
 
     def elements(self, block: int) -> int:
         """Of a block with that many positions."""
-        return self.heads_kv * block * (self.width + self.width_v)
+        return block_elements(self.dtype, self.heads_kv, block, self.width, self.width_v)
 
 
 @dataclass(frozen=True)

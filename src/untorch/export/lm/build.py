@@ -25,6 +25,7 @@ from untorch.export.lm.text import check_embeddings, check_outputs, take_text_mo
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.llm.settings import FORMAT_VERSION, ROW_POOLINGS, TASKS
+from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
@@ -44,6 +45,7 @@ def causal_lm(
     tokenizer: Any = None,
     max_positions: int | None = None,
     block_size: int = 16,
+    kv_dtype: str | None = None,
     token_counts: Sequence[int] = (16, 1024),
     dtype: torch.dtype | None = None,
     device: str = "cpu",
@@ -70,6 +72,8 @@ def causal_lm(
         tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
         max_positions: The longest sequence. Default: what the config says. LongRoPE's factors are fixed for it.
         block_size: Positions a page, a multiple of 16.
+        kv_dtype: What pages hold: "int8" or "fp8" (E4M3), with a scale for each token and KV head, or None: the model's
+            dtype. On GPUs, "fp8" needs sm_89 or newer.
         token_counts: The numbers of tokens a step that methods are tuned for, ascending: decode, prefill.
         dtype: What the weights of a folder are converted to. Default: what its config says.
         device: "cpu" or "cuda". The model itself is on the CPU.
@@ -87,6 +91,10 @@ def causal_lm(
     if not isinstance(block_size, int) or block_size < 1 or block_size % BLOCK_UNIT:
         raise InvalidArgumentError(
             f"causal_lm: block_size: expected a multiple of {BLOCK_UNIT}, got {block_size!r}"
+        )  # fmt: skip
+    if kv_dtype is not None and (not isinstance(kv_dtype, str) or kv_dtype not in KV_DTYPES):
+        raise InvalidArgumentError(
+            f"causal_lm: kv_dtype: expected 'int8', 'fp8' or None, got {kv_dtype!r}"
         )  # fmt: skip
     if device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", str(device)):
         raise UnsupportedError(
@@ -116,6 +124,9 @@ def causal_lm(
         fix_rotary_embeddings(module, settings["max_positions"])
         step = Step(module, block_size)
         check_chunks(step, settings["vocabulary"])
+        if kv_dtype is not None:
+            step.quantize_pages(KV_DTYPES[kv_dtype])
+            check_chunks(step, settings["vocabulary"])
         methods = {f"step_{count}": _method(step, count) for count in counts}
         section = {
             "format_version": FORMAT_VERSION,

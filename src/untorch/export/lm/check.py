@@ -6,6 +6,7 @@ import torch
 
 from untorch.export.errors import CompileError
 from untorch.export.lm.step import Step
+from untorch.ops.kv_pages import LARGEST_CODE
 
 __all__ = ["check_chunks"]
 
@@ -13,14 +14,21 @@ _TOKENS = 12
 _CHUNKS = (5, 4, 1, 1, 1)
 # Of the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+# Rounding may change codes of keys and values, by no more than quantising them changes the logits: up to 0.45 in small
+# models with experts. Other state changes them by more than 1.
+_TOLERANCE_OF_CODES = 0.5
 
 
 def check_chunks(step: Step, vocabulary: int) -> None:
-    """Raises CompileError if the model keeps state from token to token that is not in the pages."""
+    """Raises CompileError if the model keeps state from token to token that is not in the pages.
+
+    Pages of codes are checked with a wide tolerance: check the same step with pages of the model's dtype first.
+    """
     tokens = torch.arange(3, 3 + 7 * _TOKENS, 7) % vocabulary
     whole, chunked = _logits(step, tokens, (_TOKENS,)), _logits(step, tokens, _CHUNKS)
     difference, largest = (whole - chunked).abs().max().item(), whole.abs().max().item()
-    tolerance = _TOLERANCE.get(step.dtype, 1e-3) * max(largest, 1e-6)
+    relative = _TOLERANCE_OF_CODES if step.dtype in LARGEST_CODE else _TOLERANCE.get(step.dtype, 1e-3)
+    tolerance = relative * max(largest, 1e-6)
     if not difference <= tolerance:
         raise CompileError(
             f"{step.architecture}: {_TOKENS} tokens as a whole and in chunks of "

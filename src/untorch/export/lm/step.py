@@ -48,6 +48,10 @@ class Step(nn.Module):
         self.layers = _placed(recorder.layers, block)
         self.state_layers, self.state_elements = states.layers, states.elements
 
+    def quantize_pages(self, dtype: torch.dtype) -> None:
+        """Keys and values are int8 or float8_e4m3fn codes from now on, with a scale for each token and head."""
+        self.layers = _placed([replace(layer, dtype=dtype) for layer in self.layers], self.block)
+
     @property
     def architecture(self) -> str:
         """The model's name."""

@@ -17,7 +17,7 @@ __all__ = ["paged_attention_kernels"]
 def paged_attention_kernels(module: fx.GraphModule, architecture: str | None) -> PassReport:
     """Replaces each call. The pool stays the argument that is written.
 
-    Raises CompileError for heads that the kernels cannot serve on that architecture.
+    Raises CompileError for heads and pages that the kernels cannot serve on that architecture.
     """
     report = PassReport("paged_attention_kernels")
     calls = [node for node in module.graph.nodes if node.target == paged_attention.OPERATOR]
@@ -39,7 +39,10 @@ def paged_attention_kernels(module: fx.GraphModule, architecture: str | None) ->
         given = arguments_of(node)
         q, width, width_v = given["q"].meta["val"], given["width"], given["width_v"]
         try:
-            paged_config(capability, q.element_size(), width, width_v, q.shape[1] // given["heads_kv"])
+            paged_config(
+                capability, q.element_size(), width, width_v, q.shape[1] // given["heads_kv"],
+                fp8=pool.dtype == torch.float8_e4m3fn,
+            )  # fmt: skip
         except ValueError as error:
             raise CompileError(f"{node.name}: {error}") from error
         with module.graph.inserting_before(node):

@@ -2,7 +2,8 @@
 
     q     [tokens, heads, width]       a tile of BLOCK_M rows: BLOCK_Q tokens by the heads that share a KV head (GQA)
     pool  [blocks, elements]           a block has, from ``offset`` on, K [heads_kv, BLOCK, width], V [heads_kv, BLOCK,
-                                       width_v]; tiles of BLOCK_N keys are gathered through block_table
+                                       width_v]; tiles of BLOCK_N keys are gathered through block_table. A pool of
+                                       int8 or E4M3 holds codes to LARGEST; scales of K and V [heads_kv, BLOCK] follow
     parts [rows, heads, splits, width_v]  float32, with the maximum and the sum of each row: decode with several splits
     out   [tokens, heads, width_v]
 
@@ -15,8 +16,13 @@ read there, too: layers that differ by it alone then share their kernels. A widt
 Keys that no row of a tile sees are not loaded: pages outside of windows may hold anything. Pages and slots out of range
 are read as page 0, and not written.
 
+Codes become elements of q's dtype in registers: both kinds are exact there. The scale of a key goes into its column of
+scores, that of a value into its weights; in float16, where a weight times a small scale would be subnormal, into the
+value itself.
+
 Roofline: decode reads keys and values once, heads_kv · (width + width_v) elements a position, and is memory-bound to
-about 100 rows a KV head in 16 bits. Prefill as the kernel for contiguous keys: BLOCK_M operations a byte.
+about 100 rows a KV head in 16 bits, to half as many in one byte. Prefill as the kernel for contiguous keys: BLOCK_M
+operations a byte.
 """
 
 import triton
@@ -28,13 +34,56 @@ __all__ = ["paged_combine", "paged_decode", "paged_prefill", "write_pages"]
 
 
 @triton.jit
+def _scales(pool_ptr, offset, head, HEADS_KV: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+    """The head's scales of keys in page 0, as bits of bfloat16; those of values follow after HEADS_KV * BLOCK.
+
+    SIZE: bytes of a key and a value.
+    """
+    pointer = tl.cast(pool_ptr, tl.pointer_type(tl.int16), bitcast=True)
+    return pointer + (offset + HEADS_KV * (BLOCK * SIZE)) // 2 + head * BLOCK
+
+
+@triton.jit
+def _load_scales(pointers, seen):
+    return (tl.load(pointers, seen, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quantize(rows, DTYPE: tl.constexpr, LARGEST: tl.constexpr):
+    """Codes of rows, and bits of their scales: as kv_pages.quantize_rows has them."""
+    rows = rows.to(tl.float32)
+    largest = tl.max(rows.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # ordered as the floats are, NaN above all
+    finite = largest < 0x7F800000
+    scale = largest.to(tl.float32, bitcast=True) * (1.0 / LARGEST)
+    bits = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
+    scale = bits.to(tl.float32, bitcast=True)
+    used = finite & (bits > 0)
+    codes = tl.where(used[:, None], tl.math.div_rn(rows, tl.where(used, scale, 1.0)[:, None]), 0.0)
+    if LARGEST == 127.0:
+        # 1.5 * 2^23: adding it rounds to an integer, in the low bits.
+        codes = (codes + 12582912.0).to(tl.int32, bitcast=True)
+    else:
+        # E4M3 by its bits: the interpreter does not round subnormals. 16384 has units of 2^-9, the smallest of them.
+        word = codes.to(tl.int32, bitcast=True)
+        magnitude = word & 0x7FFFFFFF
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+        tiny = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        codes = tl.where(magnitude < 0x3C800000, tiny, normal) | ((word >> 24) & 0x80)
+    codes = codes.to(tl.int8).to(DTYPE, bitcast=True)
+    return codes, tl.where(finite, bits >> 16, 0x7FC0).to(tl.int16)
+
+
+@triton.jit
 def write_pages(
     k_ptr, v_ptr, pool_ptr, slots_ptr, offset_ptr, stride_kt, stride_kh, stride_vt, stride_vh, stride_pool,
     tokens, blocks,
     HEADS_KV: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_T: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_T: tl.constexpr, ALIGNED: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [blocks of BLOCK_T tokens * heads_kv]. Copies k and v of each token to its slot; -1: nowhere."""
+    """Grid: [blocks of BLOCK_T tokens * heads_kv]. Copies k and v of each token to its slot; -1: nowhere.
+
+    LARGEST: of the pool's codes; 0: it holds elements.
+    """
     offset = tl.load(offset_ptr)
     if ALIGNED:
         stride_kt, stride_kh = stride_kt // 16 * 16, stride_kh // 16 * 16
@@ -50,10 +99,17 @@ def write_pages(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     inside = written[:, None] & (d < WIDTH)[None, :]
     keys = tl.load(k_ptr + (t64 * stride_kt + head * stride_kh)[:, None] + d[None, :], inside, other=0.0)
+    if LARGEST > 0:
+        scales = _scales(pool_ptr, offset, head, HEADS_KV, BLOCK, WIDTH + WIDTH_V) + pages * (stride_pool // 2) + places
+        keys, bits = _quantize(keys, pool_ptr.dtype.element_ty, LARGEST)
+        tl.store(scales, bits, written)
     tl.store(source[:, None] + (head * (BLOCK * WIDTH) + places * WIDTH)[:, None] + d[None, :], keys, inside)
     inside = written[:, None] & (dv < WIDTH_V)[None, :]
     values = tl.load(v_ptr + (t64 * stride_vt + head * stride_vh)[:, None] + dv[None, :], inside, other=0.0)
     rows = HEADS_KV * (BLOCK * WIDTH) + head * (BLOCK * WIDTH_V) + places * WIDTH_V
+    if LARGEST > 0:
+        values, bits = _quantize(values, pool_ptr.dtype.element_ty, LARGEST)
+        tl.store(scales + HEADS_KV * BLOCK, bits, written)
     tl.store(source[:, None] + rows[:, None] + dv[None, :], values, inside)
 
 
@@ -77,24 +133,25 @@ def _load_q(q_ptr, offsets, inside, START: tl.constexpr, SIZE: tl.constexpr, WID
 @triton.jit
 def _load_keys(base, rows, seen, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     d = START + tl.arange(0, SIZE)
-    if START + SIZE == WIDTH:
-        return tl.load(base + rows[:, None] + d[None, :], seen[:, None], other=0.0)
-    return tl.load(base + rows[:, None] + d[None, :], seen[:, None] & (d < WIDTH)[None, :], other=0.0)
+    inside = seen[:, None]
+    if START + SIZE != WIDTH:
+        inside = inside & (d < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] + d[None, :], inside, other=0.0)
 
 
 @triton.jit
 def _attend_pages(
-    q, q_rest, k_base, v_base, table_ptr, positions, slopes, begin, end, low, high, all_low, all_high,
+    q, q_rest, k_base, v_base, scale_base, table_ptr, positions, slopes, begin, end, low, high, all_low, all_high,
     acc, peak, total, stride_pool, blocks,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, ALIBI: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    HEADS_KV: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISE: tl.constexpr,
+    PRECISE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin (a multiple of BLOCK_N) to end into the running softmax of a tile of queries.
 
-    k_base, v_base: the KV head's place in page 0. positions, slopes: of each row. low, high, all_low, all_high: as
-    _visible gives them.
+    k_base, v_base, scale_base: the KV head's place in page 0. positions, slopes: of each row. low, high, all_low,
+    all_high: as _visible gives them.
     """
     n = tl.arange(0, BLOCK_N)
     for start in tl.range(begin, end, BLOCK_N):
@@ -111,10 +168,13 @@ def _attend_pages(
         places = columns % BLOCK
         k_rows = pages + places * WIDTH
         keys = _load_keys(k_base, k_rows, seen, 0, BLOCK_D, WIDTH)
-        scores = dot(q, tl.trans(keys), None, PRECISE)
+        scores = dot(q, tl.trans(keys.to(q.dtype)), None, PRECISE)
         if BLOCK_REST > 0:
             keys = _load_keys(k_base, k_rows, seen, BLOCK_D, BLOCK_REST, WIDTH)
-            scores = dot(q_rest, tl.trans(keys), scores, PRECISE)
+            scores = dot(q_rest, tl.trans(keys.to(q.dtype)), scores, PRECISE)
+        if LARGEST > 0:
+            scale_rows = pages // 2 + places
+            scores = scores * _load_scales(scale_base + scale_rows, seen)[None, :]
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (1 + e^2x)
             power = tl.math.exp2(scores * (SCALE / SOFTCAP * 2.8853900817779268))
@@ -133,7 +193,14 @@ def _attend_pages(
                 visible = visible & (columns[None, :] >= (positions // CHUNK * CHUNK)[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         values = _load_keys(v_base, pages + places * WIDTH_V, seen, 0, BLOCK_DV, WIDTH_V)
-        acc, peak, total = attend(scores, values, acc, peak, total, 1.0, 1, PRECISE)
+        v_scales = None
+        if LARGEST > 0:
+            v_scales = _load_scales(scale_base + HEADS_KV * BLOCK + scale_rows, seen)
+            if q.dtype == tl.float16:
+                values = values.to(tl.float32) * v_scales[:, None]
+                v_scales = None
+            values = values.to(q.dtype)
+        acc, peak, total = attend(scores, values, acc, peak, total, 1.0, 1, PRECISE, v_scales)
     return acc, peak, total
 
 
@@ -157,7 +224,7 @@ def paged_prefill(
     SINKS: tl.constexpr, ALIBI: tl.constexpr, HEADS_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
     FEW: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Grid: [queries * heads_kv * tiles of a group's heads]; queries: the most blocks of BLOCK_Q tokens there can be.
 
@@ -214,10 +281,12 @@ def paged_prefill(
     head = tl.cast(pair // TILES, tl.int64)
     k_base = pool_ptr + offset + head * (BLOCK * WIDTH)
     v_base = pool_ptr + offset + (HEADS_KV * (BLOCK * WIDTH) + head * (BLOCK * WIDTH_V))
+    scale_base = _scales(pool_ptr, offset, head, HEADS_KV, BLOCK, WIDTH + WIDTH_V)
     acc, peak, total = _attend_pages(
-        q, q_rest, k_base, v_base, table_ptr + tl.cast(sequence, tl.int64) * columns, positions, slopes,
+        q, q_rest, k_base, v_base, scale_base, table_ptr + tl.cast(sequence, tl.int64) * columns, positions, slopes,
         low // BLOCK_N * BLOCK_N, high, low, high, all_low, all_high, acc, peak, total, stride_pool, blocks,
-        SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV, BLOCK_N, PRECISE,
+        SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, HEADS_KV, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV, BLOCK_N,
+        PRECISE, LARGEST,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     dv = tl.arange(0, BLOCK_DV)
@@ -235,7 +304,7 @@ def paged_decode(
     SINKS: tl.constexpr, ALIBI: tl.constexpr, HEADS_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Grid: [(sequences + 1) * heads_kv * tiles of a group's heads * splits].
 
@@ -269,6 +338,7 @@ def paged_decode(
     head = tl.cast(pair // TILES, tl.int64)
     k_base = pool_ptr + offset + head * (BLOCK * WIDTH)
     v_base = pool_ptr + offset + (HEADS_KV * (BLOCK * WIDTH) + head * (BLOCK * WIDTH_V))
+    scale_base = _scales(pool_ptr, offset, head, HEADS_KV, BLOCK, WIDTH + WIDTH_V)
     past = length - count
     for first in tl.range(0, served, BLOCK_Q):
         local = first + r // GROUP_TILE
@@ -290,10 +360,10 @@ def paged_decode(
         peak, total = _softmax_state(sinks_ptr, heads, inside, split == 0, SINKS, BLOCK_M)
         acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
         acc, peak, total = _attend_pages(
-            q, q_rest, k_base, v_base, table_ptr + tl.cast(sequence, tl.int64) * columns, positions, slopes,
+            q, q_rest, k_base, v_base, scale_base, table_ptr + tl.cast(sequence, tl.int64) * columns, positions, slopes,
             start, stop, low, high, all_low, all_high, acc, peak, total, stride_pool, blocks,
-            SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV, BLOCK_N,
-            PRECISE,
+            SCALE, SOFTCAP, WINDOW, CHUNK, ALIBI, HEADS_KV, BLOCK, WIDTH, WIDTH_V, BLOCK_D, BLOCK_REST, BLOCK_DV,
+            BLOCK_N, PRECISE, LARGEST,
         )  # fmt: skip
         stored = inside[:, None] & (dv < WIDTH_V)[None, :]
         if splits == 1:

@@ -21,6 +21,7 @@ __all__ = ["MAX_WIDTH", "MAX_WIDTH_V", "PagedConfig", "paged_config", "split_wid
 
 MAX_WIDTH, MAX_WIDTH_V = 576, 512
 _MAX_FLOAT32 = 256
+_FIRST_WITH_FP8 = 89
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,19 @@ def split_width(width: int) -> tuple[int, int]:
     return first, block_width(width - first) if width > first else 0
 
 
-def paged_config(capability: int, nbytes: int, width: int, width_v: int, group: int) -> PagedConfig:
-    """For a compute capability (90), bytes an element, head widths, and heads of q for each KV head.
+def paged_config(
+    capability: int, nbytes: int, width: int, width_v: int, group: int, *, fp8: bool = False
+) -> PagedConfig:
+    """For a compute capability (90), bytes an element of q, head widths, and heads of q for each KV head.
 
-    Raises ValueError for heads that do not fit into shared memory.
+    fp8: whether the pages hold FP8. Raises ValueError for heads that do not fit into shared memory, and for FP8 on a
+    GPU without conversions of it.
     """
+    if fp8 and capability < _FIRST_WITH_FP8:
+        raise ValueError(
+            f"paged_attention: expected a GPU of sm_{_FIRST_WITH_FP8} or newer for keys and values in FP8, got "
+            f"sm_{capability}: use int8 (kv_dtype='int8')"
+        )
     most, most_v = (_MAX_FLOAT32, _MAX_FLOAT32) if nbytes == 4 else (MAX_WIDTH, MAX_WIDTH_V)
     if width > most or width_v > most_v:
         raise ValueError(

@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from untorch.ops.attention.configs import block_width
 from untorch.ops.attention.paged import paged_combine, paged_decode, paged_prefill, write_pages
 from untorch.ops.attention.paged_configs import PagedConfig, paged_config, split_width
+from untorch.ops.kv_pages import LARGEST_CODE
 
 __all__ = ["launch_paged"]
 
@@ -59,7 +60,9 @@ def launch_paged(
     sequences, group = seqlens_k.shape[0], heads // heads_kv
     if config is None:
         major, minor = torch.cuda.get_device_capability(q.device)
-        config = paged_config(10 * major + minor, q.element_size(), width, width_v, group)
+        config = paged_config(
+            10 * major + minor, q.element_size(), width, width_v, group, fp8=pool.dtype == torch.float8_e4m3fn
+        )
     if processors is None:
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     # Read by two kernels: what computes it is then not repeated for each of them.
@@ -67,6 +70,7 @@ def launch_paged(
     cu_seqlens_q, seqlens_k, block_table = (x.contiguous() for x in (cu_seqlens_q, seqlens_k, block_table))
     block_d, block_rest = split_width(width)
     block_dv = block_width(width_v)
+    largest = LARGEST_CODE.get(pool.dtype, 0.0)
     if k is not None and v is not None:
         k, v = _with_rows(k), _with_rows(v)
         lanes = block_width(width)
@@ -75,7 +79,7 @@ def launch_paged(
             k, v, pool, slot_mapping.contiguous(), offset, *k.stride()[:2], *v.stride()[:2], pool.stride(0),
             tokens, pool.shape[0],
             HEADS_KV=heads_kv, BLOCK=block, WIDTH=width, WIDTH_V=width_v, BLOCK_D=lanes, BLOCK_DV=block_dv,
-            BLOCK_T=block_t, ALIGNED=aligned and _are_aligned(k, v, pool),
+            BLOCK_T=block_t, ALIGNED=aligned and _are_aligned(k, v, pool), LARGEST=largest,
             num_warps=4, num_stages=1,
         )  # fmt: skip
 
@@ -96,6 +100,7 @@ def launch_paged(
         "BLOCK": block, "WIDTH": width, "WIDTH_V": width_v,
         "BLOCK_D": block_d, "BLOCK_REST": block_rest, "BLOCK_DV": block_dv,
         "ALIGNED": aligned and _are_aligned(q, pool), "PRECISE": q.dtype == torch.float32,
+        "LARGEST": largest,
     }  # fmt: skip
     nothing = seqlens_k  # stands for a tensor that is not there
     read = (

@@ -45,7 +45,7 @@ def _paged_attention_triton(
     """
     from untorch.ops.attention.paged_launch import launch_paged
 
-    check_arguments(q, k, v, pool, block_table, 0, block, heads_kv, width, width_v)
+    _check(aligned, q, k, v, pool, block_table, block, heads_kv, width, width_v)
     return launch_paged(
         q, k, v, pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, sinks, alibi, offset, aligned, block,
         heads_kv, width, width_v, scale, window, chunk, softcap, torch.library.wrap_triton,
@@ -67,9 +67,14 @@ def _paged_attention_cpu(*args: Any) -> torch.Tensor:
 
 @paged_attention_triton.register_fake
 def _paged_attention_fake(q: torch.Tensor, *others: Any) -> torch.Tensor:
-    (k, v, pool, block_table), (block, heads_kv, width, width_v) = others[:4], others[11:15]
-    check_arguments(q, k, v, pool, block_table, 0, block, heads_kv, width, width_v)
+    (k, v, pool, block_table), aligned, (block, heads_kv, width, width_v) = others[:4], others[10], others[11:15]
+    _check(aligned, q, k, v, pool, block_table, block, heads_kv, width, width_v)
     return q.new_empty((q.shape[0], q.shape[1], width_v))
+
+
+def _check(aligned: bool, q: Any, k: Any, v: Any, pool: Any, block_table: Any, *sizes: int) -> None:
+    """The offset is a tensor: what is known of it is whether it is aligned."""
+    check_arguments(q, k, v, pool, block_table, 0 if aligned else 1, *sizes)
 
 
 OPERATOR = torch.ops.untorch.paged_attention_triton.default

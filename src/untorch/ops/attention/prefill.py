@@ -51,8 +51,11 @@ def score_mask(mask, pointers, inside, scores, MASK: tl.constexpr):
 
 
 @triton.jit
-def attend(scores, v, acc, peak, total, SCALE: tl.constexpr, MASK: tl.constexpr, PRECISE: tl.constexpr):
-    """One block of keys into the running softmax. Without a mask, scores are not scaled yet."""
+def attend(scores, v, acc, peak, total, SCALE: tl.constexpr, MASK: tl.constexpr, PRECISE: tl.constexpr, v_scales=None):
+    """One block of keys into the running softmax. Without a mask, scores are not scaled yet.
+
+    v_scales: of each key, for v that holds codes.
+    """
     if MASK == 0:
         new_peak = tl.maximum(peak, tl.max(scores, 1) * SCALE)
         weights = tl.math.exp2(scores * SCALE - new_peak[:, None])
@@ -64,6 +67,8 @@ def attend(scores, v, acc, peak, total, SCALE: tl.constexpr, MASK: tl.constexpr,
         weights = tl.math.exp2(scores - shift[:, None])
         decay = tl.math.exp2(peak - shift)
     total = total * decay + tl.sum(weights, 1)
+    if v_scales is not None:
+        weights = weights * v_scales[None, :]
     acc = dot(weights.to(v.dtype), v, acc * decay[:, None], PRECISE)
     return acc, new_peak, total
 

@@ -58,8 +58,25 @@ def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
     assert model.config.use_cache is True
 
 
-def test_examples_are_valid_calls(written: dict[str, Any], tmp_path: Path) -> None:
-    causal_lm(make_model("Llama"), tmp_path / "m.pt2", token_counts=(4, 40))
+@pytest.mark.parametrize(("kv_dtype", "name"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
+def test_quantised_pages(kv_dtype: str, name: str, written: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model("Llama", head_dim=64)
+    causal_lm(model.to(torch.bfloat16), tmp_path / "m.pt2")
+    floats = written["llm"]
+    causal_lm(model, tmp_path / "m.pt2", kv_dtype=kv_dtype)
+    section = written["llm"]
+    assert section["dtype"] == name and floats["dtype"] == "bfloat16"
+    # Bytes of a block: 64 codes and a scale of 2 bytes in the place of 64 elements of 2 bytes.
+    assert section["block_elements"] / (2 * floats["block_elements"]) == 66 / 128
+    assert [layer["offset"] for layer in section["layers"]] == [i * 16 * 2 * 2 * 66 for i in range(3)]
+    assert {key: section[key] for key in section if key not in ("dtype", "block_elements", "layers")} == {
+        key: floats[key] for key in floats if key not in ("dtype", "block_elements", "layers")
+    }
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8", "fp8"])
+def test_examples_are_valid_calls(kv_dtype: str | None, written: dict[str, Any], tmp_path: Path) -> None:
+    causal_lm(make_model("Llama"), tmp_path / "m.pt2", token_counts=(4, 40), kv_dtype=kv_dtype)
     for request in written["requests"]:
         step, args = request.method.model, request.method.args
         step.model.set_attn_implementation("untorch_paged")
@@ -130,6 +147,8 @@ def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
         ({"token_counts": ()}, InvalidArgumentError, "token_counts: expected ascending integers"),
         ({"token_counts": (2,)}, InvalidArgumentError, "token_counts: expected ascending integers"),
         ({"block_size": 8}, InvalidArgumentError, "block_size: expected a multiple of 16, got 8"),
+        ({"kv_dtype": "int4"}, InvalidArgumentError, "kv_dtype: expected 'int8', 'fp8' or None, got 'int4'"),
+        ({"kv_dtype": torch.int8}, InvalidArgumentError, "kv_dtype: expected 'int8', 'fp8' or None, got torch.int8"),
         ({"max_positions": 0}, InvalidArgumentError, "max_positions: expected a positive integer, got 0"),
         ({"task": "chat"}, InvalidArgumentError, "task: expected one of 'generate', 'embed', 'classify', got 'chat'"),
         ({"inputs_embeds": 1}, ArgumentTypeError, "inputs_embeds: expected True or False, got 1"),

@@ -26,6 +26,15 @@ def test_layers_lie_one_behind_the_other() -> None:
     assert step.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_pages_of_codes(dtype: torch.dtype) -> None:
+    step = Step(make_model("Mistral"), 32)
+    step.quantize_pages(dtype)
+    assert [(layer.offset, layer.window) for layer in step.layers] == [(i * 2 * 32 * 20, 6) for i in range(3)]
+    assert step.elements == 3 * 2 * 32 * 20
+    assert step.dtype == dtype
+
+
 def test_layers_that_share_their_keys_have_one_place() -> None:
     assert len(Step(make_model("Gemma3n")).layers) == 5
 

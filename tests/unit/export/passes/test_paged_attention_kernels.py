@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.native.test_paged_attention import batch
+from tests.native.test_paged_attention import KV, batch
 from untorch.export.errors import CompileError
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
 from untorch.export.passes.table import PASSES
@@ -35,13 +35,14 @@ class Layers(nn.Module):
             return out
 
         first = attend()
-        second = attend(q=first, offset=512)
+        second = attend(q=first, offset=1024)
         return attend(q=second, k=None, v=None, offset=0)
 
 
-def traced(width: int = 8) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
-    given = batch([(5, 20), (1, 33)], 4, 2, width, width)
-    given["pool"] = torch.randn(given["pool"].shape[0], 2048 * width // 8)
+def traced(width: int = 8, kv: torch.dtype | None = None) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
+    given = batch([(5, 20), (1, 33)], 4, 2, width, width, kv=kv)
+    shape = (given["pool"].shape[0], 2048 * width // 8)
+    given["pool"] = torch.randn(shape) if kv is None else torch.zeros(shape).to(kv)
     args = tuple(value for value in given.values() if isinstance(value, torch.Tensor))
     with torch.no_grad():
         return torch.export.export(Layers(given), args).module(), args
@@ -58,10 +59,34 @@ def test_it_takes_the_operators_place() -> None:
     assert {str(node.target) for node in calls if node.op == "call_function"} == {
         "untorch.paged_attention_triton.default"
     }
-    assert module.paged_attention_offsets.tolist() == [[0, 0], [512, 512]]
+    assert module.paged_attention_offsets.tolist() == [[0, 0], [1024, 1024]]
     torch.testing.assert_close(module(*found_args), expected, rtol=0, atol=0)
     for found, wanted in zip(found_args, expected_args, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kv", KV[1:])
+def test_pages_of_codes(kv: torch.dtype) -> None:
+    module, args = traced(kv=kv)
+    expected_args, found_args = ([x.clone() for x in args] for _ in range(2))
+    expected = module(*expected_args)
+    assert len(paged_attention_kernels(module, "sm_90").changed) == 3
+    torch.testing.assert_close(module(*found_args), expected, rtol=0, atol=0)
+    pool = next(i for i, x in enumerate(args) if x.dtype == kv)
+    assert torch.equal(found_args[pool].view(torch.uint8), expected_args[pool].view(torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fp8_on_an_older_gpu() -> None:
+    module, _ = traced(kv=torch.float8_e4m3fn)
+    with pytest.raises(CompileError) as caught:
+        paged_attention_kernels(module, "sm_80")
+    assert str(caught.value) == (
+        "paged_attention: paged_attention: expected a GPU of sm_89 or newer for keys and values in FP8, got sm_80: use "
+        "int8 (kv_dtype='int8')"
+    )
+    assert paged_attention_kernels(traced(kv=torch.int8)[0], "sm_80").changed
 
 
 @pytest.mark.filterwarnings("ignore")

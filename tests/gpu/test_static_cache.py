@@ -1,4 +1,4 @@
-"""examples/causal_lm.py on the GPU: token for token like eager, in sessions side by side, and decoding in graphs."""
+"""benchmarks/static_cache.py on the GPU: token for token like eager, in sessions side by side, and decoding in graphs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.conformance.test_causal_lm import EXAMPLE, NEW, PROMPTS, eager, example
+from tests.conformance.test_static_cache import MODULE, NEW, PROMPTS, eager, static_cache
 
-__all__ = ["example"]  # a fixture
+__all__ = ["static_cache"]  # a fixture
 
 # Generations in turns on sessions of one program, then with graphs of their own for one token; as JSON. No torch.
 RUN = """
@@ -20,11 +21,11 @@ import json, sys
 sys.modules["torch"] = None
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-import causal_lm, untorch
+import static_cache, untorch
 prompts, new = json.loads(sys.argv[3]), int(sys.argv[4])
 with untorch.load(sys.argv[2]) as program:
     sessions = [program.session() for _ in prompts]
-    turns = list(zip(*(causal_lm.generate(s, p, new) for s, p in zip(sessions, prompts))))
+    turns = list(zip(*(static_cache.generate(s, p, new) for s, p in zip(sessions, prompts))))
     for session in sessions:
         session.reset()
     graphs = [session.decode.graph(np.array([[0]])) for session in sessions]
@@ -44,12 +45,12 @@ with untorch.load(sys.argv[2]) as program:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3"])
-def test_generates_like_eager(kind: str, example: object, tmp_path: Path) -> None:
-    model = example.tiny_model(kind)  # type: ignore[attr-defined]
+def test_generates_like_eager(kind: str, static_cache: ModuleType, tmp_path: Path) -> None:
+    model = static_cache.tiny_model(kind)
     package = tmp_path / "lm.pt2"
-    example.build(model, package, 32, device="cuda", progress=False)  # type: ignore[attr-defined]
+    static_cache.build(model, package, 32, device="cuda", progress=False)
     python = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
-    command = [python, "-c", RUN, str(EXAMPLE.parent), str(package), json.dumps(PROMPTS), str(NEW)]
+    command = [python, "-c", RUN, str(MODULE.parent), str(package), json.dumps(PROMPTS), str(NEW)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

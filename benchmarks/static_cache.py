@@ -1,8 +1,4 @@
-"""A causal language model in two methods on one cache: exported with transformers, generating without it and torch.
-
-    python causal_lm.py build Qwen/Qwen3-0.6B -o qwen.pt2          # or --tiny qwen3: random weights, nothing is loaded
-    python causal_lm.py run qwen.pt2 --prompt "The capital of France is" --tokenizer tokenizer.json
-    python causal_lm.py run qwen.pt2 --tokens 5,17,3 --new 20
+"""A causal language model with its cache in mutable buffers: two methods, a session a generation, no engine.
 
 `prefill` takes the prompt, `decode` one token; both give the logits of what comes next. Keys, values and the position
 are mutable buffers, so each session has its own copy: generations run concurrently on shared weights.
@@ -10,7 +6,6 @@ are mutable buffers, so each session has its own copy: generations run concurren
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -97,48 +92,3 @@ def generate(session: untorch.Session, tokens: list[int], new: int) -> Iterator[
             logits = logits.numpy()
         tokens = [int(logits[0].argmax())]
         yield tokens[0]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("build", help="needs torch, transformers and untorch[export]")
-    make.add_argument("model", nargs="?", help="a name or folder that transformers knows")
-    make.add_argument("--tiny", choices=list(TINY), help="random weights instead")
-    make.add_argument("-o", "--output", type=pathlib.Path, required=True)
-    make.add_argument("--length", type=int, default=256, help="positions that the cache has")
-    make.add_argument("--device", default="cpu")
-    run = commands.add_parser("run", help="needs numpy and untorch")
-    run.add_argument("package", type=pathlib.Path)
-    run.add_argument("--tokens", help="numbers with commas between them")
-    run.add_argument("--prompt")
-    run.add_argument("--tokenizer", help="the tokenizer.json that --prompt goes through (needs tokenizers)")
-    run.add_argument("--new", type=int, default=20, help="tokens to generate")
-    options = parser.parse_args()
-    if options.command == "build":
-        if options.tiny is None:
-            import transformers
-
-            model = transformers.AutoModelForCausalLM.from_pretrained(options.model).eval()
-        else:
-            model = tiny_model(options.tiny)
-        build(model, options.output, options.length, device=options.device)
-        return
-
-    import untorch
-
-    tokenizer = None
-    if options.prompt is not None:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(options.tokenizer)
-        tokens = tokenizer.encode(options.prompt).ids
-    else:
-        tokens = [int(number) for number in options.tokens.split(",")]
-    with untorch.load(options.package) as program, program.session() as session:
-        found = list(generate(session, tokens, options.new))
-    print(tokenizer.decode(found) if tokenizer is not None else ",".join(map(str, found)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,170 @@
+"""How many requests a second does a server of MiniLM answer, and how long do clients wait? Beside ONNX Runtime.
+
+Clients on the loop-back address each send one sentence of 32 tokens as binary tensors of the Open Inference Protocol,
+and the next one when they have the answer. ``untorch serve`` has its defaults. ONNX Runtime is behind a Starlette
+application of the same kind (serve_onnxruntime.py), once call by call and once with untorch's batcher, so that the
+runtimes can be told from the servers. Servers take turns in short rounds; one computes at a time. Clients use the same
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy
+from common import RESULTS, WORK, Report, Table, ensure_models
+
+CLIENTS = (1, 8, 64, 256)
+LENGTH = 32
+HERE = pathlib.Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server: its key, its label, and what follows ``python``; FOLDER and PORT are replaced."""
+
+    key: str
+    label: str
+    command: tuple[str, ...]
+
+
+CONTESTANTS = (
+    Contestant(
+        "untorch",
+        "untorch serve",
+        ("-m", "untorch", "serve", "FOLDER/minilm.pt2", "--port", "PORT", "--grpc-port", "-1", "--log-format", "none"),
+    ),
+    Contestant(
+        "onnxruntime",
+        "ONNX Runtime, Starlette",
+        (str(HERE / "serve_onnxruntime.py"), "FOLDER/minilm.onnx", "PORT"),
+    ),
+    Contestant(
+        "onnxruntime_batched",
+        "ONNX Runtime, Starlette, untorch's batcher",
+        (str(HERE / "serve_onnxruntime.py"), "FOLDER/minilm.onnx", "PORT", "--batch"),
+    ),
+)  # fmt: skip
+
+
+def message() -> bytes:
+    """An HTTP request with two binary tensors."""
+    ids = numpy.random.default_rng(0).integers(1000, 20000, (1, LENGTH))
+    tensors = [("input_ids", ids), ("attention_mask", numpy.ones_like(ids))]
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": name, "datatype": "INT64", "shape": [1, LENGTH],
+                    "parameters": {"binary_data_size": array.nbytes},
+                }
+                for name, array in tensors
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()  # fmt: skip
+    body = b"".join([header, *(array.tobytes() for _, array in tensors)])
+    head = (
+        "POST /v2/models/minilm/infer HTTP/1.1\r\nHost: localhost\r\n"
+        f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def client(port: int, request: bytes, until: float, times: list[float]) -> None:
+    """One request after the other on one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while time.perf_counter() < until:
+        begin = time.perf_counter()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
+        body = await reader.readexactly(length)
+        times.append(time.perf_counter() - begin)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the server answered {head[:40]!r} {body[:200]!r}")
+    writer.close()
+
+
+async def load(port: int, clients: int, seconds: float) -> tuple[list[float], float]:
+    """All answers' times, and the seconds that it took."""
+    times: list[float] = []
+    request, begin = message(), time.perf_counter()
+    await asyncio.gather(*(client(port, request, begin + seconds, times) for _ in range(clients)))
+    return times, time.perf_counter() - begin
+
+
+def start(contestant: Contestant, folder: pathlib.Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A server that answers, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [word.replace("FOLDER", str(folder)).replace("PORT", str(port)) for word in contestant.command]
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    for _ in range(600):
+        try:
+            asyncio.run(load(port, 1, 0.01))
+            return process, port
+        except (OSError, RuntimeError, asyncio.IncompleteReadError):
+            if process.poll() is not None:
+                raise SystemExit(f"{contestant.label} did not start") from None
+            time.sleep(0.1)
+    raise SystemExit(f"{contestant.label} did not answer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
+    parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
+    parser.add_argument("--packages", type=pathlib.Path, help="folder with minilm.pt2 and minilm.onnx; default: made")
+    options = parser.parse_args()
+    rounds, seconds = (1, 0.5) if options.quick else (5, 4.0)
+    if options.packages is None:
+        ensure_models("minilm")
+    report = Report("serve", options.quick)
+    servers = {one.key: start(one, options.packages or WORK) for one in CONTESTANTS}
+    times: dict[tuple[str, int], list[float]] = {}
+    rates: dict[tuple[str, int], list[float]] = {}
+    try:
+        for _, port in servers.values():
+            for clients in CLIENTS:  # each size of a batch has run once
+                asyncio.run(load(port, clients, 0.5))
+        for _ in range(rounds):
+            for clients in CLIENTS:
+                for key, (_, port) in servers.items():
+                    found, took = asyncio.run(load(port, clients, seconds))
+                    times.setdefault((key, clients), []).extend(found)
+                    rates.setdefault((key, clients), []).append(len(found) / took)
+    finally:
+        for process, _ in servers.values():
+            process.terminate()
+            process.wait()
+    rows = []
+    for one in CONTESTANTS:
+        cells = []
+        for clients in CLIENTS:
+            p50, p99 = numpy.percentile(times[one.key, clients], (50, 99)) * 1e3
+            rate = float(numpy.median(rates[one.key, clients]))
+            report.values.setdefault(one.key, {})[clients] = {"requests_per_s": rate, "p50_ms": p50, "p99_ms": p99}
+            cells.append(f"{rate:.0f} ({p50:.1f}, {p99:.1f})")
+        rows.append([one.label, *cells])
+    headings = [f"{clients} client{'s' if clients > 1 else ''}" for clients in CLIENTS]
+    report.tables["serve"] = Table(
+        ["Server", *headings], rows,
+        f"Requests a second (milliseconds at p50 and p99), one sentence of {LENGTH} tokens a request, "
+        f"{len(os.sched_getaffinity(0))} cores for servers and clients together.",
+    )  # fmt: skip
+    report.write(options.output or (WORK / "results" if options.quick else RESULTS))
+
+
+if __name__ == "__main__":
+    main()

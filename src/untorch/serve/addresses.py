@@ -1,0 +1,43 @@
+"""Where a server listens."""
+
+from __future__ import annotations
+
+import socket
+
+from untorch.runtime.errors import SystemResourceError
+from untorch.serve.options import ServeOptions
+
+__all__ = ["BACKLOG", "Addresses", "bind"]
+
+BACKLOG = 2048
+
+
+class Addresses:
+    """Where a server listens."""
+
+    def __init__(self, options: ServeOptions, port: int, grpc_port: int | None) -> None:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        scheme = "https" if options.tls_certificate is not None else "http"
+        self.http = f"{scheme}://{host}:{port}"
+        self.grpc = None if grpc_port is None else f"{host}:{grpc_port}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """For ``--json``."""
+        return {"http": self.http, "grpc": self.grpc}
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """A socket that listens for HTTP. Raises SystemResourceError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    http = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        http.bind((options.host, options.port))
+        http.listen(BACKLOG)
+        http.setblocking(False)
+    except OSError as error:
+        http.close()
+        raise SystemResourceError(
+            f"HTTP cannot listen on {options.host}:{options.port}: {error.strerror or error}", error.errno
+        ) from None
+    return http

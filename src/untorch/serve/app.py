@@ -1,0 +1,86 @@
+"""The application: protocol endpoints, metrics, the page, and the OpenAI API if it is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from untorch.serve.endpoint import endpoint, error_document
+from untorch.serve.inference import rest
+from untorch.serve.metrics import CONTENT_TYPE
+from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
+from untorch.serve.options import ServeOptions
+from untorch.serve.state import ServerState
+
+__all__ = ["build_app"]
+
+_FOLDER = Path(__file__).with_name("page")
+
+
+def build_app(options: ServeOptions, state: ServerState | None = None) -> Starlette:
+    """The ASGI application of a server.
+
+    Packages are not loaded here: ``await app.state.server.load_all()`` does it, ``await app.state.server.close()``
+    unloads them.
+
+    Args:
+        options: What is served.
+        state: Of a server that has more than this application.
+    """
+    server = state if state is not None else ServerState(options)
+
+    async def metrics(request: Request) -> Response:
+        await server.call(server.metrics.refresh, server.repository)
+        return Response(await server.call(server.metrics.render), headers={"content-type": CONTENT_TYPE})
+
+    routes: list[BaseRoute] = [*rest.routes(server), Route("/metrics", endpoint(metrics))]
+    routes += _openai_routes(server)
+    if options.page:
+        routes += [Route(path, endpoint(_page_file(name))) for path, name in PAGE_FILES.items()]
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Access, state=server),
+            Middleware(Authorize, keys=options.api_keys),
+            Middleware(LimitBody, limit=options.max_body),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.server = server
+    return app
+
+
+def _page_file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        # The page talks to its own server alone, and runs nothing that came with an answer.
+        headers = {
+            "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; form-action 'none'; "
+            "frame-ancestors 'none'; base-uri 'none'",
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-cache",
+        }
+        return FileResponse(_FOLDER / name, headers=headers)
+
+    return send
+
+
+def _openai_routes(server: ServerState) -> list[BaseRoute]:
+    if importlib.util.find_spec("untorch.serve.openai") is None:
+        return []
+    module = importlib.import_module("untorch.serve.openai")
+    return list(module.routes(server.engines))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    document = error_document(request.url.path, error.status_code, error.detail)
+    return JSONResponse(document, status_code=error.status_code, headers=error.headers)

@@ -1,0 +1,123 @@
+"""A request of the protocol, however it came: checked, computed, answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from untorch.runtime.errors import ClosedError, InvalidArgumentError
+from untorch.serve.inference.tensors import datatype_of
+from untorch.serve.repository import VERSION
+
+if TYPE_CHECKING:
+    from untorch.serve.state import ServerState
+
+__all__ = ["EXTENSIONS", "InferRequest", "InferResponse", "infer", "metadata", "timeout_of"]
+
+Array = NDArray[Any]
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)", "parameters"]
+
+# Parameters of a request that are the protocol's own. Those of sequences would change what a call means.
+_OWN = frozenset({"timeout", "binary_data_output", "triton_enable_empty_final_response", "headers"})
+_REFUSED = {
+    "sequence_id": "sequences are not served", "sequence_start": "sequences are not served",
+    "sequence_end": "sequences are not served", "priority": "calls have no priorities",
+}  # fmt: skip
+_REFUSED_TENSOR = {
+    "shared_memory_region": "shared memory is not served", "shared_memory_byte_size": "shared memory is not served",
+    "shared_memory_offset": "shared memory is not served", "classification": "classification is not served",
+}  # fmt: skip
+
+
+@dataclass
+class InferRequest:
+    """``outputs``: names that are wanted; empty: all."""
+
+    model: str
+    version: str = ""
+    id: str = ""
+    inputs: dict[str, Array] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class InferResponse:
+    """The outputs in the order in which they were asked for."""
+
+    model: str
+    version: str
+    id: str
+    outputs: dict[str, Array]
+
+
+async def infer(state: ServerState, request: InferRequest, protocol: str) -> InferResponse:
+    """Computes a request.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        NotReadyError: The model is not loaded.
+        InvalidArgumentError: Names, datatypes, shapes or parameters are not the model's.
+        UntorchError: What the call raises.
+    """
+    with state.metrics.request(request.model, protocol) as watch, state.tracer.span("infer", model=request.model):
+        model = state.repository.get(request.model, request.version)
+        watch.model = model.name
+        for name in request.parameters:
+            if name in _REFUSED and request.parameters[name]:
+                raise InvalidArgumentError(f"parameter '{name}': {_REFUSED[name]}")
+        parameters = {name: value for name, value in request.parameters.items() if name not in {*_OWN, *_REFUSED}}
+        timeout = timeout_of(request.parameters.get("timeout"), state.options.timeout)
+        known = {port.name for port in model.outputs}
+        if known and (unknown := [name for name in request.outputs if name not in known]):
+            raise InvalidArgumentError(
+                f"model '{model.name}': unknown output '{unknown[0]:.80}', there are: {', '.join(sorted(known))}"
+            )
+        try:
+            outputs = await model.infer(request.inputs, parameters, timeout)
+        except ClosedError:
+            # It was loaded again after we had found it; if it was unloaded, there is no other.
+            if (again := state.repository.get(request.model, request.version)) is model:
+                raise
+            outputs = await again.infer(request.inputs, parameters, timeout)
+        for name in request.outputs:
+            if name not in outputs:
+                raise InvalidArgumentError(
+                    f"model '{model.name}': there is no output '{name:.80}' in this call: {', '.join(outputs)}"
+                )
+        chosen = {name: outputs[name] for name in request.outputs} if request.outputs else outputs
+        for array in chosen.values():
+            datatype_of(array.dtype.name)
+        return InferResponse(request.model, VERSION, request.id, chosen)
+
+
+def timeout_of(microseconds: Any, limit: float) -> float | None:
+    """Seconds: the request's, at most the server's. None: no limit."""
+    if microseconds in (None, 0):
+        return limit or None
+    if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds < 0:
+        raise InvalidArgumentError(f"parameter 'timeout': expected microseconds, got {microseconds!r:.80}")
+    return min(microseconds / 1e6, limit) if limit else microseconds / 1e6
+
+
+def check_tensor_parameters(parameters: Mapping[str, Any], what: str) -> None:
+    """Refuses extensions that are not served. Raises InvalidArgumentError."""
+    for name in parameters:
+        if name in _REFUSED_TENSOR:
+            raise InvalidArgumentError(f"{what}: parameter '{name}': {_REFUSED_TENSOR[name]}")
+
+
+def metadata(state: ServerState, name: str, version: str) -> dict[str, Any]:
+    """A model's inputs and outputs."""
+    model = state.repository.get(name, version)
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": model.platform,
+        "inputs": [port.to_json() for port in model.inputs],
+        "outputs": [port.to_json() for port in model.outputs],
+    }

@@ -1,0 +1,174 @@
+"""Tensors of the protocol as arrays: datatypes, raw bytes in row-major order, JSON's numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = ["DATATYPES", "check_shape", "datatype_of", "dtype_of", "from_json", "from_raw", "to_json", "to_raw"]
+
+Array = NDArray[Any]
+
+# The protocol's name and ours, which is numpy's or, of bfloat16, that of ml_dtypes.
+DATATYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "BF16": "bfloat16", "FP32": "float32",
+    "FP64": "float64",
+}  # fmt: skip
+_NAMES = {ours: theirs for theirs, ours in DATATYPES.items()}
+_MOST_DIMS = 64
+
+
+def datatype_of(dtype: str) -> str:
+    """The protocol's datatype for one of ours; text (an array of objects) is BYTES. Raises UnsupportedError."""
+    if dtype in ("object", "str", "bytes"):
+        return "BYTES"
+    if dtype not in _NAMES:
+        raise UnsupportedError(f"dtype {dtype}: the Open Inference Protocol has no datatype for it")
+    return _NAMES[dtype]
+
+
+def dtype_of(datatype: str, what: str) -> numpy.dtype[Any]:
+    """Numpy's dtype of a datatype. Raises InvalidArgumentError; UnsupportedError where ml_dtypes is missing."""
+    if datatype == "BYTES":
+        return numpy.dtype(object)
+    name = DATATYPES.get(datatype)
+    if name is None:
+        known = ", ".join((*DATATYPES, "BYTES"))
+        raise InvalidArgumentError(f"{what}: datatype: expected one of {known}, got {datatype!r:.40}")
+    if name != "bfloat16":
+        return numpy.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedError(f"{what}: datatype BF16 needs the package ml_dtypes: pip install ml_dtypes") from None
+    bfloat16: numpy.dtype[Any] = numpy.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def check_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """The sizes of a tensor. Raises InvalidArgumentError."""
+    if (
+        not isinstance(shape, Sequence)
+        or isinstance(shape, str | bytes)
+        or not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 62 for size in shape)
+    ):
+        raise InvalidArgumentError(f"{what}: shape: expected a list of sizes, got {shape!r:.80}")
+    if len(shape) > _MOST_DIMS:
+        raise InvalidArgumentError(f"{what}: shape: expected at most {_MOST_DIMS} dimensions, got {len(shape)}")
+    if math.prod(size for size in shape if size) >= 1 << 62:
+        raise InvalidArgumentError(f"{what}: shape: expected fewer than 2**62 elements, got {list(shape)}")
+    return tuple(shape)
+
+
+def from_raw(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], what: str) -> Array:
+    """The array whose elements lie in ``data``, little-endian and row-major. Borrows the memory where it can."""
+    if datatype == "BYTES":
+        return _read_bytes(memoryview(data), shape, what)
+    dtype = dtype_of(datatype, what)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise InvalidArgumentError(
+            f"{what}: expected {expected} bytes for {datatype}{list(shape)}, got {len(data)}"
+        )  # fmt: skip
+    is_bool = dtype.kind == "b"
+    array: Array = numpy.frombuffer(data, dtype=numpy.uint8 if is_bool else dtype).reshape(shape)
+    if is_bool:
+        return array.astype(bool)  # any other byte than 0 and 1 would be an invalid bool
+    return array if array.flags.aligned else array.copy()
+
+
+def to_raw(array: Array) -> bytes:
+    """What ``from_raw`` reads."""
+    if array.dtype == object:
+        parts = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1)]
+        return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return array.tobytes()
+
+
+def _read_bytes(data: memoryview, shape: tuple[int, ...], what: str) -> Array:
+    """Elements of any length, each behind its length in four bytes."""
+    items: list[bytes] = []
+    count, position = math.prod(shape), 0
+    while position < len(data):
+        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+        if position + 4 > len(data) or end > len(data) or len(items) == count:
+            break
+        items.append(bytes(data[position + 4 : end]))
+        position = end
+    if position != len(data) or len(items) != count:
+        raise InvalidArgumentError(
+            f"{what}: expected {count} elements of BYTES, each behind its length in 4 bytes, got {len(data)} bytes "
+            f"that hold {len(items)} and {len(data) - position} bytes more"
+        )
+    array = numpy.empty(count, dtype=object)
+    array[:] = items
+    return array.reshape(shape)
+
+
+def from_json(values: Any, datatype: str, shape: tuple[int, ...], what: str) -> Array:
+    """The array of a JSON list, flat or nested. Raises InvalidArgumentError."""
+    dtype = dtype_of(datatype, what)
+    if not isinstance(values, list):
+        raise InvalidArgumentError(f"{what}: data: expected a list, got {_kind(values)}")
+    flat = _flatten(values, math.prod(shape), what)
+    if datatype == "BYTES":
+        array = numpy.empty(len(flat), dtype=object)
+        for i, item in enumerate(flat):
+            if not isinstance(item, str):
+                raise InvalidArgumentError(f"{what}: data: expected strings for BYTES, got {_kind(item)}")
+            array[i] = item.encode("utf-8", "surrogatepass")
+        return array.reshape(shape)
+    wanted: tuple[type, ...] = (bool,) if datatype == "BOOL" else (int,) if dtype.kind in "iu" else (int, float)
+    for item in flat:
+        if not isinstance(item, wanted) or (isinstance(item, bool) and datatype != "BOOL"):
+            kinds = {"BOOL": "true and false"}.get(datatype, "integers" if dtype.kind in "iu" else "numbers")
+            raise InvalidArgumentError(f"{what}: data: expected {kinds} for {datatype}, got {_kind(item)}")
+    try:
+        if dtype.name == "bfloat16":
+            return numpy.array(flat, dtype=numpy.float32).astype(dtype).reshape(shape)
+        with numpy.errstate(over="ignore"):
+            return numpy.array(flat, dtype=dtype).reshape(shape)
+    except OverflowError:
+        raise InvalidArgumentError(f"{what}: data: a number is out of the range of {datatype}") from None
+
+
+def to_json(array: Array) -> list[Any]:
+    """Row-major, flat."""
+    if array.dtype == object:
+        return [_text(item) for item in array.reshape(-1)]
+    if array.dtype.name in ("bfloat16", "float16"):
+        array = array.astype(numpy.float32)
+    values: list[Any] = array.reshape(-1).tolist()
+    return values
+
+
+def _text(item: Any) -> str:
+    return item if isinstance(item, str) else bytes(item).decode(errors="replace")
+
+
+def _flatten(values: list[Any], count: int, what: str) -> list[Any]:
+    flat, depth = values, 0
+    while flat and isinstance(flat[0], list):
+        depth += 1
+        if depth > _MOST_DIMS:
+            raise InvalidArgumentError(f"{what}: data: expected at most {_MOST_DIMS} levels of lists")
+        if not all(isinstance(item, list) for item in flat):
+            raise InvalidArgumentError(f"{what}: data: expected lists of equal depth")
+        flat = [item for part in flat for item in part]
+        if len(flat) > count:
+            break
+    if len(flat) != count:
+        raise InvalidArgumentError(f"{what}: data: expected {count} elements as the shape says, got {len(flat)}")
+    return flat
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "an integer"}
+    return "null" if value is None else names.get(type(value), "a number with a fraction")

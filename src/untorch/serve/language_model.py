@@ -1,0 +1,107 @@
+"""A language model by the Open Inference Protocol: text in, text out, as BYTES."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.serve.errors import DeadlineError
+from untorch.serve.model import Port
+
+if TYPE_CHECKING:
+    from untorch.llm import Engine, Generation, RequestOutput
+    from untorch.serve.metrics import Metrics
+
+__all__ = ["LanguageModel"]
+
+Array = NDArray[Any]
+
+# Request parameters that are fields of SamplingParams, and their types.
+_PARAMETERS: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int,), "min_tokens": (int,), "temperature": (int, float), "top_p": (int, float), "top_k": (int,),
+    "min_p": (int, float), "seed": (int,), "repetition_penalty": (int, float), "presence_penalty": (int, float),
+    "frequency_penalty": (int, float), "stop": (str,), "json_schema": (str,), "regex": (str,), "ignore_eos": (bool,),
+}  # fmt: skip
+
+
+class LanguageModel:
+    """``text_input`` (BYTES[n]) gives ``text_output`` (BYTES[n]); sampling by the request's parameters."""
+
+    platform = "untorch_llm"
+    inputs: tuple[Port, ...] = (Port("text_input", "BYTES", (-1,)),)
+    outputs: tuple[Port, ...] = (Port("text_output", "BYTES", (-1,)),)
+
+    def __init__(self, name: str, engine: Engine, metrics: Metrics | None = None) -> None:
+        self.name = name
+        self._engine = engine
+        self._metrics = metrics
+
+    async def infer(
+        self, inputs: Mapping[str, Array], parameters: Mapping[str, Any], timeout: float | None
+    ) -> dict[str, Array]:
+        """Goes on from each of the texts."""
+        texts = inputs.get("text_input")
+        if texts is None or len(inputs) != 1 or texts.dtype != object:
+            raise InvalidArgumentError(f"model '{self.name}': expected the input text_input: BYTES[-1]")
+        params = dataclasses.replace(self._engine.default_params, **self._fields(parameters))
+        prompts = [self._text(item) for item in texts.reshape(-1)]
+        handles = []
+        try:
+            for prompt in prompts:
+                handles.append(self._engine.submit(prompt, params, timeout=timeout))
+            results = await asyncio.gather(*(self._result(handle) for handle in handles))
+        finally:
+            for handle in handles:
+                handle.cancel()
+        if any(result.finish_reason == "timeout" for result in results):
+            raise DeadlineError(f"model '{self.name}': the text was not generated within {timeout:.3g} s")
+        outputs = numpy.empty(len(results), dtype=object)
+        outputs[:] = [result.text for result in results]
+        return {"text_output": outputs.reshape(texts.shape)}
+
+    def describe(self) -> dict[str, Any]:
+        """Architecture and lengths."""
+        settings = self._engine.settings
+        return {"architecture": settings.architecture, "max_positions": settings.max_positions}
+
+    async def _result(self, handle: Generation) -> RequestOutput:
+        """Waits without blocking the event loop, and measures when tokens come."""
+        begin, first, last, count = time.perf_counter(), 0.0, 0.0, 0
+        async for chunk in handle:
+            if chunk.token_ids:
+                last = time.perf_counter()
+                first = first or last
+                count += len(chunk.token_ids)
+        if self._metrics is not None and count:
+            self._metrics.first_token(self.name, first - begin)
+            if count > 1:
+                self._metrics.output_token(self.name, (last - first) / (count - 1))
+        return handle.result()
+
+    def _fields(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in parameters.items():
+            kinds = _PARAMETERS.get(name)
+            if kinds is None:
+                raise InvalidArgumentError(
+                    f"model '{self.name}': parameter '{name:.80}': expected one of {', '.join(_PARAMETERS)}"
+                )
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise InvalidArgumentError(
+                    f"model '{self.name}': parameter '{name}': expected {kinds[-1].__name__}, got {value!r:.80}"
+                )
+            fields[name] = [value] if name == "stop" else value
+        return fields
+
+    def _text(self, item: Any) -> str:
+        try:
+            return bytes(item).decode()
+        except UnicodeDecodeError:
+            raise InvalidArgumentError(f"model '{self.name}': text_input: expected UTF-8") from None

@@ -1,0 +1,190 @@
+"""Prometheus metrics: requests, queues, batches, memory, language models. One registry a server.
+
+With several workers, each keeps its values in files of ``PROMETHEUS_MULTIPROC_DIR``, and any of them answers for all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from untorch.runtime.errors import UntorchError
+from untorch.serve.batching import Observer
+from untorch.serve.errors import status_of
+from untorch.serve.model import MethodModel
+
+if TYPE_CHECKING:
+    from untorch.serve.repository import Repository
+
+__all__ = ["CONTENT_TYPE", "Metrics", "Watch"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# Counters of EngineStats, and what they count.
+_LLM_COUNTERS = {
+    "requests": "Requests that came.", "finished": "Requests that ended.", "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Tokens of prompts that the prefix cache had.", "generated_tokens": "Tokens that were generated.",
+    "preemptions": "Sequences that gave their pages back.", "steps": "Steps of the model.",
+}  # fmt: skip
+_MEMORY = ("mapped", "weights", "state", "dequantized", "tensors", "reserved", "free", "total")
+
+
+@dataclass
+class Watch:
+    """A request that is timed. ``model`` becomes a label: only names of models that are there."""
+
+    model: str = "unknown"
+
+
+class Metrics:
+    """What is counted and measured."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._requests = self._counter("untorch_requests", "Calls of models.", "model", "protocol", "code")
+        self._request_seconds = self._histogram(
+            "untorch_request_seconds", "Seconds from a parsed request to its outputs.", _SECONDS, "model", "protocol"
+        )
+        self._queue_seconds = self._histogram(
+            "untorch_queue_seconds", "Seconds that a call waited.", _SECONDS, "model"
+        )  # fmt: skip
+        self._batch_calls = self._histogram("untorch_batch_calls", "Calls of a batch.", _ROWS, "model")
+        self._batch_rows = self._histogram("untorch_batch_rows", "Rows of a batch.", _ROWS, "model")
+        self._batch_seconds = self._histogram(
+            "untorch_batch_seconds", "Seconds that a batch was computed.", _SECONDS, "model"
+        )  # fmt: skip
+        self._splits = self._counter(
+            "untorch_batch_splits", "Batches that failed, and were run call by call.", "model"
+        )  # fmt: skip
+        self._waiting = self._gauge("untorch_queue_calls", "Calls that wait.", "model")
+        self._running = self._gauge("untorch_running_calls", "Calls that are computed.", "model")
+        self._loaded = self._gauge("untorch_models_loaded", "Models that can be called.")
+        self._memory = self._gauge("untorch_memory_bytes", "Memory of a package, by kind.", "package", "kind")
+        self._http = self._counter("untorch_http_requests", "HTTP responses.", "method", "route", "code")
+        self._http_seconds = self._histogram(
+            "untorch_http_seconds", "Seconds from a request's head to the end of its response.", _SECONDS, "route"
+        )
+        self._llm = {
+            name: self._counter(f"untorch_llm_{name}", text, "model") for name, text in _LLM_COUNTERS.items()
+        }  # fmt: skip
+        self._llm_running = self._gauge("untorch_llm_running", "Sequences that are computed.", "model")
+        self._llm_waiting = self._gauge("untorch_llm_waiting", "Requests that wait.", "model")
+        self._llm_kv = self._gauge("untorch_llm_kv_usage", "The part of the pages that is in use, 0 to 1.", "model")
+        self._llm_first = self._histogram(
+            "untorch_llm_time_to_first_token_seconds", "Seconds to the first token.", _SECONDS, "model"
+        )
+        self._llm_each = self._histogram(
+            "untorch_llm_time_per_output_token_seconds", "Seconds of each further token.", _SECONDS, "model"
+        )
+        self._seen: dict[str, dict[str, int]] = {}
+
+    @contextmanager
+    def request(self, name: str, protocol: str) -> Iterator[Watch]:
+        """Counts and times a call of a model."""
+        watch, code, begin = Watch(), "ok", time.perf_counter()
+        try:
+            yield watch
+        except BaseException as error:
+            code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
+            raise
+        finally:
+            self._requests.labels(watch.model, protocol, code).inc()
+            self._request_seconds.labels(watch.model, protocol).observe(time.perf_counter() - begin)
+
+    def http(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Counts a response. ``route`` is the path's pattern, not the path."""
+        self._http.labels(method, route, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def observer(self, model: str) -> Observer:
+        """What a batcher of this model tells."""
+        return _BatchObserver(self, model)
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """The time to the first token (TTFT) of a request."""
+        self._llm_first.labels(model).observe(seconds)
+
+    def output_token(self, model: str, seconds: float) -> None:
+        """The time of an output token (TPOT) of a request: what came after the first one, a token."""
+        self._llm_each.labels(model).observe(seconds)
+
+    def refresh(self, repository: Repository) -> None:
+        """Reads what is not told: queues, memory, the engines' counters."""
+        models = repository.models
+        self._loaded.set(len(models))
+        for name, model in models.items():
+            if isinstance(model, MethodModel):
+                self._waiting.labels(name).set(model.batcher.waiting)
+                self._running.labels(name).set(model.batcher.running)
+        for package in repository.packages:
+            if package.engine is not None:
+                self._refresh_engine(package.name, package.engine.stats())
+            if package.program is None:
+                continue
+            try:
+                memory = package.program.memory()
+            except UntorchError:  # it was closed meanwhile
+                continue
+            for kind in _MEMORY:
+                if isinstance(memory.get(kind), int):
+                    self._memory.labels(package.name, kind).set(memory[kind])
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        if not self._is_shared:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def _refresh_engine(self, name: str, stats: Any) -> None:
+        seen = self._seen.setdefault(name, {})
+        for field, counter in self._llm.items():
+            now = getattr(stats, field)
+            # After a new load the engine counts from 0.
+            counter.labels(name).inc(now - seen.get(field, 0) if now >= seen.get(field, 0) else now)
+            seen[field] = now
+        self._llm_running.labels(name).set(stats.running)
+        self._llm_waiting.labels(name).set(stats.waiting)
+        self._llm_kv.labels(name).set(1 - stats.blocks_free / stats.blocks if stats.blocks else 0)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self._registry, multiprocess_mode="livesum")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+
+
+class _BatchObserver(Observer):
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._calls = metrics._batch_calls.labels(model)
+        self._rows = metrics._batch_rows.labels(model)
+        self._seconds = metrics._batch_seconds.labels(model)
+        self._wait = metrics._queue_seconds.labels(model)
+        self._splits = metrics._splits.labels(model)
+
+    def batch(self, calls: int, rows: int, seconds: float) -> None:
+        self._calls.observe(calls)
+        self._rows.observe(rows)
+        self._seconds.observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        self._wait.observe(seconds)
+
+    def split(self, error: BaseException) -> None:
+        self._splits.inc()

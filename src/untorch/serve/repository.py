@@ -1,0 +1,318 @@
+"""The packages that are served: loaded, unloaded and replaced by name while others are called."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import untorch
+from untorch.runtime.errors import InvalidArgumentError, UntorchError
+from untorch.runtime.log import INFO, log
+from untorch.serve.errors import ModelNotFoundError, NotReadyError
+from untorch.serve.model import MethodModel, Model
+from untorch.serve.options import check_name
+
+if TYPE_CHECKING:
+    from untorch.llm import Engine
+    from untorch.serve.metrics import Metrics
+    from untorch.serve.options import ServeOptions
+
+__all__ = ["Engines", "Package", "Repository"]
+
+VERSION = "1"
+
+
+@dataclass
+class Package:
+    """A loaded file and the models that it serves."""
+
+    name: str
+    path: str
+    models: dict[str, Model]
+    program: untorch.Program | None = None
+    engine: Engine | None = None
+
+    def close(self) -> None:
+        """Waits for its calls, and frees the file."""
+        for model in self.models.values():
+            if isinstance(model, MethodModel):
+                model.close()
+        if self.engine is not None:
+            self.engine.close()
+        if self.program is not None:
+            self.program.close()
+
+
+@dataclass
+class _Entry:
+    """A name: where its file is, what is loaded of it, and why it is not."""
+
+    path: str
+    package: Package | None = None
+    state: str = "UNAVAILABLE"
+    reason: str = "not loaded"
+    tried: Any = None  # the identity of the file that was loaded, refused or unloaded last
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Repository:
+    """Packages by name. Methods may be called by any thread; ``load`` and ``unload`` take their time.
+
+    A package NAME with a method ``forward``, or with one method, is the model NAME. Each further method is the model
+    NAME.METHOD.
+
+    Args:
+        options: What to serve.
+        metrics: Where models count and measure.
+    """
+
+    def __init__(self, options: ServeOptions, metrics: Metrics | None = None) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._entries = {name: _Entry(path) for name, path in options.models.items()}
+        self._models: dict[str, Model] = {}
+        self._scan()
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """All that can be called now, by name."""
+        return dict(self._models)
+
+    @property
+    def packages(self) -> list[Package]:
+        """Those that are loaded."""
+        with self._lock:
+            return [entry.package for entry in self._entries.values() if entry.package is not None]
+
+    def get(self, name: str, version: str = "") -> Model:
+        """A model by the protocol's name. Raises ModelNotFoundError, NotReadyError."""
+        model = self._models.get(name)
+        if model is not None and version in ("", VERSION):
+            return model
+        if model is not None:
+            raise ModelNotFoundError(f"model '{name}' has the version {VERSION}, not {version!r:.40}")
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                names = ", ".join(sorted(self._models)) or "none"
+                raise ModelNotFoundError(f"no model is named {name!r:.210}, there are: {names}")
+            if entry.package is not None:
+                methods = ", ".join(entry.package.models)
+                raise ModelNotFoundError(f"package '{name}' has several methods, call one of: {methods}")
+            raise NotReadyError(f"model '{name}' is not loaded: {entry.reason}")
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model, or a package, can be called. Raises ModelNotFoundError."""
+        try:
+            self.get(name, version)
+        except NotReadyError:
+            return False
+        except ModelNotFoundError:
+            with self._lock:
+                entry = self._entries.get(name)
+                if entry is not None and entry.package is not None and version in ("", VERSION):
+                    return True  # its methods are models of their own
+            raise
+        return True
+
+    def index(self) -> list[dict[str, str]]:
+        """Every model that is loaded, and every package that could be."""
+        self._scan()
+        with self._lock:
+            rows: list[dict[str, str]] = []
+            for name, entry in sorted(self._entries.items()):
+                names = list(entry.package.models) if entry.package is not None else [name]
+                rows += [
+                    {"name": one, "version": VERSION, "state": entry.state, "reason": entry.reason} for one in names
+                ]
+            return rows
+
+    def load_all(self) -> None:
+        """Loads what the options name. A package that they name has to load; one of the folder may fail alone."""
+        for name in list(self._entries):
+            try:
+                self.load(name)
+            except (UntorchError, OSError) as error:
+                if name in self._options.models:
+                    raise
+                log(INFO, "model %s was not loaded: %s", name, error)
+
+    def load(self, name: str) -> None:
+        """Loads a package, or loads it again from its file; then the new one takes the calls at once.
+
+        Raises:
+            ModelNotFoundError: There is no such file.
+            UntorchError: What ``untorch.load`` raises. What was loaded before stays.
+        """
+        entry = self._entry(name)
+        with entry.lock:
+            if entry.package is None:
+                entry.state, entry.reason = "LOADING", "it is being loaded"
+            entry.tried = _identity(entry.path)
+            try:
+                package = self._open(name, entry.path)
+                old = self._exchange(entry, package)
+            except BaseException as error:
+                if entry.package is None:
+                    entry.state, entry.reason = "UNAVAILABLE", str(error)
+                raise
+            if old is not None:
+                old.close()
+        log(INFO, "model %s is loaded from %s", name, entry.path)
+
+    def unload(self, name: str) -> None:
+        """Takes no more calls for a package, waits for those that run, and frees it. Raises ModelNotFoundError."""
+        with self._lock:
+            entry = self._entries.get(name)
+        if entry is None:
+            raise ModelNotFoundError(f"no package is named {name!r:.210}")
+        with entry.lock:
+            old = self._exchange(entry, None)
+            entry.tried = _identity(entry.path)
+            if old is not None:
+                old.close()
+        log(INFO, "model %s is unloaded", name)
+
+    def poll(self) -> None:
+        """Looks at the folder once: loads what is new or was replaced, unloads what is gone."""
+        self._scan()
+        for name, entry in list(self._entries.items()):
+            if name in self._options.models:
+                continue
+            identity = _identity(entry.path)
+            try:
+                if identity is None:
+                    self.unload(name)
+                    with self._lock:
+                        self._entries.pop(name, None)
+                elif entry.tried != identity:
+                    self.load(name)
+            except (UntorchError, OSError) as error:
+                log(INFO, "model %s was not loaded: %s", name, error)
+
+    def close(self) -> None:
+        """Unloads everything."""
+        for name in list(self._entries):
+            self.unload(name)
+
+    def _entry(self, name: str) -> _Entry:
+        self._scan()
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                where = f" in the repository's folder as {name!r:.210}.pt2" if self._options.repository else ""
+                raise ModelNotFoundError(f"no package is named {name!r:.210}: expected a file{where}")
+            return entry
+
+    def _scan(self) -> None:
+        """Files of the folder that have no entry get one. Names of clients are never made into paths."""
+        if self._options.repository is None:
+            return
+        try:
+            found = sorted(Path(self._options.repository).glob("*.pt2"))
+        except OSError as error:
+            log(INFO, "the repository %s cannot be read: %s", self._options.repository, error)
+            return
+        with self._lock:
+            for path in found:
+                name = path.name.removesuffix(".pt2")
+                try:
+                    check_name(name)
+                except InvalidArgumentError:
+                    continue
+                self._entries.setdefault(name, _Entry(str(path.absolute())))
+
+    def _exchange(self, entry: _Entry, package: Package | None) -> Package | None:
+        """Puts the package in the place of the entry's, and gives that back."""
+        with self._lock:
+            old = entry.package
+            others = {
+                name: model
+                for name, model in self._models.items()
+                if old is None or old.models.get(name) is not model
+            }  # fmt: skip
+            taken = sorted(set(others) & set(package.models)) if package is not None else []
+            if package is not None and taken:
+                raise InvalidArgumentError(
+                    f"package '{package.name}' serves {', '.join(taken)}, which another package serves already: "
+                    "rename the file"
+                )
+            entry.package = package
+            entry.state, entry.reason = ("READY", "") if package is not None else ("UNAVAILABLE", "unloaded")
+            self._models = {**others, **(package.models if package is not None else {})}
+            return old
+
+    def _open(self, name: str, path: str) -> Package:
+        options = self._options
+        begin = time.perf_counter()
+        program = untorch.load(
+            path, device=options.device, num_runners=options.num_runners, num_threads=options.num_threads,
+            trust=options.trust,
+        )  # fmt: skip
+        package = Package(name, path, {}, program)
+        try:
+            if "llm" in program.manifest:
+                self._open_language_model(package)
+            else:
+                for method in program.methods:
+                    model = model_name(name, method, program.methods)
+                    observer = self._metrics.observer(model) if self._metrics is not None else None
+                    package.models[model] = MethodModel(model, program, program[method], options, observer)
+        except BaseException:
+            package.close()
+            raise
+        log(INFO, "opened %s in %.3f s: %s", path, time.perf_counter() - begin, ", ".join(package.models))
+        return package
+
+    def _open_language_model(self, package: Package) -> None:
+        from untorch.llm import Engine
+        from untorch.serve.language_model import LanguageModel
+
+        options = self._options
+        if package.program is not None:
+            package.program.close()
+            package.program = None
+        package.engine = Engine(
+            package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust
+        )
+        package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
+
+
+class Engines:
+    """The language models that are loaded, for the routes of the OpenAI API.
+
+    ``metrics`` takes the times to a first and to a further token, which only those routes know.
+    """
+
+    def __init__(self, repository: Repository, metrics: Metrics) -> None:
+        self._repository = repository
+        self.metrics = metrics
+
+    def names(self) -> list[str]:
+        """Of all that are loaded now."""
+        return sorted(package.name for package in self._repository.packages if package.engine is not None)
+
+    def get(self, name: str) -> Engine | None:
+        """The engine of a name; None: there is no such language model."""
+        for package in self._repository.packages:
+            if package.name == name:
+                return package.engine
+        return None
+
+
+def model_name(package: str, method: str, methods: list[str]) -> str:
+    """The protocol's name of a method."""
+    return package if method == "forward" or len(methods) == 1 else f"{package}.{method}"
+
+
+def _identity(path: str) -> Any:
+    """Changes when the file is replaced; None: there is none."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

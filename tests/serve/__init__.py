@@ -1,0 +1,1 @@
+"""A real server process, and clients as they come."""

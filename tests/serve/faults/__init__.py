@@ -1,0 +1,1 @@
+"""What clients and operators do wrong: each is answered, and the rest keeps serving."""
