@@ -21,6 +21,10 @@ _HEADS = {**_BASE, "head_dim": 8}
 _FULL = {key: value for key, value in _BASE.items() if key != "num_key_value_heads"}
 _GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 _PER_LAYER = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
 
 # By model: the configuration's class where it is not <name>Config, and its fields.
@@ -65,19 +69,51 @@ SERVED: dict[str, tuple[str | None, dict[str, Any]]] = {
         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 1,
     }),
+    # With recurrent layers between those of attention.
+    "Qwen3Next": (None, {
+        **_HEADS, **_EXPERTS, **_LINEAR, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16,
+    }),
+    "Qwen3_5": ("Qwen3_5TextConfig", {**_HEADS, **_LINEAR, "num_hidden_layers": 4}),
+    "Qwen3_5Moe": ("Qwen3_5MoeTextConfig", {
+        **_HEADS, **_EXPERTS, **_LINEAR, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16,
+    }),
+    "OlmoHybrid": (None, {**_BASE, **_LINEAR, "num_hidden_layers": 4}),
+    "KimiLinear": (None, {
+        **_BASE, "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "linear_num_heads": 2,
+        "linear_head_dim": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    }),
+    "Lfm2": (None, {**_BASE, "layer_types": ["conv", "full_attention", "conv"]}),
+    "Lfm2Moe": (None, {
+        **_BASE, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
+    }),
+    "Bamba": (None, {**_BASE, **_MAMBA2, "attn_layer_indices": [1]}),
+    "FalconH1": (None, {**_BASE, **_MAMBA2, "mamba_d_ssm": 64}),
+    "GraniteMoeHybrid": (None, {
+        **_BASE, **_MAMBA2, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
+        "shared_intermediate_size": 32,
+    }),
+    "NemotronH": (None, {
+        **_HEADS, "num_hidden_layers": 4, "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
+        "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 8,
+    }),
+    "Zamba2": (None, {
+        **_FULL, "num_key_value_heads": 4, "num_hidden_layers": 4, "hybrid_layer_ids": [1, 3], "num_mem_blocks": 1,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_d_state": 8, "mamba_headdim": 16,
+        "n_mamba_heads": 4, "mamba_ngroups": 1, "adapter_rank": 4,
+    }),
 }  # fmt: skip
 REFUSED: dict[str, tuple[str | None, dict[str, Any]]] = {
     "Bloom": (None, {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "Falcon": (None, _FULL),
     "Mamba": (None, {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
-    "Qwen3Next": (None, {
-        **_HEADS, **_EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 16,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "Mamba2": (None, {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16,
+        "n_groups": 1, "state_size": 8,
     }),
-    "Lfm2": (None, {**_BASE, "layer_types": ["conv", "full_attention", "conv"]}),
-    "GraniteMoeHybrid": (None, {
-        **_BASE, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
-        "mamba_n_groups": 1, "mamba_d_state": 8, "num_local_experts": 0, "shared_intermediate_size": 32,
+    "Jamba": (None, {
+        **_BASE, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
+        "mamba_d_state": 8, "mamba_dt_rank": 4,
     }),
 }  # fmt: skip
 

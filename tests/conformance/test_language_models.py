@@ -39,20 +39,24 @@ class StepRunner(Runner):
     """A step that is not compiled, over a pool full of what no sequence wrote."""
 
     def __init__(self, step: Step, blocks: int) -> None:
-        self.settings = Settings(VOCABULARY, 128, step.block)
+        self.settings = Settings(VOCABULARY, 128, step.block, state_elements=step.state_elements)
         self.blocks, self.step = blocks, step
         self.pool = torch.full((blocks, step.elements), 3.0).to(step.dtype)
+        self.states = torch.full((4, step.state_elements), 3.0)
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
+        for source, target in plan.state_copies:
+            self.states[target] = self.states[source]
         batch = Batch(plan, self.step.block)
         arrays = (
             batch.tokens, batch.positions, np.array(rows or [0]), batch.block_table, batch.cu_seqlens_q,
             batch.seqlens_k, batch.slot_mapping,
         )  # fmt: skip
+        states = (torch.from_numpy(batch.state_slots), self.states) if self.step.state_elements else ()
         with torch.no_grad():
-            logits = self.step(*map(torch.from_numpy, arrays), self.pool)
+            logits = self.step(*map(torch.from_numpy, arrays), self.pool, *states)
         return Logits(logits.numpy()[: len(rows)])
 
 
@@ -70,6 +74,15 @@ def test_continuous_batching(name: str) -> None:
     assert len({token for tokens in expected for token in tokens}) > 3  # they do say something
 
 
+@pytest.mark.parametrize("name", ["Qwen3Next", "GraniteMoeHybrid"])
+def test_samples_of_models_with_states(name: str) -> None:
+    model: Any = make_model(name)
+    expected = [greedy(model, prompt, NEW) for prompt in PROMPTS[:2]]
+    with Engine(StepRunner(Step(model), 6), max_batch_tokens=7, max_sequences=4) as engine:
+        results = engine.generate(PROMPTS[:2], SamplingParams(n=3, temperature=0, max_tokens=NEW))
+    assert [[one.token_ids for one in result.completions] for result in results] == [[one] * 3 for one in expected]
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "Gemma3n", "GptOss", "Llama4"])
 def test_quantised_pages(name: str, kv_dtype: str) -> None:
@@ -85,7 +98,9 @@ def test_quantised_pages(name: str, kv_dtype: str) -> None:
     assert [result.token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [*((name, None) for name in REFUSED), ("Lfm2", "int8"), ("Lfm2", "fp8")])
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [*((name, None) for name in REFUSED), ("Jamba", "int8"), ("Jamba", "fp8")]
+)
 def test_refused(name: str, kv_dtype: str | None) -> None:
     def make_step() -> None:
         step = Step(make_model(name))

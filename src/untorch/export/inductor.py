@@ -18,7 +18,9 @@ from untorch.export.method import Method
 from untorch.export.patches import has_cpp_march, neutral_paths, torch_version
 from untorch.export.target import Produced
 from untorch.ops import (
+    causal_conv1d,
     channels_last_weight,
+    gated_delta_rule,
     int4,
     moe_grouped_mm,
     nvfp4,
@@ -57,6 +59,8 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
             paged_attention.OPERATOR: [paged_attention.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
+            causal_conv1d.OPERATOR: [causal_conv1d.C_SHIM],
+            gated_delta_rule.OPERATOR: [gated_delta_rule.C_SHIM],
         },
         "post_grad_custom_pre_pass": ComplexScalars(),
         "aot_inductor.precompile_headers": False,

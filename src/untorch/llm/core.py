@@ -23,6 +23,7 @@ from untorch.llm.runner import Runner
 from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
+from untorch.llm.slots import NO_SLOT
 from untorch.runtime.errors import ClosedError, ModelError, UntorchError
 from untorch.runtime.log import INFO, log
 
@@ -278,7 +279,8 @@ class Core:
         others = []
         for index in range(1, sequence.samples):
             twin = replace(
-                sequence, tokens=list(sequence.tokens), order=(sequence.order[0], index), samples=1, table=None
+                sequence, tokens=list(sequence.tokens), order=(sequence.order[0], index), samples=1, table=None,
+                slot=NO_SLOT,
             )  # fmt: skip
             twin.owner = Sample(request, twin, sample.state.fork(index))
             others.append(twin)

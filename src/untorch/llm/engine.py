@@ -26,6 +26,7 @@ from untorch.llm.sampler import SamplerState
 from untorch.llm.scheduler import Scheduler
 from untorch.llm.sequence import Sequence as TokenSequence
 from untorch.llm.settings import Settings
+from untorch.llm.slots import SlotManager
 from untorch.llm.structured import Grammars
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
 from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError
@@ -68,11 +69,12 @@ class Engine(PooledMethods):
 
     Args:
         source: The package's path, or a loaded program.
-        kv_memory: Bytes for keys and values, or a string such as "2GiB". Default: enough for max_sequences of the
-            model's length, at most a quarter of the memory that is available.
+        kv_memory: Bytes for keys, values and the states of recurrent layers, or a string such as "2GiB". Default:
+            enough for max_sequences of the model's length, at most a quarter of the memory that is available.
         max_batch_tokens: Tokens a step. Prompts that are longer are cut into chunks.
         max_sequences: Sequences that are computed at a time; others wait.
-        prefix_cache: Whether equal beginnings of prompts are computed once.
+        prefix_cache: Whether equal beginnings of prompts are computed once. Not for models with recurrent layers:
+            pages that are known have no states.
         text: False: no text at all, only token ids, and the package ``tokenizers`` is not needed.
         num_threads: As for ``untorch.load``.
         cuda_graphs: On a GPU: whether steps that decode are CUDA graphs, captured now for 1, 2, 4, 8, 16, 24 …
@@ -127,9 +129,11 @@ class Engine(PooledMethods):
         except BaseException:
             self._runner.close()
             raise
-        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache)
+        has_states = settings.state_elements > 0
+        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states)
         self._max_sequences = max_sequences
-        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window)
+        slots = SlotManager(max_sequences) if has_states else None
+        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window, slots)
         core = Core if settings.task == "generate" else PoolingCore
         self._core = core(self._runner, scheduler, settings)
         self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)

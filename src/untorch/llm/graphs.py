@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.slots import NO_SLOT
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["StepGraphs", "graph_sizes", "read_sizes"]
@@ -40,13 +41,13 @@ def read_sizes(given: Any, max_sequences: int) -> list[int]:
 class StepGraphs:
     """Replays the graph that fits a step; captures it where there is none yet.
 
-    capture: makes a graph from the arguments of a step, the pool last. The block table has 64 columns, or 4, 16, …
-    times as many; ``prepare`` captures all sizes for the narrowest one.
+    capture: makes a graph from the arguments of a step. The block table has 64 columns, or 4, 16, … times as many;
+    ``prepare`` captures all sizes for the narrowest one. states: of recurrent layers, where the model has some.
     """
 
-    def __init__(self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any]) -> None:
+    def __init__(self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None) -> None:
         self._sizes = sorted(sizes)
-        self._pool, self._capture = pool, capture
+        self._pool, self._capture, self._states = pool, capture, states
         self._graphs: dict[tuple[int, int], Any] = {}
 
     @property
@@ -72,7 +73,7 @@ class StepGraphs:
 
     def replay(
         self, tokens: Any, positions: NDArray[np.int64], table: NDArray[np.int32],
-        lengths: NDArray[np.int32], slots: NDArray[np.int64],
+        lengths: NDArray[np.int32], slots: NDArray[np.int64], state_slots: NDArray[np.int32] | None = None,
     ) -> Any:  # fmt: skip
         """The logits of a step, those of padding behind them.
 
@@ -89,7 +90,7 @@ class StepGraphs:
         if isinstance(tokens, np.ndarray):
             given[0][:count] = tokens
             tokens = given[0]
-        return self._graph(size, columns)(tokens, *given[1:], self._pool)
+        return self._graph(size, columns)(tokens, *given[1:], *self._pools(size, state_slots))
 
     def close(self) -> None:
         """Free their memory."""
@@ -99,8 +100,17 @@ class StepGraphs:
 
     def _graph(self, size: int, columns: int) -> Any:
         if (size, columns) not in self._graphs:
-            self._graphs[size, columns] = self._capture(*_arguments(size, columns), self._pool)
+            self._graphs[size, columns] = self._capture(*_arguments(size, columns), *self._pools(size, None))
         return self._graphs[size, columns]
+
+    def _pools(self, size: int, state_slots: NDArray[np.int32] | None) -> tuple[Any, ...]:
+        """The arguments behind those of all models. Padding has no slot."""
+        if self._states is None:
+            return (self._pool,)
+        slots = np.full(size, NO_SLOT, np.int32)
+        if state_slots is not None:
+            slots[: len(state_slots)] = state_slots
+        return self._pool, slots, self._states
 
 
 def _arguments(size: int, columns: int) -> Arguments:

@@ -33,12 +33,12 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3f
 
 
 class Batch:
-    """The arguments of a step, but for the rows and the pool: the plan's tokens, one sequence behind the other.
+    """The arguments of a step, but for the rows and the pools: the plan's tokens, one sequence behind the other.
 
     knows_tokens: False: they are still being chosen, and are not in the sequences.
     """
 
-    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "tokens")
+    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "state_slots", "tokens")
 
     def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
         items, total = plan.items, plan.tokens
@@ -47,6 +47,7 @@ class Batch:
         self.slot_mapping = np.empty(total, np.int64)
         self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
         self.seqlens_k = np.array([item.end for item in items], np.int32)
+        self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
         columns = -(-int(self.seqlens_k.max()) // block_size)
         self.block_table = np.zeros((len(items), columns), np.int32)
         begin = 0
@@ -111,7 +112,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
-        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first.
+        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks and states first.
 
         tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
         """
@@ -158,11 +159,14 @@ class PackageRunner(Runner):
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
             self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
             self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
+            self._states: Any = None
+            if self.settings.state_elements:
+                self._states = zeros((max_sequences, self.settings.state_elements), "float32", program.device)
             self._last: tuple[Plan, Batch] | None = None
             self._choose = None if self.settings.choose is None else program[self.settings.choose]
             sizes = graph_sizes if program.device != "cpu" and self.settings.task == "generate" else ()
             self._graphs = StepGraphs(
-                sizes, self._pool, lambda *given: self._method(len(given[0]), self._methods).graph(*given)
+                sizes, self._pool, lambda *given: self._method(len(given[0]), self._methods).graph(*given), self._states
             )
             self._graphs.prepare(progress or (lambda done, of: None))
         except BaseException:
@@ -172,22 +176,25 @@ class PackageRunner(Runner):
         self._program = program
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
-        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks first."""
+        """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks and states first."""
         for source, target in plan.copies:
             self._pool.copy_row(source, target)
+        for source, target in plan.state_copies:
+            self._states.copy_row(source, target)
         batch = self._batch(plan, tokens is None)
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
         embeddings = plan_embeddings(plan, self.settings.hidden) if self._embeds else None
         if embeddings is None and count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
             logits: Any = self._graphs.replay(
-                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping
-            )
+                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots
+            )  # fmt: skip
         else:
             method = self._method(count, self._methods if embeddings is None else self._embeds)
             logits = method(
                 given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
                 batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
+                *(() if self._states is None else (batch.state_slots, self._states)),
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
             return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
@@ -242,16 +249,23 @@ def kv_bytes(given: Any) -> int:
 
 
 def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int, default: int) -> int:
+    states = max_sequences * settings.state_elements * _ITEMSIZE["float32"]
     if kv_memory is not None:
-        count = kv_bytes(kv_memory) // row
+        count = (kv_bytes(kv_memory) - states) // row
         if count < 1:
+            what = f", and {states} for the states of {max_sequences} sequences" if states else ""
             raise InvalidArgumentError(
-                f"Engine: kv_memory: expected at least {row} bytes, one block of {settings.block_size} positions, got "
-                f"{kv_memory!r}"
+                f"Engine: kv_memory: expected at least {row + states} bytes, one block of {settings.block_size} "
+                f"positions{what}, got {kv_memory!r}"
             )
         return count
+    if states and states + row > default:
+        raise InvalidArgumentError(
+            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are "
+            "for states, keys and values: choose fewer, or say kv_memory"
+        )
     enough = max_sequences * -(-settings.max_positions // settings.block_size)
-    return max(1, min(enough, default // row))
+    return max(1, min(enough, (default - states) // row))
 
 
 def _available() -> int:

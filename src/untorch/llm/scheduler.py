@@ -2,7 +2,7 @@
 
 Sequences that decode come first, one token each; what is left of the step's token budget goes to prompts, which are
 cut into chunks. When no block is free, the sequence of the lowest rank gives its own back and is computed again later;
-the prefix cache makes that cheap. Knows no model.
+the prefix cache makes that cheap. With a state pool, a sequence has a slot of it while it runs. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from untorch.llm.blocks import BlockManager, OutOfBlocksError
 from untorch.llm.sequence import Sequence
+from untorch.llm.slots import NO_SLOT, SlotManager
 
 __all__ = ["Plan", "Scheduled", "Scheduler"]
 
@@ -33,7 +34,7 @@ class Scheduled:
 
 @dataclass
 class Plan:
-    """A step. copies: of whole blocks, from and to, in this order and before the step.
+    """A step. copies: of whole blocks, from and to, in this order and before the step; state_copies: of slots.
 
     full: sequences that no room is left for even if they were alone; the scheduler has dropped them. behind: the step
     that this one has the tokens of.
@@ -41,6 +42,7 @@ class Plan:
 
     items: list[Scheduled] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
     full: list[Sequence] = field(default_factory=list)
     tokens: int = 0
     behind: Plan | None = None
@@ -57,16 +59,30 @@ class Plan:
 
 
 class Scheduler:
-    """max_batch_tokens: of a step. max_sequences: that hold blocks at a time. window: positions that any layer sees."""
+    """max_batch_tokens: of a step. max_sequences: that hold blocks at a time. window: positions that any layer sees.
 
-    def __init__(self, blocks: BlockManager, max_batch_tokens: int, max_sequences: int, window: int = 0) -> None:
-        self.blocks = blocks
+    slots: of the state pool, max_sequences or more; None: the model keeps no states. With slots the blocks' prefix
+    cache must be off: a known prefix has no state.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_batch_tokens: int,
+        max_sequences: int,
+        window: int = 0,
+        slots: SlotManager | None = None,
+    ) -> None:
+        if slots is not None and (blocks.prefix_cache or slots.count < max_sequences):
+            raise ValueError("expected a slot for each of max_sequences, and no prefix cache beside them")
+        self.blocks, self.slots = blocks, slots
         self.max_batch_tokens, self.max_sequences, self.window = max_batch_tokens, max_sequences, window
         self.waiting: list[Sequence] = []  # both by rank
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._refused: Sequence | None = None
         self._refused_at = 0
+        self._state_copies: list[tuple[int, int]] = []
 
     @property
     def has_work(self) -> bool:
@@ -85,18 +101,22 @@ class Scheduler:
         self._close(sequence)
 
     def fork(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
-        """The others go on from the same prompt, whose blocks they share."""
+        """The others go on from the same prompt, whose blocks they share; states are copied before the next step."""
         assert sequence.table is not None
         sequence.samples = 1
         for other in others:
             other.table, other.computed, other.cached = (
                 self.blocks.fork(sequence.table), sequence.computed, sequence.cached,
             )  # fmt: skip
+            if self.slots is not None:
+                other.slot = self.slots.take()
+                self._state_copies.append((sequence.slot, other.slot))
             bisect.insort(self.running, other, key=lambda one: one.rank)
 
     def schedule(self) -> Plan:
         """The next step; without items if nothing can run."""
-        plan, before = Plan(), self.preemptions
+        plan, before = Plan(state_copies=self._state_copies), self.preemptions
+        self._state_copies = []
         decoding = [sequence for sequence in self.running if sequence.remaining == 1]
         prompts = [sequence for sequence in self.running if sequence.remaining > 1]
         for sequence in (*decoding, *prompts):
@@ -207,6 +227,8 @@ class Scheduler:
         self.waiting.pop(0)
         self._refused = None
         sequence.table, sequence.computed = table, table.cached
+        if self.slots is not None:
+            sequence.slot = self.slots.take()
         if not sequence.preemptions:
             sequence.cached = table.cached
         bisect.insort(self.running, sequence, key=lambda other: other.rank)
@@ -217,4 +239,6 @@ class Scheduler:
     def _close(self, sequence: Sequence) -> None:
         if sequence.table is not None:
             self.blocks.close(sequence.table)
-        sequence.table, sequence.computed = None, 0
+        if self.slots is not None:
+            self.slots.release(sequence.slot)
+        sequence.table, sequence.computed, sequence.slot = None, 0, NO_SLOT

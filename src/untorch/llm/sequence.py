@@ -7,6 +7,7 @@ from typing import Any
 
 from untorch.llm.blocks import BlockTable
 from untorch.llm.prompt import Embeddings
+from untorch.llm.slots import NO_SLOT
 
 __all__ = ["Sequence"]
 
@@ -17,7 +18,7 @@ class Sequence:
 
     priority: the smaller, the earlier. order: of arrival, and of the samples of one prompt. samples: sequences that it
     becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. embeddings: of its
-    prompt, in the place of tokens.
+    prompt, in the place of tokens. slot: of the state pool, while it runs.
     """
 
     tokens: list[int]
@@ -33,6 +34,7 @@ class Sequence:
     cached: int = 0  # of the prompt, at its first admission
     preemptions: int = 0
     table: BlockTable | None = field(default=None, repr=False)
+    slot: int = NO_SLOT
 
     def __post_init__(self) -> None:
         if self.prompt_length < 0:

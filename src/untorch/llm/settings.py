@@ -23,13 +23,15 @@ class Settings:
     """block_size: positions a page. block_elements: of the pool's rows. dtype: of the pool.
 
     window: 0 unless all layers have windows. methods: names by the number of tokens that they are tuned for, ascending.
-    choose: the method that chooses tokens on the GPU.
+    choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that recurrent layers keep of a
+    sequence; 0: the model has none.
     """
 
     vocabulary: int
     max_positions: int
     block_size: int
     block_elements: int = 0
+    state_elements: int = 0
     dtype: str = "float32"
     window: int = 0
     stop_ids: tuple[int, ...] = ()
@@ -86,6 +88,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             max_positions=int(section["max_positions"]),
             block_size=int(section["block_size"]),
             block_elements=int(section["block_elements"]),
+            state_elements=int(section.get("state_elements", 0)),
             dtype=str(section["dtype"]),
             window=max(windows) if len(windows) == len(layers) and all(windows) else 0,
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
@@ -111,7 +114,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
-    if min(positive) < 1 or not settings.methods or settings.dtype not in _DTYPES:
+    if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in _DTYPES:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
     if settings.task not in TASKS or settings.pooling not in POOLINGS:
         raise UnsupportedError(

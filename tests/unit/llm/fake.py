@@ -110,6 +110,28 @@ class FakeRunner(Runner):
         self.closed = True
 
 
+class StatefulRunner(FakeRunner):
+    """One that keeps a state of each sequence beside the pages: the checksum of its tokens, in its slot."""
+
+    def __init__(self, blocks: int = 64, size: int = 4, **settings: Any) -> None:
+        super().__init__(blocks, size, state_elements=1, **settings)
+        self.states: dict[int, int] = {}
+
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        logits = super().run(plan, rows, tokens)
+        for source, target in plan.state_copies:
+            self.states[target] = self.states[source]
+        slots = [item.sequence.slot for item in plan.items]
+        assert min(slots) >= 0 and len(set(slots)) == len(slots)
+        for slot, item in zip(slots, plan.items, strict=True):
+            assert item.sequence.table is not None
+            known = self.pool[item.sequence.table.blocks].reshape(-1)[: item.end].astype(np.int64)
+            before = self.states[slot] if item.start else 0
+            self.states[slot] = zlib.crc32(known[item.start :].tobytes(), before)
+            assert self.states[slot] == zlib.crc32(known.tobytes()), "the slot has another state"
+        return logits
+
+
 class TextRunner(FakeRunner):
     """Says one text whatever the prompt is, byte by byte."""
 

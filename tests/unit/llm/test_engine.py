@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.llm.fake import VOCABULARY, FakeRunner, TextRunner, greedy
+from tests.unit.llm.fake import VOCABULARY, FakeRunner, StatefulRunner, TextRunner, greedy
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
 from untorch.llm import Chunk, Engine, SamplingParams
 from untorch.llm.logits import Logits
@@ -183,6 +183,30 @@ def test_samples_of_one_prompt() -> None:
         logged = made.generate(prompt, SamplingParams(n=4, seed=1, max_tokens=12, temperature=2.0, logprobs=0))
         means = [np.mean([t.logprob for t in item.logprobs or ()]) for item in logged.completions]
         assert [item.index for item in best.completions] == np.argsort(means)[::-1][:2].tolist()
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_states_follow_their_sequences(prompts: list[list[int]], gpu: bool) -> None:
+    """Preemption, samples and sequences that end at once, with a state beside the pages."""
+    with engine(StatefulRunner(blocks=14, gpu=gpu)) as made:
+        results = made.generate(prompts, GREEDY)
+        assert [r.error for r in results] == [None] * len(prompts)
+        assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
+        assert made.stats().preemptions > 0
+        assert made.stats().cached_tokens == 0
+        again = made.generate(prompts[0], GREEDY)
+        assert (again.token_ids, again.usage.cached_tokens) == (greedy(prompts[0], 10), 0)
+    with engine(StatefulRunner(blocks=24, gpu=gpu)) as made:
+        samples = SamplingParams(n=4, temperature=0, max_tokens=9)
+        at_once = SamplingParams(n=3, temperature=0, max_tokens=1)
+        given = [(prompt, samples if i % 2 else at_once) for i, prompt in enumerate(prompts[:10])]
+        outputs = made.generate([prompt for prompt, _ in given], [params for _, params in given])
+        for (prompt, params), output in zip(given, outputs, strict=True):
+            assert output.error is None
+            expected = greedy(prompt, params.max_tokens or 0)
+            assert [item.token_ids for item in output.completions] == [expected] * params.n
+        assert made._core.scheduler.slots is not None
+        assert made._core.scheduler.slots.free == 8
 
 
 def test_samples_when_blocks_run_out() -> None:

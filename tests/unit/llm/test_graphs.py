@@ -77,6 +77,22 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert all(graph.closed for graph in made)
 
 
+def test_padding_has_no_state() -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def capture(*given: Any) -> Any:
+        made.append(given)
+        return lambda *replayed: replayed
+
+    pool, states = object(), object()
+    graphs = StepGraphs([4], pool, capture, states)
+    *_, kept, slots, rows = graphs.replay(*step(3, 2), np.array([7, 0, 2], np.int32))
+    assert kept is pool and rows is states
+    assert slots.tolist() == [7, 0, 2, -1] and slots.dtype == np.int32
+    *_, kept, slots, rows = made[0]
+    assert kept is pool and rows is states and slots.tolist() == [-1] * 4 and slots.dtype == np.int32
+
+
 def test_no_sizes() -> None:
     assert StepGraphs([], None, Captured).largest == 0
 

@@ -9,14 +9,22 @@ import pytest
 from untorch.llm.blocks import BlockManager
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.sequence import Sequence
+from untorch.llm.slots import NO_SLOT, SlotManager
 
 
 def sequence(length: int, order: int = 0, start: int = 0, **fields: int) -> Sequence:
     return Sequence(list(range(start, start + length)), order=(order, 0), **fields)
 
 
-def make(blocks: int = 16, size: int = 4, tokens: int = 8, sequences: int = 8, **options: int) -> Scheduler:
-    return Scheduler(BlockManager(blocks, size), tokens, sequences, **options)
+def make(
+    blocks: int = 16,
+    size: int = 4,
+    tokens: int = 8,
+    sequences: int = 8,
+    window: int = 0,
+    slots: SlotManager | None = None,
+) -> Scheduler:
+    return Scheduler(BlockManager(blocks, size, slots is None), tokens, sequences, window, slots)
 
 
 def step(scheduler: Scheduler) -> tuple[Plan, list[tuple[int, int, int]]]:
@@ -180,13 +188,46 @@ def test_blocks_behind_the_window_are_given_back() -> None:
     assert scheduler.blocks.free >= 2
 
 
-@pytest.mark.parametrize("window", [0, 5])
-def test_random_loads(window: int) -> None:
+def test_a_slot_for_each_sequence_that_runs() -> None:
+    scheduler = make(blocks=4, tokens=64, sequences=3, slots=SlotManager(3))
+    root = sequence(6, 1, samples=2)
+    scheduler.add(root)
+    plan = scheduler.schedule()
+    scheduler.complete(plan)
+    assert (root.slot, plan.state_copies) == (0, [])
+    twin = Sequence(list(root.tokens), order=(1, 1))
+    scheduler.fork(root, [twin])
+    for one in (root, twin):
+        one.tokens.append(7)
+    plan, ran = step(scheduler)
+    assert ran == [(1, 6, 1)] * 2
+    assert plan.state_copies == [(root.slot, twin.slot)] == [(0, 1)]
+    # The last one is preempted when blocks run out, and begins again without what its slot held.
+    root.tokens += [1] * 8
+    plan, ran = step(scheduler)
+    assert ran == [(1, 7, 9)]
+    assert (twin.slot, twin.computed, scheduler.slots and scheduler.slots.free) == (NO_SLOT, 0, 2)
+    assert plan.state_copies == []
+    scheduler.remove(root)
+    assert scheduler.slots is not None and scheduler.slots.free == 3
+    assert step(scheduler)[1] == [(1, 0, 8)]
+    assert twin.slot == 0
+
+
+def test_too_few_slots_or_prefixes_without_states() -> None:
+    for blocks, slots in ((BlockManager(4, 4, prefix_cache=False), 2), (BlockManager(4, 4), 3)):
+        with pytest.raises(ValueError, match="expected a slot for each of max_sequences, and no prefix cache"):
+            Scheduler(blocks, 8, 3, slots=SlotManager(slots))
+
+
+@pytest.mark.parametrize(("window", "states"), [(0, False), (5, False), (0, True)])
+def test_random_loads(window: int, states: bool) -> None:
     """Everything ends, nothing is lost, no step is over its budget."""
     rng = random.Random(1)
     for _ in range(40):
         budget = rng.randrange(4, 20)
-        scheduler = make(blocks=rng.randrange(8, 20), tokens=budget, sequences=4, window=window)
+        slots = SlotManager(4) if states else None
+        scheduler = make(blocks=rng.randrange(8, 20), tokens=budget, sequences=4, window=window, slots=slots)
         goal: dict[int, int] = {}
         alive: list[Sequence] = []
         for order in range(15):
@@ -204,6 +245,10 @@ def test_random_loads(window: int) -> None:
             if rng.random() < 0.02 and alive:
                 scheduler.remove(alive.pop(rng.randrange(len(alive))))
             scheduler.blocks.check([one.table for one in alive if one.table is not None])
+            if slots is not None:
+                held = [one.slot for one in alive if one.table is not None]
+                assert NO_SLOT not in held and len(set(held)) == len(held) == 4 - slots.free
+                assert all(one.slot == NO_SLOT for one in alive if one.table is None)
             if not alive:
                 break
         assert not scheduler.has_work

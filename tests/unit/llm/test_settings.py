@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
-from untorch.llm.runner import _ITEMSIZE, kv_bytes
+from untorch.llm.runner import _ITEMSIZE, _block_count, kv_bytes
 from untorch.llm.settings import read_settings
 from untorch.runtime.arrays import zeros
 
@@ -24,6 +24,8 @@ def test_settings() -> None:
     assert settings.methods == ((16, "a"), (99, "b"))
     assert settings.window == 0
     assert settings.stop_ids == (2,)
+    assert settings.state_elements == 0  # packages from before there were states say nothing of them
+    assert read_settings({"llm": {**SECTION, "state_elements": 48}}, "m.pt2").state_elements == 48
 
 
 def test_other_tasks() -> None:
@@ -104,6 +106,7 @@ def test_a_newer_format() -> None:
     [
         {"block_size": 0}, {"vocabulary": "many"}, {"layers": None}, {"methods": []}, {"dtype": "int16"},
         {"stop_ids": 3}, {"generation": 3}, {"layers": [{}]}, {"special_tokens": []},
+        {"state_elements": -1}, {"state_elements": None},
     ],
 )  # fmt: skip
 def test_damaged_settings(change: dict[str, Any]) -> None:
@@ -116,6 +119,28 @@ def test_damaged_settings(change: dict[str, Any]) -> None:
 )
 def test_bytes(given: Any, expected: int) -> None:
     assert kv_bytes(given) == expected
+
+
+def test_blocks_for_what_states_leave() -> None:
+    settings = read_settings({"llm": {**SECTION, "state_elements": 100}}, "m.pt2")
+    row, states = 512 * 4, 3 * 100 * 4
+    assert _block_count(settings, row, states + 5 * row, 3, 0) == 5
+    assert _block_count(settings, row, None, 3, states + 2 * row) == 2
+    assert _block_count(settings, row, None, 3, 1 << 30) == 3 * 4
+    with pytest.raises(InvalidArgumentError) as caught:
+        _block_count(settings, row, states + row - 1, 3, 0)
+    assert str(caught.value) == (
+        "Engine: kv_memory: expected at least 3248 bytes, one block of 16 positions, and 1200 for the states of 3 "
+        "sequences, got 3247"
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        _block_count(settings, row, None, 3, states + row - 1)
+    assert str(caught.value) == (
+        "Engine: max_sequences: the states of 3 sequences take 1200 bytes, and 3247 are for states, keys and values: "
+        "choose fewer, or say kv_memory"
+    )
+    plain = read_settings({"llm": SECTION}, "m.pt2")
+    assert _block_count(plain, row, None, 3, 0) == 1
 
 
 @pytest.mark.parametrize("given", [0, -1, "0", "many", "2 XiB", 1.5, True, "1.2.3GiB"])

@@ -133,6 +133,7 @@ def causal_lm(
             **settings,
             "block_size": block_size,
             "block_elements": step.elements,
+            "state_elements": step.state_elements,
             "dtype": str(step.dtype).removeprefix("torch."),
             "layers": [
                 {
@@ -232,16 +233,20 @@ def _method(step: Step, tokens: int) -> dict[str, Any]:
         positions.append(torch.arange(length))
         used += count
     int32 = torch.int32
-    args = (
+    args: tuple[torch.Tensor, ...] = (
         torch.arange(tokens) % 7, torch.cat(positions), torch.tensor(ends[1:]) - 1, table,
         torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), torch.cat(slots),
         torch.zeros(used + 1, step.elements, dtype=step.dtype),
     )  # fmt: skip
+    if step.state_elements:
+        args += (torch.tensor([2, 0, 1], dtype=int32), torch.zeros(4, step.state_elements))
     total, rows = Dim("tokens", min=1, max=_MOST), Dim("rows", min=1, max=_MOST)
     sequences, ends_ = Dim("sequences", min=1, max=_MOST), Dim("sequences_and_one", min=2, max=_MOST + 1)
     width, blocks = Dim("columns", min=1, max=_MOST), Dim("blocks", min=1, max=1 << 30)
-    shapes = (
+    shapes: tuple[dict[int, Any], ...] = (
         {0: total}, {0: total}, {0: rows}, {0: sequences, 1: width}, {0: ends_}, {0: sequences}, {0: total},
         {0: blocks},
     )  # fmt: skip
+    if step.state_elements:
+        shapes += ({0: sequences}, {0: Dim("slots", min=1, max=_MOST)})
     return {"model": step, "args": args, "dynamic_shapes": shapes}

@@ -15,6 +15,8 @@ __all__ = ["EmbeddingStep", "embedding_method"]
 class EmbeddingStep(Step):
     """forward(…as Step…, embeddings [T, hidden] float32, mask [T] bool): where the mask is set, in the tokens' place.
 
+    Of a model with recurrent layers, state_slots and states come last.
+
     It has the modules of another step, so that packages store their weights once.
     """
 
@@ -36,12 +38,14 @@ class EmbeddingStep(Step):
         pool: torch.Tensor,
         embeddings: torch.Tensor,
         mask: torch.Tensor,
+        state_slots: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The outputs, float32."""
         self._given = embeddings, mask
         try:
             return super().forward(
-                tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool
+                tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool, state_slots, states
             )  # fmt: skip
         finally:
             self._given = None
@@ -55,12 +59,12 @@ class EmbeddingStep(Step):
 
 
 def embedding_method(step: EmbeddingStep, method: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """The method of a step over tokens, with the two inputs more."""
+    """The method of a step over tokens, with the two inputs more, behind the pool."""
     tokens = len(method["args"][0])
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(tokens, hidden, generator=generator)
-    shapes = method["dynamic_shapes"]
+    args, shapes = method["args"], method["dynamic_shapes"]
     return {
-        "model": step, "args": (*method["args"], embeddings, torch.arange(tokens) % 2 == 0),
-        "dynamic_shapes": (*shapes, shapes[0], shapes[0]),
+        "model": step, "args": (*args[:8], embeddings, torch.arange(tokens) % 2 == 0, *args[8:]),
+        "dynamic_shapes": (*shapes[:8], shapes[0], shapes[0], *shapes[8:]),
     }  # fmt: skip

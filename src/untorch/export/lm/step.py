@@ -1,4 +1,4 @@
-"""A causal language model as one step over pages: tokens of many sequences in, the logits of some rows out."""
+"""A causal language model as one step over pages and states: tokens of many sequences in, logits of some rows out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from untorch.export.errors import CompileError
 from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
+from untorch.export.lm.states import StateRecorder, StateTables, state_operators
 
 __all__ = ["Step"]
 
@@ -20,6 +21,9 @@ class Step(nn.Module):
 
     tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32,
     as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place. ``width`` is V.
+
+    A model with recurrent layers, whose ``state_elements`` are not 0, takes two more: state_slots [sequences], int32,
+    and states [slots, state_elements], float32, written in place, as ops/states.py has them.
     """
 
     def __init__(self, model: nn.Module, block: int = 16) -> None:
@@ -31,15 +35,18 @@ class Step(nn.Module):
         for part in (config, config.get_text_config()):
             part.use_cache = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
-        recorder = Recorder()
-        with torch.no_grad(), current_step(recorder):
+        recorder, states = Recorder(), StateRecorder()
+        with torch.no_grad(), current_step(recorder), state_operators(model, states):
             recorder.begin(None)
             self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
+            only = "all of its layers are recurrent: " if states.layers else ""
             raise CompileError(
-                f"{self.architecture}: it does not call transformers' attention interface, so its cache cannot be paged"
+                f"{self.architecture}: {only}it does not call transformers' attention interface, so its cache cannot "
+                "be paged"
             )
         self.layers = _placed(recorder.layers, block)
+        self.state_layers, self.state_elements = states.layers, states.elements
 
     def quantize_pages(self, dtype: torch.dtype) -> None:
         """Keys and values are int8 or float8_e4m3fn codes from now on, with a scale for each token and head."""
@@ -71,10 +78,14 @@ class Step(nn.Module):
         seqlens_k: torch.Tensor,
         slot_mapping: torch.Tensor,
         pool: torch.Tensor,
+        state_slots: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The logits, float32."""
-        recorder = Recorder(known=self.layers)
-        with current_step(recorder):
+        recorder, tables = Recorder(known=self.layers), None
+        if states is not None and state_slots is not None:
+            tables = StateTables(states, state_slots, cu_seqlens_q, seqlens_k)
+        with current_step(recorder), state_operators(self.model, StateRecorder(self.state_layers, tables)):
             recorder.begin(Context(pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, self.block))
             return self._logits(tokens, positions, rows)
 

@@ -25,6 +25,7 @@ from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
+from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
@@ -135,6 +136,14 @@ PASSES = (
         lambda module, options, device, architecture: paged_attention_kernels(module, architecture),
         "gives `untorch::paged_attention` the Triton kernels that are compiled into the file: the library has one for "
         "CPUs only ([decision](decisions/0038-compile-paged-attention-into-the-package.md))",
+        devices=("cuda",),
+    ),
+    Pass(
+        "recurrent_kernels",
+        lambda module, options, device, architecture: recurrent_kernels(module),
+        "gives `untorch::causal_conv1d` and `untorch::gated_delta_rule` the Triton kernels that are compiled into the "
+        "file: the library has them for CPUs only "
+        "([decision](decisions/0041-keep-recurrent-states-in-a-pool-of-slots.md))",
         devices=("cuda",),
     ),
     Pass(

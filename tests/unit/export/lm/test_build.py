@@ -84,6 +84,35 @@ def test_examples_are_valid_calls(kv_dtype: str | None, written: dict[str, Any],
             assert step(*args).shape == (3, 258)
 
 
+def test_a_model_with_states(written: dict[str, Any], tmp_path: Path) -> None:
+    causal_lm(make_model("Qwen3Next"), tmp_path / "m.pt2", token_counts=(4, 40))
+    assert written["llm"]["state_elements"] == 3 * (3 * 64 + 4 * 8 * 8)
+    assert len(written["llm"]["layers"]) == 1  # of attention
+    for request in written["requests"]:
+        step, args = request.method.model, request.method.args
+        slots, states = args[-2:]
+        assert slots.tolist() == [2, 0, 1]
+        assert states.shape == (4, step.state_elements)
+        step.model.set_attn_implementation("untorch_paged")
+        with torch.no_grad():
+            assert step(*args).shape == (3, 258)
+        assert (states != 0).any(1).tolist() == [True, True, True, False]
+        states.zero_()
+    causal_lm(make_model("Qwen3Next"), tmp_path / "m.pt2", token_counts=(4,), inputs_embeds=True)
+    method = written["requests"][1].method
+    assert method.name == "step_4_embeds"
+    embeddings, mask, slots, states = method.args[8:]
+    assert (embeddings.shape, mask.shape, slots.shape, states.shape[0]) == ((4, 32), (4,), (3,), 4)
+    assert len(method.dynamic_shapes) == len(method.args) == 12
+    method.model.model.set_attn_implementation("untorch_paged")
+    with torch.no_grad():
+        assert method.model(*method.args).shape == (3, 258)
+    assert (states != 0).any(1).tolist() == [True, True, True, False]
+    causal_lm(make_model("Llama"), tmp_path / "m.pt2")
+    assert written["llm"]["state_elements"] == 0
+    assert len(written["requests"][0].method.args) == 8
+
+
 def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -279,10 +308,10 @@ def test_a_model_elsewhere(written: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_refused_is_what_it_was(written: dict[str, Any], tmp_path: Path) -> None:
-    model = make_model("Lfm2")
+    model = make_model("Jamba")
     before = model.config._attn_implementation
     with pytest.raises(CompileError) as caught:
         causal_lm(model, tmp_path / "m.pt2")
-    assert "Lfm2ForCausalLM: 12 tokens as a whole and in chunks of 5, 4, 1, 1, 1 differ by" in str(caught.value)
+    assert "JambaForCausalLM: 12 tokens as a whole and in chunks of 5, 4, 1, 1, 1 differ by" in str(caught.value)
     assert "this family keeps state that pages cannot hold" in str(caught.value)
     assert model.config._attn_implementation == before

@@ -30,7 +30,7 @@ def test_every_pass_reports_in_its_order() -> None:
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
     assert {report.name for report in reports if report.not_run} == {
-        "conv1d_as_conv2d", "channels_last_weights", "paged_attention_kernels",
+        "conv1d_as_conv2d", "channels_last_weights", "paged_attention_kernels", "recurrent_kernels",
         }  # fmt: skip
 
 
