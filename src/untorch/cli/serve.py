@@ -72,6 +72,15 @@ def serve(
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
     kv_memory: KvMemoryOption = None,
+    tool_format: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-format",
+            metavar="NAME",
+            help="How language models write calls of tools: hermes, llama3, mistral, qwen3_coder. Default: as the chat "
+            "template shows.",
+        ),
+    ] = None,
     trust: TrustOption = None,
     drain: Annotated[
         float, typer.Option("--drain", metavar="SECONDS", min=0, help="Time for running requests after SIGTERM.")
@@ -123,6 +132,7 @@ def serve(
         num_threads=num_threads,
         device=device,
         kv_memory=kv_memory,
+        tool_format=tool_format,
         trust=None if trust is None else str(trust.absolute()),
         drain=drain,
         log_format=log_format,

@@ -1,9 +1,7 @@
-"""The application: protocol endpoints, metrics, the page, and the OpenAI API if it is there."""
+"""The application: protocol endpoints, OpenAI's API, metrics, and the page."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from untorch.serve import openai
 from untorch.serve.endpoint import endpoint, error_document
 from untorch.serve.inference import rest
 from untorch.serve.metrics import CONTENT_TYPE
@@ -74,10 +73,15 @@ def _page_file(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _openai_routes(server: ServerState) -> list[BaseRoute]:
-    if importlib.util.find_spec("untorch.serve.openai") is None:
-        return []
-    module = importlib.import_module("untorch.serve.openai")
-    return list(module.routes(server.engines))
+    options = server.options
+    return list(
+        openai.routes(
+            server.engines,
+            openai.Options(
+                max_requests=options.max_queue, tool_format=options.tool_format, metrics=server.metrics
+            ),
+        )
+    )  # fmt: skip
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

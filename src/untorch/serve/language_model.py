@@ -32,7 +32,10 @@ _PARAMETERS: dict[str, tuple[type, ...]] = {
 
 
 class LanguageModel:
-    """``text_input`` (BYTES[n]) gives ``text_output`` (BYTES[n]); sampling by the request's parameters."""
+    """``text_input`` (BYTES[n]) gives ``text_output`` (BYTES[n]); sampling by the request's parameters.
+
+    Models that embed give ``embedding`` (FP32[n, width]), those that classify ``scores`` (FP32[n, labels]).
+    """
 
     platform = "untorch_llm"
     inputs: tuple[Port, ...] = (Port("text_input", "BYTES", (-1,)),)
@@ -42,6 +45,10 @@ class LanguageModel:
         self.name = name
         self._engine = engine
         self._metrics = metrics
+        settings = engine.settings
+        if settings.task != "generate":
+            port = "embedding" if settings.task == "embed" else "scores"
+            self.outputs = (Port(port, "FP32", (-1, settings.width)),)
 
     async def infer(
         self, inputs: Mapping[str, Array], parameters: Mapping[str, Any], timeout: float | None
@@ -50,8 +57,10 @@ class LanguageModel:
         texts = inputs.get("text_input")
         if texts is None or len(inputs) != 1 or texts.dtype != object:
             raise InvalidArgumentError(f"model '{self.name}': expected the input text_input: BYTES[-1]")
-        params = dataclasses.replace(self._engine.default_params, **self._fields(parameters))
         prompts = [self._text(item) for item in texts.reshape(-1)]
+        if self._engine.settings.task != "generate":
+            return {self.outputs[0].name: await self._pool(prompts, parameters, timeout)}
+        params = dataclasses.replace(self._engine.default_params, **self._fields(parameters))
         handles = []
         try:
             for prompt in prompts:
@@ -65,6 +74,16 @@ class LanguageModel:
         outputs = numpy.empty(len(results), dtype=object)
         outputs[:] = [result.text for result in results]
         return {"text_output": outputs.reshape(texts.shape)}
+
+    async def _pool(self, prompts: list[str], parameters: Mapping[str, Any], timeout: float | None) -> Array:
+        if parameters:
+            name = next(iter(parameters))
+            raise InvalidArgumentError(f"model '{self.name}': parameter '{name:.80}': expected none")
+        call = self._engine.aembed if self._engine.settings.task == "embed" else self._engine.aclassify
+        try:
+            return await call(prompts, timeout=timeout)
+        except TimeoutError:
+            raise DeadlineError(f"model '{self.name}': it was not computed within {timeout:.3g} s") from None
 
     def describe(self) -> dict[str, Any]:
         """Architecture and lengths."""

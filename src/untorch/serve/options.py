@@ -37,6 +37,8 @@ class ServeOptions:
         max_batch_size: Rows of a joined call; 1: calls are not joined.
         max_wait: Seconds that a call waits for others to join.
         max_queue: Calls of a method that may wait; further ones are refused.
+        tool_format: How language models write calls of tools: "hermes", "llama3", "mistral" or "qwen3_coder". None: as
+            the chat template shows.
         timeout: Seconds after which a call is answered with an error, unless the request asks for less. 0: none.
         header_timeout: Seconds in which a client has to send the head of a request.
         body_timeout: Seconds in which a client has to send a request's body.
@@ -69,6 +71,7 @@ class ServeOptions:
     max_batch_size: int = 32
     max_wait: float = 0.0
     max_queue: int = 1024
+    tool_format: str | None = None
     timeout: float = 60.0
     header_timeout: float = 10.0
     body_timeout: float = 60.0

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.unit.llm.fake import TextRunner
+from untorch import InvalidArgumentError
 from untorch.llm import Engine
 from untorch.serve.app import build_app
 from untorch.serve.language_model import LanguageModel
@@ -124,30 +125,32 @@ def test_metrics_of_engines(state: ServerState) -> None:
     assert 'untorch_llm_time_per_output_token_seconds_count{model="lm"} 2.0' in lines
 
 
-def test_the_openai_routes_are_added_if_they_are_there(state: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("untorch.serve.openai")
-    module.__spec__ = types.SimpleNamespace(name="untorch.serve.openai")  # type: ignore[assignment]
-
-    def routes(engines: Any) -> list[Route]:
+def test_the_openai_routes(state: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
+    def routes(engines: Any, options: Any) -> list[Route]:
         async def models(request: Request) -> Response:
-            return JSONResponse([engines.names(), engines.get("lm") is not None, engines.get("no") is None])
+            return JSONResponse([engines.names(), engines.get("lm") is not None, options.max_requests])
 
         async def fails(request: Request) -> Response:
             raise ValueError("secret")
 
+        assert options.metrics is state.metrics
         return [Route("/v1/models", models), Route("/v1/fails", fails)]
 
-    module.routes = routes  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "untorch.serve.openai", module)
+    monkeypatch.setattr("untorch.serve.openai.routes", routes)
     app = build_app(state.options, state)
-    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, True]
-    # What routes of others raise becomes an answer that tells nothing of the inside.
+    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, state.options.max_queue]
+    # What routes raise becomes an answer that tells nothing of the inside.
     status, headers, body = call(app, "GET", "/v1/fails")
     assert status == 500
     assert json.loads(body)["error"] == {
         "message": f"internal error; request id {headers['x-request-id']}", "type": "server_error", "param": None,
         "code": None,
     }  # fmt: skip
+
+
+def test_a_tool_format_that_is_unknown() -> None:
+    with pytest.raises(InvalidArgumentError, match="tool_format: expected one of hermes, .*, got 'xml'"):
+        build_app(ServeOptions(repository="/nowhere", tool_format="xml"))
 
 
 def test_spans(state: ServerState) -> None:
@@ -196,8 +199,6 @@ def test_keys(value: str, expected: bool) -> None:
 
 def test_a_body_that_is_too_large_is_refused_whatever_a_route_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by one that catches everything."""
-    module = types.ModuleType("untorch.serve.openai")
-    module.__spec__ = types.SimpleNamespace(name="untorch.serve.openai")  # type: ignore[assignment]
 
     async def eat(request: Request) -> Response:
         try:
@@ -205,8 +206,7 @@ def test_a_body_that_is_too_large_is_refused_whatever_a_route_does(monkeypatch: 
         except Exception:
             return JSONResponse("eaten")
 
-    module.routes = lambda engines: [Route("/v1/eat", eat, methods=["POST"])]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "untorch.serve.openai", module)
+    monkeypatch.setattr("untorch.serve.openai.routes", lambda *given: [Route("/v1/eat", eat, methods=["POST"])])
     app = build_app(ServeOptions(repository="/nowhere", max_body=10))
     assert call(app, "POST", "/v1/eat", b"0123456789")[2] == b"10"
     status, headers, body = call(app, "POST", "/v1/eat", b"0123456789a")

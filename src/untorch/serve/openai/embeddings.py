@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from untorch.llm import Engine
 from untorch.runtime.errors import InvalidArgumentError
-from untorch.serve.openai.errors import expected, from_exception, invalid
+from untorch.serve.openai.errors import expected, from_exception
 from untorch.serve.openai.fields import Fields, parse_body
 from untorch.serve.openai.parameters import EMBEDDINGS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
@@ -28,7 +28,7 @@ class _Request:
     """tokens: of all inputs, without what the package puts before them."""
 
     model: str
-    engine: Any
+    engine: Engine
     inputs: list[str | list[int]]
     encoding: str
     dimensions: int | None
@@ -49,9 +49,7 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 def _read(service: Service, fields: Fields) -> _Request:
     check_parameters(fields, EMBEDDINGS)
-    model, engine = service.engine(fields)
-    if getattr(engine, "embed", None) is None:
-        raise invalid("model", "it has no embeddings", "unsupported")
+    model, engine = service.engine(fields, "embed")
     encoding = fields.choice("encoding_format", ("float", "base64"), "float")
     dimensions = fields.integer("dimensions", 1)
     prompts = read_prompts(fields, "input", engine)
@@ -64,12 +62,8 @@ def _read(service: Service, fields: Fields) -> _Request:
 
 
 async def _embed(job: _Request) -> NDArray[np.float32]:
-    """Without a thread where the engine has a form for asyncio, which also can be cancelled."""
     try:
-        if hasattr(job.engine, "aembed"):
-            vectors = await job.engine.aembed(job.inputs)
-        else:
-            vectors = await asyncio.to_thread(job.engine.embed, job.inputs)
+        vectors = await job.engine.aembed(job.inputs)
     except InvalidArgumentError as error:
         raise from_exception(error, {"prompts": "input", "prompt": "input"}) from None
     return np.asarray(vectors, np.float32)

@@ -6,19 +6,24 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from untorch.llm import Engine, Generation, SamplingParams
+from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.tools import FORMATS
 
-__all__ = ["Engines", "Options", "Service", "Submission", "in_thread"]
+__all__ = ["Engines", "Metrics", "Options", "Service", "Submission", "Timed", "in_thread"]
 
 _Result = TypeVar("_Result")
+_OTHER_TASKS = {
+    "generate": "it has no embeddings, it generates text",
+    "embed": "it generates no text, it makes embeddings: use /v1/embeddings",
+    "classify": "it generates no text and makes no embeddings, but scores: use the Open Inference Protocol",
+}
 
 
 class Engines(Protocol):
@@ -33,6 +38,18 @@ class Engines(Protocol):
         ...
 
 
+class Metrics(Protocol):
+    """What is told how quickly tokens come, in seconds."""
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """The time to a request's first token."""
+        ...
+
+    def output_token(self, model: str, seconds: float) -> None:
+        """The time of each further token, on average."""
+        ...
+
+
 @dataclass(frozen=True)
 class Options:
     """How the API behaves.
@@ -44,6 +61,7 @@ class Options:
             these by the model's name. None: as the chat template shows.
         reasoning: Whether ``<think>…</think>`` is split off as ``reasoning_content``. None: if the chat template
             has it.
+        metrics: Is told how quickly tokens come.
 
     Raises:
         InvalidArgumentError: An option is wrong.
@@ -53,6 +71,7 @@ class Options:
     timeout: float | None = None
     tool_format: str | Mapping[str, str] | None = None
     reasoning: bool | None = None
+    metrics: Metrics | None = None
 
     def __post_init__(self) -> None:
         most = self.max_requests
@@ -75,10 +94,40 @@ class Options:
         return given if given is None or isinstance(given, str) else given.get(model)
 
 
+class Timed:
+    """A generation whose chunks are timed as they are read."""
+
+    def __init__(self, generation: Generation, model: str, metrics: Metrics | None) -> None:
+        self._generation, self._model, self._metrics = generation, model, metrics
+        self._begin = time.perf_counter()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """The chunks."""
+        first, last, count = 0.0, 0.0, 0
+        async for chunk in self._generation:
+            if chunk.token_ids:
+                last = time.perf_counter()
+                first = first or last
+                count += len(chunk.token_ids)
+            yield chunk
+        if self._metrics is not None and count:
+            self._metrics.first_token(self._model, first - self._begin)
+            if count > 1:
+                self._metrics.output_token(self._model, (last - first) / (count - 1))
+
+    def result(self) -> RequestOutput:
+        """Once all chunks have been read."""
+        return self._generation.result()
+
+    def cancel(self) -> None:
+        """End it."""
+        self._generation.cancel()
+
+
 class Submission:
     """A request's prompts in the engine. ``close`` cancels those that run, and makes room for others."""
 
-    def __init__(self, generations: Sequence[Generation], release: Callable[[], None]) -> None:
+    def __init__(self, generations: Sequence[Timed], release: Callable[[], None]) -> None:
         self.generations = generations
         self._release: Callable[[], None] | None = release
 
@@ -100,14 +149,16 @@ class Service:
         self._lock = threading.Lock()
         self._live: Counter[str] = Counter()
 
-    def engine(self, fields: Fields) -> tuple[str, Engine]:
-        """The request's model. Raises ApiError."""
+    def engine(self, fields: Fields, task: str = "generate") -> tuple[str, Engine]:
+        """The request's model, which has to have this task. Raises ApiError."""
         name = fields.required("model")
         if not isinstance(name, str):
             raise expected("model", "a string", name, "invalid_type")
         engine = self.engines.get(name)
         if engine is None:
             raise model_not_found(name, self.engines.names())
+        if engine.settings.task != task:
+            raise invalid("model", _OTHER_TASKS[engine.settings.task], "unsupported")
         return name, engine
 
     def check_length(self, engine: Engine, prompt: Sequence[int], param: str) -> None:
@@ -122,11 +173,12 @@ class Service:
     ) -> Submission:
         """Give the prompts to the engine. Raises ApiError, and what ``Engine.submit`` raises."""
         release = self.admit(model, len(prompts), "prompt")
-        generations: list[Generation] = []
+        generations: list[Timed] = []
         submission = Submission(generations, release)
         try:
             for prompt in prompts:
-                generations.append(engine.submit(prompt, params, priority=priority, timeout=self.options.timeout))
+                handle = engine.submit(prompt, params, priority=priority, timeout=self.options.timeout)
+                generations.append(Timed(handle, model, self.options.metrics))
         except BaseException:
             submission.close()
             raise

@@ -11,8 +11,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from untorch.llm import Chunk, Generation
+from untorch.llm import Chunk
 from untorch.serve.openai.errors import ApiError, from_exception
+from untorch.serve.openai.service import Timed
 
 __all__ = ["DONE", "EventStream", "Reply", "event", "merge", "results"]
 
@@ -98,10 +99,10 @@ async def _nothing() -> Any:
     return {"type": "http.disconnect"}
 
 
-async def results(generations: Sequence[Generation]) -> list[Any]:
+async def results(generations: Sequence[Timed]) -> list[Any]:
     """Their outputs, when all have ended. Raises what made one fail."""
 
-    async def one(generation: Generation) -> Any:
+    async def one(generation: Timed) -> Any:
         async for _ in generation:
             pass
         output = generation.result()
@@ -112,7 +113,7 @@ async def results(generations: Sequence[Generation]) -> list[Any]:
     return list(await asyncio.gather(*map(one, generations)))
 
 
-async def merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+async def merge(generations: Sequence[Timed]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """All their chunks as they come, with the generation's index. Raises what made one fail."""
     if len(generations) == 1:
         async for chunk in generations[0]:

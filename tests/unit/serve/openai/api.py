@@ -58,7 +58,7 @@ class ScriptRunner(FakeRunner):
         self.width = width
         self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
 
-    def run(self, plan: Plan, rows: Sequence[int]) -> Logits:
+    def run(self, plan: Plan, rows: Sequence[int], tokens: object = None) -> Logits:
         self.gate.wait()
         time.sleep(self.pace)
         logits = np.zeros((len(rows), self.width), np.float32)

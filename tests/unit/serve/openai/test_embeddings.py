@@ -16,17 +16,17 @@ from untorch import InvalidArgumentError
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    with serve() as made:
+    with serve(task="embed", width=4) as made:
         engine = made.app.state.engine  # type: ignore[attr-defined]
 
-        def embed(prompts: list[Any]) -> np.ndarray:
+        async def aembed(prompts: list[Any]) -> np.ndarray:
             if "refused" in prompts:
                 raise InvalidArgumentError(f"embed: prompts[{prompts.index('refused')}]: prompt: too long")
             prompts = [engine.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
             vectors = np.array([[len(p), p[0], 3, 0] for p in prompts], np.float32)
             return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
-        engine.embed = embed
+        engine.aembed = aembed
         yield made
 
 
@@ -53,16 +53,6 @@ def test_kinds_of_inputs(client: TestClient, given: Any) -> None:
     np.testing.assert_allclose(one["embedding"], np.array([2, 64, 3, 0]) / np.sqrt(4 + 4096 + 9), rtol=1e-6)
 
 
-def test_the_form_for_asyncio_is_preferred(client: TestClient) -> None:
-    engine = client.app.state.engine  # type: ignore[attr-defined]
-
-    async def aembed(prompts: list[Any]) -> np.ndarray:
-        return np.array([[1, 2]], np.float32)
-
-    engine.aembed = aembed
-    assert post(client, input="ab").json()["data"][0]["embedding"] == [1, 2]
-
-
 def test_fewer_dimensions_have_length_1(client: TestClient) -> None:
     [one] = post(client, input="ab", dimensions=2).json()["data"]
     np.testing.assert_allclose(one["embedding"], np.array([2, 64]) / np.hypot(2, 64), rtol=1e-6)
@@ -87,10 +77,30 @@ def test_refusals(client: TestClient, fields: dict[str, Any], param: str, text: 
     assert text in answer.json()["error"]["message"]
 
 
-def test_a_model_without_embeddings(client: TestClient) -> None:
-    client.app.state.engine.embed = None  # type: ignore[attr-defined]
-    answer = post(client, input="a")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "model: it has no embeddings")
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ("generate", "it has no embeddings, it generates text"),
+        ("classify", "it generates no text and makes no embeddings, but scores: use the Open Inference Protocol"),
+    ],
+)
+def test_models_without_embeddings(task: str, text: str) -> None:
+    with serve(task=task, width=4) as client:
+        answer = post(client, input="a")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"model: {text}")
+
+
+def test_a_model_that_generates_no_text(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"model": "m", "prompt": "a"})
+    text = "model: it generates no text, it makes embeddings: use /v1/embeddings"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, text)
+
+
+def test_the_engines_own_embeddings() -> None:
+    """What the fake model says of the last token, with length 1."""
+    with serve("Hi", task="embed", width=258, normalize=True) as client:
+        [one] = post(client, input="ab").json()["data"]
+    assert np.linalg.norm(one["embedding"]) == pytest.approx(1)
 
 
 def test_models(client: TestClient) -> None:

@@ -362,7 +362,7 @@ def test_an_engine_that_is_closed_or_fails() -> None:
         assert found["code"] == "unavailable"
 
     class Failing(ScriptRunner):
-        def run(self, plan: Any, rows: Any) -> Any:
+        def run(self, plan: Any, rows: Any, tokens: Any = None) -> Any:
             raise ValueError("no such page")
 
     with serve(runner=Failing("x")) as client:
