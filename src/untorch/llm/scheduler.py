@@ -2,7 +2,8 @@
 
 Sequences that decode come first, one token each; what is left of the step's token budget goes to prompts, which are
 cut into chunks. When no block is free, the sequence of the lowest rank gives its own back and is computed again later;
-the prefix cache makes that cheap. With a state pool, a sequence has a slot of it while it runs. Knows no model.
+the prefix cache makes that cheap. So do sequences of a lower priority for one that waits. With a state pool, a sequence
+has a slot of it while it runs. Knows no model.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ class Scheduler:
     def _is_full(self) -> bool:
         """Whether the first of the waiting sequences is known not to fit."""
         first = self.waiting[0]
+        if self.running and self.running[-1].priority > first.priority:
+            return False
         if sum(other.samples for other in self.running) + first.samples > self.max_sequences:
             return True
         return self._refused is first
@@ -191,6 +194,20 @@ class Scheduler:
             self.remove(sequence)
             plan.full.append(sequence)
             return
+        self._preempt(plan, victim)
+
+    def _displace(self, plan: Plan, sequence: Sequence) -> bool:
+        """Preempts the last of the running sequences for one of a higher priority, if enough of them are lower."""
+        lower = [other for other in self.running if other.priority > sequence.priority]
+        if sum(other.samples for other in self.running if other not in lower) + sequence.samples > self.max_sequences:
+            return False
+        blocks = sum(len(other.table.blocks) for other in lower if other.table is not None)
+        if not lower or -(-len(sequence.tokens) // self.blocks.size) > self.blocks.free + blocks:
+            return False
+        self._preempt(plan, self.running[-1])
+        return True
+
+    def _preempt(self, plan: Plan, victim: Sequence) -> None:
         plan.drop(victim)
         self.running.remove(victim)
         self._close(victim)
@@ -203,7 +220,7 @@ class Scheduler:
         sequence = self.waiting[0]
         held = sum(other.samples for other in self.running)
         if held and held + sequence.samples > self.max_sequences:
-            return False
+            return self._displace(plan, sequence)
         size = self.blocks.size
         if not self.window and -(-len(sequence.tokens) // size) > self.blocks.count:
             self.waiting.pop(0)
@@ -215,7 +232,8 @@ class Scheduler:
         )
         left = self.blocks.free - promised
         if self.running and self._refused is sequence and left <= self._refused_at:
-            return False  # its prefix is not looked for again before there is more room
+            # Its prefix is not looked for again before there is more room.
+            return self._displace(plan, sequence)
         keys = None if sequence.embeddings is None else sequence.embeddings.keys
         table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt, keys)
         # One that was preempted comes back when there is a block more for each of the others, or it would go again.
@@ -223,7 +241,7 @@ class Scheduler:
         if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:
             self.blocks.close(table)
             self._refused, self._refused_at = sequence, left
-            return False
+            return self._displace(plan, sequence)
         self.waiting.pop(0)
         self._refused = None
         sequence.table, sequence.computed = table, table.cached

@@ -417,6 +417,19 @@ def test_deadlines_and_priorities() -> None:
         assert late.result(5).token_ids == greedy([2], 10)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_higher_priority_does_not_wait(gpu: bool) -> None:
+    runner = FakeRunner(hook=lambda plan: time.sleep(0.005), gpu=gpu)
+    with engine(runner, max_sequences=1) as made:
+        low = made.submit([1], SamplingParams(temperature=0, max_tokens=60), priority=1)
+        next(iter(low))
+        high = made.submit([3], GREEDY)
+        assert high.result(5).token_ids == greedy([3], 10)
+        assert not low.done
+        assert low.result(5).token_ids == greedy([1], 60)
+        assert made.stats().preemptions == 1
+
+
 def test_closing_cancels() -> None:
     made = engine(FakeRunner(hook=lambda plan: time.sleep(0.005)))
     handle = made.submit([1], SamplingParams(temperature=0, max_tokens=190))

@@ -57,6 +57,37 @@ def test_smaller_priorities_come_first() -> None:
     assert step(scheduler)[1] == [(2, 4, 1), (1, 0, 3)]
 
 
+def test_lower_priorities_give_way() -> None:
+    scheduler = make(tokens=16, sequences=2)
+    scheduler.add(sequence(4, 1, 50, priority=1))
+    scheduler.add(sequence(4, 2, 100, priority=2))
+    assert step(scheduler)[1] == [(1, 0, 4), (2, 0, 4)]
+    # All places are taken: the one of the lowest priority is computed again later.
+    scheduler.add(sequence(3, 3, priority=1))
+    assert step(scheduler)[1] == [(1, 4, 1), (3, 0, 3)] and scheduler.preemptions == 1
+    # An equal priority waits, and so does a lower one.
+    scheduler.add(sequence(3, 4, 200, priority=1))
+    assert [ran for ran, *_ in step(scheduler)[1]] == [1, 3]
+    # What cannot run in all the places of lower ones displaces nobody.
+    scheduler.add(sequence(3, 5, 300, samples=3))
+    assert [ran for ran, *_ in step(scheduler)[1]] == [1, 3] and scheduler.preemptions == 1
+
+
+def test_blocks_of_lower_priorities() -> None:
+    scheduler = make(blocks=4, tokens=16)
+    low = sequence(10, 1, 50, priority=5)
+    scheduler.add(low)
+    step(scheduler)
+    scheduler.add(sequence(9, 2))
+    assert step(scheduler)[1] == [(2, 0, 9)] and low.table is None
+    # A step is not enqueued ahead of one that gives way.
+    scheduler.add(sequence(1, 3, 200))
+    plan = scheduler.schedule()
+    assert [item.sequence.order[0] for item in plan.items] == [2, 3] and scheduler.follow(plan) is not None
+    scheduler.add(sequence(3, 4, 300, priority=-1))
+    assert scheduler.follow(plan) is None
+
+
 def test_max_sequences_count_samples() -> None:
     scheduler = make(tokens=64, sequences=3)
     scheduler.add(sequence(2, 1, samples=2))
@@ -129,7 +160,7 @@ def test_what_was_scheduled_already_is_preempted_too() -> None:
     step(scheduler)
     high = sequence(13, 2, 50)
     scheduler.add(high)
-    assert step(scheduler)[1] == [(1, 3, 1), (2, 0, 7)] or scheduler.waiting == [high]
+    assert step(scheduler)[1] == [(2, 0, 8)] and scheduler.waiting == [low]
     scheduler.remove(low)
     while high.remaining != 1:
         step(scheduler)
