@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MAX_METHODS = 40  # a text is for people
+_TASK_WORDS = {"generate": "generates", "embed": "embeds", "classify": "classifies"}
 
 __all__ = ["inspect"]
 
@@ -49,6 +50,8 @@ def _render(console: Console, document: dict[str, Any], operators: bool) -> None
         if weights["shared"]:
             text += f"; {weights['shared']} used by several methods (saves {bytes_text(weights['saved_bytes'])})"
         fields.append(("weights", text))
+    if document["language_model"] is not None:
+        fields.append(("language model", _language_model(document["language_model"])))
     if document["checksums"] is not None:
         fields.append(("checksums", document["checksums"]))
     print_fields(console, fields)
@@ -102,6 +105,18 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if shown := method["operators"] if operators else lacking:
         rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
         console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _language_model(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return str(found["error"])
+    text = (
+        f"{found['architecture']}, {_TASK_WORDS[found['task']]}, {found['max_positions']} positions, vocabulary of "
+        f"{found['vocabulary']}; keys and values {bytes_text(found['kv_bytes_a_token'])} a token in {found['kv_dtype']}"
+    )
+    if found["state_bytes_a_sequence"]:
+        text += f", states {bytes_text(found['state_bytes_a_sequence'])} a sequence"
+    return text
 
 
 def _others(cpu: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from untorch.archive import ArchiveReader
 from untorch.cli.process import exported_functions
 from untorch.runtime.coverage import describe_function, describe_kernel, needed_functions
 from untorch.runtime.elf import parse_elf
-from untorch.runtime.errors import InvalidArgumentError, InvalidFileError
+from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UntorchError
 
 __all__ = ["describe_package"]
 
@@ -48,8 +48,33 @@ def describe_package(path: str | Path, *, checksums: bool = False, device: str |
             "checksums": "all right" if checksums else None,
             "parts_bytes": _parts(archive),
             "weights": _weights(manifest) if manifest is not None else None,
+            "language_model": _language_model(manifest, str(path)) if manifest is not None else None,
             "methods": _methods(archive, known, manifest, device),
         }
+
+
+def _language_model(manifest: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+    """What the engine for language models would read; None for other packages."""
+    from untorch.llm.settings import KV_ITEMSIZE, read_settings
+
+    if "llm" not in manifest:
+        return None
+    try:
+        settings = read_settings(manifest, path)
+    except UntorchError as error:
+        return {"error": str(error)}
+    return {
+        "architecture": settings.architecture,
+        "task": settings.task,
+        "vocabulary": settings.vocabulary,
+        "max_positions": settings.max_positions,
+        "kv_dtype": settings.dtype,
+        "kv_bytes_a_token": settings.block_elements * KV_ITEMSIZE[settings.dtype] // settings.block_size,
+        "state_bytes_a_sequence": 4 * settings.state_elements,
+        "inputs_embeds": bool(settings.embeds),
+        "tokenizer": settings.tokenizer is not None,
+        "chat_template": settings.chat_template is not None,
+    }
 
 
 def _parts(archive: ArchiveReader) -> dict[str, int]:

@@ -15,7 +15,7 @@ from untorch._core import Tensor
 from untorch.llm.graphs import StepGraphs
 from untorch.llm.logits import DeviceLogits, Logits
 from untorch.llm.scheduler import Plan
-from untorch.llm.settings import Settings, read_settings
+from untorch.llm.settings import KV_ITEMSIZE, Settings, read_settings
 from untorch.runtime.arrays import zeros
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.method import Method
@@ -29,7 +29,6 @@ __all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "plan_embeddings"]
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
 _DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 class Batch:
@@ -151,7 +150,7 @@ class PackageRunner(Runner):
             self.settings = read_settings(program.manifest, program.path)
             self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
             self._embeds = [(tokens, program[name]) for tokens, name in self.settings.embeds]
-            row = self.settings.block_elements * _ITEMSIZE[self.settings.dtype]
+            row = self.settings.block_elements * KV_ITEMSIZE[self.settings.dtype]
             available, part = _available(), _DEFAULT_PART
             if program.device != "cpu":
                 for _, method in self._methods:  # uploads the weights
@@ -249,7 +248,7 @@ def kv_bytes(given: Any) -> int:
 
 
 def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int, default: int) -> int:
-    states = max_sequences * settings.state_elements * _ITEMSIZE["float32"]
+    states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
     if kv_memory is not None:
         count = (kv_bytes(kv_memory) - states) // row
         if count < 1:

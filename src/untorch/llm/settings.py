@@ -9,13 +9,14 @@ from typing import Any
 from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
+__all__ = ["FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
 
 TASKS = ("generate", "embed", "classify")
 ROW_POOLINGS = ("last", "cls")  # of one token's row
 POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
 FORMAT_VERSION = 1
-_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
+# Of the pages, by their dtype.
+KV_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
-    if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in _DTYPES:
+    if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in KV_ITEMSIZE:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
     if settings.task not in TASKS or settings.pooling not in POOLINGS:
         raise UnsupportedError(

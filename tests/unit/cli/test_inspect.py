@@ -33,6 +33,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "torch_version": "2.13.0",
         "checksums": None,
         "weights": {"count": 1, "bytes": 4, "shared": 0, "saved_bytes": 0},
+        "language_model": None,
     }
     assert set(parts) == {"libraries", "weights", "sources", "descriptions", "zip"}
     assert (parts["libraries"], parts["weights"], parts["sources"]) == (len(library), 4, 0)
@@ -102,6 +103,26 @@ def test_shared_weights(cli: Callable[..., Any], two_methods: Path) -> None:
     assert document["weights"] == {"count": 1, "bytes": 4, "shared": 1, "saved_bytes": 4}
     assert [method["name"] for method in document["methods"]] == ["encode", "decode"]
     assert "1 used by several methods (saves 4 B)" in cli("inspect", two_methods).out
+
+
+def test_language_model(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    from tests.unit.llm.test_settings import SECTION
+
+    section = {**SECTION, "dtype": "int8", "state_elements": 256}
+    path = write_package(tmp_path / "m.pt2", library, "step", change=lambda manifest: manifest.update(llm=section))
+    assert cli("inspect", path, "--json").document()["language_model"] == {
+        "architecture": "LlamaForCausalLM", "task": "generate", "vocabulary": 10, "max_positions": 64,
+        "kv_dtype": "int8", "kv_bytes_a_token": 32, "state_bytes_a_sequence": 1024, "inputs_embeds": False,
+        "tokenizer": False, "chat_template": False,
+    }  # fmt: skip
+    out = " ".join(cli("inspect", path).out.split())
+    assert "LlamaForCausalLM, generates, 64 positions, vocabulary of 10" in out
+    assert "32 B a token in int8, states 1.0 KiB a sequence" in out
+    section["vocabulary"] = 0
+    path = write_package(tmp_path / "n.pt2", library, "step", change=lambda manifest: manifest.update(llm=section))
+    document = cli("inspect", path, "--json").document()["language_model"]
+    assert document == {"error": f"{path}: the manifest's language model is damaged: a size or dtype is wrong"}
+    assert "is damaged" in cli("inspect", path).out
 
 
 def test_stock_package(cli: Callable[..., Any], stock: Path) -> None:

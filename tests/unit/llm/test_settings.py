@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
-from untorch.llm.runner import _ITEMSIZE, _block_count, kv_bytes
-from untorch.llm.settings import read_settings
+from untorch.llm.runner import _block_count, kv_bytes
+from untorch.llm.settings import KV_ITEMSIZE, read_settings
 from untorch.runtime.arrays import zeros
 
 LAYER = {"heads_kv": 2, "width": 8, "width_v": 8, "window": 0, "chunk": 0, "offset": 0}
@@ -48,7 +48,7 @@ def test_other_tasks() -> None:
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("int8", 1), ("float8_e4m3fn", 1)])
 def test_dtypes_of_pages(dtype: str, size: int) -> None:
     assert read_settings({"llm": {**SECTION, "dtype": dtype}}, "m.pt2").dtype == dtype
-    assert _ITEMSIZE[dtype] == size
+    assert KV_ITEMSIZE[dtype] == size
     assert zeros((2, 16), dtype).dtype == dtype  # as the runner makes the pool
 
 
