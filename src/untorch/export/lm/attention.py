@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from untorch.export.errors import CompileError
+from untorch.export.lm.latent import Latents
 from untorch.ops.kv_pages import block_elements
 from untorch.ops.paged_attention import OPERATOR
 
@@ -77,6 +78,7 @@ class Recorder:
 
     layers: list[Layer] = field(default_factory=list)
     known: list[Layer] | None = None  # those of an earlier run
+    latents: Latents = field(default_factory=Latents)
     context: Context | None = None
     calls: int = 0
     _keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
@@ -175,22 +177,40 @@ def _attention(
     if sliding_window and window and sliding_window != window:
         raise CompileError(f"{name}: its window is {sliding_window}, and {window} in its mask")
     window = window or int(sliding_window or 0)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     number, first = recorder.layer_of(key)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    if recorder.known is None:
-        if first:
-            recorder.layers.append(Layer(name, k.shape[1], k.shape[2], v.shape[2], window, chunk, k.dtype))
-        context, layer = _alone(recorder.layers[number], q.shape[0]), recorder.layers[number]
-        first = True
-    else:
+    sinks = None if s_aux is None else s_aux.float()
+    latents = recorder.latents
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, context: Context) -> torch.Tensor:
+        writes = first or recorder.known is None
+        out: torch.Tensor = OPERATOR(
+            q, k if writes else None, v if writes else None, context.pool, context.block_table, context.cu_seqlens_q,
+            context.seqlens_k, context.slot_mapping, sinks, None, layer.offset, context.block, layer.heads_kv,
+            layer.width, layer.width_v, scale, window, chunk, float(softcap or 0.0),
+        )  # fmt: skip
+        return out
+
+    def absorbed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return latents.query(module, q), latents.key(module, k), latents.value(module)
+
+    if recorder.known is not None:
         assert recorder.context is not None
-        context, layer = recorder.context, recorder.known[number]
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    out = OPERATOR(
-        q, k if first else None, v if first else None, context.pool, context.block_table, context.cu_seqlens_q,
-        context.seqlens_k, context.slot_mapping, None if s_aux is None else s_aux.float(), None, layer.offset,
-        context.block, layer.heads_kv, layer.width, layer.width_v, scale, window, chunk, float(softcap or 0.0),
-    )  # fmt: skip
+        layer = recorder.known[number]
+        if module in latents.absorbed:
+            return latents.expand(module, attend(*absorbed(), layer, recorder.context)).unsqueeze(0), None
+        return attend(q, k, v, layer, recorder.context).unsqueeze(0), None
+    layer = Layer(name, k.shape[1], k.shape[2], v.shape[2], window, chunk, k.dtype)
+    out = attend(q, k, v, layer, _alone(layer, q.shape[0]))
+    if module in latents.given:
+        given = absorbed()
+        small = Layer(name, 1, given[1].shape[2], given[2].shape[2], window, chunk, k.dtype)
+        if latents.agrees(latents.expand(module, attend(*given, small, _alone(small, q.shape[0]))), out):
+            latents.absorbed.add(module)
+            layer = small
+    if first:
+        recorder.layers.append(layer)
     return out.unsqueeze(0), None
 
 

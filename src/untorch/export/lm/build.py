@@ -17,6 +17,7 @@ from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
+from untorch.export.lm.latent import latent_layers
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
@@ -32,6 +33,7 @@ from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, Unsu
 __all__ = ["causal_lm"]
 
 _MOST = 1 << 20
+_WIDEST_FLOAT32 = 256  # head of the kernels for GPUs
 
 
 def causal_lm(
@@ -122,7 +124,7 @@ def causal_lm(
         check_embeddings(module)
     with _unchanged(module):
         fix_rotary_embeddings(module, settings["max_positions"])
-        step = Step(module, block_size)
+        step = Step(module, block_size, _keeps_latents(module, resolved, device, weights))
         check_chunks(step, settings["vocabulary"])
         if kv_dtype is not None:
             step.quantize_pages(KV_DTYPES[kv_dtype])
@@ -175,6 +177,15 @@ def causal_lm(
             for request in read_methods(methods=methods)
         ]
         return write_package(requests, target, device, arch, resolved, {"llm": section}, entries)
+
+
+def _keeps_latents(module: nn.Module, options: ExportOptions, device: str, dtype: torch.dtype) -> bool:
+    """Whether pages of latent attention hold latents. What expands them is no linear layer then: none to quantise."""
+    if options.quantize is not None:
+        return False
+    layers: list[Any] = list(latent_layers(module).values())
+    widest = max((int(layer.kv_lora_rank + layer.qk_rope_head_dim) for layer in layers), default=0)
+    return device == "cpu" or dtype != torch.float32 or widest <= _WIDEST_FLOAT32
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from untorch.export.errors import CompileError
 from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
+from untorch.export.lm.latent import Latents, latent_layers, latent_projections
 from untorch.export.lm.states import StateRecorder, StateTables, state_operators
 
 __all__ = ["Step"]
@@ -24,9 +25,11 @@ class Step(nn.Module):
 
     A model with recurrent layers, whose ``state_elements`` are not 0, takes two more: state_slots [sequences], int32,
     and states [slots, state_elements], float32, written in place, as ops/states.py has them.
+
+    latent: Whether pages keep the latents of multi-head latent attention, instead of each head's keys and values.
     """
 
-    def __init__(self, model: nn.Module, block: int = 16) -> None:
+    def __init__(self, model: nn.Module, block: int = 16, latent: bool = True) -> None:
         super().__init__()
         register_interfaces()
         self.model, self.block = model.eval(), block
@@ -36,7 +39,11 @@ class Step(nn.Module):
             part.use_cache = False
         self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         recorder, states = Recorder(), StateRecorder()
-        with torch.no_grad(), current_step(recorder), state_operators(model, states):
+        layers = latent_layers(model) if latent else {}
+        with (
+            torch.no_grad(), current_step(recorder), state_operators(model, states),
+            latent_projections(layers, recorder.latents),
+        ):  # fmt: skip
             recorder.begin(None)
             self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
@@ -47,6 +54,7 @@ class Step(nn.Module):
             )
         self.layers = _placed(recorder.layers, block)
         self.state_layers, self.state_elements = states.layers, states.elements
+        self.absorbed = tuple(name for name, module in layers.items() if module in recorder.latents.absorbed)
 
     def quantize_pages(self, dtype: torch.dtype) -> None:
         """Keys and values are int8 or float8_e4m3fn codes from now on, with a scale for each token and head."""
@@ -82,10 +90,14 @@ class Step(nn.Module):
         states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The logits, float32."""
-        recorder, tables = Recorder(known=self.layers), None
+        absorbed = {name: self.model.get_submodule(name) for name in self.absorbed}
+        recorder, tables = Recorder(known=self.layers, latents=Latents(set(absorbed.values()))), None
         if states is not None and state_slots is not None:
             tables = StateTables(states, state_slots, cu_seqlens_q, seqlens_k)
-        with current_step(recorder), state_operators(self.model, StateRecorder(self.state_layers, tables)):
+        with (
+            current_step(recorder), state_operators(self.model, StateRecorder(self.state_layers, tables)),
+            latent_projections(absorbed, recorder.latents),
+        ):  # fmt: skip
             recorder.begin(Context(pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, self.block))
             return self._logits(tokens, positions, rows)
 
