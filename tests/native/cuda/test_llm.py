@@ -126,6 +126,32 @@ def address_in_use():
     assert "expected rows from 0 to 1, got 2" in result["error"]
 
 
+def test_copies_that_go_on_meanwhile(driver: Path, package: Path) -> None:
+    script = """
+x = untorch.zeros(6, "int64", "cuda:1")
+data = (ctypes.c_int64 * 6).from_address(address_in_use())
+data[:] = range(6)
+x.copy_to_host_async()
+data[:] = [9] * 6
+x.copy_to_host_async()  # there is a copy already
+found["first"] = x.numpy().tolist()  # of the time when it began
+found["second"] = x.numpy().tolist()
+x.copy_to_host_async()
+del x  # waits for the copy that nobody took
+host = untorch.zeros(2, "int64")
+host.copy_to_host_async()
+found["host"] = host.numpy().tolist()
+"""
+    address = """
+def address_in_use():
+    data = ctypes.c_void_p()
+    assert fake.fake_block(1, 0, ctypes.byref(data))
+    return data.value
+"""
+    result = found(driver, package, address + script)
+    assert result["first"] == [0, 1, 2, 3, 4, 5] and result["second"] == [9] * 6 and result["host"] == [0, 0]
+
+
 def test_heads_that_do_not_fit(tmp_path: Path) -> None:
     from tests.conformance.language_models import make_model
 
