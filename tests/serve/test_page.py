@@ -53,6 +53,7 @@ const decoded = Object.fromEntries(Object.entries(encoded).map(([datatype, hex])
 const failed = job.wrong.map((text) => { try { tensors.parseNumbers(text); return ""; } catch (error) { return error.message; } });
 console.log(JSON.stringify({ npy, encoded, decoded, failed, parsed: tensors.parseNumbers("[[1,2,3],[4,5,6.5]]"),
   pixels: [...tensors.pixelsToNumbers([255, 0, 51, 255, 0, 255, 102, 255], { channels: 3, first: true }, false, false)],
+  cosines: tensors.cosines([3, 4, 0, 2, -3, -4, 0, 0], 2),
   layouts: [[1, 3, 8, 9], [-1, 8, 9, 3], [8, 9], [1, 8, 8, 8]].map(tensors.imageLayout) }));
 """
 
@@ -98,6 +99,8 @@ def test_numbers(tmp_path: pathlib.Path) -> None:
     assert result["parsed"] == {"shape": [2, 3], "values": [1, 2, 3, 4, 5, 6.5]}
     assert result["failed"][:2] == ["the lists have different lengths", "expected numbers"]
     assert result["failed"][2]
+    expected = [[1, 0.8, -1, 0], [0.8, 1, -0.8, 0], [-1, -0.8, 1, 0], [0, 0, 0, 0]]
+    assert np.allclose(result["cosines"], expected)
     assert np.allclose(result["pixels"], [1, 0, 0, 1, 0.2, 0.4])
     assert [layout and (layout["channels"], layout["first"]) for layout in result["layouts"]] == [
         (3, True),
@@ -209,3 +212,29 @@ def test_chat_streams(server: Server, page: Any) -> None:
     assert [message["content"] for message in sent[1]["messages"]] == ["Hi", "Hello <b>you</b>", "More"]
     assert sent[0]["stream"] is True
     assert "of 2 calls" in one.locator("header .facts").inner_text()
+
+
+def test_sentences_are_compared(server: Server, page: Any) -> None:
+    sent: list[Any] = []
+
+    def infer(route: Any) -> None:
+        sent.append(route.request.post_data_json)
+        output = {"name": "embedding", "datatype": "FP32", "shape": [2, 2], "data": [1, 0, 0.6, 0.8]}
+        route.fulfill(json={"outputs": [output]})
+
+    model = {
+        "name": "em", "versions": ["1"], "platform": "untorch_llm", "inputs": [], "outputs": [],
+        "untorch": {"architecture": "x", "task": "embed", "max_positions": 64},
+    }  # fmt: skip
+    page.route("**/v2/repository/index", lambda route: route.fulfill(json=[{"name": "em", "state": "READY"}]))
+    page.route("**/v2/models/em", lambda route: route.fulfill(json=model))
+    page.route("**/v2/models/em/infer", infer)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "em"}]}))
+    page.goto(server.addresses["http"])
+    one = card(page, "em")
+    one.locator("textarea").fill("a cat\n\n a dog ")
+    one.get_by_role("button", name="Compare").click()
+    one.locator("table").wait_for()
+    assert one.locator("td").all_inner_texts() == ["1.000", "0.600", "0.600", "1.000"]
+    assert one.locator("th").all_inner_texts()[3:] == ["1 a cat", "2 a dog"]
+    assert sent[0]["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [2], "data": ["a cat", "a dog"]}]

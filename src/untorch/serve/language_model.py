@@ -86,9 +86,11 @@ class LanguageModel:
             raise DeadlineError(f"model '{self.name}': it was not computed within {timeout:.3g} s") from None
 
     def describe(self) -> dict[str, Any]:
-        """Architecture and lengths."""
+        """Architecture, task and lengths."""
         settings = self._engine.settings
-        return {"architecture": settings.architecture, "max_positions": settings.max_positions}
+        return {
+            "architecture": settings.architecture, "task": settings.task, "max_positions": settings.max_positions,
+        }  # fmt: skip
 
     async def _result(self, handle: Generation) -> RequestOutput:
         """Waits without blocking the event loop, and measures when tokens come."""

@@ -1,6 +1,6 @@
 // The page of a server: what is loaded, a form for each model, its latency, and a chat for language models.
 
-import { BYTES, decode, encode, imageLayout, parseNpy, parseNumbers, pixelsToNumbers, product } from "./tensors.js";
+import { BYTES, cosines, decode, encode, imageLayout, parseNpy, parseNumbers, pixelsToNumbers, product } from "./tensors.js";
 
 const base = new URL("..", import.meta.url);
 const key = document.getElementById("key");
@@ -53,8 +53,7 @@ async function load() {
         continue;
       }
       const model = await json(`v2/models/${encodeURIComponent(row.name)}`);
-      cards.push(model.platform !== "untorch_llm" ? methodCard(model)
-        : chats.has(model.name) ? chatCard(model) : textCard(model));
+      cards.push(cardOf(model, chats.has(model.name)));
     }
     models.replaceChildren(...cards);
     say(index.length ? "" : "Nothing is loaded.");
@@ -62,6 +61,12 @@ async function load() {
     models.replaceChildren();
     say(error.status === 401 ? "This server asks for an API key." : error.message);
   }
+}
+
+function cardOf(model, chats) {
+  if (model.platform !== "untorch_llm") return methodCard(model);
+  if (model.untorch.task === "embed") return similarityCard(model);
+  return chats && model.untorch.task !== "classify" ? chatCard(model) : textCard(model);
 }
 
 /** A card's frame: name, facts, and a place for latency. */
@@ -221,7 +226,44 @@ function show(output) {
   return lines.join("\n");
 }
 
-/** A language model without the OpenAI API: text in, text out. */
+/** The outputs of texts. */
+const inferTexts = (model, texts, parameters) => json(`v2/models/${encodeURIComponent(model.name)}/infer`, {
+  method: "POST",
+  body: JSON.stringify({ inputs: [{ name: "text_input", datatype: "BYTES", shape: [texts.length], data: texts }], parameters }),
+});
+
+/** A model that embeds: how similar sentences are. */
+function similarityCard(model) {
+  const { section, line, measured } = card(model, `embeddings; ${model.untorch.max_positions} tokens at most`);
+  const text = element("textarea", { rows: 4, placeholder: "A sentence a line", ariaLabel: "sentences" });
+  const run = element("button", { type: "submit", className: "main", textContent: "Compare" });
+  const result = element("div");
+  const form = element("form", {}, text, run, line, result);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const sentences = text.value.split("\n").map((sentence) => sentence.trim()).filter(Boolean);
+    if (!sentences.length) return;
+    run.disabled = true;
+    try {
+      const begin = performance.now();
+      const { outputs: [{ shape, data }] } = await inferTexts(model, sentences);
+      measured(performance.now() - begin);
+      const table = element("table", {}, element("tr", {}, element("th"),
+        ...sentences.map((_, i) => element("th", { textContent: i + 1 }))));
+      cosines(data, shape[1]).forEach((row, i) => table.append(element("tr", {},
+        element("th", { textContent: `${i + 1} ${sentences[i]}` }),
+        ...row.map((value) => element("td", { textContent: value.toFixed(3) })))));
+      result.replaceChildren(table);
+    } catch (error) {
+      result.replaceChildren(element("pre", { className: "error", textContent: error.message }));
+    }
+    run.disabled = false;
+  });
+  section.append(form);
+  return section;
+}
+
+/** A language model without the OpenAI API, or one that classifies: text in, text or scores out. */
 function textCard(model) {
   const { section, line, measured } = card(model, `language model; ${model.untorch.max_positions} tokens at most`);
   const text = element("textarea", { rows: 3, placeholder: "Once upon a time", ariaLabel: "prompt" });
@@ -233,15 +275,10 @@ function textCard(model) {
     run.disabled = true;
     try {
       const begin = performance.now();
-      const answer = await json(`v2/models/${encodeURIComponent(model.name)}/infer`, {
-        method: "POST",
-        body: JSON.stringify({
-          inputs: [{ name: "text_input", datatype: "BYTES", shape: [1], data: [text.value] }],
-          parameters: { max_tokens: 200 },
-        }),
-      });
+      const scores = model.untorch.task === "classify";
+      const { outputs: [output] } = await inferTexts(model, [text.value], scores ? {} : { max_tokens: 200 });
       measured(performance.now() - begin);
-      result.textContent = answer.outputs[0].data[0];
+      result.textContent = scores ? show({ ...output, values: output.data }) : output.data[0];
     } catch (error) {
       result.textContent = error.message;
     }

@@ -145,3 +145,11 @@ export function pixelsToNumbers(pixels, layout, integer, normalize) {
   }
   return values;
 }
+
+/** The cosine of each pair of vectors, which lie one behind the other: a list of rows. */
+export function cosines(numbers, width) {
+  const vectors = Array.from({ length: numbers.length / width }, (_, i) => numbers.slice(i * width, (i + 1) * width));
+  const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
+  const lengths = vectors.map((vector) => Math.sqrt(dot(vector, vector)) || 1);
+  return vectors.map((a, i) => vectors.map((b, j) => dot(a, b) / (lengths[i] * lengths[j])));
+}
