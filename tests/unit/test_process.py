@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -22,11 +23,17 @@ from untorch.runtime import program as program_module
 X = np.ones((2, 4), np.float32)
 
 
-def test_a_program_unpickles_as_itself_where_it_is_open(own_package: pathlib.Path) -> None:
-    program = untorch.load(own_package)
+@pytest.fixture
+def own_copy(own_package: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A file that no other test has left open."""
+    return pathlib.Path(shutil.copy(own_package, tmp_path / "own.pt2"))
+
+
+def test_a_program_unpickles_as_itself_where_it_is_open(own_copy: pathlib.Path) -> None:
+    program = untorch.load(own_copy)
     assert pickle.loads(pickle.dumps(program)) is program
     assert copy.copy(program) is program and copy.deepcopy([program])[0] is program
-    other = untorch.load(own_package, num_runners=2)
+    other = untorch.load(own_copy, num_runners=2)
     assert pickle.loads(pickle.dumps(other)) is other
     text = pickle.dumps(program)
     program.close()
@@ -40,9 +47,9 @@ def test_a_program_unpickles_as_itself_where_it_is_open(own_package: pathlib.Pat
     other.close()
 
 
-def test_some_unpickled_programs_stay_loaded(own_package: pathlib.Path) -> None:
+def test_some_unpickled_programs_stay_loaded(own_copy: pathlib.Path) -> None:
     """A pool's worker holds none between two tasks."""
-    with untorch.load(own_package, num_runners=3) as program:
+    with untorch.load(own_copy, num_runners=3) as program:
         text = pickle.dumps(program)
     number = id(pickle.loads(text))
     gc.collect()
@@ -52,7 +59,7 @@ def test_some_unpickled_programs_stay_loaded(own_package: pathlib.Path) -> None:
         shared.keep(value)
     assert [id(value) for value in shared._kept] == [id(made[2]), id(made[1])]
     pickle.loads(text).close()
-    assert not any(kept.path == str(own_package) for kept in program_module._open._kept)
+    assert not any(kept.path == str(own_copy) for kept in program_module._open._kept)
 
 
 def test_a_changed_file_is_loaded_anew(own_package: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -26,10 +26,11 @@ class Vectors:
     """A model that only embeds: the numbers of a prompt's first three tokens."""
 
     def __init__(self, engine: Engine) -> None:
-        self.settings, self.tokenizer = engine.settings, engine.tokenizer
+        self.settings = dataclasses.replace(engine.settings, task="embed", width=3)
+        self.tokenizer = engine.tokenizer
         self.max_prompt_tokens, self.chat_template = engine.max_prompt_tokens, None
 
-    def embed(self, prompts: list[Any]) -> np.ndarray:
+    async def aembed(self, prompts: list[Any]) -> np.ndarray:
         assert self.tokenizer is not None
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         return np.array([[*one, 0, 0, 0][:3] for one in ids], np.float32)

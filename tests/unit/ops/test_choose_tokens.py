@@ -11,7 +11,7 @@ import torch
 from tests.interpreter import INTERPRETED, run_interpreted
 from untorch.llm.logits import Logits
 from untorch.llm.params import SamplingParams
-from untorch.llm.sampler import Sampler, SamplerState, _draws
+from untorch.llm.sampler import Sampler, SamplerState
 from untorch.ops.sampling.operator import choose_tokens, launch_choose
 
 pytest.importorskip("triton")
@@ -78,7 +78,7 @@ def test_the_reference_says_what_the_host_says(seed: int) -> None:
         )
     ]
     rows = given["rows"].tolist()
-    draws = _draws([SamplerState(own) for own in params], rows)
+    draws = Sampler(VOCABULARY).draws([SamplerState(own) for own in params], rows)
     arrays = (draws.rows, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform)
     got = choose_tokens(given["logits"], *map(torch.from_numpy, arrays), VOCABULARY).tolist()
     states = [SamplerState(own) for own in params]
