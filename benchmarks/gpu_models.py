@@ -152,7 +152,8 @@ def measure(name: str, dtype: str, kinds: list[str], seconds: float) -> dict[str
                 result["differences"][key] = off
                 calls[key] = call
             except Exception as error:
-                result["errors"][key] = f"{type(error).__name__}: {str(error)[:600]}"
+                text = str(error).replace(f"{PACKAGES}/", "")  # no path of the machine in results
+                result["errors"][key] = f"{type(error).__name__}: {text[:600]}"
 
         def by_torch() -> Callable[[], Any]:
             loader = torch._C._aoti.AOTIModelPackageLoader(str(package(name, dtype, "stock")), "model", False, 1, -1)

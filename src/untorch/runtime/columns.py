@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.joining import joining_of
 from untorch.runtime.spec import SymbolicDim, TensorSpec
 
 if TYPE_CHECKING:
@@ -43,30 +44,16 @@ def batch_dim(method: Method) -> BatchDim | None:
     """None unless all inputs and outputs are arrays that begin with the same dynamic dimension, and no size depends on
     it elsewhere. That rows do not depend on each other is the model's matter: the manifest does not tell.
     """
-    if len((method._spec or {}).get("outputs", [])) != len(method.outputs):  # one is a Python value
-        return None
+    if len((method._spec or {}).get("outputs", [])) != len(method.outputs) or None in method.outputs:
+        return None  # an output is a Python value
     if not all(spec.contiguous for spec in method.inputs):
         return None
-    specs = [*method.inputs, *(spec for spec in method.outputs if spec is not None)]
-    if not method.inputs or not method.outputs or len(specs) != len(method.inputs) + len(method.outputs):
-        return None
-    first = {spec.shape[0] if spec.shape else None for spec in specs}
-    dim = first.pop()
-    if first or not isinstance(dim, SymbolicDim) or dim.is_expression:
-        return None
-    if any(_depends(size, dim.name) for spec in specs for size in spec.shape[1:]):
-        return None
-    return BatchDim(dim)
-
-
-def _depends(size: int | SymbolicDim, symbol: str) -> bool:
-    if isinstance(size, int):
-        return False
-    return size.name == symbol or (size.is_expression and (size.rpn is None or symbol in size.rpn))
+    dim = joining_of(method.inputs, method.outputs).dim
+    return None if dim is None else BatchDim(dim)
 
 
 def run_columns(method: Method, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the method on columns of any number of rows; the columns of its results.
+    """Run the method on columns of any batch size; the columns of its results.
 
     What is not an array becomes one. Arrays are made row-major and converted to the method's dtypes by numpy's rule
     "same_kind". More rows than a call takes are computed in several calls, if the inputs and outputs begin with the

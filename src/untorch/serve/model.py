@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import untorch
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.joining import Joining, joining_of
 from untorch.runtime.spec import SymbolicDim, TensorSpec
 from untorch.serve.batching import Batcher, Observer
 from untorch.serve.inference.tensors import datatype_of
-from untorch.serve.joining import Joining, joining_of
 from untorch.serve.probe import relates_rows
 
 if TYPE_CHECKING:

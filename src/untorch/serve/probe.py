@@ -18,7 +18,7 @@ __all__ = ["relates_rows"]
 Array = NDArray[Any]
 
 _SIZE = 8  # of other dynamic dimensions: small, and no special case
-# Rounding differs with the number of rows, also by an index that is chosen. What mixes rows differs by more.
+# Rounding differs with the batch size, also by an index that is chosen. What mixes rows differs by more.
 _TOLERANCE, _MOST_DIFFERENT = 0.05, 0.1
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "//": lambda a, b: a // b,

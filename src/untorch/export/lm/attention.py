@@ -121,6 +121,11 @@ class _Mask:
     def __init__(self, window: int, chunk: int) -> None:
         self.window, self.chunk = window, chunk
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CompileError(f"the model reads its mask ({name}), which pages cannot follow: it makes one of its own")
+
 
 def _parts(function: Callable[..., Any], found: dict[str, int | None]) -> dict[str, int | None]:
     """The functions that a mask function is made of, by name, each with the number that it holds."""

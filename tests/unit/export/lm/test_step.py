@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.conformance.language_models import make_model
 from untorch.export import CompileError
+from untorch.export.lm import attention
 from untorch.export.lm.attention import NAME, Layer, Recorder, _attention, _Mask, _mask, current_step
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.step import Step, _placed
@@ -150,3 +151,11 @@ def test_a_model_without_the_interface() -> None:
     assert str(caught.value) == (
         "BloomForCausalLM: it does not call transformers' attention interface, so its cache cannot be paged"
     )
+
+
+def test_a_mask_that_is_read() -> None:
+    """Doge makes another mask of it."""
+    mask = attention._Mask(window=4, chunk=0)
+    with pytest.raises(CompileError, match=r"the model reads its mask \(dtype\), which pages cannot follow"):
+        _ = mask.dtype
+    assert mask.window == 4 and not hasattr(mask, "__array__")

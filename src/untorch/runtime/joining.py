@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from untorch.runtime.spec import SymbolicDim, TensorSpec
 
@@ -12,10 +12,14 @@ __all__ = ["Joining", "joining_of"]
 
 @dataclass(frozen=True)
 class Joining:
-    """``reason``: why calls are not joined; empty if they are. ``limit``: the most rows that the method takes."""
+    """``reason``: why calls are not joined; empty if they are. ``limit``: the most rows that the method takes.
+
+    ``dim``: the batch dimension; None if there is none.
+    """
 
     reason: str = ""
     limit: int | None = None
+    dim: SymbolicDim | None = field(default=None, compare=False)
 
 
 def joining_of(
@@ -45,7 +49,7 @@ def joining_of(
                 return Joining(f"{first.name} is also another dimension of {kind} '{spec.name}'")
             if spec.strides is not None and not spec.contiguous:
                 return Joining(f"{kind} '{spec.name}' is not row-major")
-    return Joining(limit=first.max)
+    return Joining(limit=first.max, dim=first)
 
 
 def _is(size: int | SymbolicDim, symbol: str) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from untorch.runtime.joining import Joining, joining_of
 from untorch.runtime.spec import SymbolicDim, TensorSpec
-from untorch.serve.joining import Joining, joining_of
 
 B = SymbolicDim("s0", 1, 64)
 N = SymbolicDim("s1")
