@@ -29,6 +29,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+ARCHITECTURES = (
+    "Llama", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3", "Gemma4", "GptOss", "DeepseekV3", "Qwen3Next", "GraniteMoeHybrid",
+    "Lfm2",
+)  # fmt: skip
 NEW = 12
 PROMPTS = [[5, 17, 3, 8], [40, 2], [7], list(range(3, 60)), list(range(100, 140))]
 
@@ -155,7 +159,7 @@ def test_any_delta_rule(data: st.DataObject) -> None:
     verify_states(given)
 
 
-@pytest.fixture(scope="module", params=["Llama", "Gemma2", "GptOss", "DeepseekV3", "Qwen3Next", "GraniteMoeHybrid"])
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from tests.conformance.language_models import make_model
     from untorch.export import causal_lm

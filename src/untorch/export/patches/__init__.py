@@ -22,7 +22,7 @@ from untorch.export.patches.graphs import (
     lstm_hidden_state,
     treespec_warning,
 )
-from untorch.export.patches.library import interface_table, neutral_paths
+from untorch.export.patches.library import declared_arrays, interface_table, neutral_paths
 from untorch.export.patches.numbers import varying_numbers
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
@@ -48,6 +48,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(clones_of_buffers())
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
+        stack.enter_context(declared_arrays())
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(results_of_any_size())
         if host.vector_bits is not None:

@@ -1,4 +1,6 @@
-"""Patches of AOTInductor's libraries: no paths of the build machine, and a table of what it is compiled for."""
+"""Patches of AOTInductor's libraries: no paths of the build machine, a table of what each is compiled for, and arrays
+that are declared where they are used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 from untorch.export.patches.registry import patch, replaced
 from untorch.export.weights import parse_constants
 
-__all__ = ["INTERFACE_SYMBOL", "interface_table", "neutral_paths"]
+__all__ = ["INTERFACE_SYMBOL", "declared_arrays", "interface_table", "neutral_paths"]
 
 # The variable in which native/model/interface_table.cpp looks.
 INTERFACE_SYMBOL = "untorch_interface"
@@ -87,4 +89,29 @@ def neutral_paths(folder: Path) -> Iterator[None]:
         return original_write(content, extension, "", *args, **kwargs)
 
     with replaced(cpp_builder, "_get_shared_cflags", flags), replaced(codecache, "write", write):
+        yield
+
+
+@patch(
+    "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.codegen_int_array_var",
+    versions="2.11–2.15",
+    why="Declarations of int arrays are remembered by the id of what they were written to. Once that is freed, another "
+    "object may get its id: the array is used without a declaration, and the library does not compile. It depends on "
+    "where memory is free.",
+    test="test_library.py::test_torch_forgets_declarations",
+)
+@contextlib.contextmanager
+def declared_arrays() -> Iterator[None]:
+    """What int arrays are declared in lives as long as the generated code."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    original: Any = CppWrapperCpu.codegen_int_array_var
+
+    def patched(self: Any, int_array: str, writeline: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = self.__dict__.setdefault("_untorch_written_to", {})
+        for owner in (getattr(writeline, "__self__", writeline), kwargs.get("graph")):
+            kept[id(owner)] = owner
+        return original(self, int_array, writeline, *args, **kwargs)
+
+    with replaced(CppWrapperCpu, "codegen_int_array_var", patched):
         yield

@@ -123,3 +123,37 @@ def test_the_patches_are_in_force_only_meanwhile() -> None:
     with patches.neutral_paths(Path("/nowhere")):
         assert "ffile-prefix-map=/nowhere/=" in cpp_builder._get_shared_cflags(True)
     assert (codecache.write, cpp_builder._get_shared_cflags) == before
+
+
+def declarations() -> list[list[str]]:
+    """What two writers got of an array; without the patch, the second is where the first one was in memory."""
+    from itertools import count
+
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch.utils._ordered_set import OrderedSet
+
+    wrapper = CppWrapperCpu.__new__(CppWrapperCpu)
+    wrapper.int_array_id, wrapper.declared_int_array_vars = count(), OrderedSet()
+    wrapper.codegen_int_array_var_cache = {}
+    lines: list[str] = []
+    wrapper.codegen_int_array_var("{2L, 3L}", lines.append)
+    found, address = [list(lines)], id(lines)
+    fresh: list[list[str]] = []
+    del lines
+    for _ in range(100):
+        fresh.append([])
+    same = next((one for one in fresh if id(one) == address), fresh[0])
+    wrapper.codegen_int_array_var("{2L, 3L}", same.append)
+    return [*found, same]
+
+
+def test_arrays_are_declared_wherever_they_are_used() -> None:
+    with patches.library.declared_arrays():
+        first, second = declarations()
+    assert len(first) == len(second) == 1
+
+
+def test_torch_forgets_declarations() -> None:
+    first, second = declarations()
+    assert len(first) == 1
+    assert second == []
