@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from untorch.export.host_cpu import HostCpu
 from untorch.export.patches.cpu import has_cpp_march, march, small_loops, torch_version, vector_isa
-from untorch.export.patches.cuda import kept_kernels, kernel_sources, toolkit_folder
+from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_sources, toolkit_folder
 from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
 from untorch.export.patches.fake_driver import FAKE_DEVICE
 from untorch.export.patches.graphs import (
@@ -49,6 +49,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
         stack.enter_context(declared_arrays())
+        stack.enter_context(kernel_accesses())
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(results_of_any_size())
         if host.vector_bits is not None:

@@ -1,4 +1,4 @@
-"""Patches for targets on NVIDIA GPUs: where the toolkit is, and which kernels Inductor keeps."""
+"""Patches for targets on NVIDIA GPUs: where the toolkit is, which kernels Inductor keeps, what kernels write."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
+import torch
+
 from untorch.export.patches.registry import patch, replaced
 from untorch.export.toolkit import cuda_home
 
-__all__ = ["kept_kernels", "kernel_sources", "toolkit_folder"]
+__all__ = ["kept_kernels", "kernel_accesses", "kernel_sources", "toolkit_folder"]
 
 
 @patch(
@@ -68,3 +71,57 @@ def kernel_sources(on_source: Callable[[str, str], None]) -> Iterator[None]:
 
     with replaced(PythonWrapperCodegen, "generate_and_run_autotune_block", patched):
         yield
+
+
+@patch(
+    "torch._higher_order_ops.triton_kernel_wrap.identify_accessed_tensors",
+    versions="2.11–2.15",
+    why="Which arguments a Triton kernel of ours writes is found by compiling it to Triton's IR, four times for every "
+    "call in the graph: half of the time of a language model's compilation.",
+    test="test_cuda.py::test_torch_still_compiles_a_kernel_at_each_call",
+)
+@contextlib.contextmanager
+def kernel_accesses() -> Iterator[None]:
+    """What a Triton kernel reads and writes is found once for arguments of the same types and constants."""
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+
+    # 2.11 has the function under another name.
+    names = ("identify_accessed_tensors", "identify_mutated_tensors")
+    replaces = next(name for name in names if hasattr(wrap, name))
+    original: Any = getattr(wrap, replaces)
+    known: dict[Any, Any] = {}
+    kernels: dict[int, Any] = {}  # kept, so that no other one gets its id
+
+    def patched(kernel: Any, kwargs: dict[str, Any], tma_descriptor_metadata: Any) -> Any:
+        if tma_descriptor_metadata:
+            return original(kernel, kwargs, tma_descriptor_metadata)
+        # An autotuner is made for each launch that chooses warps or stages; the kernel in it is the same one.
+        function = kernel if hasattr(kernel, "params") else getattr(kernel, "fn", kernel)
+        configs = getattr(kernel, "configs", ())
+        if not hasattr(function, "params"):
+            return original(kernel, kwargs, tma_descriptor_metadata)
+        kernels[id(function)] = function
+        constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+        key = (
+            id(function), repr(configs[0].kwargs if configs else None),
+            *((name, _kind(value, name in constants)) for name, value in kwargs.items()),
+        )  # fmt: skip
+        if key not in known:
+            known[key] = original(kernel, kwargs, tma_descriptor_metadata)
+        return known[key]
+
+    with replaced(wrap, replaces, patched):
+        yield
+
+
+def _kind(value: Any, is_constant: bool) -> Any:
+    """What a kernel's IR depends on: a tensor's dtype, that a number varies, or the value itself."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Expr):
+        return "varies"
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, torch.dtype):
+        return "tensor", dtype
+    if isinstance(value, int) and not isinstance(value, bool) and not is_constant:
+        return "int", value == 1, value % 16 == 0, -(2**31) <= value < 2**31
+    # 1, 1.0 and True are equal, and other constants to Triton.
+    return type(value), value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from torch.utils import cpp_extension
 
-from untorch.export.patches.cuda import kept_kernels, kernel_sources
+from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_sources
 from untorch.export.toolkit import cuda_home
 
 
@@ -52,3 +55,61 @@ def test_torch_still_runs_the_autotune_block_and_drops_it() -> None:
     with kernel_sources(lambda definitions, calls: None):
         assert PythonWrapperCodegen.generate_and_run_autotune_block is not before
     assert PythonWrapperCodegen.generate_and_run_autotune_block is before
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each compilation of a kernel to Triton's IR; none gets to its end."""
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+
+    found = []
+
+    def generate_ttir(kernel: Any, kwargs: dict[str, Any], *_: Any) -> Any:
+        found.append(kwargs)
+        raise NotImplementedError
+
+    monkeypatch.setattr(wrap, "generate_ttir", generate_ttir)
+    monkeypatch.setattr(wrap.log, "disabled", True)
+    return found
+
+
+def accesses(kernel: object, **kwargs: Any) -> None:
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+
+    wrap.identify_accessed_tensors(kernel, kwargs, {})
+
+
+def test_torch_still_compiles_a_kernel_at_each_call(compiled: list[dict[str, Any]]) -> None:
+    kernel = object()
+    accesses(kernel, x=torch.ones(2), BLOCK=64)
+    accesses(kernel, x=torch.ones(2), BLOCK=64)
+    assert len(compiled) == 2
+
+
+class Kernel:
+    """Of x, count and a constant."""
+
+    params = tuple(SimpleNamespace(name=name, is_constexpr=name == "BLOCK") for name in ("x", "count", "BLOCK"))
+
+
+def test_a_kernel_is_compiled_once_for_arguments_of_the_same_kind(compiled: list[dict[str, Any]]) -> None:
+    """A new autotuner around the same kernel is the same kernel."""
+    kernel = Kernel()
+    with kernel_accesses():
+        for count in (2, 3, 2):
+            accesses(SimpleNamespace(fn=kernel, configs=[]), x=torch.ones(2), count=count, BLOCK=64)
+        accesses(SimpleNamespace(fn=kernel, configs=[]), x=torch.zeros(5), count=2, BLOCK=64)
+        assert len(compiled) == 1
+        accesses(kernel, x=torch.ones(2).half(), count=2, BLOCK=64)
+        accesses(kernel, x=torch.ones(2), count=1, BLOCK=64)
+        accesses(kernel, x=torch.ones(2), count=16, BLOCK=64)
+        accesses(kernel, x=torch.ones(2), count=2**31, BLOCK=64)
+        accesses(kernel, x=torch.ones(2), count=True, BLOCK=64)
+        accesses(kernel, x=torch.ones(2), count=2, BLOCK=32)
+        accesses(kernel, x=torch.ones(2), count=2, BLOCK=33)
+        accesses(kernel, x=None, count=2, BLOCK=64)
+        accesses(Kernel(), x=torch.ones(2), count=2, BLOCK=64)
+        accesses(
+            SimpleNamespace(fn=kernel, configs=[SimpleNamespace(kwargs={"T": 1})]), x=torch.ones(2), count=2, BLOCK=64
+        )
+        assert len(compiled) == 11
