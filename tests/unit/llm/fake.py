@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from untorch.llm.logits import Choice, Draws, Logits
-from untorch.llm.runner import Batch, Runner
+from untorch.llm.paged_model import Batch
+from untorch.llm.runner import Runner
+from untorch.llm.sampler import _inverse, _nucleus
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
 
@@ -23,10 +25,19 @@ def next_logits(tokens: Sequence[int]) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * 3
 
 
-def greedy(prompt: Sequence[int], count: int) -> list[int]:
+def repetitive_logits(tokens: Sequence[int]) -> np.ndarray:
+    """Mostly by the last token alone, so the text repeats itself; sometimes by all of them."""
+    everything = zlib.crc32(np.asarray(tokens, np.int64).tobytes())
+    seed = everything if everything % 16 == 0 else int(tokens[-1]) % 24
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * 3
+
+
+def greedy(
+    prompt: Sequence[int], count: int, model: Callable[[Sequence[int]], np.ndarray] = next_logits
+) -> list[int]:  # fmt: skip
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(next_logits(tokens).argmax()))
+        tokens.append(int(model(tokens).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -42,7 +53,7 @@ class GpuChoice(Choice):
 
 
 class GpuLogits(Logits):
-    """As if they were on a GPU: the most likely tokens are chosen there."""
+    """As if they were on a GPU: tokens are chosen there."""
 
     can_choose = True
 
@@ -51,11 +62,19 @@ class GpuLogits(Logits):
         self.step, self.events = step, events
 
     def choose(self, draws: Draws) -> Choice:
-        return GpuChoice(self.numpy()[draws.rows].argmax(axis=1), self.step, self.events)
+        values = self.numpy()[draws.rows]
+        chosen = values.argmax(axis=1)
+        for i, temperature in enumerate(draws.temperature):
+            if temperature:
+                weights = np.exp((values[i] - values[i].max()) / temperature).astype(np.float32)
+                weights[weights < draws.min_p[i]] = 0
+                ids, kept = _nucleus(weights, int(draws.top_k[i]) or VOCABULARY, float(draws.top_p[i]))
+                chosen[i] = ids[_inverse(kept[None], draws.uniform[i : i + 1])[0]]
+        return GpuChoice(chosen, self.step, self.events)
 
 
 class FakeRunner(Runner):
-    """Its pool has a token for each position. hook: called before each step, with the plan.
+    """Its pool has a token for each position. hook: called before each step, with the plan. model: tokens to logits.
 
     gpu: tokens are chosen where the logits are. events: the steps that were run and waited for.
     """
@@ -67,6 +86,7 @@ class FakeRunner(Runner):
         hook: Callable[[Plan], Any] | None = None,
         files: dict[str, bytes] | None = None,
         gpu: bool = False,
+        model: Callable[[Sequence[int]], np.ndarray] = next_logits,
         **settings: Any,
     ) -> None:
         given = {"vocabulary": VOCABULARY, "max_positions": 200, "stop_ids": (), **settings}
@@ -74,7 +94,7 @@ class FakeRunner(Runner):
         self.blocks, self.size = blocks, size
         self.pool = np.full((blocks, size), -1)
         self.hook, self.files = hook, files or {}
-        self.gpu = gpu
+        self.gpu, self.model = gpu, model
         self.plans: list[list[tuple[int, int]]] = []
         self.events: list[tuple[str, int]] = []
         self.gate = threading.Event()
@@ -99,8 +119,8 @@ class FakeRunner(Runner):
             sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
             end = int(batch.positions[row]) + 1
             pages = batch.block_table[sequence, : -(-end // self.size)]
-            logits.append(next_logits(self.pool[pages].reshape(-1)[:end]))
-        values = np.array(logits, np.float32).reshape(len(rows), VOCABULARY)
+            logits.append(self.model(self.pool[pages].reshape(-1)[:end]))
+        values = np.array(logits, np.float32).reshape(len(rows), self.settings.vocabulary)
         return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
 
     def file(self, name: str) -> bytes:
