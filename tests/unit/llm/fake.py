@@ -166,10 +166,15 @@ class TextRunner(FakeRunner):
         self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
-        wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
+        wanted = [
+            len(item.sequence.tokens) - item.sequence.prompt_length + place
+            for item in plan.items
+            if item.end - item.drafted == len(item.sequence.tokens)
+            for place in range(item.drafted + 1)
+        ]
         logits = np.zeros((len(rows), 258), np.float32)
-        for at, sequence in enumerate(wanted):
-            logits[at, self.script[(len(sequence.tokens) - sequence.prompt_length) % len(self.script)]] = 9
+        for at, place in enumerate(wanted):
+            logits[at, self.script[place % len(self.script)]] = 9
         return Logits(logits)
 
 
