@@ -82,7 +82,8 @@ class Engine(PooledMethods):
         prefix_cache: Whether equal beginnings of prompts are computed once. Not for models with recurrent layers:
             pages that are known have no states.
         speculative: "ngram": what followed a sequence's last tokens earlier in it is proposed, and one step verifies
-            several tokens (prompt lookup). None: one token a step. What is generated is the same, but for rounding.
+            several tokens (prompt lookup). "draft": the package's draft model proposes them. None: one token a step.
+            What is generated is the same, but for rounding.
         num_speculative_tokens: The most tokens that are proposed at a time, 1 to 64.
         prompt_lookup_min: For "ngram": the fewest of the last tokens that have to match.
         prompt_lookup_max: For "ngram": the most that are compared. The longest match counts.
@@ -134,7 +135,7 @@ class Engine(PooledMethods):
         )
         try:
             settings = self._settings = self._runner.settings
-            speculator = None if options is None else make_speculator(options, settings)
+            speculator = None if options is None else make_speculator(options, self._runner, max_batch_tokens)
             self._tokenizer = (
                 Tokenizer(self._runner.file(settings.tokenizer)) if text and settings.tokenizer is not None else None
             )
@@ -150,7 +151,9 @@ class Engine(PooledMethods):
         blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states)
         self._max_sequences = max_sequences
         slots = SlotManager(max_sequences) if has_states else None
-        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window, slots)
+        # A draft model may look behind the model's windows.
+        window = 0 if options is not None and options.method == "draft" else settings.window
+        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, window, slots)
         core = Core if settings.task == "generate" else PoolingCore
         self._core = core(self._runner, scheduler, settings, speculator)
         self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)

@@ -99,7 +99,8 @@ class PagedModel:
 
     methods, embeds: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens on the
     GPU. block_size: positions a page. hidden: the width of embeddings as inputs. graph_sizes: numbers of sequences
-    whose steps are CUDA graphs; most_tokens: of a sequence in them.
+    whose steps are CUDA graphs; most_tokens: of a sequence in them. vocabulary: tokens from there on are unknown to
+    the model, and are 0 to it.
     """
 
     def __init__(
@@ -113,10 +114,11 @@ class PagedModel:
         states: Any = None,
         graph_sizes: Sequence[int] = (),
         most_tokens: int = 1,
+        vocabulary: int | None = None,
     ) -> None:
         self._methods, self._embeds, self._choose = methods, embeds, choose
         self._block_size, self._hidden = block_size, hidden
-        self._pool, self._states = pool, states
+        self._pool, self._states, self._vocabulary = pool, states, vocabulary
         self._last: tuple[Plan, Batch] | None = None
         self._graphs = StepGraphs(
             graph_sizes, pool, lambda *given: self._method(len(given[0]), methods).graph(*given), states, most_tokens
@@ -169,6 +171,8 @@ class PagedModel:
             batch.go_on(plan, size)
         else:
             batch = Batch(plan, size, knows_tokens)
+            if self._vocabulary is not None:
+                batch.tokens[batch.tokens >= self._vocabulary] = 0
         self._last = plan, batch
         return batch
 

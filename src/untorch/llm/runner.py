@@ -44,6 +44,10 @@ class Runner(ABC):
         tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
         """
 
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """As ``run``, of the draft model; only where ``settings.draft`` is one. A plan may have copies alone."""
+        raise NotImplementedError
+
     def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         """The layers behind the pooling; only where ``settings.dense`` names them."""
         raise NotImplementedError
@@ -80,15 +84,20 @@ class PackageRunner(Runner):
             settings = self.settings
             row = settings.block_elements * KV_ITEMSIZE[settings.dtype]
             methods = [(tokens, program[name]) for tokens, name in settings.methods]
+            draft = settings.draft if speculative is not None and speculative.method == "draft" else None
+            drafts = [] if draft is None else [(tokens, program[name]) for tokens, name in draft.methods]
+            if draft is not None:
+                row += draft.block_elements * KV_ITEMSIZE[draft.dtype]
             available, part = _available(), _DEFAULT_PART
             if program.device != "cpu":
-                for _, method in methods:  # uploads the weights
+                for _, method in (*methods, *drafts):  # uploads the weights
                     method.open()
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
             self.blocks = _block_count(settings, row, kv_memory, max_sequences, int(available * part))
             states = None
             if settings.state_elements:
                 states = zeros((max_sequences, settings.state_elements), "float32", program.device)
+            sizes = graph_sizes if program.device != "cpu" and settings.task == "generate" else ()
             self._model = PagedModel(
                 methods,
                 [(tokens, program[name]) for tokens, name in settings.embeds],
@@ -97,10 +106,24 @@ class PackageRunner(Runner):
                 settings.hidden,
                 zeros((self.blocks, settings.block_elements), settings.dtype, program.device),
                 states,
-                graph_sizes if program.device != "cpu" and settings.task == "generate" else (),
+                sizes,
                 1 if speculative is None else speculative.num_speculative_tokens + 1,
             )
             self._model.prepare(progress or (lambda done, of: None))
+            self._draft: PagedModel | None = None
+            if draft is not None:
+                self._draft = PagedModel(
+                    drafts,
+                    [],
+                    None if draft.choose is None else program[draft.choose],
+                    settings.block_size,
+                    0,
+                    zeros((self.blocks, draft.block_elements), draft.dtype, program.device),
+                    graph_sizes=sizes,
+                    most_tokens=2,  # when a draft was accepted as a whole, its last token and the one behind it
+                    vocabulary=draft.vocabulary if draft.vocabulary < settings.vocabulary else None,
+                )
+                self._draft.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:
                 program.close()
@@ -110,6 +133,14 @@ class PackageRunner(Runner):
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks and states first."""
         return self._model.run(plan, rows, tokens)
+
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """The draft model's logits of these tokens of the plan, whose blocks are copied in its own pool first."""
+        assert self._draft is not None
+        if not plan.items:
+            self._draft.copy_blocks(plan.copies)
+            return Logits(np.empty((0, 0), np.float32))
+        return self._draft.run(plan, rows, tokens)
 
     def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         """The layers behind the pooling."""
@@ -124,6 +155,8 @@ class PackageRunner(Runner):
     def close(self) -> None:
         """Free what it holds."""
         self._model.close()
+        if self._draft is not None:
+            self._draft.close()
         if self._owned:
             self._program.close()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.llm.logits import Choice, Draws, Logits
+from untorch.llm.logits import Choice, Draws, HostChoice, Logits
 from untorch.llm.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -198,6 +198,23 @@ class Sampler:
             np.minimum(np.array(uniform), _BELOW_ONE).astype(np.float32),
         )  # fmt: skip
 
+    def draft(self, given: Logits, states: Sequence[SamplerState], place: int) -> Choice:
+        """A proposal for each state and row, by a draft model's logits: of the token ``place`` behind the next one.
+
+        By temperature, min-p, top-k and top-p alone, with the random number of that token.
+        """
+        uniform = [0.0 if state.params.greedy else state.upcoming(place + 1)[place] for state in states]
+        if given.can_choose:
+            numbers = np.minimum(np.array(uniform), _BELOW_ONE).astype(np.float32)
+            return given.choose(_draws(states, range(len(states)), numbers))
+        scores = np.array(given.numpy()[:, : self.vocabulary], dtype=np.float32)
+        tokens = scores.argmax(axis=1)
+        usable = np.isfinite(scores[np.arange(len(scores)), tokens])
+        random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
+        if random:
+            tokens[random] = _draw(scores[random], [states[i] for i in random], [uniform[i] for i in random])
+        return HostChoice(tokens)
+
     def take_numbers(self, states: Sequence[SamplerState]) -> None:
         """Each takes a token of ``draws_ahead``, and the random number that chose it."""
         _uniform(states)
@@ -297,13 +314,13 @@ def _choose(scores: Floats, states: Sequence[SamplerState]) -> tuple[NDArray[np.
     usable = np.isfinite(scores[np.arange(len(scores)), tokens])  # the largest; not a number if any is none
     random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
     if random:
-        tokens[random] = _draw(scores[random], [states[i] for i in random])
+        own = [states[i] for i in random]
+        tokens[random] = _draw(scores[random], own, [state.uniform() for state in own])
     return tokens, usable
 
 
-def _draw(scores: Floats, states: Sequence[SamplerState]) -> NDArray[np.intp]:
-    params = [state.params for state in states]
-    uniform = np.array([state.uniform() for state in states])
+def _draw(scores: Floats, states: Sequence[SamplerState], numbers: Sequence[float]) -> NDArray[np.intp]:
+    params, uniform = [state.params for state in states], np.array(numbers)
     temperature = np.array([p.temperature for p in params], np.float32)
     weights = scores / temperature[:, None]
     weights -= weights.max(axis=1, keepdims=True)

@@ -56,6 +56,14 @@ class Plan:
         self.items.append(item)
         self.tokens += item.count
 
+    def drop_draft(self, item: Scheduled) -> None:
+        """An item goes on without its draft."""
+        item.sequence.draft = []
+        item.count -= item.drafted
+        self.tokens -= item.drafted
+        self.drafted -= item.drafted
+        item.drafted = 0
+
     def drop(self, sequence: Sequence) -> None:
         """Out of the step, if it is there."""
         self.items = [item for item in self.items if item.sequence is not sequence]
@@ -113,6 +121,7 @@ class Scheduler:
             other.table, other.computed, other.cached = (
                 self.blocks.fork(sequence.table), sequence.computed, sequence.cached,
             )  # fmt: skip
+            other.draft_computed = sequence.draft_computed
             if self.slots is not None:
                 other.slot = self.slots.take()
                 self._state_copies.append((sequence.slot, other.slot))
@@ -296,7 +305,7 @@ class Scheduler:
             return self._displace(plan, sequence)
         self.waiting.pop(0)
         self._refused = None
-        sequence.table, sequence.computed = table, table.cached
+        sequence.table, sequence.computed, sequence.draft_computed = table, table.cached, table.cached
         if self.slots is not None:
             sequence.slot = self.slots.take()
         if not sequence.preemptions:
@@ -312,4 +321,4 @@ class Scheduler:
         if self.slots is not None:
             self.slots.release(sequence.slot)
         sequence.table, sequence.computed, sequence.slot = None, 0, NO_SLOT
-        sequence.wanted, sequence.draft = 0, []
+        sequence.wanted, sequence.draft, sequence.draft_computed = 0, [], 0

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch.llm.request import Sample
+from untorch.llm.runner import Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.sequence import Sequence as TokenSequence
-from untorch.llm.settings import Settings
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -63,8 +63,9 @@ def read_speculative(method: Any, tokens: Any, lookup_min: Any, lookup_max: Any)
     return None if method is None else SpeculativeOptions(method, tokens, lookup_min, lookup_max)
 
 
-def make_speculator(options: SpeculativeOptions, settings: Settings) -> Speculator:
+def make_speculator(options: SpeculativeOptions, runner: Runner, max_batch_tokens: int) -> Speculator:
     """For a model. Raises UnsupportedError if tokens cannot be taken back, InvalidArgumentError for another task."""
+    settings = runner.settings
     if settings.task != "generate":
         raise InvalidArgumentError(
             f"Engine: speculative: expected None, as the package does not generate: its task is {settings.task!r}"
@@ -74,7 +75,15 @@ def make_speculator(options: SpeculativeOptions, settings: Settings) -> Speculat
             f"Engine: speculative: {settings.architecture or 'the model'} has recurrent layers, whose states cannot be "
             "taken back when a token is rejected: use speculative=None"
         )
-    return NgramSpeculator(options, settings.max_positions)
+    if options.method == "ngram":
+        return NgramSpeculator(options, settings.max_positions)
+    if settings.draft is None:
+        raise InvalidArgumentError(
+            "Engine: speculative: the package has no draft model: export it with causal_lm(…, draft=…), or use 'ngram'"
+        )
+    from untorch.llm.draft_model import DraftModelSpeculator
+
+    return DraftModelSpeculator(options, runner, max_batch_tokens)
 
 
 class Pace:

@@ -14,7 +14,7 @@ from untorch.llm.paged_model import Batch
 from untorch.llm.runner import Runner
 from untorch.llm.sampler import _inverse, _nucleus
 from untorch.llm.scheduler import Plan
-from untorch.llm.settings import Settings
+from untorch.llm.settings import DraftSettings, Settings
 
 VOCABULARY = 64
 
@@ -74,7 +74,8 @@ class GpuLogits(Logits):
 
 
 class FakeRunner(Runner):
-    """Its pool has a token for each position. hook: called before each step, with the plan. model: tokens to logits.
+    """Its pool has a token for each position. hook: called before each step, with the plan. model: tokens to logits. draft: the same
+    of a draft model, whose pool is ``draft_pool``.
 
     gpu: tokens are chosen where the logits are. events: the steps that were run and waited for.
     """
@@ -87,10 +88,15 @@ class FakeRunner(Runner):
         files: dict[str, bytes] | None = None,
         gpu: bool = False,
         model: Callable[[Sequence[int]], np.ndarray] = next_logits,
+        draft: Callable[[Sequence[int]], np.ndarray] | None = None,
         **settings: Any,
     ) -> None:
         given = {"vocabulary": VOCABULARY, "max_positions": 200, "stop_ids": (), **settings}
+        if draft is not None:
+            given["draft"] = DraftSettings(given["vocabulary"], 1, "float32", ((16, "draft_step_16"),))
         self.settings = Settings(block_size=size, **given)
+        self.draft, self.draft_pool = draft, np.full((blocks, size), -1)
+        self.proposals: list[list[tuple[int, int]]] = []
         self.blocks, self.size = blocks, size
         self.pool = np.full((blocks, size), -1)
         self.hook, self.files = hook, files or {}
@@ -107,21 +113,34 @@ class FakeRunner(Runner):
         self.plans.append([(item.start, item.count) for item in plan.items])
         if self.hook is not None:
             self.hook(plan)
+        values = self._compute(self.model, self.pool, plan, rows, tokens)
+        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
+
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        assert self.draft is not None
+        self.proposals.append([(item.start, item.count) for item in plan.items])
+        values = self._compute(self.draft, self.draft_pool, plan, rows, tokens)
+        return GpuLogits(values, -len(self.proposals), self.events) if self.gpu else Logits(values)
+
+    def _compute(
+        self, model: Callable[[Sequence[int]], np.ndarray], pool: np.ndarray, plan: Plan, rows: Sequence[int], tokens: Any
+    ) -> np.ndarray:  # fmt: skip
         for source, target in plan.copies:
-            self.pool[target] = self.pool[source]
+            pool[target] = pool[source]
+        if not plan.items:
+            return np.empty((0, 0), np.float32)
         batch = Batch(plan, self.size, knows_tokens=tokens is None)
         if tokens is not None:
             batch.tokens[:] = tokens
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
-        self.pool.reshape(-1)[batch.slot_mapping] = batch.tokens
+        pool.reshape(-1)[batch.slot_mapping] = batch.tokens
         logits = []
         for row in rows:
             sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
             end = int(batch.positions[row]) + 1
             pages = batch.block_table[sequence, : -(-end // self.size)]
-            logits.append(self.model(self.pool[pages].reshape(-1)[:end]))
-        values = np.array(logits, np.float32).reshape(len(rows), self.settings.vocabulary)
-        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
+            logits.append(model(pool[pages].reshape(-1)[:end]))
+        return np.array(logits, np.float32).reshape(len(rows), self.settings.vocabulary)
 
     def file(self, name: str) -> bytes:
         return self.files[name]

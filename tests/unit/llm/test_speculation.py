@@ -13,7 +13,6 @@ import pytest
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, byte_tokenizer, greedy, next_logits, repetitive_logits
 from untorch import InvalidArgumentError, ModelError, UnsupportedError
 from untorch.llm import Engine, RequestOutput, SamplingParams
-from untorch.llm.settings import Settings
 from untorch.llm.speculation import Pace, PromptLookup, SpeculativeOptions, make_speculator, read_speculative
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -120,15 +119,20 @@ def test_options() -> None:
 def test_models_that_cannot_speculate() -> None:
     options = SpeculativeOptions("ngram")
     with pytest.raises(UnsupportedError) as caught:
-        make_speculator(options, Settings(9, 9, 16, state_elements=8, architecture="BambaForCausalLM"))
+        make_speculator(options, FakeRunner(state_elements=8, architecture="BambaForCausalLM"), 16)
     assert str(caught.value) == (
         "Engine: speculative: BambaForCausalLM has recurrent layers, whose states cannot be taken back when a token is "
         "rejected: use speculative=None"
     )
     with pytest.raises(InvalidArgumentError) as refused:
-        make_speculator(options, Settings(9, 9, 16, task="embed"))
+        make_speculator(options, FakeRunner(task="embed"), 16)
     assert str(refused.value) == (
         "Engine: speculative: expected None, as the package does not generate: its task is 'embed'"
+    )
+    with pytest.raises(InvalidArgumentError) as missing:
+        make_speculator(SpeculativeOptions("draft"), FakeRunner(), 16)
+    assert str(missing.value) == (
+        "Engine: speculative: the package has no draft model: export it with causal_lm(…, draft=…), or use 'ngram'"
     )
     runner = FakeRunner(state_elements=8)
     with pytest.raises(UnsupportedError, match="the model has recurrent layers"):
@@ -342,21 +346,23 @@ def test_the_models_and_the_caches_length() -> None:
 def test_prompts_are_computed_beside_drafts() -> None:
     """Drafts leave at least half of what decoding leaves."""
     chunks: list[tuple[int, int, int]] = []
+    prompt = list(range(60)) * 3
 
     def hook(plan: Any) -> None:
         chunks.extend(
-            (item.end, item.count, plan.drafted) for item in plan.items if item.sequence.prompt_length == 60
+            (item.end, item.count, plan.drafted) for item in plan.items if item.sequence.prompt_length == 180
         )  # fmt: skip
 
-    with engine(repetitive(hook=hook), max_batch_tokens=12, max_sequences=4, num_speculative_tokens=16) as made:
-        handles = [made.submit([i, 2, 3], SamplingParams(temperature=0, max_tokens=150)) for i in range(3)]
-        for handle in handles:
-            next(iter(handle))
-        long = made.generate(list(range(60)), SamplingParams(temperature=0, max_tokens=2))
-        assert long.token_ids == greedy(list(range(60)), 2, repetitive_logits)
+    runner = repetitive(hook=hook, max_positions=300)
+    with engine(runner, max_batch_tokens=12, max_sequences=4, prompt_lookup_min=1, num_speculative_tokens=16) as made:
+        runner.gate.clear()  # until all are here
+        handles = [made.submit([i, 2, 3], SamplingParams(temperature=0, max_tokens=80)) for i in range(3)]
+        long = made.submit(prompt, SamplingParams(temperature=0, max_tokens=2))
+        runner.gate.set()
+        assert long.result(30).token_ids == greedy(prompt, 2, repetitive_logits)
         for i, handle in enumerate(handles):
-            assert handle.result(30).token_ids == greedy([i, 2, 3], 150, repetitive_logits)
-    beside = [count for end, count, drafted in chunks if end < 60 and drafted]
+            assert handle.result(30).token_ids == greedy([i, 2, 3], 80, repetitive_logits)
+    beside = [count for end, count, drafted in chunks if end < 180 and drafted]
     assert min(beside) >= (12 - 3) // 2
 
 
