@@ -15,7 +15,8 @@ from untorch.export.lm.check import check_chunks
 from untorch.export.lm.step import Step
 from untorch.llm import Engine, SamplingParams
 from untorch.llm.logits import Logits
-from untorch.llm.runner import Batch, Runner
+from untorch.llm.paged_model import Batch
+from untorch.llm.runner import Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
 from untorch.ops.kv_pages import KV_DTYPES

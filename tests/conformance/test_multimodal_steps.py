@@ -18,7 +18,7 @@ from untorch.export.lm.step import Step
 from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
 from untorch.llm import Engine, Prompt, SamplingParams
 from untorch.llm.logits import Logits
-from untorch.llm.runner import Batch, plan_embeddings
+from untorch.llm.paged_model import Batch, plan_embeddings
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import Settings
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.language_model import KvMemoryOption, MaxBatchTokensOption, open_engine
+from untorch.cli.language_model import (
+    KvMemoryOption,
+    MaxBatchTokensOption,
+    NumSpeculativeTokensOption,
+    PromptLookupMaxOption,
+    PromptLookupMinOption,
+    SpeculativeOption,
+    acceptance_text,
+    open_engine,
+)
 from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, SeedOption, TrustOption
 from untorch.cli.output import emit, make_table, print_fields, seconds_text
 
@@ -53,6 +62,10 @@ def bench_llm(
         int, typer.Option("--prefix-len", metavar="N", min=0, help="Tokens in common, of --input-len.")
     ] = 64,
     kv_memory: KvMemoryOption = None,
+    speculative: SpeculativeOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    prompt_lookup_min: PromptLookupMinOption = None,
+    prompt_lookup_max: PromptLookupMaxOption = None,
     max_batch_tokens: MaxBatchTokensOption = 1024,
     num_threads: NumThreadsOption = 0,
     trust: TrustOption = None,
@@ -67,7 +80,9 @@ def bench_llm(
         raise InvalidArgumentError(f"--prefix-len: expected less than --input-len ({input_len}), got {prefix_len}")
     with open_engine(
         file, kv_memory=kv_memory, max_batch_tokens=max(max_batch_tokens, max_concurrency),
-        max_sequences=max_concurrency, num_threads=num_threads, trust=trust, text=False,
+        max_sequences=max_concurrency, num_threads=num_threads, trust=trust, text=False, speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
     ) as engine:  # fmt: skip
         prompts = _prompts(engine, dataset, num_prompts, input_len, prefix_len, seed)
         # Opens the libraries, without a prompt that is measured.
@@ -94,6 +109,9 @@ def bench_llm(
         "cached_tokens": after.cached_tokens - before.cached_tokens,
         "preemptions": after.preemptions - before.preemptions,
         "steps": steps,
+        "drafts": after.drafts - before.drafts,
+        "draft_tokens": after.draft_tokens - before.draft_tokens,
+        "accepted_tokens": after.accepted_tokens - before.accepted_tokens,
         "host_step_s": (
             (after.step_seconds - before.step_seconds - after.model_seconds + before.model_seconds) / max(steps, 1)
         ),
@@ -147,6 +165,11 @@ def _summary(values: list[float]) -> dict[str, float | None]:
     }
 
 
+def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
+    drafts, proposed, accepted = (document[name] for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    return [("speculation", acceptance_text(drafts, proposed, accepted))] if drafts else []
+
+
 def _render(console: Console, document: dict[str, Any]) -> None:
     print_fields(
         console,
@@ -159,6 +182,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("throughput", f"{document['request_throughput']:.2f} requests/s, {document['output_throughput']:.1f} "
                            f"output tokens/s, {document['total_throughput']:.1f} tokens/s"),
             ("preemptions", document["preemptions"]),
+            *_speculation(document),
         ],
     )  # fmt: skip
     rows = [

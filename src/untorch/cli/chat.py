@@ -12,10 +12,15 @@ import typer
 from untorch.cli.language_model import (
     KvMemoryOption,
     MaxTokensOption,
+    NumSpeculativeTokensOption,
+    PromptLookupMaxOption,
+    PromptLookupMinOption,
     SamplingSeedOption,
+    SpeculativeOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
+    acceptance_text,
     open_engine,
     sampling_params,
 )
@@ -43,6 +48,10 @@ def chat(
     top_k: TopKOption = None,
     sampling_seed: SamplingSeedOption = None,
     kv_memory: KvMemoryOption = None,
+    speculative: SpeculativeOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    prompt_lookup_min: PromptLookupMinOption = None,
+    prompt_lookup_max: PromptLookupMaxOption = None,
     num_threads: NumThreadsOption = 0,
     trust: TrustOption = None,
     json: JsonOption = False,
@@ -53,7 +62,11 @@ def chat(
     Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. With --json the conversation
     is printed at its end.
     """
-    with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
+    with open_engine(
+        file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
+    ) as engine:  # fmt: skip
         params = sampling_params(
             engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed
         )
@@ -119,6 +132,8 @@ def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str
         f"{((first or end) - begin) * 1e3:.0f} ms, {usage.completion_tokens} tokens, {speed:.1f} tokens/s, "
         f"ended by {output.finish_reason}"
     )
+    if usage.draft_tokens:
+        words += f", {usage.accepted_tokens} of {usage.draft_tokens} proposed tokens accepted"
     return output.text, words
 
 
@@ -129,4 +144,6 @@ def _stats(engine: Engine, last: str) -> str:
         f"{stats.finished} answers, {stats.generated_tokens} tokens in {stats.steps} steps; "
         f"{used} of {stats.blocks} blocks in use, {stats.preemptions} preemptions"
     )
+    if stats.drafts:
+        words += f"; {acceptance_text(stats.drafts, stats.draft_tokens, stats.accepted_tokens)}"
     return f"{words}\n{last}" if last else words

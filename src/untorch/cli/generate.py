@@ -10,7 +10,11 @@ import typer
 from untorch.cli.language_model import (
     KvMemoryOption,
     MaxTokensOption,
+    NumSpeculativeTokensOption,
+    PromptLookupMaxOption,
+    PromptLookupMinOption,
     SamplingSeedOption,
+    SpeculativeOption,
     StopOption,
     TemperatureOption,
     TopKOption,
@@ -47,6 +51,10 @@ def generate(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
     kv_memory: KvMemoryOption = None,
+    speculative: SpeculativeOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    prompt_lookup_min: PromptLookupMinOption = None,
+    prompt_lookup_max: PromptLookupMaxOption = None,
     num_threads: NumThreadsOption = 0,
     trust: TrustOption = None,
     json: JsonOption = False,
@@ -59,7 +67,11 @@ def generate(
     given: Any = sys.stdin.read() if prompt == "-" else prompt
     if isinstance(given, str) and given.startswith("ids:"):
         given = _ids(given[4:])
-    with open_engine(file, kv_memory=kv_memory, num_threads=num_threads, trust=trust) as engine:
+    with open_engine(
+        file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
+    ) as engine:  # fmt: skip
         params = sampling_params(
             engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed,
             stop=stop, json_schema=json_schema, n=samples,
@@ -85,6 +97,11 @@ def generate(
         "file": str(file),
         "prompt_tokens": output.usage.prompt_tokens,
         "completion_tokens": output.usage.completion_tokens,
+        **(
+            {}
+            if speculative is None
+            else {"draft_tokens": output.usage.draft_tokens, "accepted_tokens": output.usage.accepted_tokens}
+        ),
         "completions": [
             {
                 "text": item.text if has_text else None,

@@ -15,11 +15,16 @@ __all__ = [
     "KvMemoryOption",
     "MaxBatchTokensOption",
     "MaxTokensOption",
+    "NumSpeculativeTokensOption",
+    "PromptLookupMaxOption",
+    "PromptLookupMinOption",
     "SamplingSeedOption",
+    "SpeculativeOption",
     "StopOption",
     "TemperatureOption",
     "TopKOption",
     "TopPOption",
+    "acceptance_text",
     "open_engine",
     "sampling_params",
 ]
@@ -52,6 +57,27 @@ TopKOption = Annotated[
 SamplingSeedOption = Annotated[
     int | None, typer.Option("--sampling-seed", metavar="N", min=0, help="Seed of the request. Default: random.")
 ]
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative",
+        metavar="METHOD",
+        help="Propose tokens and verify several at a time: ngram, what followed the last tokens when they came before. "
+        "Default: not.",
+    ),
+]
+NumSpeculativeTokensOption = Annotated[
+    int | None,
+    typer.Option("--num-speculative-tokens", metavar="K", min=1, help="The most tokens to propose at a time: 4."),
+]
+PromptLookupMinOption = Annotated[
+    int | None,
+    typer.Option("--prompt-lookup-min", metavar="N", min=1, help="Of ngram: the fewest tokens that have to match: 2."),
+]
+PromptLookupMaxOption = Annotated[
+    int | None,
+    typer.Option("--prompt-lookup-max", metavar="N", min=1, help="Of ngram: the most tokens that are compared: 5."),
+]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="A string that ends the text, repeatable.")
 ]
@@ -71,6 +97,14 @@ def _show_progress(done: int, of: int) -> None:
     if of:
         sys.stderr.write(f"\rcapturing CUDA graphs {done}/{of}" + ("\n" if done == of else ""))
         sys.stderr.flush()
+
+
+def acceptance_text(drafts: int, draft_tokens: int, accepted_tokens: int) -> str:
+    """Of speculative decoding: how many tokens were accepted, and how many a step gave a sequence that had a draft."""
+    return (
+        f"{accepted_tokens} of {draft_tokens} proposed tokens accepted ({accepted_tokens / draft_tokens:.0%}), "
+        f"{1 + accepted_tokens / drafts:.2f} tokens a draft"
+    )
 
 
 def sampling_params(engine: Engine, **fields: Any) -> SamplingParams:

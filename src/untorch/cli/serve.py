@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from untorch.cli.language_model import KvMemoryOption
+from untorch.cli.language_model import (
+    KvMemoryOption,
+    NumSpeculativeTokensOption,
+    PromptLookupMaxOption,
+    PromptLookupMinOption,
+    SpeculativeOption,
+)
 from untorch.cli.options import (
     DebugOption,
     DeviceOption,
@@ -72,6 +78,10 @@ def serve(
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
     kv_memory: KvMemoryOption = None,
+    speculative: SpeculativeOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    prompt_lookup_min: PromptLookupMinOption = None,
+    prompt_lookup_max: PromptLookupMaxOption = None,
     tool_format: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +142,10 @@ def serve(
         num_threads=num_threads,
         device=device,
         kv_memory=kv_memory,
+        speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
         tool_format=tool_format,
         trust=None if trust is None else str(trust.absolute()),
         drain=drain,

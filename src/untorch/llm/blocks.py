@@ -136,6 +136,13 @@ class BlockManager:
                 self._release(table.blocks[i])
                 table.blocks[i] = NO_BLOCK
 
+    def trim(self, table: BlockTable, positions: int) -> None:
+        """Gives back the blocks behind that many positions."""
+        for block in table.blocks[-(-positions // self.size) :][::-1]:
+            table.blocks.pop()
+            if block != NO_BLOCK:
+                self._release(block)
+
     def close(self, table: BlockTable) -> None:
         """Gives back all blocks. The last ones of the sequence are taken first: prefixes are what others share."""
         for block in reversed(table.blocks):

@@ -3,6 +3,9 @@
 Where tokens are chosen on the GPU, a step that decodes is enqueued before the tokens of the step before it are here: it
 reads them there. So the GPU does not wait for the host. A sequence that turns out to have ended has been computed one
 token further, which is dropped.
+
+Sequences that speculate are waited for: what is proposed next depends on their tokens. A step is enqueued ahead only if
+none of its sequences expects a draft.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from numpy.typing import NDArray
 
 from untorch.llm.handle import Wake
 from untorch.llm.logits import Choice, Draws, Logits
-from untorch.llm.outputs import FinishReason
+from untorch.llm.outputs import Chunk, FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
 from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
 from untorch.llm.slots import NO_SLOT
+from untorch.llm.speculation import Speculator
 from untorch.runtime.errors import ClosedError, ModelError, UntorchError
 from untorch.runtime.log import INFO, log
 
@@ -41,14 +45,28 @@ class _Flight:
     choice: Choice
 
 
+@dataclass(eq=False)
+class _Draft:
+    """A sample's part of a step with drafts: its rows of the logits from ``row`` on, and the tokens to verify."""
+
+    sample: Sample
+    row: int
+    tokens: list[int]
+    accepted: int = 0
+    chunk: Chunk | None = None
+
+
 class Core:
     """add, cancel, start and stop are for other threads; everything else is the engine thread's own."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, settings: Settings) -> None:
-        self.runner, self.scheduler, self.settings = runner, scheduler, settings
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, settings: Settings, speculator: Speculator | None = None
+    ) -> None:  # fmt: skip
+        self.runner, self.scheduler, self.settings, self.speculator = runner, scheduler, settings, speculator
         self.sampler = Sampler(settings.vocabulary)
         self.steps = self.requests = self.finished = 0
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self.step_seconds = self.model_seconds = 0.0
         self._changed = threading.Condition()
         self._inbox: list[Request] = []
@@ -134,10 +152,12 @@ class Core:
             self._flight = self._follow(flight)
             self._give_out(flight.samples, self._wait(flight.choice))
             return
+        if self.speculator is not None:
+            self.speculator.prepare(self.scheduler.running)
         plan = self.scheduler.schedule()
         for sequence in plan.full:
             self._finish(sequence.owner, "length")
-        if not plan.items:
+        if not plan.items or (self.speculator is not None and not self._propose(plan, self.speculator)):
             return
         rows, prompts, ends = self._rows(plan)
         logits = self._run(plan, rows)
@@ -161,13 +181,13 @@ class Core:
             chosen += [(one, row) for one in self._split(sample)]
         if not chosen:
             return
+        if plan.drafted:
+            self._verify(logits, [_Draft(sample, row, sample.sequence.draft) for sample, row in chosen])
+            return
         samples, states = [sample for sample, _ in chosen], [sample.state for sample, _ in chosen]
         places = [row for _, row in chosen]
         if not self.sampler.chooses_on_device(logits, states):
-            if logits.can_choose:  # they come from the GPU
-                begin = time.perf_counter()
-                logits.numpy()
-                self.model_seconds += time.perf_counter() - begin
+            self._fetch(logits)
             self._give_out(samples, self.sampler.sample(logits, states, places))
             return
         draws = self.sampler.draws(states, places)
@@ -184,15 +204,78 @@ class Core:
         try:
             logits = self.runner.run(plan, rows, tokens)
         except Exception as error:
-            for request in dict.fromkeys(item.sequence.owner.request for item in plan.items):
-                self._fail(request, error)
+            self._fail_all(plan, error)
             return None
         if not logits.can_choose:  # otherwise it is enqueued, and runs while the host goes on
             self.model_seconds += time.perf_counter() - begin
         return logits
 
+    def _propose(self, plan: Plan, speculator: Speculator) -> bool:
+        """False: it failed, and so did the step's requests."""
+        begin = time.perf_counter()
+        try:
+            speculator.fill(plan)
+        except Exception as error:
+            self._fail_all(plan, error)
+            return False
+        self.model_seconds += time.perf_counter() - begin
+        return True
+
+    def _verify(self, logits: Logits, drafts: list[_Draft]) -> None:
+        """Chooses the tokens of each sample one after the other, until one is not that of its draft."""
+        states, rows = [one.sample.state for one in drafts], [one.row for one in drafts]
+        ahead: dict[_Draft, list[SampledToken]] = {}
+        if self.sampler.chooses_on_device(logits, states):
+            counts = [len(one.tokens) + 1 for one in drafts]
+            tokens = iter(self._wait(logits.choose(self.sampler.draws_ahead(states, rows, counts))))
+            ahead = {one: [next(tokens) for _ in range(count)] for one, count in zip(drafts, counts, strict=True)}
+        else:
+            self._fetch(logits)
+        active, place = drafts, 0
+        while active:
+            states, rows = [one.sample.state for one in active], [one.row + place for one in active]
+            if ahead:
+                sampled = [ahead[one][place] for one in active]
+                self.sampler.take_numbers(states)
+            else:
+                sampled = self.sampler.sample(logits, states, rows)
+            active = [one for one, token in zip(active, sampled, strict=True) if self._take_drafted(one, token, place)]
+            place += 1
+        self._wake.now()
+
+    def _take_drafted(self, draft: _Draft, token: SampledToken, place: int) -> bool:
+        """Whether the row behind the token is right, as the token is that of the draft."""
+        sample = draft.sample
+        chunk = self._append(sample, token)
+        if chunk is None:
+            return False
+        draft.chunk = chunk if draft.chunk is None else draft.chunk.joined(chunk)
+        is_accepted = place < len(draft.tokens) and token.token == draft.tokens[place]
+        draft.accepted += is_accepted
+        if is_accepted and sample.finish_reason is None:
+            return True
+        if draft.tokens and self.speculator is not None:
+            self.drafts += 1
+            self.draft_tokens += len(draft.tokens)
+            self.accepted_tokens += draft.accepted
+            self.speculator.update(sample, len(draft.tokens), draft.accepted)
+            self.scheduler.settle(sample.sequence)
+            if draft.chunk.usage is not None:
+                draft.chunk.usage = sample.request.usage([sample])
+        self._push(sample, draft.chunk)
+        return False
+
+    def _fetch(self, logits: Logits) -> None:
+        """Waits for the step, and brings its logits to the host."""
+        if logits.can_choose:  # they come from the GPU
+            begin = time.perf_counter()
+            logits.numpy()
+            self.model_seconds += time.perf_counter() - begin
+
     def _follow(self, flight: _Flight) -> _Flight | None:
         """Enqueues the step behind a flight, if it will have the same sequences as far as one can know."""
+        if self.speculator is not None and self.speculator.expects_drafts(flight.samples):
+            return None
         for sample in flight.samples:
             state = sample.state
             if sample.finish_reason is not None or not state.chooses_on_device:
@@ -220,26 +303,34 @@ class Core:
 
     def _give_out(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> None:
         for sample, token in zip(samples, sampled, strict=True):
-            if sample.finish_reason is not None:
-                continue  # it was cancelled meanwhile, or another sample of its prompt failed
-            if token.problem is not None:
-                self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
-                continue
-            try:
-                chunk = sample.append(token, self.settings.max_positions)
-            except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
-                self._fail(sample.request, error)
-                continue
-            self.generated_tokens += 1
-            matcher = sample.state.matcher
-            if matcher is not None and (problem := matcher.problem):
-                self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
-                continue
-            sample.request.handle._push(self._wake, chunk)
-            if sample.finish_reason is not None:
-                self.scheduler.remove(sample.sequence)
-                self._complete(sample.request)
+            if (chunk := self._append(sample, token)) is not None:
+                self._push(sample, chunk)
         self._wake.now()
+
+    def _append(self, sample: Sample, token: SampledToken) -> Chunk | None:
+        """None: its request has failed, or ended before."""
+        if sample.finish_reason is not None:
+            return None  # it was cancelled meanwhile, or another sample of its prompt failed
+        if token.problem is not None:
+            self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
+            return None
+        try:
+            chunk = sample.append(token, self.settings.max_positions)
+        except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
+            self._fail(sample.request, error)
+            return None
+        self.generated_tokens += 1
+        matcher = sample.state.matcher
+        if matcher is not None and (problem := matcher.problem):
+            self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
+            return None
+        return chunk
+
+    def _push(self, sample: Sample, chunk: Chunk) -> None:
+        sample.request.handle._push(self._wake, chunk)
+        if sample.finish_reason is not None:
+            self.scheduler.remove(sample.sequence)
+            self._complete(sample.request)
 
     def _rows(self, plan: Plan) -> tuple[list[int], list[tuple[Request, int, int]], list[tuple[Sample, int]]]:
         """The step's tokens whose logits are wanted; for which prompt positions and samples they are, by row."""
@@ -259,6 +350,9 @@ class Core:
             if item.end == len(item.sequence.tokens):
                 ends.append((sample, len(rows)))
                 rows.append(begin + item.count - 1)
+            elif item.drafted:
+                ends.append((sample, len(rows)))
+                rows += range(begin + item.count - item.drafted - 1, begin + item.count)
             begin += item.count
         return rows, prompts, ends
 
@@ -298,6 +392,10 @@ class Core:
     def _end(self, request: Request, reason: FinishReason) -> None:
         for sample in request.live:
             self._finish(sample, reason)
+
+    def _fail_all(self, plan: Plan, error: BaseException) -> None:
+        for request in dict.fromkeys(item.sequence.owner.request for item in plan.items):
+            self._fail(request, error)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         if request not in self._live:

@@ -27,6 +27,7 @@ from untorch.llm.scheduler import Scheduler
 from untorch.llm.sequence import Sequence as TokenSequence
 from untorch.llm.settings import Settings
 from untorch.llm.slots import SlotManager
+from untorch.llm.speculation import make_speculator, read_speculative
 from untorch.llm.structured import Grammars
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
 from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError
@@ -45,6 +46,8 @@ class EngineStats:
     """Since the engine was made, and of now.
 
     cached_tokens: of the prompt_tokens, those from the prefix cache. blocks_free: with those that are still findable.
+    drafts: of speculative decoding, verified a sequence and step. draft_tokens: in them. accepted_tokens: of those, the
+    ones that were generated.
     """
 
     steps: int
@@ -60,6 +63,9 @@ class EngineStats:
     waiting: int
     blocks: int
     blocks_free: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
 
 
 class Engine(PooledMethods):
@@ -75,6 +81,12 @@ class Engine(PooledMethods):
         max_sequences: Sequences that are computed at a time; others wait.
         prefix_cache: Whether equal beginnings of prompts are computed once. Not for models with recurrent layers:
             pages that are known have no states.
+        speculative: "ngram": what followed a sequence's last tokens earlier in it is proposed, and one step verifies
+            several tokens (prompt lookup). "draft": the package's draft model proposes them. None: one token a step.
+            What is generated is the same, but for rounding.
+        num_speculative_tokens: The most tokens that are proposed at a time, 1 to 64.
+        prompt_lookup_min: For "ngram": the fewest of the last tokens that have to match.
+        prompt_lookup_max: For "ngram": the most that are compared. The longest match counts.
         text: False: no text at all, only token ids, and the package ``tokenizers`` is not needed.
         num_threads: As for ``untorch.load``.
         cuda_graphs: On a GPU: whether steps that decode are CUDA graphs, captured now for 1, 2, 4, 8, 16, 24 …
@@ -96,6 +108,10 @@ class Engine(PooledMethods):
         max_batch_tokens: int = 1024,
         max_sequences: int = 64,
         prefix_cache: bool = True,
+        speculative: str | None = None,
+        num_speculative_tokens: int = 4,
+        prompt_lookup_min: int = 2,
+        prompt_lookup_max: int = 5,
         text: bool = True,
         num_threads: int = 0,
         cuda_graphs: bool | Sequence[int] = True,
@@ -111,13 +127,15 @@ class Engine(PooledMethods):
                 f"decodes one token a step, got {max_batch_tokens}"
             )
         sizes = read_sizes(cuda_graphs, max_sequences)
+        options = read_speculative(speculative, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max)
         self._runner = (
             source
             if isinstance(source, Runner)
-            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust, sizes, progress)
+            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust, sizes, progress, options)
         )
         try:
             settings = self._settings = self._runner.settings
+            speculator = None if options is None else make_speculator(options, self._runner, max_batch_tokens)
             self._tokenizer = (
                 Tokenizer(self._runner.file(settings.tokenizer)) if text and settings.tokenizer is not None else None
             )
@@ -133,9 +151,11 @@ class Engine(PooledMethods):
         blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states)
         self._max_sequences = max_sequences
         slots = SlotManager(max_sequences) if has_states else None
-        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, settings.window, slots)
+        # A draft model may look behind the model's windows.
+        window = 0 if options is not None and options.method == "draft" else settings.window
+        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, window, slots)
         core = Core if settings.task == "generate" else PoolingCore
-        self._core = core(self._runner, scheduler, settings)
+        self._core = core(self._runner, scheduler, settings, speculator)
         self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)
         self._grammar_lock = threading.Lock()
         self._arrivals = 0
@@ -305,7 +325,8 @@ class Engine(PooledMethods):
         return EngineStats(
             core.steps, core.step_seconds, core.model_seconds, core.requests, core.finished, core.prompt_tokens,
             core.cached_tokens, core.generated_tokens, scheduler.preemptions, len(scheduler.running),
-            len(scheduler.waiting), scheduler.blocks.count, scheduler.blocks.free,
+            len(scheduler.waiting), scheduler.blocks.count, scheduler.blocks.free, core.drafts, core.draft_tokens,
+            core.accepted_tokens,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps that decode: one token a sequence, padded to a few sizes."""
+"""CUDA graphs of steps that decode, padded to a few sizes: one token a sequence, or several to verify."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ class StepGraphs:
 
     capture: makes a graph from the arguments of a step. The block table has 64 columns, or 4, 16, … times as many;
     ``prepare`` captures all sizes for the narrowest one. states: of recurrent layers, where the model has some.
+    most_tokens: of a sequence in a step with drafts. Above 1, each size has a graph for that many tokens a sequence,
+    too: which sequence has how many of them, and which logits are wanted, is in its inputs.
     """
 
-    def __init__(self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None, most_tokens: int = 1
+    ) -> None:  # fmt: skip
         self._sizes = sorted(sizes)
-        self._pool, self._capture, self._states = pool, capture, states
-        self._graphs: dict[tuple[int, int], Any] = {}
+        self._pool, self._capture, self._states, self._most = pool, capture, states, most_tokens
+        self._graphs: dict[tuple[int, int, int], Any] = {}
 
     @property
     def largest(self) -> int:
@@ -62,35 +66,48 @@ class StepGraphs:
 
     def prepare(self, progress: Callable[[int, int], None]) -> None:
         """Captures, the largest first; ``progress`` gets how many are done, and how many there will be."""
-        for done, size in enumerate(reversed(self._sizes)):
-            progress(done, len(self._sizes))
-            self._graph(size, _FEWEST_COLUMNS)
-        progress(len(self._sizes), len(self._sizes))
+        kinds = [(size, each) for size in reversed(self._sizes) for each in sorted({1, self._most})]
+        for done, (size, each) in enumerate(kinds):
+            progress(done, len(kinds))
+            self._graph(size, _FEWEST_COLUMNS, each)
+        progress(len(kinds), len(kinds))
 
     def padded(self, count: int) -> int:
         """The sequences of the graph that serves that many; the number itself if none does."""
         return next((size for size in self._sizes if size >= count), count)
 
+    def serves(self, tokens: int, sequences: int, is_plain: bool = True) -> bool:
+        """Whether there is a graph for a step with that many. is_plain: a token and its logits for each sequence."""
+        if sequences > self.largest:
+            return False
+        return is_plain or (self._most > 1 and tokens <= self._most * self.padded(sequences))
+
     def replay(
         self, tokens: Any, positions: NDArray[np.int64], table: NDArray[np.int32],
         lengths: NDArray[np.int32], slots: NDArray[np.int64], state_slots: NDArray[np.int32] | None = None,
+        ends: NDArray[np.int32] | None = None, rows: Sequence[int] = (),
     ) -> Any:  # fmt: skip
         """The logits of a step, those of padding behind them.
 
         tokens: On the host; or ``padded`` of them on the GPU, those of padding behind them.
+        ends: cu_seqlens_q; None: each sequence has one token, whose logits are wanted.
+        rows: With ends: the tokens whose logits are wanted.
         """
         count, width = table.shape
-        size = self.padded(count)
+        size, each = self.padded(count), 1 if ends is None else self._most
         columns = _FEWEST_COLUMNS
         while columns < width:
             columns *= 4
-        given = _arguments(size, columns)
-        given[1][:count], given[3][:count, :width] = positions, table
-        given[5][:count], given[6][:count] = lengths, slots
+        given = _arguments(size, columns, each)
+        given[1][: len(positions)], given[3][:count, :width] = positions, table
+        given[5][:count], given[6][: len(slots)] = lengths, slots
+        if ends is not None:
+            given[2][: len(rows)], given[2][len(rows) :] = rows, 0
+            given[4][: count + 1], given[4][count + 1 :] = ends, ends[-1]
         if isinstance(tokens, np.ndarray):
-            given[0][:count] = tokens
+            given[0][: len(tokens)] = tokens
             tokens = given[0]
-        return self._graph(size, columns)(tokens, *given[1:], *self._pools(size, state_slots))
+        return self._graph(size, columns, each)(tokens, *given[1:], *self._pools(size, state_slots))
 
     def close(self) -> None:
         """Free their memory."""
@@ -98,10 +115,11 @@ class StepGraphs:
             graph.close()
         self._graphs.clear()
 
-    def _graph(self, size: int, columns: int) -> Any:
-        if (size, columns) not in self._graphs:
-            self._graphs[size, columns] = self._capture(*_arguments(size, columns), *self._pools(size, None))
-        return self._graphs[size, columns]
+    def _graph(self, size: int, columns: int, each: int) -> Any:
+        key = size, columns, each
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(*_arguments(size, columns, each), *self._pools(size, None))
+        return self._graphs[key]
 
     def _pools(self, size: int, state_slots: NDArray[np.int32] | None) -> tuple[Any, ...]:
         """The arguments behind those of all models. Padding has no slot."""
@@ -113,9 +131,13 @@ class StepGraphs:
         return self._pool, slots, self._states
 
 
-def _arguments(size: int, columns: int) -> Arguments:
-    """Of a step in which every sequence is padding: it reads one position of block 0, and writes nothing."""
+def _arguments(size: int, columns: int, each: int) -> Arguments:
+    """Of a step in which every sequence is padding: it reads one position of block 0, and writes nothing.
+
+    With several tokens for each, only the first ``size`` are of sequences.
+    """
+    total = size * each
     return (
-        np.zeros(size, np.int64), np.zeros(size, np.int64), np.arange(size), np.zeros((size, columns), np.int32),
-        np.arange(size + 1, dtype=np.int32), np.ones(size, np.int32), np.full(size, -1, np.int64),
+        np.zeros(total, np.int64), np.zeros(total, np.int64), np.arange(total), np.zeros((size, columns), np.int32),
+        np.arange(size + 1, dtype=np.int32), np.ones(size, np.int32), np.full(total, -1, np.int64),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Choice", "DeviceChoice", "DeviceLogits", "Draws", "Logits"]
+__all__ = ["Choice", "DeviceChoice", "DeviceLogits", "Draws", "HostChoice", "Logits"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,17 @@ class DeviceChoice(Choice):
         """A token for each draw, -1 where there is none."""
         found: NDArray[np.int64] = self.device.numpy()
         return found[: self._count]
+
+
+class HostChoice(Choice):
+    """Tokens that are there."""
+
+    def __init__(self, tokens: NDArray[np.int64]) -> None:
+        self.device, self._tokens = None, tokens
+
+    def wait(self) -> NDArray[np.int64]:
+        """A token for each draw."""
+        return self._tokens
 
 
 class Logits:

@@ -14,11 +14,16 @@ FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens. cached_tokens: of the prompt, those that the prefix cache had."""
+    """Tokens. cached_tokens: of the prompt, those that the prefix cache had.
+
+    draft_tokens: that were proposed by speculative decoding. accepted_tokens: of those, the ones in the output.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,16 @@ class Chunk:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     usage: Usage | None = None
+
+    def joined(self, other: Chunk) -> Chunk:
+        """This one and the one behind it."""
+        logprobs = self.logprobs
+        if logprobs is not None and other.logprobs is not None:
+            logprobs = logprobs + other.logprobs
+        return Chunk(
+            self.index, self.token_ids + other.token_ids, self.text + other.text, other.finish_reason,
+            other.stop_reason, logprobs, other.usage,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class SamplingParams:
         logprobs: For each token its logprob, and those of that many of the most likely tokens. None: none.
         prompt_logprobs: The same for the prompt's tokens, which are then all computed.
         skip_special_tokens: Special tokens are no part of the text.
+        speculative: Tokens may be proposed and verified several at a time, if the engine speculates. They are the same.
         json_schema: The text is JSON of this schema (a dictionary or a string).
         regex: The text matches this regular expression.
         grammar: The text is of this Lark grammar, in llguidance's dialect.
@@ -70,6 +71,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    speculative: bool = True
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     grammar: str | None = None
@@ -98,7 +100,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._integer(name, 0, None)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise self._type(name, "True or False")
         self._strings()

@@ -24,6 +24,8 @@ class Sample:
         self.stop_reason: str | int | None = None
         self.text = ""
         self.logprobs: list[TokenLogprobs] = []
+        self.draft_tokens = self.accepted_tokens = 0
+        self.speculation: object = None  # the speculator's
         params, tokenizer = request.params, request.tokenizer
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._detokenizer = (
@@ -128,7 +130,10 @@ class Request:
     def usage(self, samples: list[Sample]) -> Usage:
         """With the tokens of these samples."""
         cached = self.samples[0].sequence.cached if self.samples else 0
-        return Usage(len(self.prompt), sum(len(sample.token_ids) for sample in samples), cached)
+        return Usage(
+            len(self.prompt), sum(len(sample.token_ids) for sample in samples), cached,
+            sum(sample.draft_tokens for sample in samples), sum(sample.accepted_tokens for sample in samples),
+        )  # fmt: skip
 
     def output(self, error: Exception | None = None) -> RequestOutput:
         """Once all samples are finished."""

@@ -1,4 +1,4 @@
-"""Runs a step of the model: the plan as arrays, the pool of pages, and the package's method that fits best."""
+"""Runs the steps of a package: its model, and the pool of pages that its memory allows."""
 
 from __future__ import annotations
 
@@ -12,95 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch._core import Tensor
-from untorch.llm.graphs import StepGraphs
-from untorch.llm.logits import DeviceLogits, Logits
+from untorch.llm.logits import Logits
+from untorch.llm.paged_model import PagedModel
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import KV_ITEMSIZE, Settings, read_settings
 from untorch.runtime.arrays import zeros
 from untorch.runtime.errors import InvalidArgumentError
-from untorch.runtime.method import Method
 from untorch.runtime.program import Program, load
 
 if TYPE_CHECKING:
+    from untorch.llm.speculation import SpeculativeOptions
     from untorch.trust.policy import TrustPolicy
 
-__all__ = ["Batch", "PackageRunner", "Runner", "kv_bytes", "plan_embeddings"]
+__all__ = ["PackageRunner", "Runner", "kv_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
 _DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
-
-
-class Batch:
-    """The arguments of a step, but for the rows and the pools: the plan's tokens, one sequence behind the other.
-
-    knows_tokens: False: they are still being chosen, and are not in the sequences.
-    """
-
-    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "state_slots", "tokens")
-
-    def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
-        items, total = plan.items, plan.tokens
-        self.tokens = np.zeros(total, np.int64)
-        self.positions = np.empty(total, np.int64)
-        self.slot_mapping = np.empty(total, np.int64)
-        self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
-        self.seqlens_k = np.array([item.end for item in items], np.int32)
-        self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
-        columns = -(-int(self.seqlens_k.max()) // block_size)
-        self.block_table = np.zeros((len(items), columns), np.int32)
-        begin = 0
-        for row, item in enumerate(items):
-            sequence, end = item.sequence, begin + item.count
-            assert sequence.table is not None
-            blocks = sequence.table.blocks
-            self.block_table[row, : len(blocks)] = blocks[:columns]
-            self.cu_seqlens_q[row + 1] = end
-            if knows_tokens:
-                self.tokens[begin:end] = sequence.tokens[item.start : item.end]
-            if item.count == 1:
-                place = item.start
-                self.positions[begin] = place
-                self.slot_mapping[begin] = blocks[place // block_size] * block_size + place % block_size
-            else:
-                places = np.arange(item.start, item.end)
-                self.positions[begin:end] = places
-                table = self.block_table[row].astype(np.int64)
-                self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
-            begin = end
-
-    def go_on(self, plan: Plan, block_size: int) -> None:
-        """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
-        self.positions += 1
-        self.seqlens_k += 1
-        self.slot_mapping += 1
-        for row in np.flatnonzero(self.positions % block_size == 0).tolist():
-            table = plan.items[row].sequence.table
-            assert table is not None
-            column = int(self.positions[row]) // block_size
-            if column >= self.block_table.shape[1]:
-                wider = np.zeros((plan.tokens, column + 1), np.int32)
-                wider[:, : self.block_table.shape[1]] = self.block_table
-                self.block_table = wider
-            self.block_table[row, column] = table.blocks[column]
-            self.slot_mapping[row] = table.blocks[column] * block_size
-
-
-def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
-    """The caller's embeddings of the plan's tokens, and a mask of those that have one; None: no token has one."""
-    if not any(
-        item.sequence.embeddings is not None and item.sequence.embeddings.within(item.start, item.end)
-        for item in plan.items
-    ):
-        return None
-    rows, mask = np.zeros((plan.tokens, hidden), np.float32), np.zeros(plan.tokens, np.bool_)
-    begin = 0
-    for item in plan.items:
-        end = begin + item.count
-        if item.sequence.embeddings is not None:
-            item.sequence.embeddings.fill(item.start, rows[begin:end], mask[begin:end])
-        begin = end
-    return rows, mask
 
 
 class Runner(ABC):
@@ -115,6 +43,10 @@ class Runner(ABC):
 
         tokens: What an earlier step's logits chose (``Choice.device``), if they are the plan's tokens.
         """
+
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """As ``run``, of the draft model; only where ``settings.draft`` is one. A plan may have copies alone."""
+        raise NotImplementedError
 
     def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         """The layers behind the pooling; only where ``settings.dense`` names them."""
@@ -143,31 +75,55 @@ class PackageRunner(Runner):
         trust: TrustPolicy | str | os.PathLike[str] | None,
         graph_sizes: Sequence[int] = (),
         progress: Callable[[int, int], None] | None = None,
+        speculative: SpeculativeOptions | None = None,
     ) -> None:
         self._owned = not isinstance(source, Program)
         program = source if isinstance(source, Program) else load(source, num_threads=num_threads, trust=trust)
         try:
             self.settings = read_settings(program.manifest, program.path)
-            self._methods = [(tokens, program[name]) for tokens, name in self.settings.methods]
-            self._embeds = [(tokens, program[name]) for tokens, name in self.settings.embeds]
-            row = self.settings.block_elements * KV_ITEMSIZE[self.settings.dtype]
+            settings = self.settings
+            row = settings.block_elements * KV_ITEMSIZE[settings.dtype]
+            methods = [(tokens, program[name]) for tokens, name in settings.methods]
+            draft = settings.draft if speculative is not None and speculative.method == "draft" else None
+            drafts = [] if draft is None else [(tokens, program[name]) for tokens, name in draft.methods]
+            if draft is not None:
+                row += draft.block_elements * KV_ITEMSIZE[draft.dtype]
             available, part = _available(), _DEFAULT_PART
             if program.device != "cpu":
-                for _, method in self._methods:  # uploads the weights
+                for _, method in (*methods, *drafts):  # uploads the weights
                     method.open()
                 available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
-            self.blocks = _block_count(self.settings, row, kv_memory, max_sequences, int(available * part))
-            self._pool = zeros((self.blocks, self.settings.block_elements), self.settings.dtype, program.device)
-            self._states: Any = None
-            if self.settings.state_elements:
-                self._states = zeros((max_sequences, self.settings.state_elements), "float32", program.device)
-            self._last: tuple[Plan, Batch] | None = None
-            self._choose = None if self.settings.choose is None else program[self.settings.choose]
-            sizes = graph_sizes if program.device != "cpu" and self.settings.task == "generate" else ()
-            self._graphs = StepGraphs(
-                sizes, self._pool, lambda *given: self._method(len(given[0]), self._methods).graph(*given), self._states
+            self.blocks = _block_count(settings, row, kv_memory, max_sequences, int(available * part))
+            states = None
+            if settings.state_elements:
+                states = zeros((max_sequences, settings.state_elements), "float32", program.device)
+            sizes = graph_sizes if program.device != "cpu" and settings.task == "generate" else ()
+            self._model = PagedModel(
+                methods,
+                [(tokens, program[name]) for tokens, name in settings.embeds],
+                None if settings.choose is None else program[settings.choose],
+                settings.block_size,
+                settings.hidden,
+                zeros((self.blocks, settings.block_elements), settings.dtype, program.device),
+                states,
+                sizes,
+                1 if speculative is None else speculative.num_speculative_tokens + 1,
             )
-            self._graphs.prepare(progress or (lambda done, of: None))
+            self._model.prepare(progress or (lambda done, of: None))
+            self._draft: PagedModel | None = None
+            if draft is not None:
+                self._draft = PagedModel(
+                    drafts,
+                    [],
+                    None if draft.choose is None else program[draft.choose],
+                    settings.block_size,
+                    0,
+                    zeros((self.blocks, draft.block_elements), draft.dtype, program.device),
+                    graph_sizes=sizes,
+                    most_tokens=2,  # when a draft was accepted as a whole, its last token and the one behind it
+                    vocabulary=draft.vocabulary if draft.vocabulary < settings.vocabulary else None,
+                )
+                self._draft.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:
                 program.close()
@@ -176,43 +132,15 @@ class PackageRunner(Runner):
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         """The logits [rows, width] of these tokens of the plan. Copies the plan's blocks and states first."""
-        for source, target in plan.copies:
-            self._pool.copy_row(source, target)
-        for source, target in plan.state_copies:
-            self._states.copy_row(source, target)
-        batch = self._batch(plan, tokens is None)
-        sequences, count = len(batch.seqlens_k), len(batch.tokens)
-        given = batch.tokens if tokens is None else tokens
-        embeddings = plan_embeddings(plan, self.settings.hidden) if self._embeds else None
-        if embeddings is None and count == sequences <= self._graphs.largest and list(rows) == list(range(sequences)):
-            logits: Any = self._graphs.replay(
-                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots
-            )  # fmt: skip
-        else:
-            method = self._method(count, self._methods if embeddings is None else self._embeds)
-            logits = method(
-                given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
-                batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
-                *(() if self._states is None else (batch.state_slots, self._states)),
-            )  # fmt: skip
-        if self._choose is not None and isinstance(logits, Tensor):
-            return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
-        found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
-        return Logits(found[: len(rows)])
+        return self._model.run(plan, rows, tokens)
 
-    def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
-        size = self.settings.block_size
-        if self._last is not None and plan.behind is self._last[0] and self._last[0].tokens == plan.tokens:
-            batch = self._last[1]
-            batch.go_on(plan, size)
-        else:
-            batch = Batch(plan, size, knows_tokens)
-        self._last = plan, batch
-        return batch
-
-    def _method(self, tokens: int, methods: Sequence[tuple[int, Method]]) -> Method:
-        """The one that is tuned for at least that many tokens, else for the most."""
-        return next((method for count, method in methods if count >= tokens), methods[-1][1])
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """The draft model's logits of these tokens of the plan, whose blocks are copied in its own pool first."""
+        assert self._draft is not None
+        if not plan.items:
+            self._draft.copy_blocks(plan.copies)
+            return Logits(np.empty((0, 0), np.float32))
+        return self._draft.run(plan, rows, tokens)
 
     def dense(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         """The layers behind the pooling."""
@@ -226,7 +154,9 @@ class PackageRunner(Runner):
 
     def close(self) -> None:
         """Free what it holds."""
-        self._graphs.close()
+        self._model.close()
+        if self._draft is not None:
+            self._draft.close()
         if self._owned:
             self._program.close()
 

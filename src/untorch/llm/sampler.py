@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from untorch.llm.logits import Choice, Draws, Logits
+from untorch.llm.logits import Choice, Draws, HostChoice, Logits
 from untorch.llm.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs"]
 
 _NO_TOKEN = "the model's logits are not numbers, or no token is allowed"
+_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1: rounding would give 1
 _BLOCK = 256  # weights that are accumulated together
 _SORTED = 2048  # values that are simply sorted
 _THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
@@ -63,6 +64,7 @@ class SamplerState:
     generated: int = 0
     entropy: int = -1
     _generator: np.random.Generator | None = None
+    _upcoming: list[float] = field(default_factory=list)
     _is_plain: bool = False
 
     def __post_init__(self) -> None:
@@ -79,6 +81,14 @@ class SamplerState:
 
     def uniform(self) -> float:
         """The next random number, from 0 up to 1."""
+        return self._upcoming.pop(0) if self._upcoming else self._random()
+
+    def upcoming(self, count: int) -> list[float]:
+        """The next random numbers, which ``uniform`` gives later."""
+        self._upcoming += [self._random() for _ in range(count - len(self._upcoming))]
+        return self._upcoming[:count]
+
+    def _random(self) -> float:
         if self._generator is None:
             self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.entropy, self.index])))
         return float(self._generator.random())
@@ -170,15 +180,44 @@ class Sampler:
 
     def draws(self, states: Sequence[SamplerState], rows: Sequence[int]) -> Draws:
         """Of a step in which they choose on the device."""
-        params = [state.params for state in states]
-        return Draws(
-            np.array(rows, np.int64),
-            np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
-            np.array([max(p.top_k, 0) for p in params], np.int64),
-            np.array([p.top_p for p in params], np.float32),
-            np.array([p.min_p for p in params], np.float32),
-            _uniform(states),
-        )
+        return _draws(states, rows, _uniform(states))
+
+    def draws_ahead(self, states: Sequence[SamplerState], rows: Sequence[int], counts: Sequence[int]) -> Draws:
+        """Of a step with drafts: ``counts`` tokens for each state, from its row on.
+
+        How many of them it takes is not known yet, so its random numbers stay: ``SamplerState.uniform`` gives them.
+        """
+        uniform = [
+            number
+            for state, count in zip(states, counts, strict=True)
+            for number in ([0.0] * count if state.params.greedy else state.upcoming(count))
+        ]
+        each = [(state, row + i) for state, row, n in zip(states, rows, counts, strict=True) for i in range(n)]
+        return _draws(
+            [state for state, _ in each], [row for _, row in each],
+            np.minimum(np.array(uniform), _BELOW_ONE).astype(np.float32),
+        )  # fmt: skip
+
+    def draft(self, given: Logits, states: Sequence[SamplerState], place: int) -> Choice:
+        """A proposal for each state and row, by a draft model's logits: of the token ``place`` behind the next one.
+
+        By temperature, min-p, top-k and top-p alone, with the random number of that token.
+        """
+        uniform = [0.0 if state.params.greedy else state.upcoming(place + 1)[place] for state in states]
+        if given.can_choose:
+            numbers = np.minimum(np.array(uniform), _BELOW_ONE).astype(np.float32)
+            return given.choose(_draws(states, range(len(states)), numbers))
+        scores = np.array(given.numpy()[:, : self.vocabulary], dtype=np.float32)
+        tokens = scores.argmax(axis=1)
+        usable = np.isfinite(scores[np.arange(len(scores)), tokens])
+        random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
+        if random:
+            tokens[random] = _draw(scores[random], [states[i] for i in random], [uniform[i] for i in random])
+        return HostChoice(tokens)
+
+    def take_numbers(self, states: Sequence[SamplerState]) -> None:
+        """Each takes a token of ``draws_ahead``, and the random number that chose it."""
+        _uniform(states)
 
     def draws_behind(self, draws: Draws, states: Sequence[SamplerState]) -> Draws:
         """Of the step behind, with the same sequences and a row for each."""
@@ -192,9 +231,20 @@ class Sampler:
         ]
 
 
+def _draws(states: Sequence[SamplerState], rows: Sequence[int], uniform: NDArray[np.float32]) -> Draws:
+    params = [state.params for state in states]
+    return Draws(
+        np.array(rows, np.int64),
+        np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
+        np.array([max(p.top_k, 0) for p in params], np.int64),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+        uniform,
+    )
+
+
 def _uniform(states: Sequence[SamplerState]) -> NDArray[np.float32]:
-    # The largest float32 below 1: rounding would give 1.
-    return np.array([0.0 if s.params.greedy else min(s.uniform(), 1 - 2**-24) for s in states], np.float32)
+    return np.array([0.0 if s.params.greedy else min(s.uniform(), _BELOW_ONE) for s in states], np.float32)
 
 
 def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:
@@ -264,13 +314,13 @@ def _choose(scores: Floats, states: Sequence[SamplerState]) -> tuple[NDArray[np.
     usable = np.isfinite(scores[np.arange(len(scores)), tokens])  # the largest; not a number if any is none
     random = [i for i, state in enumerate(states) if usable[i] and not state.params.greedy]
     if random:
-        tokens[random] = _draw(scores[random], [states[i] for i in random])
+        own = [states[i] for i in random]
+        tokens[random] = _draw(scores[random], own, [state.uniform() for state in own])
     return tokens, usable
 
 
-def _draw(scores: Floats, states: Sequence[SamplerState]) -> NDArray[np.intp]:
-    params = [state.params for state in states]
-    uniform = np.array([state.uniform() for state in states])
+def _draw(scores: Floats, states: Sequence[SamplerState], numbers: Sequence[float]) -> NDArray[np.intp]:
+    params, uniform = [state.params for state in states], np.array(numbers)
     temperature = np.array([p.temperature for p in params], np.float32)
     weights = scores / temperature[:, None]
     weights -= weights.max(axis=1, keepdims=True)

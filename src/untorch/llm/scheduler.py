@@ -3,7 +3,8 @@
 Sequences that decode come first, one token each; what is left of the step's token budget goes to prompts, which are
 cut into chunks. When no block is free, the sequence of the lowest rank gives its own back and is computed again later;
 the prefix cache makes that cheap. So do sequences of a lower priority for one that waits. With a state pool, a sequence
-has a slot of it while it runs. Knows no model.
+has a slot of it while it runs. Sequences that speculate get tokens to verify behind their own, in blocks that nobody
+else needs now. Knows no model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from untorch.llm.blocks import BlockManager, OutOfBlocksError
+from untorch.llm.blocks import BlockManager, BlockTable, OutOfBlocksError
 from untorch.llm.sequence import Sequence
 from untorch.llm.slots import NO_SLOT, SlotManager
 
@@ -21,11 +22,12 @@ __all__ = ["Plan", "Scheduled", "Scheduler"]
 
 @dataclass(slots=True)
 class Scheduled:
-    """``count`` tokens of a sequence from ``start`` on."""
+    """``count`` tokens of a sequence from ``start`` on. drafted: the last ones that are of its draft."""
 
     sequence: Sequence
     start: int
     count: int
+    drafted: int = 0
 
     @property
     def end(self) -> int:
@@ -38,7 +40,7 @@ class Plan:
     """A step. copies: of whole blocks, from and to, in this order and before the step; state_copies: of slots.
 
     full: sequences that no room is left for even if they were alone; the scheduler has dropped them. behind: the step
-    that this one has the tokens of.
+    that this one has the tokens of. drafted: tokens of drafts, among ``tokens``.
     """
 
     items: list[Scheduled] = field(default_factory=list)
@@ -47,11 +49,20 @@ class Plan:
     full: list[Sequence] = field(default_factory=list)
     tokens: int = 0
     behind: Plan | None = None
+    drafted: int = 0
 
     def add(self, item: Scheduled) -> None:
         """Into the step."""
         self.items.append(item)
         self.tokens += item.count
+
+    def drop_draft(self, item: Scheduled) -> None:
+        """An item goes on without its draft."""
+        item.sequence.draft = []
+        item.count -= item.drafted
+        self.tokens -= item.drafted
+        self.drafted -= item.drafted
+        item.drafted = 0
 
     def drop(self, sequence: Sequence) -> None:
         """Out of the step, if it is there."""
@@ -84,6 +95,7 @@ class Scheduler:
         self._refused: Sequence | None = None
         self._refused_at = 0
         self._state_copies: list[tuple[int, int]] = []
+        self._budget = max_batch_tokens
 
     @property
     def has_work(self) -> bool:
@@ -109,6 +121,7 @@ class Scheduler:
             other.table, other.computed, other.cached = (
                 self.blocks.fork(sequence.table), sequence.computed, sequence.cached,
             )  # fmt: skip
+            other.draft_computed = sequence.draft_computed
             if self.slots is not None:
                 other.slot = self.slots.take()
                 self._state_copies.append((sequence.slot, other.slot))
@@ -120,12 +133,18 @@ class Scheduler:
         self._state_copies = []
         decoding = [sequence for sequence in self.running if sequence.remaining == 1]
         prompts = [sequence for sequence in self.running if sequence.remaining > 1]
+        self._budget = self.max_batch_tokens
+        speculates = any(sequence.wanted for sequence in decoding)
+        if speculates:
+            self._budget -= self._room_for_drafts(decoding, bool(prompts or self.waiting))
         for sequence in (*decoding, *prompts):
             if sequence.table is not None:  # it may have been preempted for an earlier one
                 self._place(plan, sequence)
         if self.preemptions == before:
-            while self.waiting and plan.tokens < self.max_batch_tokens and self._admit(plan):
+            while self.waiting and plan.tokens < self._budget and self._admit(plan):
                 pass
+        if speculates:
+            self._add_drafts(plan)
         return plan
 
     def follow(self, plan: Plan) -> Plan | None:
@@ -162,18 +181,60 @@ class Scheduler:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
         size, window = self.blocks.size, self.window
         for item in plan.items:
-            sequence, end = item.sequence, item.start + item.count
+            sequence, end = item.sequence, item.start + item.count - item.drafted
             table = sequence.table
             if table is None:
                 continue
             sequence.computed = end
-            if end // size > item.start // size:
-                self.blocks.commit(table, sequence.tokens[:end])
-            if window and end > window:
-                self.blocks.drop_before(table, end + 1 - window)
+            if window or end // size > item.start // size:
+                self._share(sequence, table, item.start)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Of a draft that was computed, what was accepted is among the tokens now, and the last token is a new one.
+
+        Keys and values of accepted tokens may be shared. Those of rejected ones are overwritten by the next step, and
+        blocks that have no others are given back.
+        """
+        sequence.wanted, sequence.draft = 0, []
+        table, begin, end = sequence.table, sequence.computed, len(sequence.tokens) - 1
+        if table is None:
+            return
+        sequence.computed = end
+        self._share(sequence, table, begin)
+        self.blocks.trim(table, len(sequence.tokens))
+
+    def _share(self, sequence: Sequence, table: BlockTable, begin: int) -> None:
+        """Full blocks from ``begin`` on can be found, and those behind the window are given back."""
+        end, size = sequence.computed, self.blocks.size
+        if end // size > begin // size:
+            self.blocks.commit(table, sequence.tokens[:end])
+        if self.window and end > self.window:
+            self.blocks.drop_before(table, end + 1 - self.window)
+
+    def _room_for_drafts(self, decoding: list[Sequence], prompts: bool) -> int:
+        """Tokens of the step that are kept for drafts: where prompts are to be computed, they get half at least."""
+        spare = self.max_batch_tokens - len(decoding)
+        return max(0, min(sum(sequence.wanted for sequence in decoding), spare // 2 if prompts else spare))
+
+    def _add_drafts(self, plan: Plan) -> None:
+        """Where tokens and free blocks are left. Nothing is preempted for a draft."""
+        left, size = self.max_batch_tokens - plan.tokens, self.blocks.size
+        for item in plan.items:
+            sequence, table = item.sequence, item.sequence.table
+            if not sequence.wanted or table is None:
+                continue
+            room = (len(table.blocks) + self.blocks.free) * size - item.end
+            count = max(0, min(sequence.wanted, left, room))
+            self.blocks.grow(table, item.end + count)
+            del sequence.draft[count:]
+            item.count += count
+            item.drafted = count
+            plan.tokens += count
+            plan.drafted += count
+            left -= count
 
     def _place(self, plan: Plan, sequence: Sequence) -> None:
-        count = min(sequence.remaining, self.max_batch_tokens - plan.tokens)
+        count = min(sequence.remaining, self._budget - plan.tokens)
         while count > 0 and sequence.table is not None:
             try:
                 # A block that is shared is copied before it is written to.
@@ -244,7 +305,7 @@ class Scheduler:
             return self._displace(plan, sequence)
         self.waiting.pop(0)
         self._refused = None
-        sequence.table, sequence.computed = table, table.cached
+        sequence.table, sequence.computed, sequence.draft_computed = table, table.cached, table.cached
         if self.slots is not None:
             sequence.slot = self.slots.take()
         if not sequence.preemptions:
@@ -260,3 +321,4 @@ class Scheduler:
         if self.slots is not None:
             self.slots.release(sequence.slot)
         sequence.table, sequence.computed, sequence.slot = None, 0, NO_SLOT
+        sequence.wanted, sequence.draft, sequence.draft_computed = 0, [], 0

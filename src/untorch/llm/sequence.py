@@ -18,7 +18,8 @@ class Sequence:
 
     priority: the smaller, the earlier. order: of arrival, and of the samples of one prompt. samples: sequences that it
     becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. embeddings: of its
-    prompt, in the place of tokens. slot: of the state pool, while it runs.
+    prompt, in the place of tokens. slot: of the state pool, while it runs. wanted: tokens behind the last one that the
+    next step should verify. draft: those tokens. draft_computed: as computed, by the draft model.
     """
 
     tokens: list[int]
@@ -35,6 +36,9 @@ class Sequence:
     preemptions: int = 0
     table: BlockTable | None = field(default=None, repr=False)
     slot: int = NO_SLOT
+    wanted: int = 0
+    draft: list[int] = field(default_factory=list)
+    draft_computed: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt_length < 0:

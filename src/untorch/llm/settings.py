@@ -9,7 +9,9 @@ from typing import Any
 from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "Settings", "read_settings"]
+__all__ = [
+    "FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "DraftSettings", "Settings", "read_settings",
+]  # fmt: skip
 
 TASKS = ("generate", "embed", "classify")
 ROW_POOLINGS = ("last", "cls")  # of one token's row
@@ -17,6 +19,18 @@ POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
 FORMAT_VERSION = 1
 # Of the pages, by their dtype.
 KV_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """Of a draft model, whose pages are beside the model's: as in Settings."""
+
+    vocabulary: int
+    block_elements: int
+    dtype: str
+    methods: tuple[tuple[int, str], ...]
+    choose: str | None = None
+    architecture: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,7 @@ class Settings:
     default_prompt: str | None = None
     embeds: tuple[tuple[int, str], ...] = ()  # as methods, with embeddings [T, hidden] as inputs
     hidden: int = 0
+    draft: DraftSettings | None = None
 
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend; max_tokens None: as many as fit."""
@@ -111,6 +126,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             default_prompt=section.get("default_prompt"),
             embeds=_methods(section.get("embeds", ())),
             hidden=int(section.get("hidden", 0)),
+            draft=_draft(section.get("draft")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
@@ -124,7 +140,21 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
         )
     if (settings.task != "generate" and settings.width < 1) or (settings.embeds and settings.hidden < 1):
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a width is wrong")
+    draft = settings.draft
+    if draft is not None and (
+        min(draft.vocabulary, draft.block_elements) < 1 or not draft.methods or draft.dtype not in KV_ITEMSIZE
+    ):
+        raise InvalidFileError(f"{path}: the manifest's draft model is damaged: a size or dtype is wrong")
     return settings
+
+
+def _draft(given: Any) -> DraftSettings | None:
+    if given is None:
+        return None
+    return DraftSettings(
+        int(given["vocabulary"]), int(given["block_elements"]), str(given["dtype"]), _methods(given["methods"]),
+        given.get("choose"), str(given["architecture"]),
+    )  # fmt: skip
 
 
 def _methods(given: Any) -> tuple[tuple[int, str], ...]:

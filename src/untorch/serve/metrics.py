@@ -36,6 +36,8 @@ _LLM_COUNTERS = {
     "requests": "Requests that came.", "finished": "Requests that ended.", "prompt_tokens": "Tokens of prompts.",
     "cached_tokens": "Tokens of prompts that the prefix cache had.", "generated_tokens": "Tokens that were generated.",
     "preemptions": "Sequences that gave their pages back.", "steps": "Steps of the model.",
+    "drafts": "Drafts of speculative decoding, a sequence and step.", "draft_tokens": "Tokens of drafts.",
+    "accepted_tokens": "Tokens of drafts that were accepted.",
 }  # fmt: skip
 _MEMORY = ("mapped", "weights", "state", "dequantized", "tensors", "reserved", "free", "total")
 

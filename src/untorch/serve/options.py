@@ -49,7 +49,11 @@ class ServeOptions:
         num_runners: As for ``untorch.load``: concurrent calls of a method.
         num_threads: As for ``untorch.load``.
         trust: The path of a trust policy that has to accept each package.
-        kv_memory: As for ``untorch.llm.Engine``.
+        kv_memory: As for ``untorch.llm.Engine``; so are the four of speculative decoding, where None is its default.
+        speculative: "ngram" or None.
+        num_speculative_tokens: The most tokens to propose at a time.
+        prompt_lookup_min: The fewest of the last tokens that have to match.
+        prompt_lookup_max: The most that are compared.
         log_format: "text", "json", or "none".
         tls_certificate: PEM file with the server's certificate and those between it and the root.
         tls_key: PEM file with its key.
@@ -83,6 +87,10 @@ class ServeOptions:
     num_threads: int = 0
     trust: str | None = None
     kv_memory: str | None = None
+    speculative: str | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
     log_format: str = "text"
     tls_certificate: str | None = None
     tls_key: str | None = None

@@ -276,8 +276,10 @@ class Repository:
         if package.program is not None:
             package.program.close()
             package.program = None
+        names = ("speculative", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        given = {name: value for name in names if (value := getattr(options, name)) is not None}
         package.engine = Engine(
-            package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust
+            package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust, **given
         )
         package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
 

@@ -24,8 +24,10 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextRunner]:
 
     def open_engine(file: Path, **options: Any) -> Engine:
         assert str(file) == "m.pt2"
-        options = {key: value for key, value in options.items() if key in ("text", "max_batch_tokens", "max_sequences")}
-        return Engine(made, **options)
+        left_out = ("kv_memory", "num_threads", "trust")
+        return Engine(
+            made, **{key: value for key, value in options.items() if key not in left_out and value is not None}
+        )
 
     for module in (generate, chat, bench_llm):
         monkeypatch.setattr(module, "open_engine", open_engine)
@@ -115,6 +117,33 @@ def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
     text = cli("bench-llm", "m.pt2", "--dataset", dataset, *options).out
     assert "TTFT" in text
     assert "requests/s" in text
+
+
+def test_speculation(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, runner: TextRunner) -> None:
+    runner.script = [*runner.script[:5] * 6, 257]
+    text = "Hello" * 6
+    options = ("--speculative", "ngram", "--num-speculative-tokens", 3, "--prompt-lookup-min", 1)
+    assert cli("generate", "m.pt2", "hi", *options).out == text + "\n"
+    document = cli("generate", "m.pt2", "hi", *options, "--prompt-lookup-max", 2, "--json").document()
+    assert document["completions"][0]["text"] == text
+    assert document["draft_tokens"] >= document["accepted_tokens"] > 10
+    document = cli("generate", "m.pt2", "hi", "--json").document()
+    assert document["completions"][0]["text"] == text and "draft_tokens" not in document
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    lines = iter(["hi", "/stats", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    out = cli("chat", "m.pt2", *options).out.splitlines()
+    assert out[0] == text
+    assert " proposed tokens accepted (" in out[1] and out[1].endswith(" tokens a draft")
+    assert out[2].endswith(" proposed tokens accepted")
+    load = ("--num-prompts", 3, "--max-concurrency", 3, "--input-len", 5, "--output-len", 30)
+    document = cli("bench-llm", "m.pt2", *load, *options, "--json").document()
+    assert document["drafts"] > 0 and document["draft_tokens"] >= document["accepted_tokens"] > 30
+    assert document["output_throughput"] == pytest.approx(90 / document["duration_s"])
+    assert "speculation" in cli("bench-llm", "m.pt2", *load, *options).out
+    assert "speculation" not in cli("bench-llm", "m.pt2", *load).out
+    done = cli("generate", "m.pt2", "hi", "--speculative", "magic")
+    assert done.err == "untorch: Engine: speculative: expected 'ngram', 'draft' or None, got 'magic'\n"
 
 
 @pytest.mark.usefixtures("runner")

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from untorch.llm.logits import Choice, Draws, Logits
-from untorch.llm.runner import Batch, Runner
+from untorch.llm.paged_model import Batch
+from untorch.llm.runner import Runner
+from untorch.llm.sampler import _inverse, _nucleus
 from untorch.llm.scheduler import Plan
-from untorch.llm.settings import Settings
+from untorch.llm.settings import DraftSettings, Settings
 
 VOCABULARY = 64
 
@@ -23,10 +25,19 @@ def next_logits(tokens: Sequence[int]) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * 3
 
 
-def greedy(prompt: Sequence[int], count: int) -> list[int]:
+def repetitive_logits(tokens: Sequence[int]) -> np.ndarray:
+    """Mostly by the last token alone, so the text repeats itself; sometimes by all of them."""
+    everything = zlib.crc32(np.asarray(tokens, np.int64).tobytes())
+    seed = everything if everything % 16 == 0 else int(tokens[-1]) % 24
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * 3
+
+
+def greedy(
+    prompt: Sequence[int], count: int, model: Callable[[Sequence[int]], np.ndarray] = next_logits
+) -> list[int]:  # fmt: skip
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(next_logits(tokens).argmax()))
+        tokens.append(int(model(tokens).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -42,7 +53,7 @@ class GpuChoice(Choice):
 
 
 class GpuLogits(Logits):
-    """As if they were on a GPU: the most likely tokens are chosen there."""
+    """As if they were on a GPU: tokens are chosen there."""
 
     can_choose = True
 
@@ -51,11 +62,20 @@ class GpuLogits(Logits):
         self.step, self.events = step, events
 
     def choose(self, draws: Draws) -> Choice:
-        return GpuChoice(self.numpy()[draws.rows].argmax(axis=1), self.step, self.events)
+        values = self.numpy()[draws.rows]
+        chosen = values.argmax(axis=1)
+        for i, temperature in enumerate(draws.temperature):
+            if temperature:
+                weights = np.exp((values[i] - values[i].max()) / temperature).astype(np.float32)
+                weights[weights < draws.min_p[i]] = 0
+                ids, kept = _nucleus(weights, int(draws.top_k[i]) or VOCABULARY, float(draws.top_p[i]))
+                chosen[i] = ids[_inverse(kept[None], draws.uniform[i : i + 1])[0]]
+        return GpuChoice(chosen, self.step, self.events)
 
 
 class FakeRunner(Runner):
-    """Its pool has a token for each position. hook: called before each step, with the plan.
+    """Its pool has a token for each position. hook: called before each step, with the plan. model: tokens to logits. draft: the same
+    of a draft model, whose pool is ``draft_pool``.
 
     gpu: tokens are chosen where the logits are. events: the steps that were run and waited for.
     """
@@ -67,14 +87,20 @@ class FakeRunner(Runner):
         hook: Callable[[Plan], Any] | None = None,
         files: dict[str, bytes] | None = None,
         gpu: bool = False,
+        model: Callable[[Sequence[int]], np.ndarray] = next_logits,
+        draft: Callable[[Sequence[int]], np.ndarray] | None = None,
         **settings: Any,
     ) -> None:
         given = {"vocabulary": VOCABULARY, "max_positions": 200, "stop_ids": (), **settings}
+        if draft is not None:
+            given["draft"] = DraftSettings(given["vocabulary"], 1, "float32", ((16, "draft_step_16"),))
         self.settings = Settings(block_size=size, **given)
+        self.draft, self.draft_pool = draft, np.full((blocks, size), -1)
+        self.proposals: list[list[tuple[int, int]]] = []
         self.blocks, self.size = blocks, size
         self.pool = np.full((blocks, size), -1)
         self.hook, self.files = hook, files or {}
-        self.gpu = gpu
+        self.gpu, self.model = gpu, model
         self.plans: list[list[tuple[int, int]]] = []
         self.events: list[tuple[str, int]] = []
         self.gate = threading.Event()
@@ -87,21 +113,34 @@ class FakeRunner(Runner):
         self.plans.append([(item.start, item.count) for item in plan.items])
         if self.hook is not None:
             self.hook(plan)
+        values = self._compute(self.model, self.pool, plan, rows, tokens)
+        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
+
+    def propose(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        assert self.draft is not None
+        self.proposals.append([(item.start, item.count) for item in plan.items])
+        values = self._compute(self.draft, self.draft_pool, plan, rows, tokens)
+        return GpuLogits(values, -len(self.proposals), self.events) if self.gpu else Logits(values)
+
+    def _compute(
+        self, model: Callable[[Sequence[int]], np.ndarray], pool: np.ndarray, plan: Plan, rows: Sequence[int], tokens: Any
+    ) -> np.ndarray:  # fmt: skip
         for source, target in plan.copies:
-            self.pool[target] = self.pool[source]
+            pool[target] = pool[source]
+        if not plan.items:
+            return np.empty((0, 0), np.float32)
         batch = Batch(plan, self.size, knows_tokens=tokens is None)
         if tokens is not None:
             batch.tokens[:] = tokens
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
-        self.pool.reshape(-1)[batch.slot_mapping] = batch.tokens
+        pool.reshape(-1)[batch.slot_mapping] = batch.tokens
         logits = []
         for row in rows:
             sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
             end = int(batch.positions[row]) + 1
             pages = batch.block_table[sequence, : -(-end // self.size)]
-            logits.append(next_logits(self.pool[pages].reshape(-1)[:end]))
-        values = np.array(logits, np.float32).reshape(len(rows), VOCABULARY)
-        return GpuLogits(values, len(self.plans) - 1, self.events) if self.gpu else Logits(values)
+            logits.append(model(pool[pages].reshape(-1)[:end]))
+        return np.array(logits, np.float32).reshape(len(rows), self.settings.vocabulary)
 
     def file(self, name: str) -> bytes:
         return self.files[name]
@@ -146,10 +185,15 @@ class TextRunner(FakeRunner):
         self.script = [*Tokenizer(files["tokenizer.json"]).encode(text), 257]
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
-        wanted = [item.sequence for item in plan.items if item.end == len(item.sequence.tokens)]
+        wanted = [
+            len(item.sequence.tokens) - item.sequence.prompt_length + place
+            for item in plan.items
+            if item.end - item.drafted == len(item.sequence.tokens)
+            for place in range(item.drafted + 1)
+        ]
         logits = np.zeros((len(rows), 258), np.float32)
-        for at, sequence in enumerate(wanted):
-            logits[at, self.script[(len(sequence.tokens) - sequence.prompt_length) % len(self.script)]] = 9
+        for at, place in enumerate(wanted):
+            logits[at, self.script[place % len(self.script)]] = 9
         return Logits(logits)
 
 

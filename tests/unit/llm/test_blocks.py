@@ -62,6 +62,23 @@ def test_contents_outlive_their_holder_until_taken() -> None:
     assert manager.open([5, 6, 7, 8, 9]).cached == 2
 
 
+def test_blocks_behind_a_position_are_given_back() -> None:
+    manager = BlockManager(8, 4)
+    table = filled(manager, list(range(6)))
+    manager.grow(table, 17)
+    kept = table.blocks[:2]
+    manager.trim(table, 8)
+    assert table.blocks == kept and manager.free == 6
+    manager.trim(table, 20)
+    assert table.blocks == kept
+    manager.check([table])
+    manager.grow(table, 9)
+    manager.drop_before(table, 8)
+    manager.trim(table, 4)
+    assert table.blocks == [NO_BLOCK] and manager.free == 8
+    manager.check([table])
+
+
 def test_without_a_prefix_cache() -> None:
     manager = BlockManager(4, 2, prefix_cache=False)
     filled(manager, [1, 2, 3, 4])

@@ -77,6 +77,37 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert all(graph.closed for graph in made)
 
 
+def test_steps_with_drafts_have_graphs_of_their_own() -> None:
+    made: list[Captured] = []
+
+    def capture(*given: Any) -> Captured:
+        made.append(Captured(*given))
+        return made[-1]
+
+    seen: list[tuple[int, int]] = []
+    graphs = StepGraphs([1, 4], object(), capture, most_tokens=3)
+    graphs.prepare(lambda done, of: seen.append((done, of)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] and graphs.count == 4
+    assert [graph.shapes[0] for graph in made] == [(4,), (12,), (1,), (3,)]
+    assert [graph.shapes[3:5] for graph in made] == [[(4, 64), (5,)]] * 2 + [[(1, 64), (2,)]] * 2
+    assert graphs.serves(2, 2) and graphs.serves(12, 4, False) and graphs.serves(12, 3, False)
+    assert not graphs.serves(13, 4, False) and not graphs.serves(5, 5) and not graphs.serves(5, 1, False)
+    assert not StepGraphs([4], object(), capture).serves(2, 2, False)
+
+    # Two sequences with three tokens and one; the logits of all but the second are wanted.
+    tokens, positions, slots = np.arange(4) + 5, np.array([7, 8, 9, 3]), np.arange(4) + 100
+    table, lengths = np.array([[1, 2], [3, 0]], np.int32), np.array([10, 4], np.int32)
+    used = graphs.replay(tokens, positions, table, lengths, slots, None, np.array([0, 3, 4], np.int32), [0, 2, 3])
+    assert used is made[1]
+    assert [array.tolist() for array in used.given[:3]] == [
+        [5, 6, 7, 8] + [0] * 8, [7, 8, 9, 3] + [0] * 8, [0, 2, 3] + [0] * 9,
+    ]  # fmt: skip
+    # Padding: sequences without tokens, and tokens behind all sequences, which are written nowhere.
+    assert used.given[4].tolist() == [0, 3, 4, 4, 4] and used.given[5].tolist() == [10, 4, 1, 1]
+    assert used.given[6].tolist() == [100, 101, 102, 103] + [-1] * 8
+    assert used.given[3][:2, :2].tolist() == table.tolist() and not used.given[3][2:].any()
+
+
 def test_padding_has_no_state() -> None:
     made: list[tuple[Any, ...]] = []
 

@@ -13,8 +13,8 @@ from tests.unit.llm.fake import VOCABULARY, FakeRunner, next_logits
 from untorch import ArgumentTypeError, InvalidArgumentError
 from untorch.llm import Engine, Prompt, SamplingParams
 from untorch.llm.logits import Logits
+from untorch.llm.paged_model import plan_embeddings
 from untorch.llm.prompt import Embeddings, read_embeddings
-from untorch.llm.runner import plan_embeddings
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.sequence import Sequence as TokenSequence
 

@@ -202,3 +202,25 @@ def test_tokens_beyond_the_vocabulary_are_never_chosen() -> None:
     logits = np.zeros((1, 8), np.float32)
     logits[0, 7] = 9
     assert Sampler(6).sample(Logits(logits), [state(temperature=0)])[0].token < 6
+
+
+def test_random_numbers_that_are_looked_at_come_later() -> None:
+    first, second = state(seed=7), state(seed=7)
+    expected = [second.uniform() for _ in range(6)]
+    assert first.upcoming(3) == expected[:3]
+    assert [first.uniform(), first.uniform()] == expected[:2]
+    assert first.upcoming(2) == expected[2:4]
+    assert first.upcoming(0) == []
+    assert [first.uniform() for _ in range(4)] == expected[2:]
+
+
+def test_draws_for_drafts() -> None:
+    own, same, plain = state(seed=7, top_k=3, temperature=0.5), state(seed=7), state(temperature=0)
+    sampler = Sampler(WIDTH)
+    draws = sampler.draws_ahead([own, plain], [0, 3], [3, 2])
+    assert draws.rows.tolist() == [0, 1, 2, 3, 4]
+    assert draws.temperature.tolist() == [0.5] * 3 + [0] * 2 and draws.top_k.tolist() == [3] * 3 + [0] * 2
+    numbers = [np.float32(same.uniform()) for _ in range(3)]
+    assert draws.uniform.tolist() == [*numbers, 0, 0] and draws.uniform.dtype == np.float32
+    sampler.take_numbers([own, plain])
+    assert sampler.draws([own], [0]).uniform.tolist() == numbers[1:2]

@@ -251,8 +251,101 @@ def test_too_few_slots_or_prefixes_without_states() -> None:
             Scheduler(blocks, 8, 3, slots=SlotManager(slots))
 
 
-@pytest.mark.parametrize(("window", "states"), [(0, False), (5, False), (0, True)])
-def test_random_loads(window: int, states: bool) -> None:
+def drafting(scheduler: Scheduler, one: Sequence, draft: list[int]) -> tuple[list[tuple[int, int, int]], int]:
+    """A step in which the sequence wants these tokens verified: what ran, and how many of them were part of it."""
+    one.draft, one.wanted = list(draft), len(draft)
+    plan = scheduler.schedule()
+    scheduler.complete(plan)
+    return [(item.start, item.count, item.drafted) for item in plan.items], plan.drafted
+
+
+def test_a_draft_is_behind_the_last_token() -> None:
+    scheduler = make(blocks=6, size=4, tokens=16)
+    one = sequence(7, 1)
+    scheduler.add(one)
+    step(scheduler)  # which appends a token
+    assert (one.computed, len(one.tokens)) == (7, 8)
+    assert drafting(scheduler, one, [20, 21, 22, 23, 24]) == ([(7, 6, 5)], 5)
+    assert one.computed == 8  # the last token's own keys and values are there
+    assert one.table is not None and len(one.table.blocks) == 4
+    # One token of the draft is accepted, and one is new.
+    one.tokens += [20, 30]
+    scheduler.settle(one)
+    assert (one.computed, len(one.tokens), one.wanted, one.draft) == (9, 10, 0, [])
+    assert len(one.table.blocks) == 3
+    scheduler.blocks.check([one.table])
+    # The third block had a rejected token, and is not known before it has others.
+    assert scheduler.blocks.open([*one.tokens, 31, 32, 33]).cached == 8
+    assert drafting(scheduler, one, [40, 41])[0] == [(9, 3, 2)]
+    one.tokens += [40, 41, 50]
+    scheduler.settle(one)
+    assert scheduler.blocks.open([*one.tokens, 31, 32, 33]).cached == 12
+
+
+def test_drafts_take_what_is_left() -> None:
+    scheduler = make(blocks=3, size=4, tokens=8)
+    one = sequence(7, 1)
+    scheduler.add(one)
+    step(scheduler)
+    assert drafting(scheduler, one, [20] * 20) == ([(7, 5, 4)], 4)  # blocks are left for so many
+    assert one.draft == [20] * 4
+    one.tokens.append(30)
+    scheduler.settle(one)
+    scheduler = make(blocks=20, size=4, tokens=8)
+    one = sequence(7, 1)
+    scheduler.add(one)
+    step(scheduler)
+    assert drafting(scheduler, one, [20] * 20) == ([(7, 8, 7)], 7)  # of the step's tokens
+    one.tokens.append(30)
+    scheduler.settle(one)
+    scheduler.add(sequence(30, 2, 100))
+    assert drafting(scheduler, one, [20] * 20) == ([(8, 4, 3), (0, 4, 0)], 3)  # half of what decoding leaves
+
+
+def test_nothing_is_preempted_for_a_draft() -> None:
+    scheduler = make(blocks=4, size=4, tokens=16)
+    one, other = sequence(7, 1), sequence(7, 2, 100)
+    for new in (one, other):
+        scheduler.add(new)
+    step(scheduler)
+    assert drafting(scheduler, one, [20, 21, 22]) == ([(7, 1, 0), (7, 1, 0)], 0)
+    assert (one.draft, scheduler.preemptions) == ([], 0)
+
+
+def test_one_that_is_preempted_wants_nothing() -> None:
+    scheduler = make(blocks=4, size=4, tokens=16)
+    one, other = sequence(8, 1), sequence(7, 2, 100)
+    for new in (one, other):
+        scheduler.add(new)
+    step(scheduler)
+    assert drafting(scheduler, other, [20, 21])[0] == [(8, 1, 0)]
+    assert (other.table, other.wanted, other.draft, scheduler.preemptions) == (None, 0, [], 1)
+
+
+def speculative_step(scheduler: Scheduler, rng: random.Random) -> tuple[Plan, list[tuple[int, int, int]]]:
+    """As ``step``, but that sequences want some tokens verified, of which some are accepted."""
+    for one in scheduler.running:
+        one.draft = [rng.randrange(1000) for _ in range(rng.randrange(7))] if one.remaining == 1 else []
+        one.wanted = len(one.draft)
+    plan = scheduler.schedule()
+    scheduler.complete(plan)
+    for item in plan.items:
+        one = item.sequence
+        assert item.drafted == len(one.draft)
+        if one.remaining == 0:
+            one.tokens += [*one.draft[: rng.randint(0, item.drafted)], 1000 + len(one.tokens)]
+            if item.drafted:
+                scheduler.settle(one)
+            assert one.remaining == 1
+    assert plan.drafted == sum(item.drafted for item in plan.items)
+    return plan, [(item.sequence.order[0], item.start, item.count) for item in plan.items]
+
+
+@pytest.mark.parametrize(
+    ("window", "states", "drafts"),
+    [(0, False, False), (5, False, False), (0, True, False), (0, False, True), (5, False, True)],
+)
+def test_random_loads(window: int, states: bool, drafts: bool) -> None:
     """Everything ends, nothing is lost, no step is over its budget."""
     rng = random.Random(1)
     for _ in range(40):
@@ -267,8 +360,8 @@ def test_random_loads(window: int, states: bool) -> None:
             alive.append(new)
             scheduler.add(new)
         for _ in range(2000):
-            plan, ran = step(scheduler)
-            assert plan.tokens <= budget
+            plan, ran = speculative_step(scheduler, rng) if drafts else step(scheduler)
+            assert plan.tokens == sum(count for _, _, count in ran) <= budget
             assert len(ran) == len({item[0] for item in ran}) <= 4
             for one in [one for one in alive if one in plan.full or len(one.tokens) >= goal[one.order[0]]]:
                 alive.remove(one)
@@ -276,6 +369,11 @@ def test_random_loads(window: int, states: bool) -> None:
             if rng.random() < 0.02 and alive:
                 scheduler.remove(alive.pop(rng.randrange(len(alive))))
             scheduler.blocks.check([one.table for one in alive if one.table is not None])
+            for one in alive:
+                # Only what is computed and stays is known, and nothing is held for rejected tokens.
+                if one.table is not None:
+                    assert len(one.table._hashes) <= one.computed // 4
+                    assert len(one.table.blocks) <= -(-len(one.tokens) // 4)
             if slots is not None:
                 held = [one.slot for one in alive if one.table is not None]
                 assert NO_SLOT not in held and len(set(held)) == len(held) == 4 - slots.free

@@ -47,23 +47,31 @@ class UsageSum:
 
     def __init__(self) -> None:
         self._prompts: dict[int, Usage] = {}
-        self._completion = 0
+        self._completion = self._drafted = self._accepted = 0
 
     def add(self, prompt: int, usage: Usage | None) -> None:
         """Of a sample, or of all samples, of the prompt with this index."""
         if usage is not None:
             self._prompts[prompt] = usage
             self._completion += usage.completion_tokens
+            self._drafted += usage.draft_tokens
+            self._accepted += usage.accepted_tokens
 
     def json(self, completion_tokens: int | None = None) -> dict[str, Any]:
         """``usage``."""
         prompt = sum(usage.prompt_tokens for usage in self._prompts.values())
         completion = self._completion if completion_tokens is None else completion_tokens
         cached = sum(usage.cached_tokens for usage in self._prompts.values())
-        return {
+        found: dict[str, Any] = {
             "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }  # fmt: skip
+        if self._drafted:
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": self._drafted - self._accepted,
+            }
+        return found
 
 
 def new_id(prefix: str) -> str:

@@ -8,6 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.unit.serve.openai.api import ScriptRunner, events, serve
+from untorch.llm import Usage
+from untorch.serve.openai.answers import UsageSum
 
 
 def complete(client: TestClient, prompt: Any = "ab", **fields: Any) -> Any:
@@ -94,6 +96,15 @@ def test_special_tokens_and_stops() -> None:
         assert (found["text"], found["finish_reason"], found["logprobs"]["tokens"]) == ("a", "stop", ["a"])
         offsets = complete(client, logprobs=0)["choices"][0]["logprobs"]["text_offset"]
         assert offsets == [0, 1, 1, 2, 3]
+
+
+def test_tokens_of_drafts() -> None:
+    total = UsageSum()
+    total.add(0, Usage(3, 20, 0, draft_tokens=9, accepted_tokens=6))
+    total.add(1, Usage(3, 20, 0, draft_tokens=4, accepted_tokens=1))
+    assert total.json()["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 7, "rejected_prediction_tokens": 6,
+    }  # fmt: skip
 
 
 def test_cached_tokens() -> None:

@@ -1,0 +1,181 @@
+"""A model's step over a pool of pages: the plan as arrays, and the package's method or CUDA graph that fits best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch._core import Tensor
+from untorch.llm.graphs import StepGraphs
+from untorch.llm.logits import DeviceLogits, Logits
+from untorch.llm.scheduler import Plan
+from untorch.runtime.method import Method
+
+__all__ = ["Batch", "PagedModel", "plan_embeddings"]
+
+
+class Batch:
+    """The arguments of a step, but for the rows and the pools: the plan's tokens, one sequence behind the other.
+    Positions behind a sequence's tokens have those of its draft.
+
+    knows_tokens: False: they are still being chosen, and are not in the sequences.
+    """
+
+    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "state_slots", "tokens")
+
+    def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
+        items, total = plan.items, plan.tokens
+        self.tokens = np.zeros(total, np.int64)
+        self.positions = np.empty(total, np.int64)
+        self.slot_mapping = np.empty(total, np.int64)
+        self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
+        self.seqlens_k = np.array([item.end for item in items], np.int32)
+        self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
+        columns = -(-int(self.seqlens_k.max()) // block_size)
+        self.block_table = np.zeros((len(items), columns), np.int32)
+        begin = 0
+        for row, item in enumerate(items):
+            sequence, end = item.sequence, begin + item.count
+            assert sequence.table is not None
+            blocks = sequence.table.blocks
+            self.block_table[row, : len(blocks)] = blocks[:columns]
+            self.cu_seqlens_q[row + 1] = end
+            if knows_tokens:
+                tokens = sequence.tokens[item.start : item.end]
+                if len(tokens) < item.count:
+                    first = max(item.start - len(sequence.tokens), 0)
+                    tokens += sequence.draft[first : first + item.count - len(tokens)]
+                self.tokens[begin:end] = tokens
+            if item.count == 1:
+                place = item.start
+                self.positions[begin] = place
+                self.slot_mapping[begin] = blocks[place // block_size] * block_size + place % block_size
+            else:
+                places = np.arange(item.start, item.end)
+                self.positions[begin:end] = places
+                table = self.block_table[row].astype(np.int64)
+                self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
+            begin = end
+
+    def go_on(self, plan: Plan, block_size: int) -> None:
+        """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
+        self.positions += 1
+        self.seqlens_k += 1
+        self.slot_mapping += 1
+        for row in np.flatnonzero(self.positions % block_size == 0).tolist():
+            table = plan.items[row].sequence.table
+            assert table is not None
+            column = int(self.positions[row]) // block_size
+            if column >= self.block_table.shape[1]:
+                wider = np.zeros((plan.tokens, column + 1), np.int32)
+                wider[:, : self.block_table.shape[1]] = self.block_table
+                self.block_table = wider
+            self.block_table[row, column] = table.blocks[column]
+            self.slot_mapping[row] = table.blocks[column] * block_size
+
+
+def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:
+    """The caller's embeddings of the plan's tokens, and a mask of those that have one; None: no token has one."""
+    if not any(
+        item.sequence.embeddings is not None and item.sequence.embeddings.within(item.start, item.end)
+        for item in plan.items
+    ):
+        return None
+    rows, mask = np.zeros((plan.tokens, hidden), np.float32), np.zeros(plan.tokens, np.bool_)
+    begin = 0
+    for item in plan.items:
+        end = begin + item.count
+        if item.sequence.embeddings is not None:
+            item.sequence.embeddings.fill(item.start, rows[begin:end], mask[begin:end])
+        begin = end
+    return rows, mask
+
+
+class PagedModel:
+    """The methods of one model of a package, with the pools that they write.
+
+    methods, embeds: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens on the
+    GPU. block_size: positions a page. hidden: the width of embeddings as inputs. graph_sizes: numbers of sequences
+    whose steps are CUDA graphs; most_tokens: of a sequence in them. vocabulary: tokens from there on are unknown to
+    the model, and are 0 to it.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[tuple[int, Method]],
+        embeds: Sequence[tuple[int, Method]],
+        choose: Method | None,
+        block_size: int,
+        hidden: int,
+        pool: Any,
+        states: Any = None,
+        graph_sizes: Sequence[int] = (),
+        most_tokens: int = 1,
+        vocabulary: int | None = None,
+    ) -> None:
+        self._methods, self._embeds, self._choose = methods, embeds, choose
+        self._block_size, self._hidden = block_size, hidden
+        self._pool, self._states, self._vocabulary = pool, states, vocabulary
+        self._last: tuple[Plan, Batch] | None = None
+        self._graphs = StepGraphs(
+            graph_sizes, pool, lambda *given: self._method(len(given[0]), methods).graph(*given), states, most_tokens
+        )
+
+    def prepare(self, progress: Callable[[int, int], None]) -> None:
+        """Captures CUDA graphs."""
+        self._graphs.prepare(progress)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """From and to, in this order."""
+        for source, target in copies:
+            self._pool.copy_row(source, target)
+
+    def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
+        """As ``Runner.run``."""
+        self.copy_blocks(plan.copies)
+        for source, target in plan.state_copies:
+            self._states.copy_row(source, target)
+        batch = self._batch(plan, tokens is None)
+        sequences, count = len(batch.seqlens_k), len(batch.tokens)
+        given = batch.tokens if tokens is None else tokens
+        embeddings = plan_embeddings(plan, self._hidden) if self._embeds else None
+        is_plain = count == sequences and list(rows) == list(range(sequences))
+        if embeddings is None and self._graphs.serves(count, sequences, is_plain):
+            logits: Any = self._graphs.replay(
+                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots,
+                *(() if is_plain else (batch.cu_seqlens_q, rows)),
+            )  # fmt: skip
+        else:
+            method = self._method(count, self._methods if embeddings is None else self._embeds)
+            logits = method(
+                given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
+                batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
+                *(() if self._states is None else (batch.state_slots, self._states)),
+            )  # fmt: skip
+        if self._choose is not None and isinstance(logits, Tensor):
+            return DeviceLogits(logits, len(rows), self._choose, self._graphs.padded)
+        found: NDArray[np.float32] = logits.numpy() if isinstance(logits, Tensor) else np.asarray(logits)
+        return Logits(found[: len(rows)])
+
+    def close(self) -> None:
+        """Free its CUDA graphs."""
+        self._graphs.close()
+
+    def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
+        size = self._block_size
+        if self._last is not None and plan.behind is self._last[0] and self._last[0].tokens == plan.tokens:
+            batch = self._last[1]
+            batch.go_on(plan, size)
+        else:
+            batch = Batch(plan, size, knows_tokens)
+            if self._vocabulary is not None:
+                batch.tokens[batch.tokens >= self._vocabulary] = 0
+        self._last = plan, batch
+        return batch
+
+    def _method(self, tokens: int, methods: Sequence[tuple[int, Method]]) -> Method:
+        """The one that is tuned for at least that many tokens, else for the most."""
+        return next((method for count, method in methods if count >= tokens), methods[-1][1])
