@@ -102,7 +102,12 @@ def measure(path: pathlib.Path, streams: tuple[int, ...], output: int) -> dict[s
             path, "--num-prompts", str(count), "--max-concurrency", str(count), "--input-len", str(INPUT),
             "--output-len", str(output), "--max-batch-tokens", "2048",
         )  # fmt: skip
-        print(f"{path.stem} {count}: {values[f'streams_{count}']['output_throughput']:.0f} tokens/s", flush=True)
+        run = values[f"streams_{count}"]
+        print(
+            f"{path.stem} {count}: {run['output_throughput']:.0f} tokens/s, TTFT p50 {run['ttft_s']['p50'] * 1e3:.0f} ms, "
+            f"TPOT p50 {run['tpot_s']['p50'] * 1e3:.2f} ms, host {run['host_step_s'] * 1e3:.2f} ms a step",
+            flush=True,
+        )
     values["long_prompt"] = bench(
         path, "--num-prompts", "8", "--max-concurrency", "1", "--input-len", str(LONG_PROMPT), "--output-len", "2",
         "--max-batch-tokens", "2048",

@@ -54,6 +54,11 @@ class Arena {
   // The graph is destroyed: no replay writes into the blocks any more. Called where CUDA calls are forbidden.
   void retire() noexcept { retired_.store(true, std::memory_order_release); }
   bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+  // Larger blocks serve a request for which there is none of its size.
+  void take_larger(bool takes) {
+    const std::lock_guard lock(mutex_);
+    takes_larger_ = takes;
+  }
   // Logs allocations from now on, in order, so that two captures of one call can be compared.
   void start_log() {
     const std::lock_guard lock(mutex_);
@@ -79,7 +84,7 @@ class Arena {
   std::vector<Block*> blank_;  // entries of blocks_ without memory
   std::size_t in_use_ = 0, reserved_ = 0;
   std::atomic<bool> retired_{false};
-  bool logging_ = false;
+  bool logging_ = false, takes_larger_ = false;
   std::vector<AllocationRecord> log_;
 
   Block* blank() {
@@ -94,7 +99,12 @@ Block* Arena::take(std::size_t nbytes) {
   const SizeClass wanted = size_class(nbytes);
   if (wanted.index >= kNumClasses) return nullptr;
   const std::lock_guard lock(mutex_);
-  auto& list = free_[wanted.index];
+  std::size_t index = wanted.index;
+  if (takes_larger_ && wanted.bytes > kSmallLimit) {
+    while (index + 1 < kNumClasses && free_[index].empty()) ++index;
+    if (free_[index].empty()) index = wanted.index;
+  }
+  auto& list = free_[index];
   Block* block = nullptr;
   if (!list.empty()) {
     block = list.back();
@@ -321,6 +331,7 @@ Arena& arena_for(int device, Stream stream) {
 }
 
 std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+void take_larger_blocks(Arena& arena, bool takes) { arena.take_larger(takes); }
 void recycle_private_arena(int device, std::shared_ptr<Arena> arena) { pool(device).recycle(std::move(arena)); }
 void release_gone_graphs(int device) { pool(device).release_gone_graphs(); }
 void start_log(Arena& arena) { arena.start_log(); }

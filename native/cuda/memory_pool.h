@@ -23,6 +23,8 @@ class Arena;
 Arena& arena_for(int device, Stream stream);
 // A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
 std::shared_ptr<Arena> make_private_arena(int device);
+// Whether what is free serves smaller requests, too: graphs of several sizes are captured into the arena one by one.
+void take_larger_blocks(Arena& arena, bool takes);
 // Keeps the memory of a graph that was never launched for the next make_private_arena: freeing it would wait for the
 // device. What still holds a tensor is left to release_gone_graphs.
 void recycle_private_arena(int device, std::shared_ptr<Arena> arena);

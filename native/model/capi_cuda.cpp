@@ -225,6 +225,15 @@ untorch_status untorch_graph_capture(untorch_method* method, const untorch_view*
   });
 }
 
+untorch_status untorch_graph_capture_shared(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
+                                            untorch_graph* shares, untorch_graph** out) {
+  return guarded([&] {
+    check(out != nullptr, "untorch_graph_capture_shared: out is null");
+    check(shares != nullptr, "untorch_graph_capture_shared: shares is null");
+    *out = new untorch_graph{{*method->method, {inputs, num_inputs}, &shares->graph}};
+  });
+}
+
 untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
                                  untorch_tensor** outputs, int32_t* aliases, size_t num_outputs) {
   return guarded([&] {

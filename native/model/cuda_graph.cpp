@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "cuda/device.h"
 #include "cuda/random_state.h"
@@ -46,7 +47,11 @@ bool is_on_device(const Tensor& t) { return t.device().type == DeviceType::kCUDA
 
 }  // namespace
 
-CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs)
+CudaGraph::Memory::~Memory() {
+  if (last != nullptr) (void)cuda::driver().event_destroy(last);
+}
+
+CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares)
     : method_(method), container_(method.container()), device_(method.device().index) {
   if (method.device().type != DeviceType::kCUDA) {
     throw_error(ErrorKind::kUnsupported, "method '", method.spec().name,
@@ -55,17 +60,38 @@ CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs)
   method.check_inputs(inputs, *container_);
   check_written(inputs);
   const cuda::DeviceGuard guard(device_);
+  if (shares == nullptr) {
+    memory_ = std::make_shared<Memory>();
+    memory_->arena = memory_->inputs = cuda::make_private_arena(device_);
+    cuda::take_larger_blocks(*memory_->arena, false);
+  } else {
+    check(shares->device_ == device_, "graph of method '", method_.spec().name, "' on ", device_name(method_.device()),
+          ": it cannot share the memory of a graph on cuda:", shares->device_);
+    memory_ = shares->memory_;
+  }
+  std::unique_lock<std::mutex> first;  // in the order of run(), which reads what becomes lent
+  if (shares != nullptr) first = std::unique_lock(shares->mutex_);
+  const std::lock_guard lock(memory_->mutex);
   try {
-    captured_ = capture(inputs);
+    if (shares != nullptr && !memory_->shared) {
+      memory_->inputs = cuda::make_private_arena(device_);
+      cuda::take_larger_blocks(*memory_->inputs, false);
+      cuda::take_larger_blocks(*memory_->arena, true);
+      shares->lend_outputs();
+      memory_->shared = true;
+    }
+    captured_ = capture(inputs, memory_->arena, *memory_->inputs);
     log_ = cuda::allocation_log(*captured_.arena);
-    Captured other = capture(inputs);
+    const std::shared_ptr<cuda::Arena> elsewhere = cuda::make_private_arena(device_);
+    cuda::take_larger_blocks(*elsewhere, true);  // it serves the second capture of the next graph, too
+    Captured other = capture(inputs, elsewhere, *elsewhere);
     other_log_ = cuda::allocation_log(*other.arena);
     find_inputs(other);
     (void)cuda::driver().graph_destroy(other.graph);
-    const std::shared_ptr<cuda::Arena> unused = std::move(other.arena);
     other = {};
-    cuda::recycle_private_arena(device_, unused);
+    cuda::recycle_private_arena(device_, elsewhere);
     cuda::check_driver(cuda::driver().graph_instantiate(&exec_, captured_.graph, 0), "instantiating the graph");
+    if (memory_->shared) lend_outputs();
   } catch (...) {
     release();
     throw;
@@ -77,6 +103,7 @@ CudaGraph::~CudaGraph() {
   release();
   // Outputs that somebody still holds keep their blocks; the rest goes back now.
   captured_ = {};
+  memory_.reset();
   try {
     cuda::release_gone_graphs(device_);
   } catch (...) {  // the driver is going down with the process
@@ -96,15 +123,33 @@ std::size_t CudaGraph::num_bindable() const noexcept {
   return static_cast<std::size_t>(std::count(bindable_.begin(), bindable_.end(), true));
 }
 
-CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs) {
+void CudaGraph::lend_outputs() {
+  for (TensorPtr& output : captured_.outputs) {
+    if (!output || !output->defined() || !is_on_device(*output)) continue;
+    const auto is_same = [&](const TensorPtr& input) { return input->storage().get() == output->storage().get(); };
+    if (std::ranges::any_of(captured_.inputs, is_same)) continue;  // an input's own memory
+    const StorageRef held = output->storage();
+    auto keeper = std::make_unique<std::shared_ptr<cuda::Arena>>(captured_.arena);
+    const StorageRef lent(new Storage(
+        held->data(), held->nbytes(), held->device(),
+        [](void*, void* context) noexcept { delete static_cast<std::shared_ptr<cuda::Arena>*>(context); },
+        keeper.get()));
+    (void)keeper.release();
+    output =
+        std::make_unique<Tensor>(lent, output->storage_offset(), output->dtype(), output->sizes(), output->strides());
+  }
+}
+
+CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena,
+                                       cuda::Arena& input_arena) {
   const cuda::Driver& api = cuda::driver();
   Captured made;
-  made.arena = cuda::make_private_arena(device_);
+  made.arena = std::move(arena);
   const CaptureStream stream;
   const cuda::StreamScope stream_scope(device_, stream.get());
-  const cuda::ArenaScope arena_scope(device_, *made.arena);
   const Device device{DeviceType::kCUDA, device_};
   std::vector<TensorPtr> arguments;
+  std::optional<cuda::ArenaScope> arena_scope(std::in_place, device_, input_arena);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const untorch_view& view = inputs[i];
     if (writes(i)) {
@@ -122,6 +167,8 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs) {
     }
     arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
   }
+  arena_scope.reset();
+  arena_scope.emplace(device_, *made.arena);
   cuda::start_log(*made.arena);
   made.random_cell = cuda::allocate(16, device_, *made.arena);
   cuda::RandomCapture random(device_, reinterpret_cast<cuda::DevicePtr>(made.random_cell->data()));
@@ -360,6 +407,8 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
   const cuda::Stream stream = cuda::call_stream(device_);
   const cuda::StreamScope scope(device_, stream);
   const std::lock_guard lock(mutex_);
+  std::unique_lock shared_lock(memory_->mutex, std::defer_lock);
+  if (memory_->shared) shared_lock.lock();
   const cuda::Driver& api = cuda::driver();
   std::vector<bool> in_place(inputs.size(), false);
   bool fills = false;
@@ -400,7 +449,16 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
       cuda::check_driver(api.stream_write_value64(stream, cell, base.seed, 0), "seeding the graph");
       cuda::check_driver(api.stream_write_value64(stream, cell + 8, base.offset, 0), "seeding the graph");
     }
+    const bool in_order = shared_lock.owns_lock() && !cuda::is_capturing(stream);
+    if (in_order && memory_->last != nullptr) {
+      cuda::check_driver(api.stream_wait_event(stream, memory_->last, 0), "waiting for the last replay");
+    }
     cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
+    if (in_order) {
+      cuda::Event& last = memory_->last;
+      if (last == nullptr) cuda::check_driver(api.event_create(&last, cuda::kEventDisableTiming), "replaying");
+      cuda::check_driver(api.event_record(last, stream), "replaying");
+    }
     if (fills && !cuda::is_capturing(stream)) {
       if (read_ == nullptr) cuda::check_driver(api.event_create(&read_, cuda::kEventDisableTiming), "replaying");
       cuda::check_driver(api.event_record(read_, stream), "replaying");

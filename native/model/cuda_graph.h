@@ -15,7 +15,9 @@ class CudaGraph {
  public:
   // Captures the call on `inputs` (their values do not matter, nothing runs). Throws what the call throws, and
   // kUnsupported for a model that has to look at results in between.
-  CudaGraph(Method& method, std::span<const untorch_view> inputs);
+  // shares: another graph on the same device, whose memory serves this one, too. Their replays are in order, whatever
+  // streams they are on, and each overwrites the outputs of all. May be null.
+  CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaGraph* shares = nullptr);
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -40,6 +42,15 @@ class CudaGraph {
     std::uint64_t random_count = 0;  // positions that a replay uses
     cuda::Graph graph = nullptr;
   };
+  // What graphs that share it have in common.
+  struct Memory {
+    std::shared_ptr<cuda::Arena> arena;
+    std::shared_ptr<cuda::Arena> inputs;  // another one once the memory is shared: inputs are each graph's own
+    std::mutex mutex;                     // held while one is captured, or launched
+    bool shared = false;
+    cuda::Event last = nullptr;  // behind the last replay
+    ~Memory();
+  };
   // A kernel, copy or fill that takes an input's address: where in its parameters the address lies.
   struct Patch {
     std::size_t node, parameter, byte;
@@ -55,7 +66,9 @@ class CudaGraph {
     std::vector<void*> pointers;
   };
 
-  Captured capture(std::span<const untorch_view> inputs);
+  Captured capture(std::span<const untorch_view> inputs, std::shared_ptr<cuda::Arena> arena, cuda::Arena& input_arena);
+  // The outputs keep the arena from then on, and leave their blocks to the next capture.
+  void lend_outputs();
   void find_inputs(const Captured& other);
   // The nodes that take addresses; `complete` becomes false where another one may take one, too.
   static std::vector<Node> address_nodes(cuda::Graph graph, bool& complete);
@@ -70,6 +83,7 @@ class CudaGraph {
   Method& method_;
   std::shared_ptr<Container> container_;
   int device_;
+  std::shared_ptr<Memory> memory_;
   Captured captured_;
   std::vector<cuda::AllocationRecord> log_, other_log_;
   std::vector<Node> nodes_;

@@ -177,7 +177,8 @@ class Method {
   std::string gpu_architecture() const { return untorch_method_gpu_architecture(method_); }
 
   // A CUDA graph of the call on these arrays. `keeper` gets what kernels gave: the graph reads it at every replay.
-  untorch_graph* capture(const nb::object& given, CaptureKeeper&) const {
+  // shares: a graph whose memory serves this one, too, or null.
+  untorch_graph* capture(const nb::object& given, CaptureKeeper&, untorch_graph* shares) const {
     const nb::object arrays = as_sequence(given, name_);
     (void)signature();
     const Inputs inputs(taker(), items(arrays));
@@ -186,7 +187,8 @@ class Method {
     {
       const RunningInputs running(inputs);
       const GilRelease release;
-      status = untorch_graph_capture(method_, inputs.views(), inputs.size(), &graph);
+      status = shares == nullptr ? untorch_graph_capture(method_, inputs.views(), inputs.size(), &graph)
+                                 : untorch_graph_capture_shared(method_, inputs.views(), inputs.size(), shares, &graph);
     }
     if (status != UNTORCH_OK) throw_call_error(status);
     return graph;
@@ -254,10 +256,13 @@ class Method {
 // A captured call; keeps its method, and through it the program.
 class Graph {
  public:
-  Graph(const nb::object& method, const nb::object& inputs) : method_(method) {
+  // shares: a Graph, or None.
+  Graph(const nb::object& method, const nb::object& inputs, const nb::object& shares) : method_(method) {
     CaptureKeeper keeper;
+    std::shared_ptr<untorch_graph> other;
+    if (!shares.is_none()) other = nb::cast<Graph&>(shares).open_graph();
     const nb::object arrays = as_sequence(inputs, this->method().name());
-    untorch_graph* const graph = this->method().capture(arrays, keeper);
+    untorch_graph* const graph = this->method().capture(arrays, keeper, other.get());
     graph_.reset(graph, Free{std::make_shared<Kept>(Kept{keeper.take(), this->method().taker().device_index})});
     std::vector<nb::object>& kept = std::get_deleter<Free>(graph_)->kept->objects;
     const std::span<PyObject* const> given = items(arrays);

@@ -171,7 +171,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("gpu_architecture", &Method::gpu_architecture);
 
   nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots))
-      .def(nb::init<const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"))
+      .def(nb::init<const nb::object&, const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"),
+           nb::arg("shares").none())
       .def("run", &Graph::run, nb::arg("inputs"))
       .def("close", &Graph::close)
       .def_prop_ro("closed", &Graph::closed);

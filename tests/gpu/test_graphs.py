@@ -51,6 +51,42 @@ def test_graphs(mlp: tuple[Path, nn.Module]) -> None:
         assert "closed" in repr(small) and large(torch.zeros(100, 64, device="cuda")).shape == (100, 32)
 
 
+def test_graphs_that_share_memory(mlp: tuple[Path, nn.Module]) -> None:
+    """Of several sizes, on several streams, in any order: large enough that what lies between the layers is shared."""
+    path, module = mlp
+    sizes = (60_000, 7, 20_000, 45_000, 1)
+    with untorch.load(path) as program:
+        inputs = {n: torch.randn(n, 64, device="cuda") for n in sizes}
+        want = {n: reference(module, x) for n, x in inputs.items()}
+        program(inputs[sizes[0]])
+        apart = program.memory()["reserved"]
+        first = program.forward.graph(inputs[sizes[0]])
+        alone = program.memory()["reserved"] - apart
+        graphs = {sizes[0]: first, **{n: first.share(program.forward, inputs[n]) for n in sizes[1:]}}
+        together = program.memory()["reserved"] - apart
+        # Each has room for an input of its own, and for the second capture that finds its inputs.
+        assert together < 2.5 * alone + sum(sizes[1:]) * 64 * 4 * 2 + (len(sizes) << 22)
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        torch.cuda.synchronize()
+        results = []
+        for turn in range(60):
+            n = sizes[turn * 7 % len(sizes)]
+            with torch.cuda.stream(streams[turn % 3]):
+                results.append((n, torch.from_dlpack(graphs[n](inputs[n])).clone()))
+        torch.cuda.synchronize()
+        n, got = results[-1]  # earlier outputs may have been overwritten while they were copied
+        torch.testing.assert_close(got.cpu(), want[n], rtol=1e-4, atol=1e-4)
+        stream = streams[0]
+        with torch.cuda.stream(stream):
+            results = [(n, torch.from_dlpack(graphs[n](inputs[n])).clone()) for n in sizes * 4]
+        stream.synchronize()
+        for n, got in results:
+            torch.testing.assert_close(got.cpu(), want[n], rtol=1e-4, atol=1e-4)
+        first.close()
+        got = torch.from_dlpack(graphs[45_000](inputs[45_000])).clone().cpu()
+        torch.testing.assert_close(got, want[45_000], rtol=1e-4, atol=1e-4)
+
+
 def test_a_graph_of_what_cannot_be_captured(folder: Path) -> None:
     path = exported(folder, "nonzero", Nonzero(), (torch.ones(8),))
     with untorch.load(path) as program:

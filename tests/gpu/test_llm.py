@@ -159,7 +159,9 @@ def test_any_delta_rule(data: st.DataObject) -> None:
     verify_states(given)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ARCHITECTURES]
+)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from tests.conformance.language_models import make_model
     from untorch.export import causal_lm
@@ -220,6 +222,37 @@ def test_quantised_pages(name: str, kv_dtype: str, tmp_path: Path) -> None:
     assert batched == expected
     assert alone == expected
     assert several == [expected[0]] * 3
+
+
+# No torch. Prompts that repeat themselves; steps that verify are graphs, too.
+SPECULATION = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+path, prompts, new = json.load(sys.stdin)
+params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+found, accepted = [], []
+for graphs in (False, [2, 8]):
+    for speculative in (None, "ngram"):
+        with Engine(path, kv_memory="4MiB", max_batch_tokens=64, max_sequences=8, text=False, cuda_graphs=graphs,
+                    speculative=speculative) as engine:
+            found.append([output.completions[0].token_ids for output in engine.generate(prompts, params)])
+            accepted.append(engine.stats().accepted_tokens)
+print(json.dumps([found, accepted]))
+"""
+
+
+@pytest.mark.parametrize("package", ["Llama", "Gemma2"], indirect=True)
+def test_speculation_gives_the_same_tokens(package: tuple[Path, Any]) -> None:
+    prompts = [[5, 6, 7] * 12, [3, 4] * 9, PROMPTS[4]]
+    done = subprocess.run(
+        [sys.executable, "-c", SPECULATION], input=json.dumps([str(package[0]), prompts, 40]), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, accepted = json.loads(done.stdout)
+    assert found == [found[0]] * 4
+    assert accepted[0] == accepted[2] == 0 and min(accepted[1], accepted[3]) > 0
 
 
 # No torch. Batches of 1, 2 and 4 are graphs, one of 3 is padded, one of 5 is launched.

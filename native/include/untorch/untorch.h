@@ -237,6 +237,11 @@ UNTORCH_API untorch_status untorch_cuda_release_memory(int32_t device_index);
 typedef struct untorch_graph untorch_graph;
 UNTORCH_API untorch_status untorch_graph_capture(untorch_method* method, const untorch_view* inputs, size_t num_inputs,
                                                  untorch_graph** out);
+/* The same in the memory of another graph on that device, so that many graphs take little more than the largest one;
+ * capture that one first. Replays of graphs that share memory are in order, whatever streams they are on. A replay of
+ * any of them overwrites the outputs of all. */
+UNTORCH_API untorch_status untorch_graph_capture_shared(untorch_method* method, const untorch_view* inputs,
+                                                        size_t num_inputs, untorch_graph* shares, untorch_graph** out);
 UNTORCH_API untorch_status untorch_graph_run(untorch_graph* graph, const untorch_view* inputs, size_t num_inputs,
                                              untorch_tensor** outputs, int32_t* aliases, size_t num_outputs);
 UNTORCH_API void untorch_graph_free(untorch_graph* graph);

@@ -76,7 +76,8 @@ class Engine(PooledMethods):
     Args:
         source: The package's path, or a loaded program.
         kv_memory: Bytes for keys, values and the states of recurrent layers, or a string such as "2GiB". Default:
-            enough for max_sequences of the model's length, at most a quarter of the memory that is available.
+            enough for max_sequences of the model's length, at most a quarter of the memory that is available; on a
+            GPU at most 95 % of what weights, the largest step and its CUDA graph leave, which is tried.
         max_batch_tokens: Tokens a step. Prompts that are longer are cut into chunks.
         max_sequences: Sequences that are computed at a time; others wait.
         prefix_cache: Whether equal beginnings of prompts are computed once. Not for models with recurrent layers:
@@ -131,7 +132,9 @@ class Engine(PooledMethods):
         self._runner = (
             source
             if isinstance(source, Runner)
-            else PackageRunner(source, kv_memory, max_sequences, num_threads, trust, sizes, progress, options)
+            else PackageRunner(
+                source, kv_memory, max_batch_tokens, max_sequences, num_threads, trust, sizes, progress, options
+            )
         )
         try:
             settings = self._settings = self._runner.settings

@@ -41,8 +41,9 @@ def read_sizes(given: Any, max_sequences: int) -> list[int]:
 class StepGraphs:
     """Replays the graph that fits a step; captures it where there is none yet.
 
-    capture: makes a graph from the arguments of a step. The block table has 64 columns, or 4, 16, … times as many;
-    ``prepare`` captures all sizes for the narrowest one. states: of recurrent layers, where the model has some.
+    capture: makes a graph from one whose memory it shares, or None, and the arguments of a step. The block table has
+    64 columns, or 4, 16, … times as many; ``prepare`` captures all sizes for the narrowest one. states: of recurrent
+    layers, where the model has some.
     most_tokens: of a sequence in a step with drafts. Above 1, each size has a graph for that many tokens a sequence,
     too: which sequence has how many of them, and which logits are wanted, is in its inputs.
     """
@@ -71,6 +72,11 @@ class StepGraphs:
             progress(done, len(kinds))
             self._graph(size, _FEWEST_COLUMNS, each)
         progress(len(kinds), len(kinds))
+
+    def capture_largest(self) -> None:
+        """The one that takes most memory."""
+        if self._sizes:
+            self._graph(self._sizes[-1], _FEWEST_COLUMNS, self._most)
 
     def padded(self, count: int) -> int:
         """The sequences of the graph that serves that many; the number itself if none does."""
@@ -118,7 +124,8 @@ class StepGraphs:
     def _graph(self, size: int, columns: int, each: int) -> Any:
         key = size, columns, each
         if key not in self._graphs:
-            self._graphs[key] = self._capture(*_arguments(size, columns, each), *self._pools(size, None))
+            shares = next(iter(self._graphs.values()), None)
+            self._graphs[key] = self._capture(shares, *_arguments(size, columns, each), *self._pools(size, None))
         return self._graphs[key]
 
     def _pools(self, size: int, state_slots: NDArray[np.int32] | None) -> tuple[Any, ...]:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from untorch._core import Tensor
 from untorch.llm.graphs import StepGraphs
-from untorch.llm.logits import DeviceLogits, Logits
+from untorch.llm.logits import DeviceLogits, Draws, Logits
 from untorch.llm.scheduler import Plan
-from untorch.runtime.method import Method
+from untorch.llm.slots import NO_SLOT
+from untorch.runtime.method import Graph, Method
 
 __all__ = ["Batch", "PagedModel", "plan_embeddings"]
 
@@ -120,13 +121,30 @@ class PagedModel:
         self._block_size, self._hidden = block_size, hidden
         self._pool, self._states, self._vocabulary = pool, states, vocabulary
         self._last: tuple[Plan, Batch] | None = None
-        self._graphs = StepGraphs(
-            graph_sizes, pool, lambda *given: self._method(len(given[0]), methods).graph(*given), states, most_tokens
-        )
+        self._most_tokens = most_tokens
+        self._graphs = StepGraphs(graph_sizes, pool, self._capture, states, most_tokens)
 
     def prepare(self, progress: Callable[[int, int], None]) -> None:
         """Captures CUDA graphs."""
         self._graphs.prepare(progress)
+
+    def rehearse(self, tokens: int, sequences: int) -> None:
+        """Takes the memory of the largest step, and of its CUDA graph, without a page that is read or written."""
+        each = max(tokens // sequences, 1)
+        total, rows = each * sequences, np.arange(min(each, self._most_tokens) * sequences)
+        columns = -(-each // self._block_size)
+        slots = () if self._states is None else (np.full(sequences, NO_SLOT, np.int32), self._states)
+        logits: Any = self._method(total, self._methods)(
+            np.zeros(total, np.int64), np.zeros(total, np.int64), rows, np.zeros((sequences, columns), np.int32),
+            np.arange(sequences + 1, dtype=np.int32) * each, np.full(sequences, each, np.int32),
+            np.full(total, -1, np.int64), self._pool, *slots,
+        )  # fmt: skip
+        if self._choose is not None and isinstance(logits, Tensor):
+            count = len(rows)
+            ones = np.ones(count, np.float32)
+            draws = Draws(rows, ones, np.zeros(count, np.int64), ones * 0.9, ones * 0, ones * 0.5)
+            DeviceLogits(logits, count, self._choose).choose(draws).wait()
+        self._graphs.capture_largest()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """From and to, in this order."""
@@ -163,6 +181,10 @@ class PagedModel:
     def close(self) -> None:
         """Free its CUDA graphs."""
         self._graphs.close()
+
+    def _capture(self, shares: Graph | None, tokens: Any, *given: Any) -> Graph:
+        method = self._method(len(tokens), self._methods)
+        return method.graph(tokens, *given) if shares is None else shares.share(method, tokens, *given)
 
     def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
         size = self._block_size

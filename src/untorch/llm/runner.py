@@ -28,7 +28,8 @@ __all__ = ["PackageRunner", "Runner", "kv_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
-_DEFAULT_DEVICE_PART = 0.8  # of the memory that the weights leave: a step needs some
+_DEFAULT_DEVICE_PART = 0.95  # of what weights, the largest step and its graph leave
+_GRAPH_BYTES = 24 << 20  # of each further graph that shares the largest one's memory: small blocks, and nodes
 
 
 class Runner(ABC):
@@ -70,6 +71,7 @@ class PackageRunner(Runner):
         self,
         source: str | os.PathLike[str] | Program,
         kv_memory: int | str | None,
+        max_batch_tokens: int,
         max_sequences: int,
         num_threads: int,
         trust: TrustPolicy | str | os.PathLike[str] | None,
@@ -88,42 +90,58 @@ class PackageRunner(Runner):
             drafts = [] if draft is None else [(tokens, program[name]) for tokens, name in draft.methods]
             if draft is not None:
                 row += draft.block_elements * KV_ITEMSIZE[draft.dtype]
-            available, part = _available(), _DEFAULT_PART
-            if program.device != "cpu":
-                for _, method in (*methods, *drafts):  # uploads the weights
-                    method.open()
-                available, part = program.memory()["free"], _DEFAULT_DEVICE_PART
-            self.blocks = _block_count(settings, row, kv_memory, max_sequences, int(available * part))
-            states = None
-            if settings.state_elements:
-                states = zeros((max_sequences, settings.state_elements), "float32", program.device)
-            sizes = graph_sizes if program.device != "cpu" and settings.task == "generate" else ()
-            self._model = PagedModel(
-                methods,
-                [(tokens, program[name]) for tokens, name in settings.embeds],
-                None if settings.choose is None else program[settings.choose],
-                settings.block_size,
-                settings.hidden,
-                zeros((self.blocks, settings.block_elements), settings.dtype, program.device),
-                states,
-                sizes,
-                1 if speculative is None else speculative.num_speculative_tokens + 1,
-            )
-            self._model.prepare(progress or (lambda done, of: None))
-            self._draft: PagedModel | None = None
-            if draft is not None:
-                self._draft = PagedModel(
-                    drafts,
-                    [],
-                    None if draft.choose is None else program[draft.choose],
-                    settings.block_size,
-                    0,
-                    zeros((self.blocks, draft.block_elements), draft.dtype, program.device),
-                    graph_sizes=sizes,
-                    most_tokens=2,  # when a draft was accepted as a whole, its last token and the one behind it
-                    vocabulary=draft.vocabulary if draft.vocabulary < settings.vocabulary else None,
-                )
-                self._draft.prepare(progress or (lambda done, of: None))
+            on_gpu = program.device != "cpu"
+            sizes = graph_sizes if on_gpu and settings.task == "generate" else ()
+
+            def make(blocks: int, max_sequences: int) -> list[PagedModel]:
+                """The model, and its draft model."""
+                states = None
+                if settings.state_elements:
+                    states = zeros((max_sequences, settings.state_elements), "float32", program.device)
+                models = [
+                    PagedModel(
+                        methods,
+                        [(tokens, program[name]) for tokens, name in settings.embeds],
+                        None if settings.choose is None else program[settings.choose],
+                        settings.block_size,
+                        settings.hidden,
+                        zeros((blocks, settings.block_elements), settings.dtype, program.device),
+                        states,
+                        sizes,
+                        1 if speculative is None else speculative.num_speculative_tokens + 1,
+                    )
+                ]
+                if draft is not None:
+                    models.append(
+                        PagedModel(
+                            drafts,
+                            [],
+                            None if draft.choose is None else program[draft.choose],
+                            settings.block_size,
+                            0,
+                            zeros((blocks, draft.block_elements), draft.dtype, program.device),
+                            graph_sizes=sizes,
+                            most_tokens=2,  # when a draft was accepted as a whole, its last token and the one behind it
+                            vocabulary=draft.vocabulary if draft.vocabulary < settings.vocabulary else None,
+                        )
+                    )
+                return models
+
+            if kv_memory is not None or not on_gpu:
+                available = int(_available() * _DEFAULT_PART)
+            else:
+                # What is free while a trial's steps and graphs have their memory.
+                trial = make(2, 1)
+                for model in trial:
+                    model.rehearse(max_batch_tokens, max_sequences)
+                available = int(program.memory()["free"] * _DEFAULT_DEVICE_PART) - len(sizes) * _GRAPH_BYTES
+                for model in trial:
+                    model.close()
+            self.blocks = _block_count(settings, row, kv_memory, max_sequences, available)
+            self._model, *others = make(self.blocks, max_sequences)
+            self._draft = others[0] if others else None
+            for model in (self._model, *others):
+                model.prepare(progress or (lambda done, of: None))
         except BaseException:
             if self._owned:
                 program.close()

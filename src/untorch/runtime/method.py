@@ -174,20 +174,30 @@ class Graph:
 
     __slots__ = ("__weakref__", "_core", "_method", "_shapes")
 
-    def __init__(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any], shares: Graph | None = None
+    ) -> None:
         if method.device == "cpu":
             raise InvalidArgumentError(
                 f"method '{method.name}': a CUDA graph needs a method compiled for CUDA, this one runs on the CPU"
             )
         inputs = method._core.flatten(*args, **kwargs)
         self._method = method
-        self._core = _core.Graph(method._core, inputs)
+        self._core: _core.Graph = _core.Graph(method._core, inputs, None if shares is None else shares._core)
         self._shapes = [tuple(getattr(array, "shape", ())) for array in inputs]
 
     @property
     def method(self) -> Method:
         """The method that was captured."""
         return self._method
+
+    def share(self, method: Method, *args: Any, **kwargs: Any) -> Graph:
+        """Capture another call, of any method on this GPU, in the memory of this graph; see ``Method.graph``.
+
+        Many graphs then take little more than the largest one, which is best captured first. Their replays run one
+        after another, whatever streams they are on, and **each overwrites the outputs of all**.
+        """
+        return Graph(method, args, kwargs, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments. ``out=`` as for a method. Other shapes or dtypes than captured are an error."""

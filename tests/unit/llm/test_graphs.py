@@ -50,7 +50,8 @@ def test_sizes() -> None:
 def test_a_step_is_padded_to_the_next_size() -> None:
     made: list[Captured] = []
 
-    def capture(*given: Any) -> Captured:
+    def capture(shares: Any, *given: Any) -> Captured:
+        assert shares is (made[0] if made else None)
         made.append(Captured(*given))
         return made[-1]
 
@@ -80,7 +81,8 @@ def test_a_step_is_padded_to_the_next_size() -> None:
 def test_steps_with_drafts_have_graphs_of_their_own() -> None:
     made: list[Captured] = []
 
-    def capture(*given: Any) -> Captured:
+    def capture(shares: Any, *given: Any) -> Captured:
+        assert shares is (made[0] if made else None)
         made.append(Captured(*given))
         return made[-1]
 
@@ -111,7 +113,7 @@ def test_steps_with_drafts_have_graphs_of_their_own() -> None:
 def test_padding_has_no_state() -> None:
     made: list[tuple[Any, ...]] = []
 
-    def capture(*given: Any) -> Any:
+    def capture(shares: Any, *given: Any) -> Any:
         made.append(given)
         return lambda *replayed: replayed
 
