@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,12 @@ def test_shared_graphs(driver: Path, tmp_path: Path) -> None:
     assert result["shapes"] == [[8192, 1024], [6000, 1024], [4096, 1024], [2048, 1024]]
     assert not result["held"] and result["shared"] == 1
     assert result["alone"] >= 64
-    # One more output, as somebody holds the first one, and what each graph copies its input to.
-    assert result["all"] - result["alone"] < 24 + 48 + 32
+    # One more output, as somebody holds the first one, and what each graph copies its input to; the second captures
+    # have 24 + 16 + 8 once more. Without sharing, all of them have outputs: 96.
+    assert result["all"] - result["alone"] < 24 + 48 + 48 + 8
     replays = [i for i, event in enumerate(result["events"]) if event == "replay"]
     assert len(replays) == 5
-    assert all("wait" in result["events"][a:b] for a, b in zip(replays[1:], replays[2:], strict=False))
+    assert all("wait" in result["events"][a:b] for a, b in itertools.pairwise(replays[1:]))
     assert "expected float32[" in result["refused"]
     assert result["closed"] == "the graph was closed"
     assert result["kept"][0] == [2048, 1024]

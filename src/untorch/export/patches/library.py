@@ -95,9 +95,9 @@ def neutral_paths(folder: Path) -> Iterator[None]:
 @patch(
     "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.codegen_int_array_var",
     versions="2.11–2.15",
-    why="Declarations of int arrays are remembered by the id of what they were written to. Once that is freed, another "
-    "object may get its id: the array is used without a declaration, and the library does not compile. It depends on "
-    "where memory is free.",
+    why="Declarations of int arrays are remembered by the id of what they were written to (before 2.13, of a bound "
+    "method, which each call makes anew). Once that is freed, another object may get its id: the array is used without "
+    "a declaration, and the library does not compile. It depends on where memory is free.",
     test="test_library.py::test_torch_forgets_declarations",
 )
 @contextlib.contextmanager
@@ -109,8 +109,10 @@ def declared_arrays() -> Iterator[None]:
 
     def patched(self: Any, int_array: str, writeline: Any, *args: Any, **kwargs: Any) -> Any:
         kept = self.__dict__.setdefault("_untorch_written_to", {})
-        for owner in (getattr(writeline, "__self__", writeline), kwargs.get("graph")):
-            kept[id(owner)] = owner
+        graph = kwargs.get("graph")
+        kept[id(graph)] = graph
+        owner = getattr(writeline, "__self__", writeline)
+        writeline = kept.setdefault((id(owner), getattr(writeline, "__name__", "")), writeline)
         return original(self, int_array, writeline, *args, **kwargs)
 
     with replaced(CppWrapperCpu, "codegen_int_array_var", patched):

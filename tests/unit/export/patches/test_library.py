@@ -153,6 +153,23 @@ def test_arrays_are_declared_wherever_they_are_used() -> None:
     assert len(first) == len(second) == 1
 
 
+def test_a_writer_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 and 2.12 remember a declaration by the id of the bound method."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        CppWrapperCpu, "codegen_int_array_var", lambda self, array, writeline, **_: seen.append(writeline)
+    )
+    wrapper, first, second = CppWrapperCpu.__new__(CppWrapperCpu), list[str](), list[str]()
+    with patches.library.declared_arrays():
+        for lines in (first, first, second):
+            wrapper.codegen_int_array_var("{1L}", lines.append, graph=None)
+        wrapper.codegen_int_array_var("{1L}", first.extend, graph=None)
+    assert seen[0] is seen[1] and seen[0].__self__ is first and seen[2].__self__ is second
+    assert seen[3] == first.extend
+
+
 def test_torch_forgets_declarations() -> None:
     first, second = declarations()
     assert len(first) == 1
