@@ -70,7 +70,8 @@ $(STAMPS)/vision: $(STAMPS)/venv-build
 
 # Clients of other servers, as they come. tritonclient asks for older versions of protobuf and ml_dtypes than it needs.
 # KServe's has a whole Kubernetes client: it gets a folder of its own, with what the tests import of it.
-$(STAMPS)/clients: $(STAMPS)/venv-build
+# After minilm: one pip at a time writes into the environment.
+$(STAMPS)/clients: $(STAMPS)/venv-build | $(STAMPS)/minilm
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps "tritonclient>=2.50"
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/kserve kserve "cloudevents<2" deprecation \
 	  durationpy fastapi grpc-interceptor kubernetes oauthlib orjson pandas psutil python-multipart requests-oauthlib six \
@@ -100,11 +101,16 @@ lint: $(STAMPS)/installed
 PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 
 quick: lint
-	$(PYTEST) tests/native tests/unit tests/attacks -n 2 -m "not slow"
+	$(PYTEST) tests/native tests/unit tests/attacks -n 2 --dist worksteal -m "not slow"
 
-test: lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter $(STAMPS)/clients
+# Two at a time: pip and mypy take one core each, and the sanitizers' builds fill the rest.
+PREPARATIONS := lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter $(STAMPS)/clients
+
+# worksteal: a worker gets neighbours, which share fixtures, and the other one's last tests when it has none.
+test:
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(PREPARATIONS)
 	$(BUILD) fuzz/run.py --minutes 3 --seed 1
-	$(PYTEST) tests --ignore=tests/gpu -n 2 --durations=15
+	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh

@@ -45,7 +45,7 @@ if [ $kind = address ]; then
   # SIGBUS and SIGFPE are left to our handlers, whose tests end processes by them.
   export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:detect_odr_violation=0:allocator_may_return_null=1:verify_asan_link_order=0:handle_sigbus=0:handle_sigfpe=0"
   export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
-  tests="tests/attacks tests/native -n 2"
+  tests="tests/attacks tests/native -n 2 --dist worksteal"
   # What is left out measures memory or limits it, or forks beside threads that allocate: the sanitizer's allocator does not
   # free its locks in the child.
   left_out="not stays_level and not leave_nothing_behind and not own_results and not runs_out_of_memory"

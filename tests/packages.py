@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -27,7 +28,11 @@ def compiled(models: pathlib.Path, kind: str) -> pathlib.Path:
     path = ROOT / "build" / "test-cache" / key.hexdigest() / f"{kind}.pt2"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{kind}.{os.getpid()}.pt2")
-        subprocess.run([sys.executable, str(models), kind, str(part)], check=True, stdout=subprocess.DEVNULL)
-        part.replace(path)
+        # Workers of pytest-xdist ask for the same package at the same time.
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                part = path.with_name(f"{kind}.{os.getpid()}.pt2")
+                subprocess.run([sys.executable, str(models), kind, str(part)], check=True, stdout=subprocess.DEVNULL)
+                part.replace(path)
     return path

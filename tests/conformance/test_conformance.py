@@ -23,8 +23,7 @@ HERE = pathlib.Path(__file__).parent
 # The interpreter of an environment that has untorch and no torch; here, torch is blocked anyway.
 RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
 ALL = {**CASES, **TRANSFORMERS}
-# Halves the time of a small model. Precompiled headers would not: Inductor keys them by the command line, which names
-# export's temporary folder.
+# Halves the time of a small model.
 FAST_BUILD = {"aot_inductor.compile_wrapper_opt_level": "O0"}
 
 
@@ -86,7 +85,13 @@ def export_stock(case: Case, path: pathlib.Path) -> None:
         program = torch.export.export(case.module, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes)
         # The library's own check has a lower bound of 2 even where the program allows 1.
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(path), inductor_configs={"aot_inductor.check_lowerbound": False, **FAST_BUILD}
+            program,
+            package_path=str(path),
+            inductor_configs={
+                "aot_inductor.check_lowerbound": False,
+                "aot_inductor.precompile_headers": False,  # tests/precompiled_headers has more of them
+                **FAST_BUILD,
+            },
         )
 
 

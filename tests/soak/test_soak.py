@@ -1,15 +1,17 @@
-"""Two minutes of 32 threads on several models; ``make soak`` is the same for an hour."""
+"""40 seconds of 32 threads on several models; ``make soak MINUTES=60`` is the same for an hour."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
 from .run import soak
 
-SECONDS = 120
+SECONDS = float(os.environ.get("UNTORCH_SOAK_SECONDS", "40"))
 
 
 @pytest.mark.slow
-def test_two_minutes_of_many_threads() -> None:
+def test_many_threads() -> None:
     seen, problems = soak(SECONDS)
     assert not problems, seen
