@@ -72,16 +72,19 @@ def prompts() -> list[list[int]]:
     return [[5, 6, 7, 8] * 5, [9, 3] * 8, *(rng.integers(0, 256, int(n)).tolist() for n in (19, 2, 30, 1))]
 
 
-@pytest.mark.parametrize(("name", "method"), [("Llama", "draft"), ("Llama", "ngram"), ("Gemma2", "ngram")])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("Llama", "draft"), ("Llama", "ngram"), pytest.param("Gemma2", "ngram", marks=pytest.mark.slow)],
+)
 def test_greedy_tokens(name: str, method: str, package: dict[str, Any]) -> None:
     if name not in package:
         model = make_model(name)
         package[name] = model, package["folder"] / f"{name}.pt2"
         draft = None
-        if name == "Llama":  # much the same model, so that some of its tokens are right
+        if name == "Llama":  # so close that most of its tokens are right, if its pages are
             draft = copy.deepcopy(model)
             with torch.no_grad():
-                draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight) * 0.02)
+                draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight) * 0.002)
         causal_lm(model, package[name][1], draft=draft, token_counts=(16,), progress=False)
     model, path = package[name]
     row = 16 * LAYERS * (2 if method == "draft" else 1)
@@ -98,7 +101,7 @@ def test_greedy_tokens(name: str, method: str, package: dict[str, Any]) -> None:
     assert found["sampled"] == found["plain"]
     assert found["cancelled"] == "cancelled"
     assert found["free"] == 0
-    assert found["drafted"] >= found["accepted"] > (200 if method == "draft" else 0)
+    assert found["drafted"] >= found["accepted"] > (0.8 * found["drafted"] if method == "draft" else 0)
     assert found["blocks"] == 6 and found["preemptions"] > 0
 
 
