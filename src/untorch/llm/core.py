@@ -239,7 +239,8 @@ class Core:
                 self.sampler.take_numbers(states)
             else:
                 sampled = self.sampler.sample(logits, states, rows)
-            chunks = self._append([one.sample for one in active], sampled)
+            chunks: list[Chunk | None] = []
+            self._append([one.sample for one in active], sampled, chunks)
             active = [
                 one
                 for one, token, chunk in zip(active, sampled, chunks, strict=True)
@@ -264,7 +265,10 @@ class Core:
             self.scheduler.settle(sample.sequence)
             if draft.chunk.usage is not None:
                 draft.chunk.usage = sample.request.usage([sample])
-        self._push([sample], [draft.chunk])
+        if sample.finish_reason != "error":  # another sample of its prompt has failed
+            sample.request.handle._push(self._wake, draft.chunk)
+            if sample.finish_reason is not None:
+                self._close(sample)
         return False
 
     def _fetch(self, logits: Logits) -> None:
@@ -304,12 +308,13 @@ class Core:
             self.model_seconds += time.perf_counter() - begin
 
     def _give_out(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> None:
-        self._push(samples, self._append(samples, sampled))
+        self._append(samples, sampled)
         self._wake.now()
 
-    def _append(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> list[Chunk | None]:
-        """None: the request has failed, or ended before."""
-        chunks: list[Chunk | None] = []
+    def _append(
+        self, samples: Sequence[Sample], sampled: Sequence[SampledToken], kept: list[Chunk | None] | None = None
+    ) -> None:
+        """Gives the tokens to the samples, and their chunks out; or puts those into ``kept``, None where one failed."""
         for sample, token in zip(samples, sampled, strict=True):
             chunk = None
             if sample.finish_reason is not None:
@@ -319,23 +324,25 @@ class Core:
             else:
                 try:
                     chunk = sample.append(token, self.settings.max_positions)
+                except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
+                    self._fail(sample.request, error)
+                else:
                     self.generated_tokens += 1
                     matcher = sample.state.matcher
                     if matcher is not None and (problem := matcher.problem):
                         self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
                         chunk = None
-                except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
-                    self._fail(sample.request, error)
-            chunks.append(chunk)
-        return chunks
-
-    def _push(self, samples: Sequence[Sample], chunks: Sequence[Chunk | None]) -> None:
-        for sample, chunk in zip(samples, chunks, strict=True):
-            if chunk is not None and sample.finish_reason != "error":
+            if kept is not None:
+                kept.append(chunk)
+            elif chunk is not None:
                 sample.request.handle._push(self._wake, chunk)
                 if sample.finish_reason is not None:
-                    self.scheduler.remove(sample.sequence)
-                    self._complete(sample.request)
+                    self._close(sample)
+
+    def _close(self, sample: Sample) -> None:
+        """A sample that has ended."""
+        self.scheduler.remove(sample.sequence)
+        self._complete(sample.request)
 
     def _rows(self, plan: Plan) -> tuple[list[int], list[tuple[Request, int, int]], list[tuple[Sample, int]]]:
         """The step's tokens whose logits are wanted; for which prompt positions and samples they are, by row."""
