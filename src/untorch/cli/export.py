@@ -63,6 +63,14 @@ def export(
             help="With --task: keep keys and values in int8 or fp8. Default: as the model.",
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            metavar="DIR",
+            help="With --task text-generation: a smaller model with the same tokenizer, for --speculative draft.",
+        ),
+    ] = None,
     device: DeviceOption = None,
     arch: ArchOption = None,
     cpu: CpuOption = None,
@@ -99,13 +107,17 @@ def export(
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
     if task is not None:
-        report = _export_task(source, task, output, check, device, arch, fields | {"kv_dtype": kv_dtype})
+        report = _export_task(
+            source, task, output, check, device, arch, fields | {"kv_dtype": kv_dtype, "draft": draft}
+        )
         document = {"source": source, **_describe(report)}
         if not quiet or json:
             emit(document, json, lambda console: _render(console, document))
         return
     if kv_dtype is not None:
         raise typer.BadParameter("is for --task text-generation", param_hint="--kv-dtype")
+    if draft is not None:
+        raise typer.BadParameter("is for --task text-generation", param_hint="--draft")
     model, keywords = export_arguments(load_models(source), source)
     archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:

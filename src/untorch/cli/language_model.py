@@ -62,8 +62,8 @@ SpeculativeOption = Annotated[
     typer.Option(
         "--speculative",
         metavar="METHOD",
-        help="Propose tokens and verify several at a time: ngram, what followed the last tokens when they came before. "
-        "Default: not.",
+        help="Propose tokens and verify several at a time. ngram: what followed the last tokens when they came before; "
+        "draft: those of the package's draft model. Default: not.",
     ),
 ]
 NumSpeculativeTokensOption = Annotated[

@@ -239,18 +239,21 @@ class Core:
                 self.sampler.take_numbers(states)
             else:
                 sampled = self.sampler.sample(logits, states, rows)
-            active = [one for one, token in zip(active, sampled, strict=True) if self._take_drafted(one, token, place)]
+            chunks: list[Chunk | None] = []
+            self._append([one.sample for one in active], sampled, chunks)
+            active = [
+                one
+                for one, token, chunk in zip(active, sampled, chunks, strict=True)
+                if chunk is not None and self._take_drafted(one, token.token, chunk, place)
+            ]
             place += 1
         self._wake.now()
 
-    def _take_drafted(self, draft: _Draft, token: SampledToken, place: int) -> bool:
+    def _take_drafted(self, draft: _Draft, token: int, chunk: Chunk, place: int) -> bool:
         """Whether the row behind the token is right, as the token is that of the draft."""
         sample = draft.sample
-        chunk = self._append(sample, token)
-        if chunk is None:
-            return False
         draft.chunk = chunk if draft.chunk is None else draft.chunk.joined(chunk)
-        is_accepted = place < len(draft.tokens) and token.token == draft.tokens[place]
+        is_accepted = place < len(draft.tokens) and token == draft.tokens[place]
         draft.accepted += is_accepted
         if is_accepted and sample.finish_reason is None:
             return True
@@ -262,7 +265,10 @@ class Core:
             self.scheduler.settle(sample.sequence)
             if draft.chunk.usage is not None:
                 draft.chunk.usage = sample.request.usage([sample])
-        self._push(sample, draft.chunk)
+        if sample.finish_reason != "error":  # another sample of its prompt has failed
+            sample.request.handle._push(self._wake, draft.chunk)
+            if sample.finish_reason is not None:
+                self._close(sample)
         return False
 
     def _fetch(self, logits: Logits) -> None:
@@ -302,35 +308,41 @@ class Core:
             self.model_seconds += time.perf_counter() - begin
 
     def _give_out(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> None:
-        for sample, token in zip(samples, sampled, strict=True):
-            if (chunk := self._append(sample, token)) is not None:
-                self._push(sample, chunk)
+        self._append(samples, sampled)
         self._wake.now()
 
-    def _append(self, sample: Sample, token: SampledToken) -> Chunk | None:
-        """None: its request has failed, or ended before."""
-        if sample.finish_reason is not None:
-            return None  # it was cancelled meanwhile, or another sample of its prompt failed
-        if token.problem is not None:
-            self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
-            return None
-        try:
-            chunk = sample.append(token, self.settings.max_positions)
-        except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
-            self._fail(sample.request, error)
-            return None
-        self.generated_tokens += 1
-        matcher = sample.state.matcher
-        if matcher is not None and (problem := matcher.problem):
-            self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
-            return None
-        return chunk
+    def _append(
+        self, samples: Sequence[Sample], sampled: Sequence[SampledToken], kept: list[Chunk | None] | None = None
+    ) -> None:
+        """Gives the tokens to the samples, and their chunks out; or puts those into ``kept``, None where one failed."""
+        for sample, token in zip(samples, sampled, strict=True):
+            chunk = None
+            if sample.finish_reason is not None:
+                pass  # it was cancelled meanwhile, or another sample of its prompt failed
+            elif token.problem is not None:
+                self._fail(sample.request, ModelError(f"no token can be chosen: {token.problem}"))
+            else:
+                try:
+                    chunk = sample.append(token, self.settings.max_positions)
+                except BaseException as error:  # of its tokenizer or grammar; a panic of theirs is no Exception
+                    self._fail(sample.request, error)
+                else:
+                    self.generated_tokens += 1
+                    matcher = sample.state.matcher
+                    if matcher is not None and (problem := matcher.problem):
+                        self._fail(sample.request, ModelError(f"the grammar failed: {problem}"))
+                        chunk = None
+            if kept is not None:
+                kept.append(chunk)
+            elif chunk is not None:
+                sample.request.handle._push(self._wake, chunk)
+                if sample.finish_reason is not None:
+                    self._close(sample)
 
-    def _push(self, sample: Sample, chunk: Chunk) -> None:
-        sample.request.handle._push(self._wake, chunk)
-        if sample.finish_reason is not None:
-            self.scheduler.remove(sample.sequence)
-            self._complete(sample.request)
+    def _close(self, sample: Sample) -> None:
+        """A sample that has ended."""
+        self.scheduler.remove(sample.sequence)
+        self._complete(sample.request)
 
     def _rows(self, plan: Plan) -> tuple[list[int], list[tuple[Request, int, int]], list[tuple[Sample, int]]]:
         """The step's tokens whose logits are wanted; for which prompt positions and samples they are, by row."""

@@ -62,7 +62,7 @@ class DraftModelSpeculator(Speculator):
             ahead = choices[-1][1].device if logits.can_choose and len(following) == len(chosen) else None
             if ahead is None:
                 _take(choices)
-            is_next = len(before.items) == len(items) == before.tokens
+            is_next = ahead is not None and len(before.items) == len(items) == before.tokens
             plan = Plan(items, tokens=len(items), behind=before if is_next else None)
             before.behind = None
             logits = self._runner.propose(plan, list(range(len(items))), ahead)

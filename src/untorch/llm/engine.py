@@ -27,7 +27,8 @@ from untorch.llm.scheduler import Scheduler
 from untorch.llm.sequence import Sequence as TokenSequence
 from untorch.llm.settings import Settings
 from untorch.llm.slots import SlotManager
-from untorch.llm.speculation import make_speculator, read_speculative
+from untorch.llm.speculation import read_speculative
+from untorch.llm.speculators import make_speculator
 from untorch.llm.structured import Grammars
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
 from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UntorchError

@@ -188,8 +188,9 @@ class PagedModel:
 
     def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
         size = self._block_size
-        if self._last is not None and plan.behind is self._last[0] and self._last[0].tokens == plan.tokens:
-            batch = self._last[1]
+        last = self._last
+        if not knows_tokens and last is not None and plan.behind is last[0] and last[0].tokens == plan.tokens:
+            batch = last[1]
             batch.go_on(plan, size)
         else:
             batch = Batch(plan, size, knows_tokens)

@@ -131,19 +131,26 @@ class Scheduler:
         """The next step; without items if nothing can run."""
         plan, before = Plan(state_copies=self._state_copies), self.preemptions
         self._state_copies = []
-        decoding = [sequence for sequence in self.running if sequence.remaining == 1]
-        prompts = [sequence for sequence in self.running if sequence.remaining > 1]
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        wanted = 0
+        for sequence in self.running:
+            remaining = len(sequence.tokens) - sequence.computed
+            if remaining == 1:
+                decoding.append(sequence)
+                wanted += sequence.wanted
+            elif remaining > 1:
+                prompts.append(sequence)
         self._budget = self.max_batch_tokens
-        speculates = any(sequence.wanted for sequence in decoding)
-        if speculates:
-            self._budget -= self._room_for_drafts(decoding, bool(prompts or self.waiting))
+        if wanted:
+            self._budget -= self._room_for_drafts(wanted, len(decoding), bool(prompts or self.waiting))
         for sequence in (*decoding, *prompts):
             if sequence.table is not None:  # it may have been preempted for an earlier one
                 self._place(plan, sequence)
         if self.preemptions == before:
             while self.waiting and plan.tokens < self._budget and self._admit(plan):
                 pass
-        if speculates:
+        if wanted:
             self._add_drafts(plan)
         return plan
 
@@ -179,9 +186,11 @@ class Scheduler:
 
     def complete(self, plan: Plan) -> None:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
-        size, window = self.blocks.size, self.window
+        size, window, drafted = self.blocks.size, self.window, plan.drafted
         for item in plan.items:
-            sequence, end = item.sequence, item.start + item.count - item.drafted
+            sequence, end = item.sequence, item.start + item.count
+            if drafted:
+                end -= item.drafted
             table = sequence.table
             if table is None:
                 continue
@@ -211,10 +220,10 @@ class Scheduler:
         if self.window and end > self.window:
             self.blocks.drop_before(table, end + 1 - self.window)
 
-    def _room_for_drafts(self, decoding: list[Sequence], prompts: bool) -> int:
+    def _room_for_drafts(self, wanted: int, decoding: int, prompts: bool) -> int:
         """Tokens of the step that are kept for drafts: where prompts are to be computed, they get half at least."""
-        spare = self.max_batch_tokens - len(decoding)
-        return max(0, min(sum(sequence.wanted for sequence in decoding), spare // 2 if prompts else spare))
+        spare = self.max_batch_tokens - decoding
+        return max(0, min(wanted, spare // 2 if prompts else spare))
 
     def _add_drafts(self, plan: Plan) -> None:
         """Where tokens and free blocks are left. Nothing is preempted for a draft."""

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from untorch.llm.request import Sample
-from untorch.llm.runner import Runner
 from untorch.llm.scheduler import Plan
 from untorch.llm.sequence import Sequence as TokenSequence
-from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
+from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
-    "METHODS", "NgramSpeculator", "Pace", "PromptLookup", "SpeculativeOptions", "Speculator", "make_speculator",
+    "METHODS", "NgramSpeculator", "Pace", "PromptLookup", "SpeculativeOptions", "Speculator",
     "read_speculative",
 ]  # fmt: skip
 
@@ -61,29 +60,6 @@ def read_speculative(method: Any, tokens: Any, lookup_min: Any, lookup_max: Any)
                 f"Engine: {name}: expected an integer from {least}{what} to {most}, got {value!r}"
             )  # fmt: skip
     return None if method is None else SpeculativeOptions(method, tokens, lookup_min, lookup_max)
-
-
-def make_speculator(options: SpeculativeOptions, runner: Runner, max_batch_tokens: int) -> Speculator:
-    """For a model. Raises UnsupportedError if tokens cannot be taken back, InvalidArgumentError for another task."""
-    settings = runner.settings
-    if settings.task != "generate":
-        raise InvalidArgumentError(
-            f"Engine: speculative: expected None, as the package does not generate: its task is {settings.task!r}"
-        )
-    if settings.state_elements:
-        raise UnsupportedError(
-            f"Engine: speculative: {settings.architecture or 'the model'} has recurrent layers, whose states cannot be "
-            "taken back when a token is rejected: use speculative=None"
-        )
-    if options.method == "ngram":
-        return NgramSpeculator(options, settings.max_positions)
-    if settings.draft is None:
-        raise InvalidArgumentError(
-            "Engine: speculative: the package has no draft model: export it with causal_lm(…, draft=…), or use 'ngram'"
-        )
-    from untorch.llm.draft_model import DraftModelSpeculator
-
-    return DraftModelSpeculator(options, runner, max_batch_tokens)
 
 
 class Pace:

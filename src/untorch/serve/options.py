@@ -50,7 +50,7 @@ class ServeOptions:
         num_threads: As for ``untorch.load``.
         trust: The path of a trust policy that has to accept each package.
         kv_memory: As for ``untorch.llm.Engine``; so are the four of speculative decoding, where None is its default.
-        speculative: "ngram" or None.
+        speculative: "ngram", "draft" or None.
         num_speculative_tokens: The most tokens to propose at a time.
         prompt_lookup_min: The fewest of the last tokens that have to match.
         prompt_lookup_max: The most that are compared.

@@ -195,6 +195,10 @@ def test_pages_of_codes(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatc
     given: dict[str, Any] = {}
     monkeypatch.setattr(untorch.export, "causal_lm", lambda source, path, **fields: given.update(fields) or 1 / 0)
     cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--kv-dtype", "int8")
-    assert given["kv_dtype"] == "int8"
+    assert given["kv_dtype"] == "int8" and given["draft"] is None
+    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--task", "text-generation", "--draft", "small")
+    assert given["draft"] == "small"
+    done = cli("export", "models.py:build", "-o", tmp_path / "m.pt2", "--draft", "small")
+    assert done.code == 2 and "is for --task text-generation" in done.err
     done = cli("export", "models.py:build", "-o", tmp_path / "m.pt2", "--kv-dtype", "int8")
     assert done.code == 2 and "is for --task text-generation" in done.err

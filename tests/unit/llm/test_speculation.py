@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, byte_tokenizer, greedy, next_logits, repetitive_logits
-from untorch import InvalidArgumentError, ModelError, UnsupportedError
+from untorch import InvalidArgumentError, ModelError
 from untorch.llm import Engine, RequestOutput, SamplingParams
-from untorch.llm.speculation import Pace, PromptLookup, SpeculativeOptions, make_speculator, read_speculative
+from untorch.llm.speculation import Pace, PromptLookup, SpeculativeOptions, read_speculative
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 
@@ -114,30 +114,6 @@ def test_wrong_options(given: tuple[Any, ...], text: str) -> None:
 def test_options() -> None:
     assert read_speculative(None, 4, 2, 5) is None
     assert read_speculative("ngram", 3, 1, 1) == SpeculativeOptions("ngram", 3, 1, 1)
-
-
-def test_models_that_cannot_speculate() -> None:
-    options = SpeculativeOptions("ngram")
-    with pytest.raises(UnsupportedError) as caught:
-        make_speculator(options, FakeRunner(state_elements=8, architecture="BambaForCausalLM"), 16)
-    assert str(caught.value) == (
-        "Engine: speculative: BambaForCausalLM has recurrent layers, whose states cannot be taken back when a token is "
-        "rejected: use speculative=None"
-    )
-    with pytest.raises(InvalidArgumentError) as refused:
-        make_speculator(options, FakeRunner(task="embed"), 16)
-    assert str(refused.value) == (
-        "Engine: speculative: expected None, as the package does not generate: its task is 'embed'"
-    )
-    with pytest.raises(InvalidArgumentError) as missing:
-        make_speculator(SpeculativeOptions("draft"), FakeRunner(), 16)
-    assert str(missing.value) == (
-        "Engine: speculative: the package has no draft model: export it with causal_lm(…, draft=…), or use 'ngram'"
-    )
-    runner = FakeRunner(state_elements=8)
-    with pytest.raises(UnsupportedError, match="the model has recurrent layers"):
-        engine(runner)
-    assert runner.closed
 
 
 # In the engine

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from untorch.export.errors import CompileError
 from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks
+from untorch.export.lm.draft import draft_methods, read_draft
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
-from untorch.export.lm.latent import latent_layers
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
 from untorch.export.lm.step import Step
+from untorch.export.lm.step_methods import keeps_latents, pages_section, step_method, unchanged
 from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
@@ -32,9 +34,6 @@ from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, Unsu
 
 __all__ = ["causal_lm"]
 
-_MOST = 1 << 20
-_WIDEST_FLOAT32 = 256  # head of the kernels for GPUs
-
 
 def causal_lm(
     model: nn.Module | str | os.PathLike[str],
@@ -44,6 +43,7 @@ def causal_lm(
     pooling: str | None = None,
     normalize: bool | None = None,
     inputs_embeds: bool = False,
+    draft: nn.Module | str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
     max_positions: int | None = None,
     block_size: int = 16,
@@ -71,6 +71,8 @@ def causal_lm(
         normalize: For "embed": whether embeddings have length 1. Default: what the folder says, else True.
         inputs_embeds: Prompts may have embeddings in the place of tokens (images, audio): a second method for each of
             ``token_counts``.
+        draft: A smaller causal language model with the same tokenizer, a module or a folder, for speculative decoding:
+            ``Engine(…, speculative="draft")``.
         tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
         max_positions: The longest sequence. Default: what the config says. LongRoPE's factors are fixed for it.
         block_size: Positions a page, a multiple of 16.
@@ -104,10 +106,14 @@ def causal_lm(
         )
     if not isinstance(inputs_embeds, bool):
         raise ArgumentTypeError(f"causal_lm: inputs_embeds: expected True or False, got {inputs_embeds!r}")
+    if draft is not None and inputs_embeds:
+        raise InvalidArgumentError("causal_lm: draft: expected None with inputs_embeds, which it could not read")
     if task is not None and task not in TASKS:
         raise InvalidArgumentError(f"causal_lm: task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     whole, folder = load_model(model, dtype, task)
     task = read_task(whole, task)
+    if draft is not None and task != "generate":
+        raise InvalidArgumentError(f"causal_lm: draft: expected None, as the model does not generate: it is to {task}")
     weights = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
     plan = read_pooling(task, folder, pooling, normalize, weights)
     # Layers behind the pooling are in the step where it is one token's row.
@@ -122,30 +128,23 @@ def causal_lm(
     check_outputs(whole, module, task)
     if inputs_embeds:
         check_embeddings(module)
-    with _unchanged(module):
+    with ExitStack() as stack:
+        stack.enter_context(unchanged(module))
         fix_rotary_embeddings(module, settings["max_positions"])
-        step = Step(module, block_size, _keeps_latents(module, resolved, device, weights))
+        step = Step(module, block_size, keeps_latents(module, resolved, device, weights))
         check_chunks(step, settings["vocabulary"])
         if kv_dtype is not None:
             step.quantize_pages(KV_DTYPES[kv_dtype])
             check_chunks(step, settings["vocabulary"])
-        methods = {f"step_{count}": _method(step, count) for count in counts}
+        methods = {f"step_{count}": step_method(step, count) for count in counts}
         section = {
             "format_version": FORMAT_VERSION,
             **settings,
             "block_size": block_size,
-            "block_elements": step.elements,
             "state_elements": step.state_elements,
-            "dtype": str(step.dtype).removeprefix("torch."),
-            "layers": [
-                {
-                    "heads_kv": layer.heads_kv, "width": layer.width, "width_v": layer.width_v,
-                    "window": layer.window, "chunk": layer.chunk, "offset": layer.offset,
-                }
-                for layer in step.layers
-            ],
+            **pages_section(step),
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
-        }  # fmt: skip
+        }
         if inputs_embeds:
             hidden = int(module.get_input_embeddings().embedding_dim)
             twin = EmbeddingStep(step)
@@ -164,6 +163,18 @@ def causal_lm(
         if task == "generate" and str(device) != "cpu":  # there the engine chooses on the host
             methods[choose.NAME] = choose.choose_method(settings["vocabulary"], step.width)
             section["choose"] = choose.NAME
+        if draft is not None:
+            if step.state_elements:
+                raise CompileError(
+                    f"causal_lm: draft: the model, {step.architecture}, has recurrent layers, whose states cannot be "
+                    "taken back when a token is rejected"
+                )
+            small = read_draft(draft, dtype, settings, files.tokenizer)
+            stack.enter_context(unchanged(small.model))
+            own, section["draft"] = draft_methods(
+                small, settings, counts, block_size, kv_dtype, resolved, device
+            )  # fmt: skip
+            methods |= own
         entries = {}
         if files.tokenizer is not None:
             section["tokenizer"] = "extra/llm/tokenizer.json"
@@ -177,15 +188,6 @@ def causal_lm(
             for request in read_methods(methods=methods)
         ]
         return write_package(requests, target, device, arch, resolved, {"llm": section}, entries)
-
-
-def _keeps_latents(module: nn.Module, options: ExportOptions, device: str, dtype: torch.dtype) -> bool:
-    """Whether pages of latent attention hold latents. What expands them is no linear layer then: none to quantise."""
-    if options.quantize is not None:
-        return False
-    layers: list[Any] = list(latent_layers(module).values())
-    widest = max((int(layer.kv_lora_rank + layer.qk_rope_head_dim) for layer in layers), default=0)
-    return device == "cpu" or dtype != torch.float32 or widest <= _WIDEST_FLOAT32
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:
@@ -206,58 +208,3 @@ def _read_counts(given: Any) -> list[int]:
     if given[0] < 4 or any(a >= b for a, b in itertools.pairwise(given)):
         raise InvalidArgumentError(text)
     return list(given)
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """The model's attention, cache settings, mode and rotary embeddings are what they were, afterwards."""
-    config: Any = model.config
-    configs = list({id(part): part for part in (config, config.get_text_config())}.values())
-    attention, caches = config._attn_implementation, [getattr(part, "use_cache", None) for part in configs]
-    rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
-    training = model.training
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(attention or "eager")  # type: ignore[operator]
-        for part, value in zip(configs, caches, strict=True):
-            part.use_cache = value
-        for module, kind in rotary:
-            module.rope_type = kind
-        model.train(training)
-
-
-def _method(step: Step, tokens: int) -> dict[str, Any]:
-    """Example inputs of three sequences, and which sizes vary."""
-    from torch.export import Dim
-
-    block = step.block
-    first = tokens - 3
-    lengths = [first, 2, 1]
-    needed = [-(-length // block) for length in lengths]
-    columns, ends = max(*needed, 2), [0, first, first + 2, tokens]
-    table = torch.zeros(3, columns, dtype=torch.int32)
-    slots, positions, used = [], [], 0
-    for s, (length, count) in enumerate(zip(lengths, needed, strict=True)):
-        table[s, :count] = torch.arange(used, used + count, dtype=torch.int32)
-        slots.append(torch.arange(used * block, used * block + length))
-        positions.append(torch.arange(length))
-        used += count
-    int32 = torch.int32
-    args: tuple[torch.Tensor, ...] = (
-        torch.arange(tokens) % 7, torch.cat(positions), torch.tensor(ends[1:]) - 1, table,
-        torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), torch.cat(slots),
-        torch.zeros(used + 1, step.elements, dtype=step.dtype),
-    )  # fmt: skip
-    if step.state_elements:
-        args += (torch.tensor([2, 0, 1], dtype=int32), torch.zeros(4, step.state_elements))
-    total, rows = Dim("tokens", min=1, max=_MOST), Dim("rows", min=1, max=_MOST)
-    sequences, ends_ = Dim("sequences", min=1, max=_MOST), Dim("sequences_and_one", min=2, max=_MOST + 1)
-    width, blocks = Dim("columns", min=1, max=_MOST), Dim("blocks", min=1, max=1 << 30)
-    shapes: tuple[dict[int, Any], ...] = (
-        {0: total}, {0: total}, {0: rows}, {0: sequences, 1: width}, {0: ends_}, {0: sequences}, {0: total},
-        {0: blocks},
-    )  # fmt: skip
-    if step.state_elements:
-        shapes += ({0: sequences}, {0: Dim("slots", min=1, max=_MOST)})
-    return {"model": step, "args": args, "dynamic_shapes": shapes}

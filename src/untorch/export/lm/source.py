@@ -31,31 +31,36 @@ class TokenizerFiles:
     stop_ids: tuple[int, ...] = ()
 
 
-def load_model(source: Any, dtype: torch.dtype | None, task: str | None = None) -> tuple[nn.Module, Path | None]:
-    """The module, and the folder that it came from. Nothing is downloaded."""
+def load_model(
+    source: Any, dtype: torch.dtype | None, task: str | None = None, argument: str = "model"
+) -> tuple[nn.Module, Path | None]:
+    """The module, and the folder that it came from. Nothing is downloaded. argument: of causal_lm, for errors."""
     if isinstance(source, nn.Module):
         if dtype is not None:
             raise InvalidArgumentError("causal_lm: dtype: is for a folder; convert a module with model.to(dtype)")
         if not hasattr(source, "config"):
             raise ArgumentTypeError(
-                f"causal_lm: model: expected a causal language model of transformers, got {type(source).__name__}, "
-                "which has no config"
+                f"causal_lm: {argument}: expected a causal language model of transformers, got "
+                f"{type(source).__name__}, which has no config"
             )
         return source, None
     if not isinstance(source, str | os.PathLike):
         raise ArgumentTypeError(
-            "causal_lm: model: expected a module or the path of a Hugging Face folder, got " + type(source).__name__
+            f"causal_lm: {argument}: expected a module or the path of a Hugging Face folder, got "
+            + type(source).__name__
         )
     folder = Path(source)
     if not (folder / "config.json").is_file():
-        raise file_error(f"causal_lm: model: {folder} has no config.json", 2, str(folder))
+        raise file_error(f"causal_lm: {argument}: {folder} has no config.json", 2, str(folder))
     try:
         model: nn.Module = _class_of(folder, task).from_pretrained(
             folder, dtype="auto" if dtype is None else dtype, local_files_only=True
         )
     except ValueError as error:  # its message lists every model that is one
         first = str(error).split("\n")[0]
-        raise CompileError(f"causal_lm: model: {folder} is no causal language model of transformers: {first}") from None
+        raise CompileError(
+            f"causal_lm: {argument}: {folder} is no causal language model of transformers: {first}"
+        ) from None
     return model, folder
 
 

@@ -1,0 +1,55 @@
+"""The arguments of a model's methods, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from untorch.llm.blocks import BlockTable
+from untorch.llm.paged_model import PagedModel
+from untorch.llm.scheduler import Plan, Scheduled
+from untorch.llm.sequence import Sequence
+
+
+def sequence(tokens: list[int], draft: list[int], blocks: list[int]) -> Sequence:
+    made = Sequence(tokens, draft=draft)
+    made.table = BlockTable(blocks)
+    return made
+
+
+def model(calls: list[list[Any]], **options: Any) -> PagedModel:
+    def method(*given: Any) -> np.ndarray:
+        calls.append([np.array(array).tolist() for array in given[:-1]])
+        return np.zeros((len(given[2]), 4), np.float32)
+
+    return PagedModel([(16, method)], [], None, 4, 0, object(), **options)  # type: ignore[list-item]
+
+
+def test_tokens_of_a_draft_are_behind_those_of_the_sequence() -> None:
+    calls: list[list[Any]] = []
+    one = sequence([1, 2, 3, 4, 5], [6, 7, 8], [9, 3])
+    model(calls).run(Plan([Scheduled(one, 4, 3, 2)], tokens=3), [0, 1, 2])
+    assert calls == [[[5, 6, 7], [4, 5, 6], [0, 1, 2], [[9, 3]], [0, 3], [7], [12, 13, 14]]]
+
+
+def test_steps_behind_each_other() -> None:
+    """Tokens that are known are the step's own; those that are not yet are given, and places go on."""
+    calls: list[list[Any]] = []
+    made, one = model(calls), sequence([1, 2, 3], [6, 7, 8], [5, 2])
+    plan: Plan | None = None
+    for place in range(3):
+        plan = Plan([Scheduled(one, 2 + place, 1)], tokens=1, behind=plan)
+        made.run(plan, [0])
+    assert [call[0] for call in calls] == [[3], [6], [7]]
+    assert [call[1] for call in calls] == [[2], [3], [4]]
+    assert [call[6] for call in calls] == [[22], [23], [8]]
+    plan = Plan([Scheduled(one, 5, 1)], tokens=1, behind=plan)
+    made.run(plan, [0], np.array([40]))
+    assert (calls[-1][0], calls[-1][1], calls[-1][5], calls[-1][6]) == ([40], [5], [6], [9])
+
+
+def test_tokens_that_the_model_does_not_know() -> None:
+    calls: list[list[Any]] = []
+    model(calls, vocabulary=3).run(Plan([Scheduled(sequence([1, 2, 3, 4], [], [0]), 0, 4)], tokens=4), [3])
+    assert calls[0][0] == [1, 2, 0, 0]
