@@ -22,6 +22,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
@@ -147,6 +148,14 @@ PASSES = (
         lambda module, options, device, architecture: paged_attention_kernels(module, architecture),
         "gives `untorch::paged_attention` the Triton kernels that are compiled into the file: the library has one for "
         "CPUs only ([decision](decisions/0038-compile-paged-attention-into-the-package.md))",
+        devices=("cuda",),
+    ),
+    Pass(
+        "fuse_rope_cache",
+        lambda module, options, device, architecture: fuse_rope_cache(module),
+        "puts the norms of query and key heads, the rotary embedding and the write of keys and values to pages into "
+        "one kernel, `untorch::rope_cache_triton`. It is found by what the graph computes, which random values show; "
+        "other rotations stay ([decision](decisions/0047-merge-linears-of-the-same-input.md))",
         devices=("cuda",),
     ),
     Pass(

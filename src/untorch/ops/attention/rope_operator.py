@@ -61,7 +61,8 @@ def _rope_cache_triton(
     """q [tokens, heads, width] as ``rotated`` gives it, contiguous; k likewise, and v, go to their slots of the pool.
 
     q [tokens, heads, width], k [tokens, heads_kv, width], v [tokens, heads_kv, width_v]: the last dimension contiguous.
-    q_weight, k_weight: [width], or None for no norm. cos, sin: [tokens, rotary], rotary even and at most the width.
+    q_weight, k_weight: [width], or None for no norm. cos, sin: [tokens, rotary], rotary even and at most the width, or
+        with more dimensions of 1 before.
     pool, slot_mapping, block: as for ``untorch::paged_attention``; offset and aligned as for
     ``untorch::paged_attention_triton``. A slot that is negative or out of range is written nowhere.
     """
@@ -102,9 +103,9 @@ def launch_rope_cache(
     wrap(rope_cache)[((tokens + block_t - 1) // block_t * (heads + heads_kv),)](
         q, k, v, q if q_weight is None else q_weight.contiguous(), q if k_weight is None else k_weight.contiguous(),
         cos, sin, pool, slot_mapping.contiguous(), offset, out,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0), pool.stride(0),
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(-2), sin.stride(-2), pool.stride(0),
         tokens, pool.shape[0],
-        HEADS=heads, HEADS_KV=heads_kv, BLOCK=block, WIDTH=width, WIDTH_V=width_v, ROTARY=int(cos.shape[1]),
+        HEADS=heads, HEADS_KV=heads_kv, BLOCK=block, WIDTH=width, WIDTH_V=width_v, ROTARY=int(cos.shape[-1]),
         INTERLEAVED=interleaved, NORM_Q=q_weight is not None, NORM_K=k_weight is not None, EPS=float(eps),
         BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK_T=block_t, ALIGNED=aligned and _are_aligned(q, k, v, pool),
         LARGEST=LARGEST_CODE.get(pool.dtype, 0.0),
@@ -136,6 +137,7 @@ def _rope_cache_cpu(
     interleaved: bool,
 ) -> torch.Tensor:
     _check(q, k, v, q_weight, k_weight, cos, sin)
+    cos, sin = (x.reshape(-1, x.shape[-1]) for x in (cos, sin))
     keys = rotated(k, k_weight, cos, sin, eps, interleaved)
     kept = (slot_mapping >= 0) & (slot_mapping < pool.shape[0] * block)
     slots = slot_mapping[kept]
@@ -173,7 +175,8 @@ def _check(
         if weight is not None and tuple(weight.shape) != (width,):
             raise ValueError(f"rope_cache: {name}: expected [{width}], got {tuple(weight.shape)}")
     for name, table in (("cos", cos), ("sin", sin)):
-        if table.dim() != 2 or table.shape[1] % 2 or not 0 < table.shape[1] <= width or table.shape != cos.shape:
+        is_table = table.dim() >= 2 and all(isinstance(size, int) and size == 1 for size in table.shape[:-2])
+        if not is_table or table.shape[-1] % 2 or not 0 < table.shape[-1] <= width or table.shape[-1] != cos.shape[-1]:
             raise ValueError(
                 f"rope_cache: {name}: expected [tokens, rotary] with an even number to {width}, for both the same, got "
                 f"{tuple(table.shape)}"
