@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.mutations import Aliases
 from untorch.export.passes.calls import add_call, arguments_of
+from untorch.export.passes.equal_nodes import equal_nodes
 from untorch.export.passes.report import PassReport
 from untorch.ops import computed_once
 
@@ -28,19 +30,21 @@ def fuse_rope_cache(module: fx.GraphModule) -> PassReport:
         return report
     from untorch.ops.attention.rope_operator import OPERATOR
 
+    equal = equal_nodes(module.graph, Aliases(module.graph))
     tables: dict[fx.Node, fx.Node] = {}
     for node in calls:
         given = arguments_of(node)
         if given["k"] is None:
             report.skipped[node.name] = "it reads the pages of another layer"
             continue
-        found = _match(node, given)
+        found = _match(given, equal)
         if isinstance(found, str):
             report.skipped[node.name] = found
             continue
         q, k = found
         graph = module.graph
-        for table in (q.cos, q.sin):
+        cos, sin = (equal[table] for table in (q.cos, q.sin))
+        for table in (cos, sin):
             if table not in tables:
                 with graph.inserting_after(table):
                     tables[table] = add_call(graph, table, computed_once.OPERATOR, (table,))
@@ -48,7 +52,7 @@ def fuse_rope_cache(module: fx.GraphModule) -> PassReport:
             heads = [_as_heads(graph, node, rotation.source, given[name]) for rotation, name in ((q, "q"), (k, "k"))]
             weights = [_as_row(graph, node, rotation.weight) for rotation in (q, k)]
             eps = q.eps if q.weight is not None else k.eps
-            own = (*heads, given["v"], *weights, tables[q.cos], tables[q.sin])
+            own = (*heads, given["v"], *weights, tables[cos], tables[sin])
             pages = (given[name] for name in ("pool", "slot_mapping", "offset", "aligned", "block"))
             fused = add_call(graph, node, OPERATOR, (*own, *pages, eps, q.interleaved))
         node.args = tuple((given | {"q": fused, "k": None, "v": None}).values())
@@ -56,7 +60,7 @@ def fuse_rope_cache(module: fx.GraphModule) -> PassReport:
     return report
 
 
-def _match(node: fx.Node, given: dict[str, Any]) -> tuple[Any, Any] | str:
+def _match(given: dict[str, Any], equal: dict[fx.Node, fx.Node]) -> tuple[Any, Any] | str:
     """The rotations of q and k, or why they cannot be one launch."""
     from untorch.export.passes.rotary_match import match_rotation
 
@@ -69,7 +73,7 @@ def _match(node: fx.Node, given: dict[str, Any]) -> tuple[Any, Any] | str:
             return f"{name}: {rotation}"
         found.append(rotation)
     q, k = found
-    if (q.cos, q.sin, q.interleaved) != (k.cos, k.sin, k.interleaved):
+    if (equal[q.cos], equal[q.sin], q.interleaved) != (equal[k.cos], equal[k.sin], k.interleaved):
         return "q and k are rotated by different tables"
     if q.weight is not None and k.weight is not None and q.eps != k.eps:
         return f"the norms of q and k have different eps, {q.eps} and {k.eps}"

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from untorch.export.mutations import Aliases
 from untorch.export.passes.attributes import attribute, remove_unused, set_attribute, unused_name
 from untorch.export.passes.calls import add_call, arguments_of
-from untorch.export.passes.constants import is_pure
 from untorch.export.passes.epilogues import value_of
+from untorch.export.passes.equal_nodes import equal_nodes
 from untorch.export.passes.linear_calls import LinearCall, read_linear
 from untorch.export.passes.merged_weights import byte_range, merge_tensors
 from untorch.export.passes.report import PassReport
@@ -76,7 +75,7 @@ class _Merger:
         if len(self._calls) < 2:
             return []
         self._aliases = Aliases(self._graph)
-        self._equal = self._equal_nodes()
+        self._equal = equal_nodes(self._graph, self._aliases)
         siblings: dict[fx.Node, list[LinearCall]] = defaultdict(list)
         for call in self._calls.values():
             siblings[self._equal[call.x]].append(call)
@@ -302,24 +301,6 @@ class _Merger:
             if stop > end:
                 end, last = stop, name
         return defaultdict(set, found)
-
-    def _equal_nodes(self) -> dict[fx.Node, fx.Node]:
-        """For each node the first one that computes the same of the same."""
-        equal: dict[fx.Node, fx.Node] = {}
-        known: dict[Any, fx.Node] = {}
-        for node in self._graph.nodes:
-            equal[node] = node
-            if node.op == "get_attr" and not self._aliases.is_written(node):
-                equal[node] = known.setdefault(("get_attr", node.target), node)
-            elif node.op == "call_function" and is_pure(node) and not self._aliases.is_written(node):
-                args = pytree.tree_map(lambda x: equal[x] if isinstance(x, fx.Node) else x, (node.args, node.kwargs))
-                leaves, spec = pytree.tree_flatten(args)
-                try:  # True and 1 are equal, but not the same
-                    key = (node.target, tuple((type(leaf), leaf) for leaf in leaves), str(spec))
-                    equal[node] = known.setdefault(key, node)
-                except TypeError:
-                    continue
-        return equal
 
     def _readable(self, group: list[LinearCall]) -> tuple[list[LinearCall], dict[fx.Node, Any]]:
         """The members whose results can be slices, and the values of nodes behind them that get other strides."""
