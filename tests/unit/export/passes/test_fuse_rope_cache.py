@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from pass_graphs import close, targets
 from torch import nn
 
 from tests.conformance.language_models import make_model
+from untorch.export import causal_lm
 from untorch.export.lm.build import _method
 from untorch.export.lm.step import Step
 from untorch.export.passes.drop_dead_code import drop_dead_code
@@ -144,6 +149,32 @@ def test_other_operators_stay() -> None:
     model.model.layers[0].self_attn.k_proj.__class__ = Clipped
     _, report = fused(model)
     assert list(report.skipped.values()) == ["k: clamp is no part of a norm and a rotation"]
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_layer(tmp_path: Path) -> None:
+    """What a package for GPUs launches: decision 0047 has the list."""
+    report = causal_lm(
+        make_model("Qwen3").to(torch.bfloat16), tmp_path / "m.pt2", device="cuda", arch="sm_90", token_counts=(16,),
+        keep_sources=True, progress=False,
+    )  # fmt: skip
+    layers = len(next(p.changed for p in report.methods["step_16"].passes if p.name == "fuse_rope_cache"))
+    with zipfile.ZipFile(report.path) as archive:
+        [name] = [n for n in archive.namelist() if "/step_16/" in n and n.endswith(".wrapper.cpp")]
+        text = archive.read(name).decode()
+    body = text[text.index("run_impl(") :]
+    launched = [
+        re.sub(r"_?\d+$", "", kernel).removeprefix("aoti_torch_cuda_")
+        for kernel in re.findall(r"^    (?:call_|AOTI_TORCH_ERROR_CODE_CHECK\()(\w+?)\(", body, re.MULTILINE)
+        if "aoti_torch" not in kernel or "cuda" in kernel
+    ]
+    counts = Counter("triton" if kernel.startswith("triton_") else kernel for kernel in launched)
+    once = 4  # the tables; the last norm in one kernel or two, and the logits
+    assert layers > 1 and counts.pop("triton") in range(3 * layers + once - 1, 3 * layers + once + 1)
+    assert counts == {
+        "mm_out": 4 * layers + 1, "rope_cache": layers, "paged_decode": layers, "paged_combine": layers,
+        "paged_prefill": layers,
+    }  # fmt: skip
 
 
 def test_it_is_for_gpus() -> None:
