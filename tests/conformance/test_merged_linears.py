@@ -57,4 +57,4 @@ def test_tokens(name: str, options: dict[str, Any], counts: tuple[int, ...], mer
     if not options:
         assert found[True] == expected
     if len(nbytes) == 2:
-        assert nbytes[True] <= nbytes[False]  # packed weights are padded to blocks
+        assert abs(nbytes[True] - nbytes[False]) < 1024  # three equal biases are one; weights are padded to blocks
