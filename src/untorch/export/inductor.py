@@ -20,6 +20,7 @@ from untorch.export.target import Produced
 from untorch.ops import (
     causal_conv1d,
     channels_last_weight,
+    computed_once,
     gated_delta_rule,
     int4,
     moe_grouped_mm,
@@ -118,6 +119,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
 
     def aot_compile(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         channels_last_weight.register_lowering()
+        computed_once.register_lowering()
         packed_convolution.register_lowering()
         try:
             result = torch._inductor.aot_compile(module, args, kwargs, options=values)

@@ -44,6 +44,8 @@ class ExportOptions:
         quantised; the module stays as it is. Methods without a linear layer are left as they are, unless they are
         named.
     passes: which passes run, by name: {"fold_constants": False} leaves that one out. The names: <passes>.
+    keep_weights: names of weights, or of the layers that have them, that the file keeps as they are, by name; patterns
+        as in a shell ("*.q_proj"). merge_linears leaves them apart.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
     verify_tolerance: the largest difference that verify accepts, relative to the largest value of each output.
@@ -65,6 +67,7 @@ class ExportOptions:
     matmul: Matmul = "library"
     quantize: str | QuantizeOptions | Mapping[str, Any] | None = None
     passes: Mapping[str, bool] = field(default_factory=dict)
+    keep_weights: str | Sequence[str] = ()
     fold_limit: int = 16 << 20
     verify: bool = False
     verify_tolerance: float = 1e-3
@@ -82,10 +85,20 @@ class ExportOptions:
             check_option(option.name, getattr(self, option.name), hints[option.name])
         _check_passes(self.passes)
         self._quantize()
+        for pattern in self.kept_weights:
+            if not isinstance(pattern, str):
+                raise OptionError(
+                    f"option keep_weights: expected names or patterns, got {type(pattern).__name__} ({pattern!r})"
+                )
         if self.fold_limit < 0:
             raise OptionError(f"option fold_limit: expected a number of bytes, 0 or more, got {self.fold_limit!r}")
         if not self.verify_tolerance > 0:
             raise OptionError(f"option verify_tolerance: expected a number above 0, got {self.verify_tolerance!r}")
+
+    @property
+    def kept_weights(self) -> tuple[str, ...]:
+        """``keep_weights`` as a tuple."""
+        return (self.keep_weights,) if isinstance(self.keep_weights, str) else tuple(self.keep_weights)
 
     @property
     def quantizes_by_name(self) -> bool:
@@ -124,6 +137,7 @@ class ExportOptions:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _OF_THE_MACHINE}
         values["cpu"] = self.cpu if isinstance(self.cpu, str) else list(self.cpu)
         values["passes"] = dict(self.passes)
+        values["keep_weights"] = list(self.kept_weights)
         values["inductor"] = {
             key: value if isinstance(value, bool | int | float | str | None) else repr(value)
             for key, value in self.inductor.items()

@@ -14,6 +14,7 @@ from untorch.export.errors import CompileError
 from untorch.export.method import Method
 from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
+from untorch.export.passes.merge_linears import MERGED
 from untorch.export.signature import dtype_name
 from untorch.ops import int4, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
@@ -29,7 +30,7 @@ from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["describe_quantized", "quantize_methods", "quantized_module"]
+__all__ = ["describe_merged", "describe_quantized", "quantize_methods", "quantized_module"]
 
 # The operators, their dtype, and which of their arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
@@ -145,6 +146,31 @@ def describe_quantized(method: Method) -> list[dict[str, Any]]:
                 **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             }
+    return list(found.values())
+
+
+def describe_merged(entries: Sequence[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+    """The entries of ``describe_quantized`` after the passes: one for layers that merge_linears made one of."""
+    found = {entry["tensors"][0]: entry for entry in entries}
+    for tensors, parts in method.module.meta.get(MERGED, ()):
+        of_parts = [found.pop(names[0], None) for names in parts]
+        known = [entry for entry in of_parts if entry is not None]
+        if len(known) < len(of_parts):  # not quantised
+            found |= {entry["tensors"][0]: entry for entry in known}
+            continue
+        first = known[0]
+        merged = first | {
+            "name": ", ".join(entry["name"] for entry in known),
+            "tensors": list(tensors),
+            "packed_shape": [sum(entry["packed_shape"][0] for entry in known), first["packed_shape"][1]],
+            "nbytes": sum(entry["nbytes"] for entry in known),
+        }
+        if all("shape" in entry for entry in known):
+            merged["shape"] = [sum(entry["shape"][0] for entry in known), first["shape"][1]]
+            merged["method"] = ", ".join(dict.fromkeys(entry["method"] for entry in known))
+        else:
+            merged = {key: value for key, value in merged.items() if key not in ("shape", "method")}
+        found[tensors[0]] = merged
     return list(found.values())
 
 

@@ -42,6 +42,8 @@ def test_defaults_and_fields() -> None:
         ),
         ({"passes": {"fold_constants": 0}}, "option passes: fold_constants: expected bool, got int (0)"),
         ({"passes": ["fold_constants"]}, "option passes: expected Mapping, got list (['fold_constants'])"),
+        ({"keep_weights": 3}, "option keep_weights: expected str or Sequence, got int (3)"),
+        ({"keep_weights": ["q", 3]}, "option keep_weights: expected names or patterns, got int (3)"),
         ({"fold_limit": -1}, "option fold_limit: expected a number of bytes, 0 or more, got -1"),
         ({"fold_limit": 1.5}, "option fold_limit: expected int, got float (1.5)"),
         ({"inductor": [1]}, "option inductor: expected Mapping, got list ([1])"),
@@ -66,4 +68,6 @@ def test_json() -> None:
     assert values["inductor"] == {"a": 1, "b": "(1, 2)"}
     assert values["cpu"] == "portable"
     assert ExportOptions(cpu=("x86-64-v3", "x86-64-v4")).to_json()["cpu"] == ["x86-64-v3", "x86-64-v4"]
+    assert values["keep_weights"] == []
+    assert ExportOptions(keep_weights="*.q").to_json()["keep_weights"] == ["*.q"]
     assert "progress" not in values

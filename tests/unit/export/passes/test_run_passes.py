@@ -30,7 +30,8 @@ def test_every_pass_reports_in_its_order() -> None:
     reports = run_passes(module(), ExportOptions())
     assert [report.name for report in reports] == list(PASS_NAMES)
     assert {report.name for report in reports if report.not_run} == {
-        "conv1d_as_conv2d", "channels_last_weights", "paged_attention_kernels", "recurrent_kernels",
+        "conv1d_as_conv2d", "channels_last_weights", "paged_attention_kernels", "recurrent_kernels", "merge_linears",
+        "fuse_rope_cache",
         }  # fmt: skip
 
 
@@ -120,8 +121,8 @@ def test_the_table_is_the_only_list() -> None:
     ExportOptions(passes=dict.fromkeys(PASS_NAMES, False))
     page = (Path(__file__).parents[4] / "docs" / "export.md").read_text()
     assert page.partition("<!-- passes: written by scripts/render_passes.py -->\n\n")[2].startswith(render_table())
-    rows = re.findall(r"^\| `(\w+)` \| (on|off) \|", render_table(), re.MULTILINE)
-    assert rows == [(entry.name, "on" if entry.default else "off") for entry in PASSES]
+    rows = re.findall(r"^\| `(\w+)` \| (on|off|CUDA) \|", render_table(), re.MULTILINE)
+    assert rows == [(entry.name, entry.default_text) for entry in PASSES]
 
 
 def test_what_the_table_says_of_each_pass() -> None:
