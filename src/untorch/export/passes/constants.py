@@ -17,11 +17,14 @@ __all__ = ["Constants", "is_alias", "is_pure"]
 # They give memory as it is found.
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 # They take sizes, dtype and device from a tensor, and none of its elements; the value that they fill in.
-_FILLED = {
+_FILLED: dict[object, int] = {
     torch.ops.aten.new_zeros.default: 0, torch.ops.aten.zeros_like.default: 0,
     torch.ops.aten.new_ones.default: 1, torch.ops.aten.ones_like.default: 1,
 }  # fmt: skip
-_FILLED_WITH = {torch.ops.aten.new_full.default: 2, torch.ops.aten.full_like.default: 1}  # the argument's position
+_FILLED_WITH: dict[object, int] = {
+    torch.ops.aten.new_full.default: 2,
+    torch.ops.aten.full_like.default: 1,
+}  # the argument's position
 _RESIZES = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default, torch.ops.aten.set_.source_Tensor}
 
 
@@ -144,7 +147,7 @@ class Constants:
         if _is_filled(node):
             like = node.meta["val"]
             at = _FILLED_WITH.get(node.target)
-            value = _FILLED[node.target] if at is None else node.args[at]
+            value: Any = _FILLED[node.target] if at is None else node.args[at]
             made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
             return made.fill_(value)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: self._values[source])

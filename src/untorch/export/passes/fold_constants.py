@@ -55,7 +55,7 @@ def fold_constants(module: fx.GraphModule, limit: int) -> PassReport:
         node.replace_all_uses_with(folded)
         for write in filter(is_mutating, constants.written(node)):  # its value has them
             sources = write.all_input_nodes
-            write.replace_all_uses_with(write.args[0])
+            write.replace_all_uses_with(write.args[0])  # type: ignore[arg-type]
             module.graph.erase_node(write)
             _erase(sources, constants)
         report.changed.append(node.name)

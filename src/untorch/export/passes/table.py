@@ -22,6 +22,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.fuse_attention import fuse_attention
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
@@ -98,10 +99,20 @@ PASSES = (
         "where nothing writes into the memory and no output would share memory or get other strides",
     ),
     Pass(
+        "fuse_attention",
+        lambda module, options, device, architecture: fuse_attention(module, options.attention),
+        "makes `scaled_dot_product_attention` from attention that is written as a GEMM, a scale, masks, a softmax and "
+        "a GEMM, with views between, where nothing else reads scores or probabilities. Rows whose keys are all masked "
+        "by -inf give 0, as they do there, and not NaN. Not with active dropout, with values of another width than "
+        "the keys, and where the option `attention` asks for something else than the library's kernel",
+        devices=("cpu",),
+    ),
+    Pass(
         "fold_constants",
         lambda module, options, device, architecture: fold_constants(module, options.fold_limit),
-        "computes what depends on the model's own tensors only, and stores the result. Not for random operators, "
-        "tensors that the model writes, views, and what is made from numbers only (`arange`). A result has at most "
+        "computes what depends on the model's own tensors only, and stores the result, also of tensors that the model "
+        "makes and then writes (masks of shifted windows). Not for random operators, parameters and buffers that the "
+        "model writes, views, and what is made from numbers only (`arange`). A result has at most "
         "`fold_limit` bytes; all together may add that much to what they replace",
     ),
     Pass(

@@ -189,7 +189,7 @@ def test_the_last_value_of_a_view_that_was_made_before_the_writes() -> None:
         made[1:].mul_(-1)
         return x[:3] * early + made[3:].exp()
 
-    _, after, report, module = run(function)
+    _, after, report, _ = run(function)
     assert report.changed == ["mul", "exp"]
     assert not any(name.endswith("_.Tensor") for name in after)
 
@@ -211,7 +211,7 @@ def test_what_is_filled_with_one_number() -> None:
         parts = [torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 3), x.new_full((6,), 4.0), x.new_ones(6)]
         return torch.stack([part * m.row for part in parts]).sum(0) * x
 
-    _, after, report, module = run(function)
+    _, after, report, _ = run(function)
     assert report.changed == ["sum_1"]
     assert after == ["self.sum_1_folded", "mul.Tensor"]
 
