@@ -29,6 +29,7 @@ from untorch.export.passes.paged_attention_kernels import paged_attention_kernel
 from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
+from untorch.export.passes.resize_after_convolution import resize_after_convolution
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 from untorch.export.passes.serve_recurrent import serve_recurrent
@@ -185,6 +186,15 @@ PASSES = (
         "drop_dead_code",
         lambda module, options, device, architecture: drop_dead_code(module),
         "removes what nothing uses, tensors too. Writes, random numbers and checks stay",
+    ),
+    Pass(
+        "resize_after_convolution",
+        lambda module, options, device, architecture: resize_after_convolution(module),
+        "computes 1 x 1 convolutions before images are enlarged (`interpolate`), where models do it after, also of "
+        "several that are concatenated: SegFormer's and DeepLab's decoders. Enlarging and such a convolution can be "
+        "exchanged, and it then has fewer pixels; batch norm goes into the weights. Where the enlarged image has less "
+        "than twice the pixels, or sizes that vary, it stays",
+        devices=("cpu",),
     ),
     Pass(
         "widen_half_convolutions",
