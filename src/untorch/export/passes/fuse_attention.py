@@ -70,6 +70,8 @@ def fuse_attention(module: fx.GraphModule, choice: str = "auto") -> PassReport:
         report.not_run = f"the option attention is {choice!r}"
         return report
     graph = module.graph
+    if any(node.target in _SOFTMAXES for node in graph.nodes):
+        _erase_dead(graph, set())  # MultiheadAttention's mean of the probabilities, say, which nothing reads
     found = [(node, _gemm_of_values(node)) for node in graph.nodes if node.target in _SOFTMAXES]
     pairs = [(softmax, last) for softmax, last in found if last is not None]  # else it is of classes, or of experts
     constants = Constants(module) if pairs else None

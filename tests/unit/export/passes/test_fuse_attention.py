@@ -237,6 +237,26 @@ def test_what_stays(function: Function, reason: str) -> None:
     assert reason in said
 
 
+def test_multi_head_attention_whose_weights_nothing_reads() -> None:
+    """It computes their mean over the heads."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.attention(x, x, x, attn_mask=mask)[0]
+            return result
+
+    model, args = Layer().eval().requires_grad_(False), (torch.randn(2, 5, 16), torch.randn(5, 5))
+    module = unlift(model, *args)
+    assert len(fuse_attention(module).changed) == 1
+    close(module)
+    assert_same(module(*args), model(*args), rtol=1e-5, atol=1e-6)
+    assert "mean.dim" not in targets(module)
+
+
 def test_probabilities_that_are_returned_stay() -> None:
     module, report = run(lambda m, q, k, v: (lambda p: (p @ v, p))((q @ k.mT).softmax(-1)))
     assert not report.changed
