@@ -104,8 +104,9 @@ PASSES = (
         lambda module, options, device, architecture: fuse_attention(module, options.attention),
         "makes `scaled_dot_product_attention` from attention that is written as a GEMM, a scale, masks, a softmax and "
         "a GEMM, with views between, where nothing else reads scores or probabilities. Rows whose keys are all masked "
-        "by -inf give 0, as they do there, and not NaN. Not with active dropout, with values of another width than "
-        "the keys, and where the option `attention` asks for something else than the library's kernel",
+        "by -inf give 0, as they do there, and not NaN. float32 only. Not with active dropout, with values "
+        "of another width than the keys, and where the option `attention` asks for something else than the library's "
+        "kernel",
         devices=("cpu",),
     ),
     Pass(
