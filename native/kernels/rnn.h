@@ -23,14 +23,17 @@ struct LstmLayer {
 };
 
 // Time first, everything row-major float32. The weights [gates * hidden, inputs] and [gates * hidden, hidden] are
-// packed as for gemm_packed; the biases [gates * hidden] may be null, each. Row n takes part in the steps below
-// lengths[n] (all without lengths); in the others its state stays and its output is 0.
+// packed as for gemm_packed, those of the hidden state also as bfloat16 in pairs; the biases [gates * hidden] may be
+// null, each. Row n takes part in the steps below lengths[n] (all without lengths); in the others its state stays and
+// its output is 0.
 struct RecurrentLayer {
   RecurrentCell cell{};
   std::int64_t steps = 0, batch = 0, inputs = 0, hidden = 0;
   bool reverse = false;
   const float* input = nullptr;  // [steps, batch, inputs]
-  const float *w_input = nullptr, *w_hidden = nullptr, *bias_input = nullptr, *bias_hidden = nullptr;
+  const float *w_input = nullptr, *bias_input = nullptr, *bias_hidden = nullptr;
+  const void* w_hidden = nullptr;
+  bool hidden_is_bfloat16 = false;
   const std::int64_t* lengths = nullptr;                 // [batch]
   float* output = nullptr;                               // [steps, batch, hidden]
   float *hidden_state = nullptr, *cell_state = nullptr;  // [batch, hidden]: the first state, then the last; LSTM's cell

@@ -31,7 +31,8 @@ void check_argument(const char* op, const char* name, const Tensor& tensor, DTyp
 }  // namespace
 
 // input [steps, batch, inputs], hx and cx [batch, hidden], lengths [batch]; the weights packed, [ceil(gates·hidden/16),
-// inputs or hidden, 16], the biases [gates·hidden]. Gives the outputs [steps, batch, hidden] and the last states; the
+// inputs or hidden, 16], those of the hidden state also bfloat16 in pairs, [ceil(gates·hidden/16), ceil(hidden/2), 16,
+// 2]; the biases [gates·hidden]. Gives the outputs [steps, batch, hidden] and the last states; the
 // cell state of cells that have none is empty.
 UNTORCH_SHIM aoti_torch_cpu_recurrent_layer(AtenTensorHandle input, AtenTensorHandle w_input, AtenTensorHandle w_hidden,
                                             AtenTensorHandle* bias_input, AtenTensorHandle* bias_hidden,
@@ -57,7 +58,12 @@ UNTORCH_SHIM aoti_torch_cpu_recurrent_layer(AtenTensorHandle input, AtenTensorHa
     check_argument(op, "input", x, kFloat, x.sizes());
     check_argument(op, "hx", h, kFloat, Dims{batch, hidden});
     check_argument(op, "w_input", wi, kFloat, Dims{panels, inputs, kernels::kPackWidth});
-    check_argument(op, "w_hidden", wh, kFloat, Dims{panels, hidden, kernels::kPackWidth});
+    const bool narrow = wh.dtype() == DType::kBFloat16;
+    check(narrow || wh.dtype() == kFloat, op, ": argument 'w_hidden' must be float32 or bfloat16, got ",
+          dtype_name(wh.dtype()));
+    check_argument(
+        op, "w_hidden", wh, wh.dtype(),
+        narrow ? Dims{panels, (hidden + 1) / 2, kernels::kPackWidth, 2} : Dims{panels, hidden, kernels::kPackWidth});
     if (c != nullptr) check_argument(op, "cx", *c, kFloat, Dims{batch, hidden});
     if (bi != nullptr) check_argument(op, "bias_input", *bi, kFloat, Dims{gates});
     if (bh != nullptr) check_argument(op, "bias_hidden", *bh, kFloat, Dims{gates});
@@ -76,9 +82,10 @@ UNTORCH_SHIM aoti_torch_cpu_recurrent_layer(AtenTensorHandle input, AtenTensorHa
                                   .reverse = reverse != 0,
                                   .input = rows->data<float>(),
                                   .w_input = from->data<float>(),
-                                  .w_hidden = own->data<float>(),
                                   .bias_input = first == nullptr ? nullptr : first->data<float>(),
                                   .bias_hidden = second == nullptr ? nullptr : second->data<float>(),
+                                  .w_hidden = own->raw(),
+                                  .hidden_is_bfloat16 = narrow,
                                   .lengths = limits == nullptr ? nullptr : limits->data<std::int64_t>(),
                                   .output = out->data<float>(),
                                   .hidden_state = state->data<float>(),

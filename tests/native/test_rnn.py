@@ -151,11 +151,13 @@ CELLS = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] as [ceil(n/16), k, 16]."""
+    """[n, k] as [ceil(n/16), k, 16]; bfloat16 as [ceil(n/16), ceil(k/2), 16, 2]."""
     n, k = weight.shape
-    padded = torch.zeros((n + 15) // 16 * 16, k)
-    padded[:n] = weight
-    return padded.view(-1, 16, k).transpose(1, 2).contiguous()
+    each = 2 if weight.dtype == torch.bfloat16 else 1
+    padded = torch.zeros((n + 15) // 16 * 16, -(-k // each) * each, dtype=weight.dtype)
+    padded[:n, :k] = weight
+    columns = (padded.shape[1] // 2, 2) if each == 2 else (k,)
+    return padded.view(padded.shape[0] // 16, 16, *columns).transpose(1, 2).contiguous()
 
 
 def module_of(cell: str, inputs: int, hidden: int, bias: bool) -> torch.nn.RNNBase:
@@ -166,12 +168,13 @@ def module_of(cell: str, inputs: int, hidden: int, bias: bool) -> torch.nn.RNNBa
 
 def recurrent(
     module: torch.nn.RNNBase, cell: str, x: torch.Tensor, states: list[torch.Tensor], lengths: torch.Tensor | None,
-    reverse: bool,
+    reverse: bool, half: bool = False,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """One direction of a module by the shim."""
+    """One direction of a module by the shim; ``half``: the weights of the hidden state are bfloat16."""
     suffix = "l0_reverse" if reverse else "l0"
     biases = [getattr(module, f"bias_{part}_{suffix}").detach() if module.bias else None for part in ("ih", "hh")]
-    weights = [pack(getattr(module, f"weight_{part}_{suffix}").detach()) for part in ("ih", "hh")]
+    weights = [getattr(module, f"weight_{part}_{suffix}").detach() for part in ("ih", "hh")]
+    weights = [pack(weights[0]), pack(weights[1].bfloat16() if half else weights[1])]
     c = states[1] if len(states) > 1 else None
     out: tuple[torch.Tensor, ...] = call(
         "aoti_torch_cpu_recurrent_layer", x, *weights, Opt(biases[0]), Opt(biases[1]), states[0], Opt(c), Opt(lengths),
@@ -183,12 +186,16 @@ def recurrent(
 @settings(max_examples=80, deadline=None)
 @given(
     cell=st.sampled_from(list(CELLS)), steps=st.integers(1, 7), batch=st.integers(1, 5), inputs=st.integers(1, 20),
-    hidden=st.sampled_from([1, 3, 7, 16, 20, 32, 48]), bias=st.booleans(), ragged=st.booleans(),
+    hidden=st.sampled_from([1, 3, 7, 16, 20, 32, 48, 144]), bias=st.booleans(), ragged=st.booleans(),
+    half=st.booleans(),
 )  # fmt: skip
 def test_recurrent_layers_match_eager(
-    cell: str, steps: int, batch: int, inputs: int, hidden: int, bias: bool, ragged: bool
+    cell: str, steps: int, batch: int, inputs: int, hidden: int, bias: bool, ragged: bool, half: bool
 ) -> None:
     module = module_of(cell, inputs, hidden, bias).eval()
+    if half:  # computed in float32, as the shim does
+        for weight in (module.weight_hh_l0, module.weight_hh_l0_reverse):
+            weight.data = weight.data.bfloat16().float()
     x = torch.randn(steps, batch, inputs)
     lengths = torch.randint(1, steps + 1, (batch,)) if ragged else None
     states = [torch.randn(2, batch, hidden) for _ in range(2 if cell == "lstm" else 1)]
@@ -201,21 +208,23 @@ def test_recurrent_layers_match_eager(
             out, last = module(packed, given)
             expected, _ = torch.nn.utils.rnn.pad_packed_sequence(out, total_length=steps)
     for direction in range(2):
-        got, *ends = recurrent(module, cell, x, [state[direction] for state in states], lengths, direction == 1)
+        got, *ends = recurrent(module, cell, x, [state[direction] for state in states], lengths, direction == 1, half)
         torch.testing.assert_close(got, expected[..., direction * hidden :][..., :hidden], rtol=1e-5, atol=1e-5)
         for a, b in zip(ends, last if cell == "lstm" else (last,), strict=False):
             torch.testing.assert_close(a, b[direction], rtol=1e-5, atol=1e-5)
         assert cell == "lstm" or ends[1].shape == (0,)
 
 
-def test_threads_do_not_change_a_recurrent_layer() -> None:
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_threads_do_not_change_a_recurrent_layer(batch: int) -> None:
     for cell in CELLS:
-        module = module_of(cell, 40, 256, True).eval()
-        x, states = torch.randn(9, 4, 40), [torch.randn(4, 256) for _ in range(2 if cell == "lstm" else 1)]
+        module = module_of(cell, 40, 336, True).eval()
+        x, states = torch.randn(9, batch, 40), [torch.randn(batch, 336) for _ in range(2 if cell == "lstm" else 1)]
         results = []
         for threads in (1, 2, 3, 5):
             shim.lib.utp_set_num_threads(threads)
-            results.append(recurrent(module, cell, x, states, torch.tensor([9, 3, 1, 6]), False))
+            lengths = torch.tensor([9, 3, 1, 6])[:batch]
+            results.append(recurrent(module, cell, x, states, lengths, False, half=batch == 2))
         shim.lib.utp_set_num_threads(2)
         for result in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
@@ -240,6 +249,8 @@ def test_a_recurrent_layer_without_steps_or_rows(steps: int) -> None:
         (6, Opt(torch.ones(3, 7)), "argument 'cx' is for an LSTM only"),
         (0, torch.ones(4, 3, 5).half(), "argument 'input' must be float32, got float16"),
         (1, torch.ones(2, 4, 16), "argument 'w_input' must have shape [2, 5, 16], got [2, 4, 16]"),
+        (2, torch.ones(2, 7, 16).half(), "argument 'w_hidden' must be float32 or bfloat16, got float16"),
+        (2, torch.ones(2, 7, 16).bfloat16(), "argument 'w_hidden' must have shape [2, 4, 16, 2], got [2, 7, 16]"),
         (4, Opt(torch.ones(20)), "argument 'bias_hidden' must have shape [21], got [20]"),
         (7, Opt(torch.ones(3)), "argument 'lengths' must be int64, got float32"),
         (5, torch.ones(2, 7), "argument 'hx' must have shape [3, 7], got [2, 7]"),

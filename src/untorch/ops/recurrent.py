@@ -3,8 +3,9 @@
 input [steps, batch, inputs], hx and cx [batch, hidden]; the weights W [gates · hidden, inputs or hidden] as
 ``packed_linear.pack_weight`` packs them; gates as PyTorch orders them. Row n takes part in the steps below
 ``lengths[n]``; in the others its state stays, and its output is 0. Gives the outputs [steps, batch, hidden] and the
-last states; the cell state of cells that have none is empty. float32 only. The implementation here is the reference;
-libuntorch.so has the fast one.
+last states; the cell state of cells that have none is empty. float32 only, but for the weights of the hidden state,
+which may be bfloat16: a step then reads half of the bytes, and computes in float32 as otherwise. The implementation
+here is the reference; libuntorch.so has the fast one.
 """
 
 from __future__ import annotations
@@ -50,10 +51,13 @@ def _check(
     hidden = hx.shape[1]
     gates = CELLS[cell] * hidden
     panels = -(-gates // BLOCK)
+    if w_hidden.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"recurrent_layer: w_hidden: expected torch.float32 or torch.bfloat16, got {w_hidden.dtype}")
+    packed = (panels, hidden, BLOCK) if w_hidden.dtype == torch.float32 else (panels, -(-hidden // 2), BLOCK, 2)
     for name, tensor, dtype, shape in (
         ("input", input, torch.float32, tuple(input.shape)),
         ("w_input", w_input, torch.float32, (panels, inputs, BLOCK)),
-        ("w_hidden", w_hidden, torch.float32, (panels, hidden, BLOCK)),
+        ("w_hidden", w_hidden, w_hidden.dtype, packed),
         ("bias_input", bias_input, torch.float32, (gates,)),
         ("bias_hidden", bias_hidden, torch.float32, (gates,)),
         ("hx", hx, torch.float32, (batch, hidden)),
@@ -84,7 +88,10 @@ def recurrent_layer(
     """The layer's outputs, last hidden state and last cell state. Raises ValueError."""
     _check(input, w_input, w_hidden, bias_input, bias_hidden, hx, cx, lengths, cell)
     gates = CELLS[cell] * hx.shape[1]
-    w_input, w_hidden = unpack_weight(w_input, gates, input.shape[2]), unpack_weight(w_hidden, gates, hx.shape[1])
+    w_input, w_hidden = (
+        unpack_weight(w_input, gates, input.shape[2]),
+        unpack_weight(w_hidden, gates, hx.shape[1]).float(),
+    )
     h, c = hx.clone(), input.new_empty(0) if cx is None else cx.clone()
     out = input.new_zeros((*input.shape[:2], hx.shape[1]))
     steps = range(input.shape[0])

@@ -52,6 +52,19 @@ def test_opcheck(cell: str, ragged: bool) -> None:
     torch.library.opcheck(OPERATOR, tuple(arguments(cell, lengths, biases=ragged)))
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_bfloat16_weights_of_the_hidden_state(cell: str) -> None:
+    given = arguments(cell)
+    rounded = torch.randn(CELLS[cell] * 7, 7).bfloat16()
+    given[2] = pack_weight(rounded)
+    got = recurrent_layer(*given)
+    given[2] = pack_weight(rounded.float())
+    for a, b in zip(got, recurrent_layer(*given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    given[2] = pack_weight(rounded)
+    torch.library.opcheck(OPERATOR, tuple(given))
+
+
 def test_opcheck_of_a_module() -> None:
     module = nn.GRU(5, 7, num_layers=2).requires_grad_(False)
     arguments = (torch.randn(4, 3, 5), [torch.randn(2, 3, 7)], list(module._flat_weights), torch.tensor([4, 1, 2]))
@@ -65,6 +78,8 @@ def test_opcheck_of_a_module() -> None:
         (0, torch.randn(4, 5), r"expected input \[steps, batch, inputs\] and hx \[batch, hidden\], got \(4, 5\)"),
         (6, torch.randn(3, 7), "cx: is for an LSTM only"),
         (1, torch.randn(2, 4, 16), r"w_input: expected the shape \(2, 5, 16\), got \(2, 4, 16\)"),
+        (2, torch.randn(2, 7, 16).half(), r"w_hidden: expected torch.float32 or torch.bfloat16, got torch.float16"),
+        (2, torch.randn(2, 7, 16).bfloat16(), r"w_hidden: expected the shape \(2, 4, 16, 2\), got \(2, 7, 16\)"),
         (3, torch.randn(20), r"bias_input: expected the shape \(21,\), got \(20,\)"),
         (5, torch.randn(3, 7).double(), "hx: expected torch.float32, got torch.float64"),
         (7, torch.ones(3), "lengths: expected torch.int64, got torch.float32"),

@@ -22,7 +22,7 @@ from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.mutations import Aliases, is_mutating
 from untorch.export.passes.calls import add_call, arguments_of
-from untorch.export.passes.constants import is_alias
+from untorch.export.passes.layouts import replace_in_layout
 from untorch.export.passes.report import PassReport
 
 __all__ = ["Attention", "choose_attention"]
@@ -299,7 +299,7 @@ def _replace_batched(
         result = result_of(tensors, None if call.scale is None else float(call.scale))
         if not batched:
             result = add_call(graph, node, _aten.squeeze.dim, (result, 0))
-    _replace(graph, node, result)
+    replace_in_layout(graph, node, result)
 
 
 def _replace_by_math(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
@@ -308,49 +308,4 @@ def _replace_by_math(graph: fx.Graph, node: fx.Node, call: _Call) -> None:
     with graph.inserting_before(node):
         pair = add_call(graph, node, _aten._scaled_dot_product_attention_math.default, args, named)
         result = add_call(graph, node, operator.getitem, (pair, 0))
-    _replace(graph, node, result)
-
-
-def _replace(graph: fx.Graph, node: fx.Node, result: fx.Node) -> None:
-    if _is_viewed(node):
-        with graph.inserting_before(node):
-            result = _laid_out_like(graph, node, result)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
-
-
-def _is_viewed(node: fx.Node) -> bool:
-    """Whether an operator follows that the strides decide about: it works with some, and fails with others."""
-    waiting, seen = list(node.users), set()
-    while waiting:
-        user = waiting.pop()
-        if user in seen or not is_alias(user):
-            continue
-        seen.add(user)
-        if user.target in (_aten.view.default, _aten.as_strided.default, _aten.view.dtype):
-            return True
-        waiting += user.users
-    return False
-
-
-def _laid_out_like(graph: fx.Graph, node: fx.Node, result: fx.Node) -> fx.Node:
-    """The result with the strides of ``node``: itself, or a copy, contiguous as it is or with heads behind queries."""
-    if _has_strides(result, node):
-        return result
-    kept = {"memory_format": torch.contiguous_format}
-    copied = add_call(graph, node, _aten.clone.default, (result,), kept)
-    if _has_strides(copied, node):
-        return copied
-    graph.erase_node(copied)
-    turned = add_call(graph, node, _aten.transpose.int, (result, -3, -2))
-    copied = add_call(graph, node, _aten.clone.default, (turned,), kept)
-    copied = add_call(graph, node, _aten.transpose.int, (copied, -3, -2))
-    if not _has_strides(copied, node):
-        raise ValueError(f"{node.name} has strides that are unknown here: {_value(node).stride()}")
-    return copied
-
-
-def _has_strides(node: fx.Node, like: fx.Node) -> bool:
-    value, expected = _value(node), _value(like)
-    pairs = zip(value.shape, value.stride(), expected.stride(), strict=True)
-    return all(_same(size, 1) or _same(a, b) for size, a, b in pairs)
+    replace_in_layout(graph, node, result)

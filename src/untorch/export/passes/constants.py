@@ -16,6 +16,16 @@ __all__ = ["Constants", "is_alias", "is_pure"]
 
 # They give memory as it is found.
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+# They take sizes, dtype and device from a tensor, and none of its elements; the value that they fill in.
+_FILLED: dict[object, int] = {
+    torch.ops.aten.new_zeros.default: 0, torch.ops.aten.zeros_like.default: 0,
+    torch.ops.aten.new_ones.default: 1, torch.ops.aten.ones_like.default: 1,
+}  # fmt: skip
+_FILLED_WITH: dict[object, int] = {
+    torch.ops.aten.new_full.default: 2,
+    torch.ops.aten.full_like.default: 1,
+}  # the argument's position
+_RESIZES = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default, torch.ops.aten.set_.source_Tensor}
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -58,13 +68,16 @@ def is_alias(node: fx.Node) -> bool:
 class Constants:
     """The values that depend on nothing but tensors of the module that the graph never writes.
 
-    Operators of aten and prims count, if they are pure, and if their results have fixed sizes.
+    Operators of aten and prims count, if they are pure, and if their results have fixed sizes. A tensor that the graph
+    makes and then writes (``mask = x.new_zeros(6, 6); mask[:3] = 1``) counts with its last value, if everything that
+    is written is known, and if nothing else reads it before the last write.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._values: dict[fx.Node, Any] = {}
         self._known: dict[fx.Node, bool] = {}
+        self._written: dict[fx.Node, list[fx.Node]] = {}
         aliases = Aliases(module.graph)
         written = {
             attribute(module, str(node.target)).untyped_storage()._cdata
@@ -78,12 +91,22 @@ class Constants:
                     and not aliases.is_written(node)
                     and attribute(module, str(node.target)).untyped_storage()._cdata not in written
                 )
-            else:
-                self._known[node] = not aliases.is_written(node) and self._is_computable(node)
+            elif not aliases.is_written(node):
+                self._known[node] = self._is_computable(node)
+            elif is_mutating(node):
+                self._add_written(node, aliases)
 
     def is_known(self, node: fx.Node) -> bool:
         """Whether the node's value is known at export. Nodes that were added later are not."""
         return self._known.get(node, False)
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose values a known node depends on."""
+        return [] if _is_filled(node) else node.all_input_nodes
+
+    def written(self, node: fx.Node) -> list[fx.Node]:
+        """The tensor that the graph makes and writes, with its views and the writes, in graph order; else nothing."""
+        return self._written.get(node, [])
 
     def from_module(self, node: fx.Node) -> bool:
         """Whether a known node's value depends on a tensor of the module, and is not only made from numbers."""
@@ -94,7 +117,7 @@ class Constants:
                 return True
             if node not in seen:
                 seen.add(node)
-                todo += node.all_input_nodes
+                todo += self._needed(node)
         return False
 
     def value(self, node: fx.Node) -> Any:
@@ -102,20 +125,60 @@ class Constants:
         todo = [node]
         while todo:
             last = todo[-1]
-            if needed := [source for source in last.all_input_nodes if source not in self._values]:
+            if needed := [source for source in self._needed(last) if source not in self._values]:
                 todo += needed
                 continue
             todo.pop()
-            if last not in self._values:
-                self._values[last] = self._compute(last)
+            for member in self.written(last) or [last]:
+                if member not in self._values:
+                    self._values[member] = self._compute(member)
         return self._values[node]
+
+    def _needed(self, node: fx.Node) -> list[fx.Node]:
+        """What has to be known before a node; of what is written, before all of it."""
+        group = self.written(node)
+        if not group:
+            return self.sources(node)
+        return [source for member in group for source in self.sources(member) if source not in group]
 
     def _compute(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return attribute(self._module, str(node.target)).detach()
+        if _is_filled(node):
+            like = node.meta["val"]
+            at = _FILLED_WITH.get(node.target)
+            value: Any = _FILLED[node.target] if at is None else node.args[at]
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            return made.fill_(value)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: self._values[source])
         with torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _add_written(self, node: fx.Node, aliases: Aliases) -> None:
+        """Decides at the last write about a tensor that the graph makes: its views and its writes are known, or not.
+
+        The nodes that may share its memory are one that makes the tensor, and others that take one of them.
+        """
+        members = set(aliases.group(node))
+        group = [other for other in node.graph.nodes if other in members]
+        last = max(i for i, member in enumerate(group) if is_mutating(member))
+        if group[last] is not node or any(members.isdisjoint(member.all_input_nodes) for member in group[1:]):
+            return
+        if any(user not in members and user < node for member in group for user in member.users):
+            return
+        self._known.update(dict.fromkeys(group, True))
+        if all(self._is_write(member) if is_mutating(member) else self._is_computable(member) for member in group):
+            self._written.update(dict.fromkeys(group, group))
+        else:
+            self._known.update(dict.fromkeys(group, False))
+
+    def _is_write(self, node: fx.Node) -> bool:
+        """Whether a write can be done at export: an operator of aten with known operands, and no random one."""
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+            return False
+        if torch.Tag.nondeterministic_seeded in node.target.tags or node.target in _RESIZES:
+            return False
+        return _is_static(node) and all(self._known.get(source, False) for source in node.all_input_nodes)
 
     def _is_plain(self, node: fx.Node) -> bool:
         value = attribute(self._module, str(node.target))
@@ -124,13 +187,21 @@ class Constants:
     def _is_computable(self, node: fx.Node) -> bool:
         if node.op != "call_function" or not is_pure(node):
             return False
-        if not all(self._known.get(source, False) for source in node.all_input_nodes):
+        if not all(self._known.get(source, False) for source in self.sources(node)):
             return False
         if node.target is operator.getitem:
             return _is_static(node)
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
             return False
         return node.target._schema.name.split("::")[-1] not in _UNDEFINED and _is_static(node)
+
+
+def _is_filled(node: fx.Node) -> bool:
+    """Whether the node fills a tensor with one number, and takes sizes and dtype from another."""
+    if node.target in _FILLED:
+        return True
+    at = _FILLED_WITH.get(node.target)
+    return at is not None and len(node.args) > at and isinstance(node.args[at], bool | int | float)
 
 
 def _is_static(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from untorch.export.mutations import Aliases
+from untorch.export.mutations import Aliases, is_mutating
 from untorch.export.passes.attributes import add_constant, attribute
 from untorch.export.passes.constants import Constants, is_alias
 from untorch.export.passes.report import PassReport
@@ -26,8 +26,8 @@ def fold_constants(module: fx.GraphModule, limit: int) -> PassReport:
     A result is stored if it has at most ``limit`` bytes; all together may have ``limit`` bytes more than the tensors
     that are no longer read. Left alone are views of a tensor, which cost nothing and keep its memory shared; what is
     made from numbers only (arange, full), which is cheaper to compute than to read; and outputs, which each call makes
-    anew. Random operators, writes, and tensors that the model writes are never folded. A result keeps its dtype,
-    strides and device.
+    anew. Random operators and the module's tensors that the model writes are never folded. A tensor that the graph
+    makes and writes is folded with its writes, if they are known. A result keeps its dtype, strides and device.
     """
     report = PassReport("fold_constants")
     constants, aliases = Constants(module), Aliases(module.graph)
@@ -53,8 +53,14 @@ def fold_constants(module: fx.GraphModule, limit: int) -> PassReport:
         with module.graph.inserting_before(node):
             folded = add_constant(module, f"{node.name}_folded", value.detach().requires_grad_(False), node)
         node.replace_all_uses_with(folded)
+        for write in filter(is_mutating, constants.written(node)):  # its value has them
+            sources = write.all_input_nodes
+            write.replace_all_uses_with(write.args[0])  # type: ignore[arg-type]
+            module.graph.erase_node(write)
+            _erase(sources, constants)
         report.changed.append(node.name)
-    _erase(found)
+    _erase(found, constants)
+    _erase_written(module.graph, constants)
     return report
 
 
@@ -65,7 +71,7 @@ def _last_known(graph: fx.Graph, constants: Constants, banned: set[fx.Node]) -> 
     """
     known: set[fx.Node] = set()
     for node in graph.nodes:
-        if constants.is_known(node) and node not in banned and all(n in known for n in node.all_input_nodes):
+        if constants.is_known(node) and node not in banned and all(n in known for n in constants.sources(node)):
             known.add(node)
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
@@ -96,7 +102,7 @@ def _settle_checks(found: list[fx.Node], constants: Constants) -> None:
                 args, kwargs = fx.map_arg((user.args, user.kwargs), constants.value)
                 user.target(*args, **kwargs)
                 node.graph.erase_node(user)
-        new = [source for source in node.all_input_nodes if source not in seen]
+        new = [source for source in constants.sources(node) if source not in seen]
         seen.update(new)
         todo += new
 
@@ -122,16 +128,29 @@ def _growth(module: fx.GraphModule, found: list[fx.Node]) -> int:
     return sum(map(_nbytes, found)) - sum(size for key, size in freed.items() if key not in kept)
 
 
-def _erase(nodes: list[fx.Node]) -> None:
+def _erase(nodes: list[fx.Node], constants: Constants) -> None:
     """Erases the nodes, and what only they used."""
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node.users or node._erased or node.op not in ("call_function", "get_attr"):
+        if node.users or node._erased or not constants.is_known(node):
             continue
         sources = node.all_input_nodes
         node.graph.erase_node(node)
         todo += sources
+
+
+def _erase_written(graph: fx.Graph, constants: Constants) -> None:
+    """Erases tensors that the graph makes and writes, and that nothing reads any more: the writes would keep them."""
+    for node in reversed(graph.nodes):
+        group = constants.written(node)
+        if node._erased or not group or any(user not in group for member in group for user in member.users):
+            continue
+        sources = [source for member in group for source in constants.sources(member) if source not in group]
+        for member in reversed(group):
+            if not member._erased:
+                graph.erase_node(member)
+        _erase(sources, constants)
 
 
 def _value(node: fx.Node) -> object:

@@ -21,7 +21,7 @@ from untorch.export.passes.epilogues import activation_of, only_user, same_layou
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_convolution import BLOCK, OPERATOR, pack_weight, pack_winograd_weight
 
-__all__ = ["CONVOLUTIONS", "pack_convolutions"]
+__all__ = ["CONVOLUTIONS", "fold_batch_norm", "is_inference_norm", "pack_convolutions"]
 
 _aten = torch.ops.aten
 CONVOLUTIONS = {
@@ -74,7 +74,7 @@ class _Packer:
             bias = None if arguments["bias"] is None else self.constants.value(arguments["bias"])
             if norm:
                 values = [None if source is None else self.constants.value(source) for source in sources]
-                weight, bias = _fold(weight, bias, values, norm["eps"])
+                weight, bias = fold_batch_norm(weight, bias, values, norm["eps"])
             if weight.dim() == 3:
                 weight = weight.unsqueeze(-2)
             name = f"{arguments['weight'].name}_packed"
@@ -192,7 +192,7 @@ def _chain(node: fx.Node, constants: Constants, aliases: Aliases, taken: set[fx.
     chain = _Chain([node])
     reads = set(aliases.group(node.all_input_nodes[0]))
     user = _next(chain, reads, taken)
-    if user is not None and _is_inference_norm(user, chain.last, constants):
+    if user is not None and is_inference_norm(user, chain.last, constants):
         chain.nodes.append(user)
         chain.batch_norm = user
         user = _next(chain, reads, taken)
@@ -242,7 +242,8 @@ def _writes_between(first: fx.Node, last: fx.Node, memory: set[fx.Node], own: li
     return False
 
 
-def _is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> bool:
+def is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> bool:
+    """Whether the node is a batch norm of ``source`` with statistics and factors that are constants."""
     if node.target != _aten.batch_norm.default or node.args[0] is not source:
         return False
     arguments = arguments_of(node)
@@ -256,7 +257,7 @@ def _is_inference_norm(node: fx.Node, source: fx.Node, constants: Constants) -> 
     )
 
 
-def _fold(
+def fold_batch_norm(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     norm: list[Any],

@@ -103,7 +103,7 @@ def _layers(module: fx.GraphModule, node: fx.Node, given: dict[str, Any]) -> lis
         for direction in range(directions):
             k = layer * directions + direction
             params = given["params"][k * each : (k + 1) * each]
-            own = [_stored(module, source, packed=i < 2) for i, source in enumerate(params)]
+            own = [_stored(module, source, packed=i < 2, hidden=i == 1) for i, source in enumerate(params)]
             first, second = own[2:] or (None, None)
             h, *c = (add_call(graph, node, _aten.select.int, (state, 0, k)) for state in states)
             arguments = (
@@ -123,16 +123,21 @@ def _layers(module: fx.GraphModule, node: fx.Node, given: dict[str, Any]) -> lis
     return results
 
 
-def _stored(module: fx.GraphModule, source: fx.Node, packed: bool) -> fx.Node:
-    """The constant of a parameter in float32, packed if it is a weight."""
+def _stored(module: fx.GraphModule, source: fx.Node, packed: bool, hidden: bool) -> fx.Node:
+    """The constant of a parameter in float32, packed if it is a weight.
+
+    The weight of the hidden state, which every step reads, stays bfloat16 if it is.
+    """
     name = str(source.target)
-    tensor = attribute(module, name).detach().to(torch.float32)
+    tensor = attribute(module, name).detach()
+    if not hidden or tensor.dtype != torch.bfloat16:
+        tensor = tensor.to(torch.float32)
     node = add_constant(
         module, f"{name}_{'packed' if packed else 'float'}", pack_weight(tensor) if packed else tensor, source
     )
     value = source.meta["val"]
     stored = attribute(module, str(node.target))
-    node.meta["val"] = value.new_empty(stored.shape, dtype=torch.float32)
+    node.meta["val"] = value.new_empty(stored.shape, dtype=stored.dtype)
     return node
 
 

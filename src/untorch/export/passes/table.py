@@ -22,6 +22,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.fuse_attention import fuse_attention
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
@@ -30,6 +31,7 @@ from untorch.export.passes.paged_attention_kernels import paged_attention_kernel
 from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
+from untorch.export.passes.resize_after_convolution import resize_after_convolution
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 from untorch.export.passes.serve_recurrent import serve_recurrent
@@ -110,10 +112,21 @@ PASSES = (
         "where nothing writes into the memory and no output would share memory or get other strides",
     ),
     Pass(
+        "fuse_attention",
+        lambda module, options, device, architecture: fuse_attention(module, options.attention),
+        "makes `scaled_dot_product_attention` from attention that is written as a GEMM, a scale, masks, a softmax and "
+        "a GEMM, with views between, where nothing else reads scores or probabilities. Rows whose keys are all masked "
+        "by -inf give 0, as they do there, and not NaN. float32 only. Not with active dropout, with values "
+        "of another width than the keys, and where the option `attention` asks for something else than the library's "
+        "kernel",
+        devices=("cpu",),
+    ),
+    Pass(
         "fold_constants",
         lambda module, options, device, architecture: fold_constants(module, options.fold_limit),
-        "computes what depends on the model's own tensors only, and stores the result. Not for random operators, "
-        "tensors that the model writes, views, and what is made from numbers only (`arange`). A result has at most "
+        "computes what depends on the model's own tensors only, and stores the result, also of tensors that the model "
+        "makes and then writes (masks of shifted windows). Not for random operators, parameters and buffers that the "
+        "model writes, views, and what is made from numbers only (`arange`). A result has at most "
         "`fold_limit` bytes; all together may add that much to what they replace",
     ),
     Pass(
@@ -185,7 +198,8 @@ PASSES = (
         "serve_recurrent",
         lambda module, options, device, architecture: serve_recurrent(module),
         "makes `untorch::recurrent_layer` of each layer and direction of RNN, LSTM and GRU modules with constant "
-        "weights, which are packed; half types are computed in float32. Inductor unrolls them, for one length. Layers "
+        "weights, which are packed; half types are computed in float32, from bfloat16 weights of the hidden state. "
+        "Inductor unrolls them, for one length. Layers "
         "with `proj_size` stay",
         devices=("cpu",),
     ),
@@ -203,6 +217,15 @@ PASSES = (
         "quantisation, and layers whose results would have to be copied "
         "([decision](decisions/0047-merge-linears-of-the-same-input.md))",
         default=("cuda",),
+    ),
+    Pass(
+        "resize_after_convolution",
+        lambda module, options, device, architecture: resize_after_convolution(module),
+        "computes 1 x 1 convolutions before images are enlarged (`interpolate`), where models do it after, also of "
+        "several that are concatenated: SegFormer's and DeepLab's decoders. Enlarging and such a convolution can be "
+        "exchanged, and it then has fewer pixels; batch norm goes into the weights. Where the enlarged image has less "
+        "than twice the pixels, or sizes that vary, it stays",
+        devices=("cpu",),
     ),
     Pass(
         "widen_half_convolutions",

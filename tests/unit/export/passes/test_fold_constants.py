@@ -144,7 +144,12 @@ def test_several_results_of_one_operator() -> None:
         (lambda m, x: x * torch.bernoulli(m.row.sigmoid()), "bernoulli"),
         (lambda m, x: (x[:2] * m.step.exp(), m.step.add_(1).sum())[0], "exp"),
         (lambda m, x: (x[:2] * m.step[:1].exp(), m.step[1:].add_(1).sum())[0], "exp"),
-        (lambda m, x: x * (m.row + 1).mul_(2), "mul_.Tensor"),
+        (lambda m, x: x * (m.row + 1).uniform_(), "uniform_"),
+        (lambda m, x: x * (m.row + 1).mul_(x), "mul_.Tensor"),
+        (lambda m, x: (lambda y: (x * y, y.mul_(2))[0])(m.row + 1), "mul_.Tensor"),
+        (lambda m, x: (lambda y: (y.mul_(2), x * y, y[:3].add_(1))[1])(m.row + 1), "mul_.Tensor"),
+        (lambda m, x: x[:4] * m.row.new_empty(4).mul_(m.row[:4]), "mul_.Tensor"),
+        (lambda m, x: x[:2] * m.step.view(2).mul_(2), "mul_.Tensor"),
     ],
 )
 def test_what_is_never_folded(function: Callable[[Any, torch.Tensor], Any], kept: str) -> None:
@@ -155,6 +160,66 @@ def test_what_is_never_folded(function: Callable[[Any, torch.Tensor], Any], kept
     assert not any(name in report.changed for name in ("add_", "mul_"))
     if kept != "bernoulli":
         assert targets(module) == before
+
+
+def _mask(m: Any, x: torch.Tensor, length: int = 6) -> torch.Tensor:
+    """As shifted windows have it: regions of a tensor that is made, filled one by one, and compared."""
+    regions = (x + 1).new_zeros(length)
+    for value, region in enumerate((slice(0, -3), slice(-3, -1), slice(-1, None))):
+        regions[region] = value
+    difference = regions[:, None] - regions[None]
+    return difference.masked_fill(difference != 0, -100.0)
+
+
+def test_a_tensor_that_is_made_and_written() -> None:
+    _, after, report, module = run(lambda m, x: x + _mask(m, x))
+    assert after == ["add.Tensor", "self.masked_fill_folded", "add.Tensor"], "the first is no longer read"
+    assert report.changed == ["masked_fill"]
+    assert module.get_buffer("masked_fill_folded")[0].tolist() == [0, 0, 0, -100, -100, -100]
+    _, after, report, _ = run(lambda m, x: (m.row + 1).mul_(2)[:3] * x[:3])
+    assert after == ["self.add_folded", "slice.Tensor", "slice.Tensor", "mul.Tensor"]
+    assert report.changed == ["add"]
+
+
+def test_the_last_value_of_a_view_that_was_made_before_the_writes() -> None:
+    def function(m: Any, x: torch.Tensor) -> Any:
+        made = m.row * 2
+        early = made[:3]
+        made += m.row
+        made[1:].mul_(-1)
+        return x[:3] * early + made[3:].exp()
+
+    _, after, report, _ = run(function)
+    assert report.changed == ["mul", "exp"]
+    assert not any(name.endswith("_.Tensor") for name in after)
+
+
+def test_a_written_tensor_above_the_limit_stays() -> None:
+    before, after, report, _ = run(lambda m, x: (m.row[:, None] + m.row).mul_(2) @ x, limit=100)
+    assert after == before
+    assert list(report.skipped.values()) == ["its 144 bytes are above the limit of 100"]
+
+
+def test_a_written_tensor_that_is_returned_stays() -> None:
+    before, after, report, _ = run(lambda m, x: (x + 1, (m.row + 1).mul_(2)))
+    assert after == before
+    assert list(report.skipped.values()) == ["an output would become a tensor of the module"]
+
+
+def test_what_is_filled_with_one_number() -> None:
+    def function(m: Any, x: torch.Tensor) -> Any:
+        parts = [torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 3), x.new_full((6,), 4.0), x.new_ones(6)]
+        return torch.stack([part * m.row for part in parts]).sum(0) * x
+
+    _, after, report, _ = run(function)
+    assert report.changed == ["sum_1"]
+    assert after == ["self.sum_1_folded", "mul.Tensor"]
+
+
+def test_random_numbers_whose_sizes_alone_are_read_stay() -> None:
+    _, after, report, _ = run(lambda m, x: x * (m.row + torch.rand(6).new_ones(6)) + torch.rand(6))
+    assert after.count("rand") == 2
+    assert report.changed == ["add"]
 
 
 def test_a_buffer_in_memory_that_is_written_through_another() -> None:

@@ -83,7 +83,11 @@ def test_given_states_and_a_dynamic_length() -> None:
 def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
     module, report = run(Model(nn.GRU(6, 5)).to(dtype), torch.randn(4, 3, 6).to(dtype))
     assert len(report.changed) == 1
-    assert layers(module)[0].meta["val"][0].dtype == torch.float32
+    [layer] = layers(module)
+    assert layer.meta["val"][0].dtype == torch.float32
+    stored = dtype if dtype == torch.bfloat16 else torch.float32  # of the hidden state's weights, read at every step
+    assert [layer.args[i].meta["val"].dtype for i in (1, 2)] == [torch.float32, stored]
+    assert module.state_dict()["cell_weight_hh_l0_packed"].dtype == stored
 
 
 def test_packed_sequences() -> None:
