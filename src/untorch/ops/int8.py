@@ -1,6 +1,6 @@
 """``untorch::int8_linear``: a linear layer in integers, W8A8, for CPUs.
 
-y = activation(x · Wᵀ + bias) + residual, where W [n, k] is scale · q with int8 q and a scale an output, and each row of x
+y = activation(x · Wᵀ + bias) + residual, where W [n, k] is scale · q with int8 q and a scale an output. Each row of x
 is quantised to uint8 u with a scale and a zero point when the operator runs:
 
     u = clamp(round(x · (1 / s)) + zero, 0, 255)        x ≈ (u − zero) · s
@@ -65,7 +65,9 @@ def int8_linear(
 
     Raises ValueError.
     """
-    _check(x, weight, scale, column_sums, bias, residual, activation, out_features, input_range, input_scale, input_zero)
+    _check(
+        x, weight, scale, column_sums, bias, residual, activation, out_features, input_range, input_scale, input_zero
+    )
     if x.device.type == "cpu" and native.serves("int8_linear", x):
         out = x.new_empty((*x.shape[:-1], out_features))
         native.call(
@@ -148,7 +150,9 @@ def _int8_linear_fake(
     input_scale: float,
     input_zero: int,
 ) -> torch.Tensor:
-    _check(x, weight, scale, column_sums, bias, residual, activation, out_features, input_range, input_scale, input_zero)
+    _check(
+        x, weight, scale, column_sums, bias, residual, activation, out_features, input_range, input_scale, input_zero
+    )
     return x.new_empty((*x.shape[:-1], out_features))
 
 

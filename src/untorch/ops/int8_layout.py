@@ -4,7 +4,7 @@ A weight [n, k] becomes int8 [ceil(n / 16)][ceil(k / 4)][16][4], zeros behind n 
 
     packed[j, g, i, b] = W[16·j + i, 4·g + b]
 
-Four neighbours of k fill one 32-bit lane, which is what ``vpdpbusd`` (VNNI) multiplies; the 16 outputs beside each other
+Four neighbours of k fill one 32-bit lane, which is what ``vpdpbusd`` (VNNI) multiplies; 16 outputs beside each other
 are one vector of AVX-512 or two of AVX2. A panel of 16 outputs is read from memory in order. One file serves all CPUs.
 """
 

@@ -109,7 +109,15 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
     ("value", "text"),
     [
         (4, "option quantize: expected str or QuantizeOptions or Mapping or NoneType, got int (4)"),
-        ("int8", "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'int8' (did you mean 'int4'?)"),
+        ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int4'?)"),
+        (
+            {"dtype": "int8", "group_size": 64},
+            "option quantize: group_size: int8 has a scale an output, no groups: leave it out, got 64",
+        ),
+        (
+            {"dtype": "int8", "prefill": "fp8"},
+            "option quantize: prefill: int8 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
+        ),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
         ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
@@ -128,7 +136,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
         ),
         (
             {"group_size": 64},
-            "option quantize: group_size: expected 'int4', 'nvfp4', QuantizeOptions, a dictionary of options or None for ",
+            "option quantize: group_size: expected 'int4', 'int8', 'nvfp4', QuantizeOptions, a dictionary of options or ",
         ),
         ({"group_size": 64}, "None for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),

@@ -2,7 +2,7 @@
 
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
-results; drop_dead_code runs before pack_linears, which fuses a node into its only user.
+results; drop_dead_code runs before fuse_int8_linears and pack_linears, which fuse a node into its only user.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
+from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
@@ -190,6 +191,14 @@ PASSES = (
         "float32, so a chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
         "([decision](decisions/0035-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
         "convolutions stay, and transposed ones, unless stride and kernel are the same",
+        devices=("cpu",),
+    ),
+    Pass(
+        "fuse_int8_linears",
+        lambda module, options, device, architecture: fuse_int8_linears(module),
+        "gives `untorch::int8_linear` the activation behind it and a residual sum of the same layout, as "
+        "`pack_linears` does for layers in floating point "
+        "([decision](decisions/0049-multiply-int8-with-dynamic-uint8-rows.md))",
         devices=("cpu",),
     ),
     Pass(
