@@ -109,7 +109,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
     ("value", "text"),
     [
         (4, "option quantize: expected str or QuantizeOptions or Mapping or NoneType, got int (4)"),
-        ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int4'?)"),
+        ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int8'?)"),
         (
             {"dtype": "int8", "group_size": 64},
             "option quantize: group_size: int8 has a scale an output, no groups: leave it out, got 64",
