@@ -461,3 +461,36 @@ def _array(x: torch.Tensor) -> Any:
     import ml_dtypes
 
     return to_numpy(x).view(ml_dtypes.bfloat16)
+
+
+def test_int8_is_described_and_for_cpus(tmp_path: Path) -> None:
+    made, _ = quantised(methods(), {"encode": "int8"})
+    up, down = describe_quantized(trace_method(made[0]))
+    assert up == {
+        "name": "up", "dtype": "int8", "group_size": 200, "operator": "int8_linear",
+        "tensors": ["up.packed_weight", "up.scale", "up.column_sums"], "activations": "float32",
+        "packed_shape": [112, 200], "shape": [99, 200], "method": "rtn", "nbytes": 112 * 200 + 112 * 8,
+    }  # fmt: skip
+    assert (down["packed_shape"], down["shape"], down["group_size"]) == ([208, 100], [200, 99], 99)
+    with pytest.raises(InvalidArgumentError) as error:
+        export(methods=methods(), path=tmp_path / "m.pt2", quantize="int8", device="cuda", arch="sm_90", progress=False)
+    assert str(error.value) == (
+        "method 'encode': option quantize: int8 is for CPUs, and the method is for cuda: take 'int4' or 'nvfp4', or "
+        "export it for the CPU"
+    )
+
+
+def test_int8_from_end_to_end(tmp_path: Path) -> None:
+    """Both methods, a batch that varies, verified against eager with the same integers; the layer is stored once."""
+    entries = methods()
+    report = export(methods=entries, path=tmp_path / "m.pt2", quantize="int8", verify=True, progress=False)
+    found = report.methods["decode"].quantization
+    assert found is not None
+    assert [layer.names for layer in found.layers] == [("first",), ("out",)]
+    with untorch.load(tmp_path / "m.pt2") as program:
+        for name, entry in entries.items():
+            for batch in (1, 17):
+                x = torch.randn(batch, 200)
+                got = torch.from_numpy(getattr(program, name)(x.numpy()))
+                expected = entry["model"](x).detach()
+                assert (got - expected).norm() < 0.02 * expected.norm()
