@@ -1,9 +1,10 @@
 """How fast are int8 linear layers on this CPU? Beside float32, ONNX Runtime's dynamic qint8, and OpenVINO.
 
 An MLP, a sentence encoder with its real weights, and BERT base with random ones; one and two threads. Activations are
-quantised when a call is made (dynamic), by untorch a row at a time, by ONNX Runtime the whole tensor. Every contestant
-has its own process. Only one computes at a time, and they alternate in short bursts, so that a slow minute of the
-machine hits all. Results are compared with float32's in eager PyTorch: the largest difference stands beside the times.
+quantised when a call is made (dynamic), by untorch a row at a time, by ONNX Runtime the whole tensor.
+UNTORCH_BENCH_MODELS names some of the models: mlp, minilm, bert_base. Every contestant has its own process. Only one
+computes at a time, and they alternate in short bursts, so that a slow minute of the machine hits all. Results are
+compared with float32's in eager PyTorch: the largest difference stands beside the times.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from typing import Any
 
 from common import Contestant, Report, Table, Workers, arguments, ensure_models, summarise
-from models import INT8_MODELS, int8_case
+from models import INT8_MODELS, int8_case, int8_models
 
 THREADS = tuple(number for number in (1, 2) if number <= len(os.sched_getaffinity(0)))
 # Absolute; outputs are of a magnitude of 1 to 4. It finds wrong results, not inaccurate ones.
@@ -48,7 +49,7 @@ def measure(report: Report, threads: int, rounds: int, seconds: float) -> None:
     """All models at one number of threads."""
     label = f"{threads} thread{'s' if threads > 1 else ''}"
     rows = []
-    for model, title in INT8_MODELS.items():
+    for model in int8_models():
         case = int8_case(model)
         entries = contestants(model)
         with Workers(entries, threads) as workers:
@@ -64,7 +65,7 @@ def measure(report: Report, threads: int, rounds: int, seconds: float) -> None:
             f"{median[key] * 1e3:.2f} ({differences[key][case]:.0e})" if key in median else "–" for key in LABELS
         ]  # fmt: skip
         faster = median["float32"] / median["int8"], min(median[key] for key in PEERS) / median["int8"]
-        rows.append([title, *cells, *(f"{value:.2f}" for value in faster)])
+        rows.append([INT8_MODELS[model], *cells, *(f"{value:.2f}" for value in faster)])
     note = (
         f"Milliseconds a call with {label}, median (largest difference from eager float32); lower is better. Last "
         "columns: higher is better."

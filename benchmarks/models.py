@@ -38,6 +38,11 @@ INT8_MODELS = {
 }
 
 
+def int8_models() -> list[str]:
+    """Those that UNTORCH_BENCH_MODELS names, or all."""
+    return os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(INT8_MODELS)
+
+
 def int8_case(model: str) -> str:
     """The name of a case of cpu_int8.py, and of its files."""
     return f"int8_{model}"
@@ -286,13 +291,14 @@ def build_int8() -> None:
     torch.manual_seed(0)
     layers = torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
     tokens = torch.randint(1000, 20000, (1, 128)), torch.ones(1, 128, dtype=torch.int64)
-    cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "mlp": (torch.nn.Sequential(*layers).eval(), (torch.randn(16, 512),)),
-        "minilm": (_builder_of_the_example().load_model(), tokens),
-        "bert_base": load_model("bert_base"),
+    cases: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
+        "mlp": lambda: (torch.nn.Sequential(*layers).eval(), (torch.randn(16, 512),)),
+        "minilm": lambda: (_builder_of_the_example().load_model(), tokens),
+        "bert_base": lambda: load_model("bert_base"),
     }
-    for name, (model, inputs) in cases.items():
+    for name in int8_models():
         case = int8_case(name)
+        model, inputs = cases[name]()
         _write_case(case, model, inputs)
         plain, prepared = WORK / f"{case}.onnx", WORK / f"{case}_prepared.onnx"
         names = [f"x{i}" for i in range(len(inputs))]

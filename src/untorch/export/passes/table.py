@@ -2,7 +2,8 @@
 
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
-results; drop_dead_code runs before fuse_int8_linears and pack_linears, which fuse a node into its only user.
+results, but behind serve_pt2e_linears, since they would widen int8 weights. drop_dead_code runs before
+fuse_int8_linears and pack_linears, which fuse a node into its only user.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
+from untorch.export.passes.serve_pt2e_linears import serve_pt2e_linears
 from untorch.export.passes.serve_recurrent import serve_recurrent
 from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
 
@@ -97,6 +99,14 @@ PASSES = (
         lambda module, options, device, architecture: restore_views(module),
         "turns copies of views (`permute_copy`, `slice_copy` …), which functionalised programs have, back into views, "
         "where nothing writes into the memory and no output would share memory or get other strides",
+    ),
+    Pass(
+        "serve_pt2e_linears",
+        lambda module, options, device, architecture: serve_pt2e_linears(module),
+        "makes `untorch::int8_linear` from linear layers that PT2E quantised (`convert_pt2e`): int8 weights, and "
+        "static ranges of whole tensors for activations. Other operators between quantising and dequantising ones stay "
+        "in floating point, and are in the report with the reason",
+        devices=("cpu",),
     ),
     Pass(
         "fold_constants",
