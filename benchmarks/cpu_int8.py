@@ -2,19 +2,20 @@
 
 An MLP, a sentence encoder with its real weights, and BERT base with random ones; one and two threads. Activations are
 quantised when a call is made (dynamic), by untorch a row at a time, by ONNX Runtime the whole tensor.
-UNTORCH_BENCH_MODELS names some of the models: mlp, minilm, bert_base. Every contestant has its own process. Only one
-computes at a time, and they alternate in short bursts, so that a slow minute of the machine hits all. Results are
-compared with float32's in eager PyTorch: the largest difference stands beside the times.
+UNTORCH_BENCH_MODELS names some of the models to build: mlp, minilm, bert_base. Every contestant has its own process.
+Only one computes at a time, and they alternate in short bursts, so that a slow minute of the machine hits all. Results
+are compared with float32's in eager PyTorch: the largest difference stands beside the times.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from typing import Any
 
 from common import Contestant, Report, Table, Workers, arguments, ensure_models, summarise
-from models import INT8_MODELS, int8_case, int8_models
+from models import INT8, INT8_MODELS, int8_case
 
 THREADS = tuple(number for number in (1, 2) if number <= len(os.sched_getaffinity(0)))
 # Absolute; outputs are of a magnitude of 1 to 4. It finds wrong results, not inaccurate ones.
@@ -49,7 +50,7 @@ def measure(report: Report, threads: int, rounds: int, seconds: float) -> None:
     """All models at one number of threads."""
     label = f"{threads} thread{'s' if threads > 1 else ''}"
     rows = []
-    for model in int8_models():
+    for model in json.loads(INT8.read_text()):
         case = int8_case(model)
         entries = contestants(model)
         with Workers(entries, threads) as workers:

@@ -38,9 +38,7 @@ INT8_MODELS = {
 }
 
 
-def int8_models() -> list[str]:
-    """Those that UNTORCH_BENCH_MODELS names, or all."""
-    return os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(INT8_MODELS)
+INT8 = WORK / "int8.json"  # the models that were built
 
 
 def int8_case(model: str) -> str:
@@ -296,13 +294,14 @@ def build_int8() -> None:
         "minilm": lambda: (_builder_of_the_example().load_model(), tokens),
         "bert_base": lambda: load_model("bert_base"),
     }
-    for name in int8_models():
+    names = os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(cases)
+    for name in names:
         case = int8_case(name)
         model, inputs = cases[name]()
         _write_case(case, model, inputs)
         plain, prepared = WORK / f"{case}.onnx", WORK / f"{case}_prepared.onnx"
-        names = [f"x{i}" for i in range(len(inputs))]
-        _step(f"{name}, ONNX", partial(_onnx, model, inputs, plain, names, None))
+        arguments = [f"x{i}" for i in range(len(inputs))]
+        _step(f"{name}, ONNX", partial(_onnx, model, inputs, plain, arguments, None))
         quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
         for kind in ("tensor", "channel"):
             quantization.quantize_dynamic(
@@ -315,6 +314,7 @@ def build_int8() -> None:
             f"{name}, untorch int8",
             partial(export, model, inputs, WORK / f"{case}_int8.pt2", quantize="int8", **options),
         )
+    INT8.write_text(json.dumps(names) + "\n")
 
 
 BUILDERS = {

@@ -11,8 +11,6 @@ integers. What is left in floating point is in the report, by name and with the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -97,8 +95,8 @@ def _activations(node: fx.Node) -> tuple[fx.Node, float, int]:
     """What is quantised, with its scale and its zero point in uint8."""
     if _name(node) == "dequantize_per_tensor.tensor":
         raise _LeftError(
-            "its activations have a dynamic range for the whole tensor, and int8_linear has one a row: export the model "
-            "that is not quantised with quantize='int8'"
+            "its activations have a dynamic range for the whole tensor, and int8_linear has one a row: export the "
+            "model that is not quantised with quantize='int8'"
         )
     if _name(node) != "dequantize_per_tensor.default":
         raise _LeftError("its activations are not quantised with a static range for the whole tensor")
@@ -124,17 +122,18 @@ def _weight(node: fx.Node, constants: Constants) -> tuple[torch.Tensor, torch.Te
         raise _LeftError(
             f"its weight is {values.dtype} {tuple(values.shape)}, expected int8 with at most {INT8_MAX_K} inputs"
         )
+    zeros: torch.Tensor | None
     if "axis" not in given:
-        scale, zero = float(given["scale"]), int(given["zero_point"])
-        scales = torch.full((values.shape[0],), scale)
-        zeros: Any = torch.full((values.shape[0],), zero)
+        scales = torch.full((values.shape[0],), float(given["scale"]))
+        zeros = torch.tensor(given["zero_point"])
     else:
         if given["axis"] != 0:
             raise _LeftError(f"the scales of its weight are along the axis {given['axis']}, expected 0")
         parts = [given["scales"], given["zero_points"]]
         if not all(part is None or constants.is_known(part) for part in parts):
             raise _LeftError("the scales of its weight are computed, not constants")
-        scales, zeros = (None if part is None else constants.value(part) for part in parts)
+        scales = constants.value(given["scales"])
+        zeros = None if given["zero_points"] is None else constants.value(given["zero_points"])
     if zeros is not None and bool(zeros.any()):
         raise _LeftError("its weight has zero points, expected a symmetric range")
     return values, scales
