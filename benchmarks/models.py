@@ -1,6 +1,6 @@
 """Builds what the benchmarks run, below build/bench (needs torch): packages, ONNX files, inputs with eager's outputs.
 
-``python benchmarks/models.py minilm mlp add_one add_four zoo``; files that exist and are up to date are kept.
+``python benchmarks/models.py minilm mlp add_one add_four int8 zoo``; files that exist and are up to date are kept.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ MINILM_CASES = ((1, 32), (1, 128), (16, 128))
 def minilm_case(batch: int, length: int) -> str:
     """A case's name; its inputs and expected output are in ``<name>.npz``."""
     return f"minilm_{batch}x{length}"
+
+
+INT8_MODELS = {
+    "mlp": "MLP 512–2048–512, 16 rows",
+    "minilm": "MiniLM, 128 tokens",
+    "bert_base": "BERT base, 128 tokens",
+}
+
+
+INT8 = WORK / "int8.json"  # the models that were built
+
+
+def int8_case(model: str) -> str:
+    """The name of a case of cpu_int8.py, and of its files."""
+    return f"int8_{model}"
 
 
 ZOO = WORK / "zoo.json"
@@ -262,11 +277,52 @@ def build_zoo() -> None:
     ZOO.write_text(json.dumps({"models": names, "refused": refused}, indent=1) + "\n")
 
 
+def build_int8() -> None:
+    """The models of cpu_int8.py: float32 and int8 for untorch, float32 and dynamic qint8 for ONNX Runtime."""
+    import onnxruntime.quantization as quantization  # type: ignore[import-untyped,unused-ignore]
+    import torch
+    from cpu_zoo import load_model
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # type: ignore[import-untyped,unused-ignore]
+
+    from untorch.export import export
+
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
+    tokens = torch.randint(1000, 20000, (1, 128)), torch.ones(1, 128, dtype=torch.int64)
+    cases: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
+        "mlp": lambda: (torch.nn.Sequential(*layers).eval(), (torch.randn(16, 512),)),
+        "minilm": lambda: (_builder_of_the_example().load_model(), tokens),
+        "bert_base": lambda: load_model("bert_base"),
+    }
+    names = os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(cases)
+    for name in names:
+        case = int8_case(name)
+        model, inputs = cases[name]()
+        _write_case(case, model, inputs)
+        plain, prepared = WORK / f"{case}.onnx", WORK / f"{case}_prepared.onnx"
+        arguments = [f"x{i}" for i in range(len(inputs))]
+        _step(f"{name}, ONNX", partial(_onnx, model, inputs, plain, arguments, None))
+        quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
+        for kind in ("tensor", "channel"):
+            quantization.quantize_dynamic(
+                str(prepared), str(WORK / f"{case}_{kind}.onnx"), weight_type=quantization.QuantType.QInt8,
+                per_channel=kind == "channel",
+            )  # fmt: skip
+        options = {"cpu": "native", "progress": False}
+        _step(f"{name}, untorch", partial(export, model, inputs, WORK / f"{case}.pt2", **options))
+        _step(
+            f"{name}, untorch int8",
+            partial(export, model, inputs, WORK / f"{case}_int8.pt2", quantize="int8", **options),
+        )
+    INT8.write_text(json.dumps(names) + "\n")
+
+
 BUILDERS = {
     "minilm": build_minilm,
     "mlp": build_mlp,
     "add_one": build_add_one,
     "add_four": build_add_four,
+    "int8": build_int8,
     "zoo": build_zoo,
 }
 

@@ -91,14 +91,16 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         console.print(f"constants: {constants['count']}, {bytes_text(constants['bytes'])}{mutated}")
     if method["quantization"] is not None:
         quantized = method["quantization"]
-        groups = ", ".join(map(str, quantized["group_sizes"]))
+        groups = "a scale an output"
+        if quantized["dtypes"] != ["int8"]:
+            groups = f"groups of {', '.join(map(str, quantized['group_sizes']))}"
         how = f", {', '.join(quantized['methods'])}" if quantized["methods"] else ""
         if quantized["prefills"]:
             how += f", prefill in {', '.join(quantized['prefills'])}"
         bits = 8 * quantized["bytes"] / max(1, quantized["values"])
         console.print(
             f"quantised: {quantized['weights']} weights in {', '.join(quantized['dtypes'])}, "
-            f"{bytes_text(quantized['bytes'])} ({bits:.2f} bits a weight), groups of {groups}{how}"
+            f"{bytes_text(quantized['bytes'])} ({bits:.2f} bits a weight), {groups}{how}"
         )
     lacking = [entry for entry in method["operators"] if not entry["served"]]
     console.print(f"needed functions and operators: {len(method['operators'])}, not served: {len(lacking)}")

@@ -131,7 +131,7 @@ CpuOption = Annotated[
     ),
 ]
 QuantizeOption = Annotated[
-    str | None, typer.Option("--quantize", metavar="DTYPE", help="Weights of linear layers in 4 bits: int4 or nvfp4.")
+    str | None, typer.Option("--quantize", metavar="DTYPE", help="Quantise linear layers: int4, int8 (CPUs) or nvfp4.")
 ]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Run the file in a process without torch and compare it with eager.")

@@ -1,4 +1,4 @@
-"""``untorch quantize-report``: error and bytes of each linear layer of a script's model in 4 bits."""
+"""``untorch quantize-report``: error and bytes of each linear layer of a script's model when quantised."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def quantize_report(
     group_size: Annotated[
         int | None,
         typer.Option(
-            "--group-size", metavar="N", help="Inputs that share a scale: 32, 64, 128 (default) or 256; nvfp4: 16."
+            "--group-size", metavar="N", help="For int4, inputs that share a scale: 32, 64, 128 (default) or 256."
         ),
     ] = None,
     quantize_method: Annotated[
         str | None,
         typer.Option(
-            "--quantize-method", metavar="NAME", help="int4: hqq (default) or rtn; nvfp4: search (default) or rtn."
+            "--quantize-method",
+            metavar="NAME",
+            help="int4: hqq (default) or rtn; int8: rtn; nvfp4: search (default) or rtn.",
         ),
     ] = None,
     include: Annotated[
@@ -56,7 +58,7 @@ def quantize_report(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show the error and the bytes of each linear layer in 4 bits, by default int4. Writes nothing but the plot.
+    """Show the error and the bytes of each linear layer, by default in int4. Writes nothing but the plot.
 
     Weights are quantised where they are, or on the given device.
     """

@@ -39,10 +39,10 @@ class ExportOptions:
     matmul: what computes GEMMs on CUDA. "library": the runtime's operators (cuBLAS, and its own GEMV kernels for small
         M); "auto": those or Triton templates that are compiled into the file, whichever is the fastest: timed on the
         GPU, read from ``tuning``, or estimated for a cross-compilation target.
-    quantize: how linear layers are quantised: "int4", "nvfp4", QuantizeOptions, a dictionary of its fields ({"dtype":
-        "int4", "group_size": 64}), or a dictionary of methods with any of these ({"decoder": "int4"}). A copy is
-        quantised; the module stays as it is. Methods without a linear layer are left as they are, unless they are
-        named.
+    quantize: how linear layers are quantised: "int4", "int8", "nvfp4", QuantizeOptions, a dictionary of its fields
+        ({"dtype": "int4", "group_size": 64}), or a dictionary of methods with any of these ({"decoder": "int4"}). A
+        copy is quantised; the module stays as it is. Methods without a linear layer are left as they are, unless they
+        are named.
     passes: which passes run, by name: {"fold_constants": False} leaves that one out. The names: <passes>.
     keep_weights: names of weights, or of the layers that have them, that the file keeps as they are, by name; patterns
         as in a shell ("*.q_proj"). merge_linears leaves them apart.
@@ -125,9 +125,9 @@ class ExportOptions:
         for name, value in self.quantize.items():
             if not isinstance(value, str | Mapping | QuantizeOptions | None):
                 raise OptionError(
-                    f"option quantize: {name}: expected 'int4', 'nvfp4', QuantizeOptions, a dictionary of options or "
-                    f"None for the method, got {type(value).__name__} ({value!r}); a dictionary of options has the key "
-                    f"'dtype'"
+                    f"option quantize: {name}: expected 'int4', 'int8', 'nvfp4', QuantizeOptions, a dictionary of "
+                    f"options or None for the method, got {type(value).__name__} ({value!r}); a dictionary of options "
+                    f"has the key 'dtype'"
                 )
             found[name] = None if value is None else QuantizeOptions.read(value)
         return found

@@ -16,11 +16,13 @@ from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
 from untorch.export.signature import dtype_name
-from untorch.ops import int4, nvfp4, nvfp4_moe
+from untorch.ops import int4, int8, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
+from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.progress import Progress
 from untorch.quant.apply import Quantizer
+from untorch.quant.int8 import Int8Linear
 from untorch.quant.linear import Int4Linear
 from untorch.quant.modules import module_nbytes
 from untorch.quant.nvfp4_linear import NVFP4Linear
@@ -35,6 +37,7 @@ __all__ = ["describe_merged", "describe_quantized", "quantize_methods", "quantiz
 # The operators, their dtype, and which of their arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
     int4.OPERATOR: ("int4", (("weight", "scale_and_zero"),)),
+    int8.OPERATOR: ("int8", (("weight", "scale", "column_sums"),)),
     nvfp4.OPERATOR: ("nvfp4", (("weight_packed", "block_scale", "global_scale"),)),
     nvfp4_moe.OPERATOR: ("nvfp4", (("w13", "w13_scale", "w13_global"), ("w2", "w2_scale", "w2_global"))),
 }
@@ -83,6 +86,11 @@ def _quantize(
         raise InvalidArgumentError(
             f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
             f"module with untorch.quant.quantize before torch.export.export"
+        )
+    if options.dtype == "int8" and method.target.device != "cpu":
+        raise InvalidArgumentError(
+            f"method {method.name!r}: option quantize: int8 is for CPUs, and the method is for {method.target.device}: "
+            f"take 'int4' or 'nvfp4', or export it for the CPU"
         )
     if not by_name and not _has_linears(method):
         size = module_nbytes(method.model)
@@ -137,7 +145,7 @@ def describe_quantized(method: Method) -> list[dict[str, Any]]:
             found[str(packed.target)] = {
                 "name": name,
                 "dtype": dtype,
-                "group_size": arguments.get("group_size", BLOCK_SIZE),
+                "group_size": _group_size(dtype, arguments),
                 "operator": _operator_name(node),
                 "tensors": [str(part.target) for part in parts],
                 "activations": dtype_name(node.meta["val"].dtype),
@@ -178,6 +186,13 @@ def _operator_name(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
 
 
+def _group_size(dtype: str, arguments: Mapping[str, Any]) -> int:
+    """The inputs that share a scale; in int8 all of them."""
+    if dtype == "int8":
+        return int(arguments["x"].meta["val"].shape[-1])
+    return int(arguments.get("group_size", BLOCK_SIZE))
+
+
 def _prefill(arguments: Mapping[str, Any]) -> dict[str, str]:
     prefill = arguments.get("prefill", "exact")
     return {} if prefill == "exact" else {"prefill": prefill}
@@ -188,6 +203,8 @@ def _packed_shape(packed: torch.Tensor) -> list[int]:
     if packed.dim() <= 3:
         return [packed.shape[:-1].numel(), 2 * packed.shape[-1]]
     tiles, outer, _, words = packed.shape
+    if packed.dtype == torch.int8:
+        return [tiles * INT8_BLOCK, outer * INT8_GROUP]
     return [tiles * N_TILE, outer * words * 2 * K_TILE]
 
 
@@ -203,7 +220,7 @@ def _submodule(model: object, name: str) -> QuantizedLinear | None:
         found = model.get_submodule("" if name == "packed_weight" else name)
     except AttributeError:
         return None
-    return found if isinstance(found, Int4Linear | NVFP4Linear) else None
+    return found if isinstance(found, Int4Linear | Int8Linear | NVFP4Linear) else None
 
 
 def _shallow_copy(name: str, model: nn.Module) -> nn.Module:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from untorch.quant.experts import NVFP4Experts, make_experts, obstacle
-from untorch.quant.linear import padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, make_scheme
@@ -34,8 +33,8 @@ def quantize(
     device: str | torch.device | None = None,
     progress: bool = True,
 ) -> QuantizationReport:
-    """Replaces linear layers of ``module`` by ``Int4Linear`` or ``NVFP4Linear``, in place, and reports each; for nvfp4
-    also the experts of transformers' models by ``NVFP4Experts``, see ``quantize_experts``.
+    """Replaces linear layers of ``module`` by ``Int4Linear``, ``Int8Linear`` or ``NVFP4Linear``, in place, and reports
+    each; for nvfp4 also the experts of transformers' models by ``NVFP4Experts``, see ``quantize_experts``.
 
     Layers are taken that are an nn.Linear with a float32, bfloat16 or float16 weight, and not a subclass. Without
     ``include``, those that would not get smaller are left alone. Layers that share one weight share the packed one. If
@@ -44,12 +43,15 @@ def quantize(
 
     Args:
         module: Changed in place. Its biases and everything else stay as they are.
-        dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight. "nvfp4": floating point
-            of four bits, a scale in float8_e4m3fn for each 16 inputs, and a scale of all.
-        group_size: Inputs that share a scale: 32, 64, 128 (None) or 256; for nvfp4 16, which cannot be chosen. Inputs
-            that fill no group are padded.
+        dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight. "int8": a scale an
+            output; activations are quantised too, a row at a time when the layer is called, and CPUs multiply in
+            integers. "nvfp4": floating point of four bits, a scale in float8_e4m3fn for each 16 inputs, and a scale of
+            all.
+        group_size: For int4, inputs that share a scale: 32, 64, 128 (None) or 256. For nvfp4 16, which cannot be
+            chosen; int8 has no groups. Inputs that fill no group are padded.
         method: For int4 "hqq" (None): the zeros are optimised so that outliers do not spoil the rest (half-quadratic
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
+            For int8 "rtn" (None): to the nearest of 255 steps, the output's largest magnitude at the end.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
         prefill: For nvfp4, how GPUs may compute linear layers at large M. "exact": with the activations as they
@@ -115,7 +117,9 @@ class Quantizer:
         """As ``quantize``. ``on_layer`` is told each layer when it begins."""
         start = time.perf_counter()
         before = module_nbytes(module)
-        selection = select(module, include, exclude, self._pays, lambda part: self._cannot(part, part is module))
+        selection = select(
+            module, include, exclude, self._pays, lambda part: self._cannot(part, part is module), self._scheme.obstacle
+        )
         if not selection.chosen and not selection.experts:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.skipped.items())
             raise InvalidArgumentError(f"quantize: nothing to quantise: {reasons or 'the module has no linear layer'}")
@@ -146,7 +150,7 @@ class Quantizer:
         return None if found is None else found[1]
 
     def _pays(self, linear: nn.Linear) -> str:
-        n, k = padded_features(linear.in_features, linear.out_features, self._scheme.group_size)
+        n, k = self._scheme.padded(linear.in_features, linear.out_features)
         size = linear.weight.element_size()
         before, after = linear.weight.numel() * size, self._scheme.nbytes(n, k, size)
         return "" if after < before else f"it would grow from {before} to {after} bytes"
@@ -166,13 +170,13 @@ class Quantizer:
             if id(linear) not in self._layers:
                 layer = self._scheme.layer(linear, made.quantized.tensors)
                 self._layers[id(linear)] = linear, layer.train(linear.training)
-        n, k = padded_features(weight.shape[1], weight.shape[0], self._scheme.group_size)
+        n, k = self._scheme.padded(weight.shape[1], weight.shape[0])
         return LayerReport(
             names=names,
             shape=(weight.shape[0], weight.shape[1]),
             packed_shape=(n, k),
             dtype=str(weight.dtype).removeprefix("torch."),
-            group_size=self._scheme.group_size,
+            group_size=self._scheme.group_size(weight.shape[1]),
             method=self._scheme.method,
             error=made.quantized.error,
             nbytes_before=weight.numel() * weight.element_size(),
@@ -212,7 +216,8 @@ class Quantizer:
                 every = tuple(f"{name}.{field}" for name in names)
                 reports.append(
                     LayerReport(
-                        every, shape, shape, str(weight.dtype).removeprefix("torch."), self._scheme.group_size,
+                        every, shape, shape, str(weight.dtype).removeprefix("torch."),
+                        self._scheme.group_size(shape[1]),
                         self._scheme.method, error, nbytes[0], nbytes[1],
                     )
                 )  # fmt: skip

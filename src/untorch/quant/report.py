@@ -16,6 +16,7 @@ class LayerReport:
     names: the linear layers that use it, dotted; more than one if the weight is tied between them.
     shape: (out_features, in_features); ``packed_shape`` is (n, k) with the padding.
     dtype: the weight's before, which scales and zeros of int4 have as well.
+    group_size: inputs that share a scale; in int8 all of a layer's.
     error: ‖W' − W‖ / ‖W‖, the relative Frobenius error of the weight; 0 for a weight of zeros. Not known (NaN) for
         what was read from a checkpoint.
     nbytes_before, nbytes_after: of the weight; after with scales, zeros and padding.
@@ -83,7 +84,7 @@ class QuantizationReport:
 
     @property
     def nbytes_after(self) -> int:
-        """Their bytes in four bits, with scales and zeros; what ``kept_by`` keeps is not in it."""
+        """Their bytes as they are stored, with scales and zeros; what ``kept_by`` keeps is not in it."""
         return sum(layer.nbytes_after for layer in self.layers)
 
     @property

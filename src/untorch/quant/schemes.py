@@ -1,4 +1,4 @@
-"""The dtypes that ``quantize`` knows, int4 and NVFP4: their methods, the tensors that they make, and their layers."""
+"""The dtypes that ``quantize`` knows, int4, int8 and NVFP4: their methods, the tensors that they make, their layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import nn
 
 from untorch.ops.int4 import GROUP_SIZES
 from untorch.ops.int4_layout import pack_int4
+from untorch.ops.int8_layout import INT8_GROUP, INT8_MAX_K, pack_int8, padded_outputs
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
+from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_weight, relative_error
 from untorch.quant.nvfp4 import NVFP4_METHODS, nvfp4_error, quantize_nvfp4
@@ -19,7 +21,7 @@ from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["QuantizedLinear", "QuantizedTensors", "Scheme", "make_scheme"]
 
-QuantizedLinear = Int4Linear | NVFP4Linear
+QuantizedLinear = Int4Linear | Int8Linear | NVFP4Linear
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,18 @@ class QuantizedTensors:
 class Scheme(Protocol):
     """One dtype with its options."""
 
-    group_size: int
     method: str
     prefill: str
     serves_experts: bool
+
+    def group_size(self, in_features: int) -> int:
+        """The inputs that share a scale."""
+
+    def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
+        """(n, k) of the packed weight."""
+
+    def obstacle(self, linear: nn.Linear) -> str:
+        """Why a layer cannot be quantised, or ""."""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         """The bytes of a weight [n, k], padded, whose elements had ``element_size`` bytes."""
@@ -51,15 +61,17 @@ class Scheme(Protocol):
 
 def make_scheme(dtype: str, group_size: int | None, method: str | None, prefill: str = "exact") -> Scheme:
     """None is the dtype's default. Raises InvalidArgumentError."""
+    if dtype in ("int4", "int8") and prefill != "exact":
+        raise InvalidArgumentError(
+            f"quantize: prefill: {dtype} has 'exact' alone, which need not be given; nvfp4 has others; got {prefill!r}"
+        )
+    if dtype == "int8":
+        return _Int8(group_size, "rtn" if method is None else method)
     if dtype == "int4":
-        if prefill != "exact":
-            raise InvalidArgumentError(
-                f"quantize: prefill: int4 has 'exact' alone, which need not be given; nvfp4 has others; got {prefill!r}"
-            )
         return _Int4(128 if group_size is None else group_size, "hqq" if method is None else method)
     if dtype == "nvfp4":
         return _NVFP4(BLOCK_SIZE if group_size is None else group_size, "search" if method is None else method, prefill)
-    raise InvalidArgumentError(f"quantize: dtype: expected 'int4' or 'nvfp4', got {dtype!r}")
+    raise InvalidArgumentError(f"quantize: dtype: expected 'int4', 'int8' or 'nvfp4', got {dtype!r}")
 
 
 class _Int4:
@@ -70,15 +82,24 @@ class _Int4:
         if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
             raise InvalidArgumentError(f"quantize: group_size: expected 32, 64, 128 or 256, got {group_size!r}")
         _check_method(method, tuple(METHODS))
-        self.group_size, self.method = int(group_size), method
+        self._group, self.method = int(group_size), method
+
+    def group_size(self, in_features: int) -> int:
+        return self._group
+
+    def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
+        return padded_features(in_features, out_features, self._group)
+
+    def obstacle(self, linear: nn.Linear) -> str:
+        return ""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
-        return n * k // 2 + n * (k // self.group_size) * 2 * element_size
+        return n * k // 2 + n * (k // self._group) * 2 * element_size
 
     def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
-        n, k = padded_features(weight.shape[1], weight.shape[0], self.group_size)
-        values, scale_and_zero = quantize_weight(weight, self.group_size, self.method, k)
-        error = relative_error(weight, values, scale_and_zero, self.group_size)
+        n, k = self.padded(weight.shape[1], weight.shape[0])
+        values, scale_and_zero = quantize_weight(weight, self._group, self.method, k)
+        error = relative_error(weight, values, scale_and_zero, self._group)
         padded = nn.functional.pad(values, (0, 0, 0, n - weight.shape[0]), value=8)
         scale_and_zero = nn.functional.pad(scale_and_zero, (0, 0, 0, n - weight.shape[0]))
         return QuantizedTensors((pack_int4(padded), scale_and_zero), error)
@@ -87,7 +108,46 @@ class _Int4:
         packed, scale_and_zero = tensors
         return Int4Linear(
             packed, scale_and_zero, linear.bias, in_features=linear.in_features, out_features=linear.out_features,
-            group_size=self.group_size, method=self.method,
+            group_size=self._group, method=self.method,
+        )  # fmt: skip
+
+
+class _Int8:
+    serves_experts = False
+    prefill = "exact"
+
+    def __init__(self, group_size: int | None, method: str) -> None:
+        if group_size is not None:
+            raise InvalidArgumentError(
+                f"quantize: group_size: int8 has a scale an output, no groups: leave it out, got {group_size!r}"
+            )
+        _check_method(method, INT8_METHODS)
+        self.method = method
+
+    def group_size(self, in_features: int) -> int:
+        return in_features
+
+    def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
+        return padded_outputs(out_features), -(-in_features // INT8_GROUP) * INT8_GROUP
+
+    def obstacle(self, linear: nn.Linear) -> str:
+        if linear.in_features <= INT8_MAX_K:
+            return ""
+        return f"it has {linear.in_features} inputs, and the sums of more than {INT8_MAX_K} do not fit int32"
+
+    def nbytes(self, n: int, k: int, element_size: int) -> int:
+        return n * k + n * 8
+
+    def quantize(self, weight: torch.Tensor) -> QuantizedTensors:
+        values, scales = quantize_int8(weight)
+        packed, sums = pack_int8(values)
+        return QuantizedTensors((packed, pad_scales(scales), sums), int8_error(weight, values, scales))
+
+    def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> Int8Linear:
+        packed, scale, sums = tensors
+        return Int8Linear(
+            packed, scale, sums, linear.bias, in_features=linear.in_features, out_features=linear.out_features,
+            method=self.method,
         )  # fmt: skip
 
 
@@ -102,7 +162,16 @@ class _NVFP4:
             )
         _check_method(method, NVFP4_METHODS)
         check_prefill("quantize", prefill)
-        self.group_size, self.method, self.prefill = BLOCK_SIZE, method, prefill
+        self.method, self.prefill = method, prefill
+
+    def group_size(self, in_features: int) -> int:
+        return BLOCK_SIZE
+
+    def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
+        return padded_features(in_features, out_features, BLOCK_SIZE)
+
+    def obstacle(self, linear: nn.Linear) -> str:
+        return ""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         return n * k // 2 + n * k // BLOCK_SIZE + n * 4

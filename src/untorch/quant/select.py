@@ -47,12 +47,13 @@ def select(
     exclude: Selector | Sequence[Selector] | None,
     pays: Callable[[nn.Linear], str],
     experts_obstacle: Callable[[nn.Module], str],
+    linear_obstacle: Callable[[nn.Linear], str],
 ) -> Selection:
     """What to quantise. A pattern that matches neither linear layer nor experts is an InvalidArgumentError with all
     names.
 
     ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "". ``experts_obstacle`` gives one
-    why experts cannot be replaced.
+    why experts cannot be replaced, ``linear_obstacle`` one why a layer cannot be quantised in the wanted dtype.
     """
     layers, experts = linears(module), experts_of(module)
     candidates: list[tuple[nn.Module, list[str]]] = [*layers, *experts]
@@ -72,7 +73,7 @@ def select(
         return bool(reason)
 
     for linear, names in layers:
-        obstacle = _obstacle(linear, readers.get(id(linear)))
+        obstacle = _obstacle(linear, readers.get(id(linear))) or linear_obstacle(linear)
         if not left_alone(linear, names, obstacle or (pays(linear) if include is None else "")):
             selection.chosen.append((linear, names))
     for part, names in experts:

@@ -93,7 +93,7 @@ def test_wrong_options_before_the_script_runs(cli: Callable[..., Any]) -> None:
     text = "nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32"
     assert done.err == f"untorch: option quantize: group_size: {text}\n"
     done = cli("quantize-report", "no_such.py:build", "--quantize", "fp4")
-    assert "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'fp4'" in done.err
+    assert "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'fp4'" in done.err
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,15 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
     ("value", "text"),
     [
         (4, "option quantize: expected str or QuantizeOptions or Mapping or NoneType, got int (4)"),
-        ("int8", "option quantize: dtype: expected one of 'int4', 'nvfp4', got 'int8' (did you mean 'int4'?)"),
+        ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int8'?)"),
+        (
+            {"dtype": "int8", "group_size": 64},
+            "option quantize: group_size: int8 has a scale an output, no groups: leave it out, got 64",
+        ),
+        (
+            {"dtype": "int8", "prefill": "fp8"},
+            "option quantize: prefill: int8 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
+        ),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
         ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
@@ -128,7 +136,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
         ),
         (
             {"group_size": 64},
-            "option quantize: group_size: expected 'int4', 'nvfp4', QuantizeOptions, a dictionary of options or None for ",
+            "option quantize: group_size: expected 'int4', 'int8', 'nvfp4', QuantizeOptions, a dictionary of options or ",
         ),
         ({"group_size": 64}, "None for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
@@ -453,3 +461,36 @@ def _array(x: torch.Tensor) -> Any:
     import ml_dtypes
 
     return to_numpy(x).view(ml_dtypes.bfloat16)
+
+
+def test_int8_is_described_and_for_cpus(tmp_path: Path) -> None:
+    made, _ = quantised(methods(), {"encode": "int8"})
+    up, down = describe_quantized(trace_method(made[0]))
+    assert up == {
+        "name": "up", "dtype": "int8", "group_size": 200, "operator": "int8_linear",
+        "tensors": ["up.packed_weight", "up.scale", "up.column_sums"], "activations": "float32",
+        "packed_shape": [112, 200], "shape": [99, 200], "method": "rtn", "nbytes": 112 * 200 + 112 * 8,
+    }  # fmt: skip
+    assert (down["packed_shape"], down["shape"], down["group_size"]) == ([208, 100], [200, 99], 99)
+    with pytest.raises(InvalidArgumentError) as error:
+        export(methods=methods(), path=tmp_path / "m.pt2", quantize="int8", device="cuda", arch="sm_90", progress=False)
+    assert str(error.value) == (
+        "method 'encode': option quantize: int8 is for CPUs, and the method is for cuda: take 'int4' or 'nvfp4', or "
+        "export it for the CPU"
+    )
+
+
+def test_int8_from_end_to_end(tmp_path: Path) -> None:
+    """Both methods, a batch that varies, verified against eager with the same integers; the layer is stored once."""
+    entries = methods()
+    report = export(methods=entries, path=tmp_path / "m.pt2", quantize="int8", verify=True, progress=False)
+    found = report.methods["decode"].quantization
+    assert found is not None
+    assert [layer.names for layer in found.layers] == [("first",), ("out",)]
+    with untorch.load(tmp_path / "m.pt2") as program:
+        for name, entry in entries.items():
+            for batch in (1, 17):
+                x = torch.randn(batch, 200)
+                got = torch.from_numpy(getattr(program, name)(x.numpy()))
+                expected = entry["model"](x).detach()
+                assert (got - expected).norm() < 0.02 * expected.norm()

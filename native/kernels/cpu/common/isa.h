@@ -20,10 +20,14 @@ enum class Isa : int {
   kV4 = 2,        // AVX-512 F/BW/CD/DQ/VL
 };
 
-// The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests).
+// The best level of this machine; UNTORCH_ISA=baseline|v3|v4 in the environment lowers it (for tests). "-vnni" behind
+// v3 or v4 keeps that level's VNNI.
 Isa cpu_isa() noexcept;
 // AVX512_BF16 on top of v4; UNTORCH_ISA=v4 is without it.
 bool cpu_has_bf16() noexcept;
+// vpdpbusd in the level's widest vectors: AVX512_VNNI on top of v4, AVX-VNNI on top of v3. UNTORCH_ISA=v3 and v4 are
+// without it, v3-vnni and v4-vnni have it where the CPU does.
+bool cpu_has_vnni() noexcept;
 const char* isa_name(Isa isa) noexcept;
 
 }  // namespace untorch::kernels

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from untorch.export.mutations import is_mutating
 from untorch.export.passes.calls import arguments_of
 
-__all__ = ["activation_of", "only_user", "same_layout", "value_of"]
+__all__ = ["FusedLinear", "activation_of", "only_user", "same_layout", "value_of", "with_epilogue"]
 
 _aten = torch.ops.aten
 _ACTIVATIONS: dict[object, str] = {
@@ -55,3 +58,48 @@ def same_layout(node: object, like: fx.Node) -> bool:
         return False
     pairs = [*zip(value.shape, expected.shape, strict=True), *zip(value.stride(), expected.stride(), strict=True)]
     return all(statically_known_true(a == b) for a, b in pairs)
+
+
+@dataclass
+class FusedLinear:
+    """What becomes one GEMM: ``nodes`` in graph order, the last of them gives the result."""
+
+    nodes: list[fx.Node]
+    activation: str = "none"
+    residual: fx.Node | None = None
+
+
+def with_epilogue(linear: fx.Node) -> FusedLinear:
+    """The linear layer with the activation and the residual sum of the same layout that follow it, if they can."""
+    found = FusedLinear([linear])
+    user = only_user(linear)
+    activation = activation_of(user) if user is not None and user.args[0] is linear else None
+    if user is not None and activation is not None and _same_memory(linear, user):
+        found.activation = activation
+        found.nodes.append(user)
+    last = found.nodes[-1]
+    user = only_user(last)
+    if user is None or user.target not in (_aten.add.Tensor, _aten.add_.Tensor) or user.kwargs.get("alpha", 1) != 1:
+        return found
+    left, right = user.args[0], user.args[1]
+    if user.target == _aten.add_.Tensor and left is not last:
+        return found  # It writes into the other operand.
+    other = right if left is last else left
+    if other is last or not same_layout(other, last) or not same_layout(user, last):
+        return found
+    if not _same_memory(linear, user):
+        return found
+    assert isinstance(other, fx.Node)
+    found.residual = other
+    found.nodes.append(user)
+    return found
+
+
+def _same_memory(first: fx.Node, last: fx.Node) -> bool:
+    """Nothing between the two nodes writes into memory: the GEMM can be computed at the later one."""
+    node = first.next
+    while node is not last:
+        if is_mutating(node) and node.args[0] is not first:
+            return False
+        node = node.next
+    return True

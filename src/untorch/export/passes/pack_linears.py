@@ -8,16 +8,15 @@ right operand (addmm, mm, matmul; GPT-2's layers) are linear layers with the tra
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from untorch.export.mutations import find_mutations, is_mutating
+from untorch.export.mutations import find_mutations
 from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import arguments_of
-from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
+from untorch.export.passes.epilogues import value_of, with_epilogue
 from untorch.export.passes.report import PassReport
 from untorch.ops.packed_linear import BLOCK, OPERATOR, pack_weight
 
@@ -31,15 +30,6 @@ _MIN_IN_FEATURES = 4
 
 _GEMMS = {_aten.addmm.default, _aten.mm.default, _aten.matmul.default}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass
-class _Linear:
-    """What becomes one GEMM: ``nodes`` in graph order, the last of them gives the result."""
-
-    nodes: list[fx.Node]
-    activation: str = "none"
-    residual: fx.Node | None = None
 
 
 def pack_linears(module: fx.GraphModule) -> PassReport:
@@ -59,7 +49,7 @@ def pack_linears(module: fx.GraphModule) -> PassReport:
         if source not in packed:
             packed[source] = _store_packed(module, source)
         target, out_features = packed[source]
-        found = _with_epilogue(node)
+        found = with_epilogue(node)
         last = found.nodes[-1]
         with module.graph.inserting_before(last):
             weight = module.graph.get_attr(target)
@@ -159,41 +149,6 @@ def _reason_to_skip(module: fx.GraphModule, node: fx.Node, mutated: frozenset[st
         if argument is not None and (value is None or value.dtype != tensor.dtype):
             return f"{name} is not a {_name(tensor.dtype)} tensor, as the weight is"
     return None
-
-
-def _with_epilogue(linear: fx.Node) -> _Linear:
-    found = _Linear([linear])
-    user = only_user(linear)
-    activation = activation_of(user) if user is not None and user.args[0] is linear else None
-    if user is not None and activation is not None and _same_memory(linear, user):
-        found.activation = activation
-        found.nodes.append(user)
-    last = found.nodes[-1]
-    user = only_user(last)
-    if user is None or user.target not in (_aten.add.Tensor, _aten.add_.Tensor) or user.kwargs.get("alpha", 1) != 1:
-        return found
-    left, right = user.args[0], user.args[1]
-    if user.target == _aten.add_.Tensor and left is not last:
-        return found  # It writes into the other operand.
-    other = right if left is last else left
-    if other is last or not same_layout(other, last) or not same_layout(user, last):
-        return found
-    if not _same_memory(linear, user):
-        return found
-    assert isinstance(other, fx.Node)
-    found.residual = other
-    found.nodes.append(user)
-    return found
-
-
-def _same_memory(first: fx.Node, last: fx.Node) -> bool:
-    """Nothing between the two nodes writes into memory: the GEMM can be computed at the later one."""
-    node = first.next
-    while node is not last:
-        if is_mutating(node) and node.args[0] is not first:
-            return False
-        node = node.next
-    return True
 
 
 def _store_packed(module: fx.GraphModule, source: str) -> tuple[str, int]:

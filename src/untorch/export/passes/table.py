@@ -2,7 +2,8 @@
 
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
-results; drop_dead_code runs before pack_linears, which fuses a node into its only user.
+results, but behind serve_pt2e_linears, since they would widen int8 weights. drop_dead_code runs before
+fuse_int8_linears and pack_linears, which fuse a node into its only user.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.fuse_attention import fuse_attention
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
+from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
@@ -34,6 +36,7 @@ from untorch.export.passes.report import PassReport
 from untorch.export.passes.resize_after_convolution import resize_after_convolution
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
+from untorch.export.passes.serve_pt2e_linears import serve_pt2e_linears
 from untorch.export.passes.serve_recurrent import serve_recurrent
 from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
 
@@ -119,6 +122,14 @@ PASSES = (
         "by -inf give 0, as they do there, and not NaN. float32 only. Not with active dropout, with values "
         "of another width than the keys, and where the option `attention` asks for something else than the library's "
         "kernel",
+        devices=("cpu",),
+    ),
+    Pass(
+        "serve_pt2e_linears",
+        lambda module, options, device, architecture: serve_pt2e_linears(module),
+        "makes `untorch::int8_linear` from linear layers that PT2E quantised (`convert_pt2e`): int8 weights, and "
+        "static ranges of whole tensors for activations. Other operators between quantising and dequantising ones stay "
+        "in floating point, and are in the report with the reason",
         devices=("cpu",),
     ),
     Pass(
@@ -243,6 +254,14 @@ PASSES = (
         "float32, so a chain of convolutions needs no conversions, and the weight is stored in the kernel's layout "
         "([decision](decisions/0035-compute-cpu-convolutions-channels-last-with-packed-weights.md)). 3-D "
         "convolutions stay, and transposed ones, unless stride and kernel are the same",
+        devices=("cpu",),
+    ),
+    Pass(
+        "fuse_int8_linears",
+        lambda module, options, device, architecture: fuse_int8_linears(module),
+        "gives `untorch::int8_linear` the activation behind it and a residual sum of the same layout, as "
+        "`pack_linears` does for layers in floating point "
+        "([decision](decisions/0049-multiply-int8-with-dynamic-uint8-rows.md))",
         devices=("cpu",),
     ),
     Pass(

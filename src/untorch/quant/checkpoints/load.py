@@ -18,7 +18,6 @@ from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill
 from untorch.quant.report import LayerReport, QuantizationReport
-from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import linears
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
@@ -123,7 +122,7 @@ def _split(group_size: int, k: int) -> tuple[int, int]:
     raise UnsupportedError(f"groups of {group_size} cannot be held: expected a multiple of 32")
 
 
-def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear, prefill: str) -> QuantizedLinear:
+def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear, prefill: str) -> Int4Linear | NVFP4Linear:
     if form in NVFP4_FORMATS:
         nvfp4 = NVFP4_FORMATS[form](checkpoint, name)
         n, half_k = nvfp4.packed.shape
@@ -166,7 +165,7 @@ def _bias(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> torch.Tensor 
     return bias.to(linear.weight.dtype)
 
 
-def _report(layer: QuantizedLinear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
+def _report(layer: Int4Linear | NVFP4Linear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
     n, k = padded_features(linear.in_features, linear.out_features, layer.group_size)
     return LayerReport(
         names=names, shape=(linear.out_features, linear.in_features), packed_shape=(n, k),
