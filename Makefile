@@ -36,7 +36,8 @@ $(STAMPS)/venv-run: Makefile
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
 	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
-	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich
+	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich \
+	  python-multipart soundfile
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 

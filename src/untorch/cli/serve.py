@@ -72,6 +72,9 @@ def serve(
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
     kv_memory: KvMemoryOption = None,
+    max_audio: Annotated[
+        float, typer.Option("--max-audio", metavar="SECONDS", min=1, help="The longest audio that is transcribed.")
+    ] = 3600.0,
     tool_format: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +135,7 @@ def serve(
         num_threads=num_threads,
         device=device,
         kv_memory=kv_memory,
+        max_audio=max_audio,
         tool_format=tool_format,
         trust=None if trust is None else str(trust.absolute()),
         drain=drain,
