@@ -50,6 +50,7 @@ class ServeOptions:
         num_threads: As for ``untorch.load``.
         trust: The path of a trust policy that has to accept each package.
         kv_memory: As for ``untorch.llm.Engine``.
+        max_audio: Seconds of the longest audio that is transcribed.
         log_format: "text", "json", or "none".
         tls_certificate: PEM file with the server's certificate and those between it and the root.
         tls_key: PEM file with its key.
@@ -83,6 +84,7 @@ class ServeOptions:
     num_threads: int = 0
     trust: str | None = None
     kv_memory: str | None = None
+    max_audio: float = 3600.0
     log_format: str = "text"
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -94,6 +96,7 @@ class ServeOptions:
             ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024), ("max_connections", 1, None),
             ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("drain", 0, None),
             ("header_timeout", 0.01, None), ("body_timeout", 0.01, None), ("write_timeout", 0.01, None),
+            ("max_audio", 1, None),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (not low <= value or (high is not None and value > high)):
