@@ -25,7 +25,7 @@ _BLOCK = 1 << 20  # elements that are copied at a time
 def resample(samples: NDArray[Any], source: int, target: int) -> NDArray[np.float32]:
     """A mono signal [n] at the rate ``source``, in hertz, as one [⌈n · target / source⌉] at the rate ``target``.
 
-    Frequencies up to 88 % of the lower rate's half are kept; those beyond that half are down by 80 dB and more. Before
+    Frequencies up to 85 % of the lower rate's half are kept; those beyond that half are down by 70 dB and more. Before
     its beginning and behind its end the signal is zero. Rates are from 4000 to 384000.
 
     Raises InvalidArgumentError.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pathlib
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from tests import packages, speech_models
 from tests.serve.process import Server, eventually, serve
+from untorch.serve.openai.parameters import TRANSCRIPTIONS, TRANSLATIONS
 
 openai = pytest.importorskip("openai")
 soundfile = pytest.importorskip("soundfile")
@@ -154,6 +156,13 @@ def test_too_long_for_the_model(client: Any) -> None:
     assert error.param == "file"
     assert "expected at most 511 tokens" in error.message
     assert "got 573 for 45.0 seconds: cut it into parts" in error.message
+
+
+def test_the_clients_parameters_are_known() -> None:
+    own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    for resource, table in (("Transcriptions", TRANSCRIPTIONS), ("Translations", TRANSLATIONS)):
+        create = getattr(openai.resources.audio, resource).create
+        assert set(inspect.signature(create).parameters) - own == set(table)
 
 
 def test_translations(client: Any) -> None:
