@@ -19,7 +19,6 @@ LOWEST_RATE, HIGHEST_RATE = 4000, 384000
 _ZEROS = 32  # of the sinc, on each side of its middle
 _BETA = 9.0  # of the Kaiser window: 90 dB in the stop band
 _ROLLOFF = 0.94  # of the lower Nyquist frequency: the middle of the transition band
-_BLOCK = 1 << 20  # elements that are copied at a time
 
 
 def resample(samples: NDArray[Any], source: int, target: int) -> NDArray[np.float32]:
@@ -47,17 +46,26 @@ def resample(samples: NDArray[Any], source: int, target: int) -> NDArray[np.floa
     # A sample of the result, m, is at m · down / up in the signal; its filter is that of the phase m mod up.
     padded = np.concatenate([np.zeros(half, np.float32), signal, np.zeros(2 * half + down, np.float32)])
     result = np.empty(count, np.float32)
-    taps = filters.shape[1]
     for phase in range(min(up, count)):
-        of_phase = result[phase::up]
+        rows = len(range(phase, count, up))
         first = padded[phase * down // up + 1 :]
-        step = max(1, _BLOCK // taps)
-        for begin in range(0, len(of_phase), step):
-            rows = min(step, len(of_phase) - begin)
-            start = first[begin * down :]
-            windows = as_strided(start, (rows, taps), (down * start.itemsize, start.itemsize), writeable=False)
-            of_phase[begin : begin + rows] = np.ascontiguousarray(windows) @ filters[phase]
+        result[phase::up] = _filtered(first, filters[phase], down, rows)
     return result
+
+
+def _filtered(signal: NDArray[np.float32], taps: NDArray[np.float32], step: int, rows: int) -> NDArray[np.float32]:
+    """[rows]: the filter at every ``step``-th sample."""
+    # Neither of both starts threads of BLAS, which a server's other requests would wait for.
+    if step >= len(taps):  # windows do not overlap
+        stride = signal.itemsize
+        windows = as_strided(signal, (rows, len(taps)), (step * stride, stride), writeable=False)
+        found: NDArray[np.float32] = np.einsum("rt,t->r", windows, taps)
+        return found
+    total = np.zeros(rows, np.float32)
+    for at in range(step):
+        part = taps[at::step]
+        total += np.correlate(signal[at::step][: rows + len(part) - 1], part, "valid")
+    return total
 
 
 @lru_cache(maxsize=8)
