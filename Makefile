@@ -11,7 +11,7 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize fuzz soak bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
+.PHONY: demo test quick lint sanitize fuzz soak soak-serve bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
@@ -19,6 +19,7 @@ help:
 	@echo "make quick     lint, types and the tests that need no long compiles"
 	@echo "make fuzz      all fuzz targets, MINUTES=10 together"
 	@echo "make soak      32 threads on several models, MINUTES=60"
+	@echo "make soak-serve  untorch serve at 80 % of its largest load, MINUTES=20"
 	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
 	@echo "make bench-gpu the GPU benchmarks, there"
 	@echo "make sanitize-gpu  the kernels' tests under compute-sanitizer, there"
@@ -36,7 +37,8 @@ $(STAMPS)/venv-run: Makefile
 	@mkdir -p $(STAMPS)
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
 	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
-	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich
+	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich \
+	  python-multipart soundfile
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
@@ -123,6 +125,9 @@ fuzz: $(STAMPS)/installed
 
 soak: $(STAMPS)/installed
 	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/run.py --minutes $(or $(MINUTES),60)
+
+soak-serve: $(STAMPS)/installed
+	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/serve.py --minutes $(or $(MINUTES),20)
 
 $(STAMPS)/bench: $(STAMPS)/demo
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript

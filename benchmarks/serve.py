@@ -1,10 +1,14 @@
-"""How many requests a second does a server of MiniLM answer, and how long do clients wait? Beside ONNX Runtime.
+"""How many requests a second does a server of MiniLM answer, and how long do clients wait? Beside other servers.
 
 Clients on the loop-back address each send one sentence of 32 tokens as binary tensors of the Open Inference Protocol,
 and the next one when they have the answer. ``untorch serve`` has its defaults. ONNX Runtime is behind a Starlette
 application of the same kind (serve_onnxruntime.py), once call by call and once with untorch's batcher, so that the
-runtimes can be told from the servers. Servers take turns in short rounds; one computes at a time. Clients use the same
-cores.
+runtimes can be told from the servers; and, where they are installed, in the Triton Inference Server (serve_triton.py)
+and KServe's Python server (serve_kserve.py). Servers take turns in short rounds; one computes at a time. Clients use
+the same cores.
+
+What one client waits for beside the model is told by turns of a quarter of a second: plain calls in this process, and
+the same calls of a server.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
@@ -35,6 +40,7 @@ class Contestant:
     key: str
     label: str
     command: tuple[str, ...]
+    runtime: str = "onnxruntime"
 
 
 CONTESTANTS = (
@@ -42,6 +48,7 @@ CONTESTANTS = (
         "untorch",
         "untorch serve",
         ("-m", "untorch", "serve", "FOLDER/minilm.pt2", "--port", "PORT", "--grpc-port", "-1", "--log-format", "none"),
+        "untorch",
     ),
     Contestant(
         "onnxruntime",
@@ -53,7 +60,55 @@ CONTESTANTS = (
         "ONNX Runtime, Starlette, untorch's batcher",
         (str(HERE / "serve_onnxruntime.py"), "FOLDER/minilm.onnx", "PORT", "--batch"),
     ),
+    Contestant(
+        "triton",
+        "Triton Inference Server, ONNX Runtime",
+        (str(HERE / "serve_triton.py"), "FOLDER/minilm.onnx", "PORT"),
+    ),
+    Contestant(
+        "kserve",
+        "KServe, ONNX Runtime",
+        (str(HERE / "serve_kserve.py"), "FOLDER/minilm.onnx", "PORT"),
+    ),
 )  # fmt: skip
+TURN = 0.25  # seconds of plain calls, then of calls of a server
+
+
+def installed() -> list[Contestant]:
+    """Those that can be started here."""
+    there = {
+        "triton": "UNTORCH_TRITON_PYTHON" in os.environ,
+        "kserve": (HERE.parent / "build" / "kserve" / "kserve").is_dir(),
+    }
+    return [one for one in CONTESTANTS if there.get(one.key, True)]
+
+
+def plain_calls(folder: pathlib.Path) -> dict[str, Callable[[], object]]:
+    """A call of each runtime in this process, with the servers' input."""
+    import onnxruntime
+
+    import untorch
+
+    ids = numpy.random.default_rng(0).integers(1000, 20000, (1, LENGTH))
+    given = {"input_ids": ids, "attention_mask": numpy.ones_like(ids)}
+    program = untorch.load(folder / "minilm.pt2")
+    session = onnxruntime.InferenceSession(str(folder / "minilm.onnx"), providers=["CPUExecutionProvider"])
+    return {"untorch": lambda: program(*given.values()), "onnxruntime": lambda: session.run(None, given)}
+
+
+def overhead(call: Callable[[], object], port: int, turns: int) -> tuple[float, float, float]:
+    """Milliseconds at p50 of a plain call, of a server's, and between them: the medians of the turns'."""
+    pairs = []
+    for _ in range(turns):
+        plain: list[float] = []
+        end = time.perf_counter() + TURN
+        while (begin := time.perf_counter()) < end:
+            call()
+            plain.append(time.perf_counter() - begin)
+        served, _ = asyncio.run(load(port, 1, TURN))
+        pairs.append((numpy.median(plain) * 1e3, numpy.median(served) * 1e3))
+    between = numpy.median([b - a for a, b in pairs])
+    return float(numpy.median([a for a, _ in pairs])), float(numpy.median([b for _, b in pairs])), float(between)
 
 
 def message() -> bytes:
@@ -81,15 +136,17 @@ def message() -> bytes:
 
 
 async def client(port: int, request: bytes, until: float, times: list[float]) -> None:
-    """One request after the other on one connection."""
+    """One request after the other on one connection, at least one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while time.perf_counter() < until:
+    ended = False
+    while not ended:
         begin = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
         body = await reader.readexactly(length)
-        times.append(time.perf_counter() - begin)
+        times.append((now := time.perf_counter()) - begin)
+        ended = now >= until
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the server answered {head[:40]!r} {body[:200]!r}")
     writer.close()
@@ -127,17 +184,22 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     parser.add_argument("--packages", type=pathlib.Path, help="folder with minilm.pt2 and minilm.onnx; default: made")
     options = parser.parse_args()
-    rounds, seconds = (1, 0.5) if options.quick else (5, 4.0)
+    rounds, seconds, turns = (1, 0.5, 3) if options.quick else (5, 4.0, 40)
+    contestants, folder = installed(), options.packages or WORK
     if options.packages is None:
         ensure_models("minilm")
     report = Report("serve", options.quick)
-    servers = {one.key: start(one, options.packages or WORK) for one in CONTESTANTS}
+    servers = {one.key: start(one, folder) for one in contestants}
+    calls = plain_calls(folder)
+    waits: dict[str, tuple[float, float, float]] = {}
     times: dict[tuple[str, int], list[float]] = {}
     rates: dict[tuple[str, int], list[float]] = {}
     try:
         for _, port in servers.values():
             for clients in CLIENTS:  # each size of a batch has run once
                 asyncio.run(load(port, clients, 0.5))
+        for one in contestants:
+            waits[one.key] = overhead(calls[one.runtime], servers[one.key][1], turns)
         for _ in range(rounds):
             for clients in CLIENTS:
                 for key, (_, port) in servers.items():
@@ -149,7 +211,7 @@ def main() -> None:
             process.terminate()
             process.wait()
     rows = []
-    for one in CONTESTANTS:
+    for one in contestants:
         cells = []
         for clients in CLIENTS:
             p50, p99 = numpy.percentile(times[one.key, clients], (50, 99)) * 1e3
@@ -162,6 +224,14 @@ def main() -> None:
         ["Server", *headings], rows,
         f"Requests a second (milliseconds at p50 and p99), one sentence of {LENGTH} tokens a request, "
         f"{len(os.sched_getaffinity(0))} cores for servers and clients together.",
+    )  # fmt: skip
+    for one in contestants:
+        names = ("plain_ms", "served_ms", "overhead_ms")
+        report.values[one.key]["overhead"] = dict(zip(names, waits[one.key], strict=True))
+    report.tables["serve_overhead"] = Table(
+        ["Server", "plain call", "by the server", "between"],
+        [[one.label, *(f"{value:.2f}" for value in waits[one.key])] for one in contestants],
+        "Milliseconds at p50 for one client that waits for each answer; medians of turns of a quarter of a second.",
     )  # fmt: skip
     report.write(options.output or (WORK / "results" if options.quick else RESULTS))
 

@@ -51,7 +51,7 @@ else:  # for type checkers every name would exist
             return predictor.Predictor
         if name in ("export", "quant", "ops"):
             raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
-        if name in ("llm", "serve"):
+        if name in ("llm", "serve", "speech"):
             raise AttributeError(f"untorch.{name} is not imported with untorch: import untorch.{name}")
         raise AttributeError(f"module 'untorch' has no attribute '{name}'")
 

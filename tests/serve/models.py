@@ -1,4 +1,4 @@
-"""Compiles the models of these tests: ``python models.py served PATH``."""
+"""Compiles the models of these tests: ``python models.py served|gpu PATH``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ class Scale(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * 2 + shift[:, None], shift + 1
+
+
+class Wave(torch.nn.Module):
+    """One kernel, with a result as large as its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
 
 
 class Types(torch.nn.Module):
@@ -39,6 +46,13 @@ def main(kind: str, path: str) -> None:
     """Compiles the package."""
     from untorch.export import export
 
+    if kind == "gpu":
+        rows = torch.export.Dim("rows", min=1, max=1 << 20)
+        export(
+            Wave(), (torch.zeros(8, 1024),), path, dynamic_shapes=({0: rows},), device="cuda", arch="sm_90",
+            progress=False,
+        )  # fmt: skip
+        return
     assert kind == "served"
     batch = torch.export.Dim("batch", min=1, max=1024)
     names = (

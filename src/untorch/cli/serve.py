@@ -82,6 +82,9 @@ def serve(
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
     prompt_lookup_max: PromptLookupMaxOption = None,
+    max_audio: Annotated[
+        float, typer.Option("--max-audio", metavar="SECONDS", min=1, help="The longest audio that is transcribed.")
+    ] = 3600.0,
     tool_format: Annotated[
         str | None,
         typer.Option(
@@ -146,6 +149,7 @@ def serve(
         num_speculative_tokens=num_speculative_tokens,
         prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max,
+        max_audio=max_audio,
         tool_format=tool_format,
         trust=None if trust is None else str(trust.absolute()),
         drain=drain,

@@ -7,6 +7,7 @@ from untorch.export.fallbacks import Fallback, check
 from untorch.export.lm.build import causal_lm
 from untorch.export.method import MethodReport
 from untorch.export.options import ExportOptions
+from untorch.export.speech.build import speech_to_text
 from untorch.quant.options import QuantizeOptions
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "causal_lm",
     "check",
     "export",
+    "speech_to_text",
 ]

@@ -18,6 +18,7 @@ from untorch.serve.inference import rest
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.options import ServeOptions
+from untorch.serve.repository import Transcribers
 from untorch.serve.state import ServerState
 
 __all__ = ["build_app"]
@@ -80,6 +81,7 @@ def _openai_routes(server: ServerState) -> list[BaseRoute]:
             openai.Options(
                 max_requests=options.max_queue, tool_format=options.tool_format, metrics=server.metrics
             ),
+            Transcribers(server.repository),
         )
     )  # fmt: skip
 

@@ -54,6 +54,7 @@ class ServeOptions:
         num_speculative_tokens: The most tokens to propose at a time.
         prompt_lookup_min: The fewest of the last tokens that have to match.
         prompt_lookup_max: The most that are compared.
+        max_audio: Seconds of the longest audio that is transcribed.
         log_format: "text", "json", or "none".
         tls_certificate: PEM file with the server's certificate and those between it and the root.
         tls_key: PEM file with its key.
@@ -91,6 +92,7 @@ class ServeOptions:
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    max_audio: float = 3600.0
     log_format: str = "text"
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -102,6 +104,7 @@ class ServeOptions:
             ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024), ("max_connections", 1, None),
             ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("drain", 0, None),
             ("header_timeout", 0.01, None), ("body_timeout", 0.01, None), ("write_timeout", 0.01, None),
+            ("max_audio", 1, None),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (not low <= value or (high is not None and value > high)):

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from untorch.llm import Engine
     from untorch.serve.metrics import Metrics
     from untorch.serve.options import ServeOptions
+    from untorch.speech import Transcriber
 
-__all__ = ["Engines", "Package", "Repository"]
+__all__ = ["Engines", "Package", "Repository", "Transcribers"]
 
 VERSION = "1"
 
@@ -34,12 +35,15 @@ class Package:
     models: dict[str, Model]
     program: untorch.Program | None = None
     engine: Engine | None = None
+    transcriber: Transcriber | None = None
 
     def close(self) -> None:
         """Waits for its calls, and frees the file."""
         for model in self.models.values():
             if isinstance(model, MethodModel):
                 model.close()
+        if self.transcriber is not None:
+            self.transcriber.close()
         if self.engine is not None:
             self.engine.close()
         if self.program is not None:
@@ -255,6 +259,8 @@ class Repository:
         )  # fmt: skip
         package = Package(name, path, {}, program)
         try:
+            if "speech" in program.manifest:
+                self._open_speech_model(package)
             if "llm" in program.manifest:
                 self._open_language_model(package)
             else:
@@ -268,19 +274,31 @@ class Repository:
         log(INFO, "opened %s in %.3f s: %s", path, time.perf_counter() - begin, ", ".join(package.models))
         return package
 
+    def _open_speech_model(self, package: Package) -> None:
+        from untorch.speech import Transcriber
+
+        assert package.program is not None
+        options = self._options
+        engine: dict[str, Any] = {"kv_memory": options.kv_memory} if "llm" in package.program.manifest else {}
+        package.transcriber = Transcriber(package.program, max_seconds=options.max_audio, **engine)
+
     def _open_language_model(self, package: Package) -> None:
         from untorch.llm import Engine
         from untorch.serve.language_model import LanguageModel
 
         options = self._options
-        if package.program is not None:
-            package.program.close()
-            package.program = None
-        names = ("speculative", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-        given = {name: value for name in names if (value := getattr(options, name)) is not None}
-        package.engine = Engine(
-            package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust, **given
-        )
+        if package.transcriber is not None:
+            package.engine = package.transcriber.engine
+        else:
+            if package.program is not None:
+                package.program.close()
+                package.program = None
+            names = ("speculative", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+            given = {name: value for name in names if (value := getattr(options, name)) is not None}
+            package.engine = Engine(
+                package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust, **given
+            )
+        assert package.engine is not None
         package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
 
 
@@ -303,6 +321,24 @@ class Engines:
         for package in self._repository.packages:
             if package.name == name:
                 return package.engine
+        return None
+
+
+class Transcribers:
+    """The speech models that are loaded, for the routes of the OpenAI API."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def names(self) -> list[str]:
+        """Of all that are loaded now."""
+        return sorted(package.name for package in self._repository.packages if package.transcriber is not None)
+
+    def get(self, name: str) -> Transcriber | None:
+        """The model of a name; None: there is no such speech model."""
+        for package in self._repository.packages:
+            if package.name == name:
+                return package.transcriber
         return None
 
 

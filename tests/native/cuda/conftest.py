@@ -5,8 +5,6 @@ Loading and streams need none either: they run a compiled file with a fake CUDA 
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.native.shim import ROOT, lib
+from tests.native.cuda.fake_gpu import build_driver
+from tests.native.shim import lib
 
 _FOLDER = Path(__file__).parent
 
@@ -40,15 +39,7 @@ class Two(nn.Module):
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that libcuda.so.1 is in."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("fake_driver.cpp")
-    flags = ["-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
-    command = [compiler, *flags, f"-I{ROOT / 'native'}", str(source), "-o", str(folder / "libcuda.so.1")]
-    subprocess.run(command, check=True)
-    return folder
+    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="session")

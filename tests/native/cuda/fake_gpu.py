@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # What every script of a test begins with; it ends by printing what it leaves in `found`.
 PROLOGUE = """
@@ -37,3 +42,15 @@ def found(driver: Path, path: Path, script: str, **fake: object) -> dict[str, An
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def build_driver(folder: Path) -> Path:
+    """Compiles libcuda.so.1 into the folder. Skips the test where there is no compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    source = Path(__file__).with_name("fake_driver.cpp")
+    flags = ["-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1"]
+    command = [compiler, *flags, f"-I{ROOT / 'native'}", str(source), "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, check=True)
+    return folder

@@ -98,6 +98,34 @@ found["seen"], found["captured"] = seen, captured
     assert result["launched"] == 3
 
 
+def test_memory_that_is_exhausted_in_a_step(driver: Path, package: Path) -> None:
+    """It is an error of that step's requests alone; the engine goes on, and gives their pages to others."""
+    script = """
+from untorch.llm import Engine, SamplingParams
+params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=64, text=False, cuda_graphs=False) as engine:
+    found["before"] = engine.generate([[1, 2, 3]], params)[0].finish_reason
+    hogs, size = [], 1 << 30
+    while size >= 512:  # until nothing is left that a step of more tokens could have
+        try:
+            hogs.append(untorch.empty((size,), "uint8", "cuda:0"))
+        except untorch.OutOfMemoryError:
+            size //= 2
+    output = engine.generate([list(range(1, 60))], params)[0]
+    found["error"], found["kind"] = str(output.error), type(output.error).__name__
+    stats = engine.stats()
+    found["free"] = stats.blocks_free == stats.blocks and not stats.running and not stats.waiting
+    hogs.clear()
+    found["after"] = [one.finish_reason for one in engine.generate([list(range(1, 60)), [5]], params)]
+"""
+    result = found(driver, package, script, MEMORY=64 << 20)
+    assert result["before"] == "length"
+    assert result["kind"] == "OutOfMemoryError"
+    assert "out of memory on cuda:0: asked for" in result["error"]
+    assert result["free"]
+    assert result["after"] == ["length", "length"]
+
+
 def test_copied_rows(driver: Path, package: Path) -> None:
     script = """
 pool = untorch.empty((3, 16), "bfloat16", "cuda:1")

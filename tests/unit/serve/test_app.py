@@ -128,9 +128,10 @@ def test_metrics_of_engines(state: ServerState) -> None:
 
 
 def test_the_openai_routes(state: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
-    def routes(engines: Any, options: Any) -> list[Route]:
+    def routes(engines: Any, options: Any, transcribers: Any) -> list[Route]:
         async def models(request: Request) -> Response:
-            return JSONResponse([engines.names(), engines.get("lm") is not None, options.max_requests])
+            found = [engines.names(), engines.get("lm") is not None, options.max_requests, transcribers.names()]
+            return JSONResponse(found)
 
         async def fails(request: Request) -> Response:
             raise ValueError("secret")
@@ -140,7 +141,7 @@ def test_the_openai_routes(state: ServerState, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("untorch.serve.openai.routes", routes)
     app = build_app(state.options, state)
-    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, state.options.max_queue]
+    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, state.options.max_queue, []]
     # What routes raise becomes an answer that tells nothing of the inside.
     status, headers, body = call(app, "GET", "/v1/fails")
     assert status == 500

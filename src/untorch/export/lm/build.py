@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
-__all__ = ["causal_lm"]
+__all__ = ["Addition", "causal_lm", "write_language_model"]
 
 
 def causal_lm(
@@ -90,7 +90,45 @@ def causal_lm(
         InvalidArgumentError: An argument is wrong. Also a ValueError.
         UnsupportedError: Paged attention has no kernel for the device.
     """
-    resolved, target = resolve_options(options, option_fields), read_path(path)
+    return write_language_model(
+        model, path, Addition(), task=task, pooling=pooling, normalize=normalize, inputs_embeds=inputs_embeds,
+        draft=draft, tokenizer=tokenizer, max_positions=max_positions, block_size=block_size, kv_dtype=kv_dtype,
+        token_counts=token_counts, dtype=dtype, device=device, arch=arch, options=options, option_fields=option_fields,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a package has beside its language model: methods as ``export`` takes them, manifest sections, files."""
+
+    methods: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def write_language_model(
+    model: nn.Module | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    addition: Addition,
+    *,
+    task: str | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    inputs_embeds: bool = False,
+    draft: nn.Module | str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    max_positions: int | None = None,
+    block_size: int = 16,
+    kv_dtype: str | None = None,
+    token_counts: Sequence[int] = (16, 1024),
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    arch: str | Sequence[str] | None = None,
+    options: ExportOptions | None = None,
+    option_fields: Mapping[str, Any],
+) -> ExportReport:
+    """What ``causal_lm`` does, with more in the package. Raises the same."""
+    resolved, target = resolve_options(options, dict(option_fields)), read_path(path)
     counts = _read_counts(token_counts)
     if not isinstance(block_size, int) or block_size < 1 or block_size % BLOCK_UNIT:
         raise InvalidArgumentError(
@@ -175,7 +213,8 @@ def causal_lm(
                 small, settings, counts, block_size, kv_dtype, resolved, device
             )  # fmt: skip
             methods |= own
-        entries = {}
+        entries = dict(addition.files)
+        methods |= addition.methods
         if files.tokenizer is not None:
             section["tokenizer"] = "extra/llm/tokenizer.json"
             entries[section["tokenizer"]] = files.tokenizer
@@ -187,7 +226,7 @@ def causal_lm(
             replace(request, method=replace(request.method, defers_guards=True))
             for request in read_methods(methods=methods)
         ]
-        return write_package(requests, target, device, arch, resolved, {"llm": section}, entries)
+        return write_package(requests, target, device, arch, resolved, {"llm": section, **addition.sections}, entries)
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:

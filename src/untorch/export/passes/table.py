@@ -24,9 +24,9 @@ from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.fuse_attention import fuse_attention
+from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
-from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels

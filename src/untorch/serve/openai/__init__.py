@@ -1,4 +1,7 @@
-"""OpenAI's API for language models: chats, completions, embeddings and models. ``routes`` makes it for Starlette."""
+"""OpenAI's API for language and speech models: chats, completions, embeddings, transcriptions and models.
+
+``routes`` makes it for Starlette.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from untorch.serve.openai.completions import completions
 from untorch.serve.openai.embeddings import embeddings
 from untorch.serve.openai.errors import ApiError
 from untorch.serve.openai.models import list_models, retrieve_model
-from untorch.serve.openai.service import Engines, Options, Service
+from untorch.serve.openai.service import Engines, Options, Service, Transcribers
+from untorch.serve.openai.transcriptions import transcriptions, translations
 
-__all__ = ["Engines", "Options", "routes"]
+__all__ = ["Engines", "Options", "Transcribers", "routes"]
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
@@ -26,19 +30,22 @@ _ENDPOINTS: list[tuple[str, str, Endpoint]] = [
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/audio/transcriptions", transcriptions),
+    ("POST", "/v1/audio/translations", translations),
 ]
 
 
-def routes(engines: Engines, options: Options | None = None) -> list[Route]:
+def routes(engines: Engines, options: Options | None = None, transcribers: Transcribers | None = None) -> list[Route]:
     """The API's routes, for a Starlette application.
 
     The last one answers other paths below /v1 with a 404 in OpenAI's envelope: put routes of your own before it.
 
     Args:
-        engines: The models by name; they may come and go.
+        engines: The language models by name; they may come and go.
         options: Default: ``Options()``.
+        transcribers: The speech models by name. Default: none.
     """
-    service = Service(engines, options or Options())
+    service = Service(engines, options or Options(), transcribers)
 
     def route(method: str, path: str, endpoint: Endpoint) -> Route:
         async def run(request: Request) -> Response:

@@ -20,7 +20,9 @@ __all__ = [
 
 _LONGEST = 600  # characters of a message
 _SHOWN = 80  # of a value in it
-_ENGINE = re.compile(r"(?:SamplingParams: |chat: |submit: |embed: |Engine\.\w+: )?(?:(\w+)(\[[^\]]*\])?: )?(.*)", re.S)
+_ENGINE = re.compile(
+    r"(?:SamplingParams: |chat: |submit: |embed: |transcribe: |Engine\.\w+: )?(?:(\w+)(\[[^\]]*\])?: )?(.*)", re.S
+)
 
 
 class ApiError(Exception):

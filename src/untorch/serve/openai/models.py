@@ -15,7 +15,7 @@ __all__ = ["list_models", "retrieve_model"]
 
 async def list_models(service: Service, request: Request) -> Response:
     """All of them."""
-    found = [_model(service, name) for name in service.engines.names()]
+    found = [_model(service, name) for name in service.names()]
     return JSONResponse({"object": "list", "data": [one for one in found if one is not None]})
 
 
@@ -24,15 +24,13 @@ async def retrieve_model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
     found = _model(service, name)
     if found is None:
-        raise model_not_found(name, service.engines.names())
+        raise model_not_found(name, service.names())
     return JSONResponse(found)
 
 
 def _model(service: Service, name: str) -> dict[str, Any] | None:
     engine = service.engines.get(name)
-    if engine is None:
+    if engine is None and service.transcribers.get(name) is None:
         return None
-    return {
-        "id": name, "object": "model", "created": service.created, "owned_by": "untorch",
-        "max_model_len": engine.settings.max_positions,
-    }  # fmt: skip
+    length = {} if engine is None else {"max_model_len": engine.settings.max_positions}
+    return {"id": name, "object": "model", "created": service.created, "owned_by": "untorch", **length}

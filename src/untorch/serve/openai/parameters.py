@@ -11,7 +11,9 @@ from typing import Any, Literal
 from untorch.serve.openai.errors import not_served
 from untorch.serve.openai.fields import Fields
 
-__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "Parameter", "check_parameters"]
+__all__ = [
+    "CHAT", "COMPLETIONS", "EMBEDDINGS", "TRANSCRIPTIONS", "TRANSLATIONS", "Parameter", "check_parameters",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,17 @@ COMPLETIONS: dict[str, Parameter] = {
 EMBEDDINGS: dict[str, Parameter] = {
     **_served("model", "input", "encoding_format", "dimensions"),
     **_NO_EFFECT,
+}
+TRANSLATIONS: dict[str, Parameter] = _served("file", "model", "prompt", "response_format", "temperature")
+TRANSCRIPTIONS: dict[str, Parameter] = {
+    **TRANSLATIONS,
+    **_served("language", "stream", "timestamp_granularities"),
+    "chunking_strategy": Parameter("refused", "the model decides how audio is cut", ("auto",)),
+    "include": Parameter("refused", "there are no logprobs of transcriptions", ([],)),
+    "keywords": Parameter("refused", "models are not told which words may come", ([],)),
+    "known_speaker_names": Parameter("refused", "speakers are not told apart", ([],)),
+    "known_speaker_references": Parameter("refused", "speakers are not told apart", ([],)),
+    "languages": Parameter("refused", "say one language", ([],)),
 }
 
 

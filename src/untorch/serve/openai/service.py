@@ -15,8 +15,19 @@ from untorch.runtime.errors import InvalidArgumentError
 from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.tools import FORMATS
+from untorch.speech import Transcriber
 
-__all__ = ["Engines", "Metrics", "Options", "Service", "Submission", "Timed", "in_thread"]
+__all__ = [
+    "Engines",
+    "Metrics",
+    "NoTranscribers",
+    "Options",
+    "Service",
+    "Submission",
+    "Timed",
+    "Transcribers",
+    "in_thread",
+]
 
 _Result = TypeVar("_Result")
 _OTHER_TASKS = {
@@ -36,6 +47,30 @@ class Engines(Protocol):
     def get(self, name: str) -> Engine | None:
         """The engine; None if there is none of that name."""
         ...
+
+
+class Transcribers(Protocol):
+    """The speech models that are served."""
+
+    def names(self) -> list[str]:
+        """Of all of them."""
+        ...
+
+    def get(self, name: str) -> Transcriber | None:
+        """The model; None if there is none of that name."""
+        ...
+
+
+class NoTranscribers:
+    """There is no speech model."""
+
+    def names(self) -> list[str]:
+        """None."""
+        return []
+
+    def get(self, name: str) -> Transcriber | None:
+        """None."""
+        return None
 
 
 class Metrics(Protocol):
@@ -143,23 +178,38 @@ class Submission:
 class Service:
     """Endpoints call it from any thread."""
 
-    def __init__(self, engines: Engines, options: Options) -> None:
+    def __init__(self, engines: Engines, options: Options, transcribers: Transcribers | None = None) -> None:
         self.engines, self.options = engines, options
+        self.transcribers = NoTranscribers() if transcribers is None else transcribers
         self.created = int(time.time())
         self._lock = threading.Lock()
         self._live: Counter[str] = Counter()
 
     def engine(self, fields: Fields, task: str = "generate") -> tuple[str, Engine]:
         """The request's model, which has to have this task. Raises ApiError."""
-        name = fields.required("model")
-        if not isinstance(name, str):
-            raise expected("model", "a string", name, "invalid_type")
+        name = _name(fields)
         engine = self.engines.get(name)
         if engine is None:
-            raise model_not_found(name, self.engines.names())
+            if self.transcribers.get(name) is not None:
+                raise invalid("model", "it transcribes speech: use /v1/audio/transcriptions", "unsupported")
+            raise model_not_found(name, self.names())
         if engine.settings.task != task:
             raise invalid("model", _OTHER_TASKS[engine.settings.task], "unsupported")
         return name, engine
+
+    def transcriber(self, fields: Fields) -> tuple[str, Transcriber]:
+        """The request's model, which has to transcribe speech. Raises ApiError."""
+        name = _name(fields)
+        found = self.transcribers.get(name)
+        if found is None:
+            if self.engines.get(name) is not None:
+                raise invalid("model", "it transcribes no speech, it is a language model for text", "unsupported")
+            raise model_not_found(name, self.names())
+        return name, found
+
+    def names(self) -> list[str]:
+        """Of all models."""
+        return list(dict.fromkeys([*self.engines.names(), *self.transcribers.names()]))
 
     def check_length(self, engine: Engine, prompt: Sequence[int], param: str) -> None:
         """Raises ApiError if the prompt is empty or does not fit."""
@@ -199,6 +249,13 @@ class Service:
                 self._live[model] -= count
 
         return release
+
+
+def _name(fields: Fields) -> str:
+    name = fields.required("model")
+    if not isinstance(name, str):
+        raise expected("model", "a string", name, "invalid_type")
+    return name
 
 
 async def in_thread(work: Callable[[], _Result], undo: Callable[[_Result], None]) -> _Result:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from untorch.serve.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS, Parameter
+from untorch.serve.openai.parameters import CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS, Parameter
 from untorch.serve.openai.tools import FORMATS
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "openai-api.md").read_text()
@@ -20,7 +20,10 @@ def rows(name: str) -> dict[str, str]:
     return dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", table, re.MULTILINE))
 
 
-@pytest.mark.parametrize(("name", "table"), [("chats", CHAT), ("completions", COMPLETIONS), ("embeddings", EMBEDDINGS)])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("chats", CHAT), ("completions", COMPLETIONS), ("embeddings", EMBEDDINGS), ("transcriptions", TRANSCRIPTIONS)],
+)
 def test_the_page_names_every_parameter(name: str, table: dict[str, Parameter]) -> None:
     found = rows(name)
     served = re.findall(r"`(\w+)`", found["served"] + found.get("served, as in vLLM", ""))
