@@ -172,7 +172,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots))
       .def(nb::init<const nb::object&, const nb::object&, const nb::object&>(), nb::arg("method"), nb::arg("inputs"),
-           nb::arg("shares").none())
+           nb::arg("shares") = nb::none())
       .def("run", &Graph::run, nb::arg("inputs"))
       .def("close", &Graph::close)
       .def_prop_ro("closed", &Graph::closed);
