@@ -103,9 +103,10 @@ def measure(path: pathlib.Path, streams: tuple[int, ...], output: int) -> dict[s
             "--output-len", str(output), "--max-batch-tokens", "2048",
         )  # fmt: skip
         run = values[f"streams_{count}"]
+        ttft, tpot = run["ttft_s"]["p50"] * 1e3, run["tpot_s"]["p50"] * 1e3
         print(
-            f"{path.stem} {count}: {run['output_throughput']:.0f} tokens/s, "
-            f"TTFT p50 {run['ttft_s']['p50'] * 1e3:.0f} ms, TPOT p50 {run['tpot_s']['p50'] * 1e3:.2f} ms, host {run['host_step_s'] * 1e3:.2f} ms a step",
+            f"{path.stem} {count}: {run['output_throughput']:.0f} tokens/s, TTFT p50 {ttft:.0f} ms, "
+            f"TPOT p50 {tpot:.2f} ms, host {run['host_step_s'] * 1e3:.2f} ms a step",
             flush=True,
         )
     values["long_prompt"] = bench(
