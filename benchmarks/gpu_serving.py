@@ -166,7 +166,8 @@ def main() -> None:
             subprocess.run(command, check=True, env=dict(os.environ, PYTHONWARNINGS="ignore"))
         report.values[kind] = measure(path, streams, output)
     made = table(report.values, streams)
-    text = f"{options.model.capitalize()}'s sizes with random weights, {INPUT} tokens in and {output:,} out, greedy, by `untorch bench-llm`."
+    model = f"{options.model.capitalize()}'s sizes with random weights"
+    text = f"{model}, {INPUT} tokens in and {output:,} out, greedy, by `untorch bench-llm`."
     report.tables["gpu_serving"] = Table(made.columns, made.rows, note_of(report, text))
     report.tables["gpu_serving_prompt"] = prompt_table(report.values)
     report.write(options.output)
