@@ -41,8 +41,20 @@ def no_thread_stays() -> Iterator[None]:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_continuous_batching_is_invisible(prompts: list[list[int]], gpu: bool) -> None:
-    runner = FakeRunner(blocks=200, gpu=gpu)
+    submitted = threading.Semaphore(0)
+
+    class Patient(FakeRunner):
+        """Its first step waits until all prompts are there, however slow the thread is that brings them."""
+
+        def run(self, *given: Any) -> Logits:
+            if not self.plans:
+                assert all(submitted.acquire(timeout=30) for _ in prompts)
+            return super().run(*given)
+
+    runner = Patient(blocks=200, gpu=gpu)
     with engine(runner) as made:
+        add = made._core.add
+        made._core.add = lambda request: (add(request), submitted.release())[0]  # type: ignore[method-assign]
         results = made.generate(prompts, GREEDY)
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
         assert {r.finish_reason for r in results} == {"length"}
