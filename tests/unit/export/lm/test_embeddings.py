@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.conformance.language_models import make_model
-from untorch.export.lm.build import _method
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
 from untorch.export.lm.step import Step
+from untorch.export.lm.step_methods import step_method
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -20,7 +20,7 @@ def test_embeddings_take_the_place_of_tokens(name: str) -> None:
     twin = EmbeddingStep(step)
     assert [id(p) for p in twin.parameters()] == [id(p) for p in step.parameters()]
     assert [n for n, _ in twin.named_parameters()] == [n for n, _ in step.named_parameters()]
-    method = embedding_method(twin, _method(step, 12), 32)
+    method = embedding_method(twin, step_method(step, 12), 32)
     args = list(method["args"])
     tokens, mask = args[0], args[9]
     assert 0 < mask.sum() < len(mask)

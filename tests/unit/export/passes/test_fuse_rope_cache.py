@@ -15,8 +15,8 @@ from torch import nn
 
 from tests.conformance.language_models import make_model
 from untorch.export import causal_lm
-from untorch.export.lm.build import _method
 from untorch.export.lm.step import Step
+from untorch.export.lm.step_methods import step_method
 from untorch.export.passes.drop_dead_code import drop_dead_code
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def fused(model: nn.Module, merges: bool = False) -> tuple[torch.fx.GraphModule, PassReport]:
     """A step with the kernels of GPUs, which gives the logits and the pool that it gave before."""
-    given = _method(Step(model, 16), 12)
+    given = step_method(Step(model, 16), 12)
     args, kinds = given["args"], {torch.float32: 1e-4, torch.bfloat16: 5e-2}
     with torch.no_grad():
         module: Any = torch.export.export(
