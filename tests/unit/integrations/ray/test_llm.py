@@ -41,7 +41,9 @@ def test_generate_and_stream(server: module.LanguageModelServer) -> None:
         output = await server.generate(PROMPT, {"max_tokens": 4, "temperature": 0})
         (completion,) = output["completions"]
         assert completion == {"index": 0, "text": "", "token_ids": greedy(PROMPT, 4), "finish_reason": "length"}
-        assert output["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0}
+        assert output["usage"] == {
+            "prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "draft_tokens": 0, "accepted_tokens": 0,
+        }  # fmt: skip
         chunks = [chunk async for chunk in server.stream(PROMPT, {"max_tokens": 4, "temperature": 0})]
         assert [token for chunk in chunks for token in chunk["token_ids"]] == greedy(PROMPT, 4)
         assert chunks[-1]["finish_reason"] == "length" and chunks[-1]["usage"]["completion_tokens"] == 4
