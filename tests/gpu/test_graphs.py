@@ -52,7 +52,7 @@ def test_graphs(mlp: tuple[Path, nn.Module]) -> None:
 
 
 def test_graphs_that_share_memory(folder: Path) -> None:
-    """Of several sizes, on several streams, in any order: large enough that what lies between the layers is shared."""
+    """Of several sizes, on several streams, in any order: so large that intermediate tensors are shared."""
     module = nn.Sequential(nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 32)).eval()
     shapes = ({0: torch.export.Dim("batch", max=2048)},)
     path = exported(folder, "wide", module, (torch.randn(4, 64),), dynamic_shapes=shapes)

@@ -104,7 +104,7 @@ class Control:
 
 @dataclass
 class StepRecognition(Recognition):
-    """Computed step by step by whoever iterates.
+    """Computed step by step by the thread that iterates.
 
     steps: A generator of pieces of text, which returns the result. It looks at ``control`` between two steps.
     """

@@ -1,6 +1,6 @@
 """Finds what computes a rotary embedding of normalised heads: by evaluating the graph, not by the form of its nodes.
 
-From the heads that attention reads, the graph is followed back to the linear layer they come from. What lies between
+From the heads that attention reads, the graph is followed back to the linear layer they come from. Operators between
 may only move elements, add, multiply, and normalise. Its other inputs are tables [tokens, rotary] and a weight [width].
 With random values for all of them it has to give what ``rotated`` gives, for large inputs and for small ones, whose
 norm ``eps`` decides. Then it is that function, whatever the model's code looks like.
