@@ -210,9 +210,9 @@ class DevicePool {
     return *arena;
   }
 
-  std::shared_ptr<Arena> make_private() {
+  std::shared_ptr<Arena> make_private(bool recycled) {
     static std::atomic<std::uint64_t> serial{0};
-    {
+    if (recycled) {
       const std::lock_guard lock(mutex_);
       if (!spare_.empty()) {
         std::shared_ptr<Arena> arena = std::move(spare_.back());
@@ -330,7 +330,7 @@ Arena& arena_for(int device, Stream stream) {
   return is_capturing(stream) ? pool(device).of_capture(stream) : pool(device).of_stream(stream);
 }
 
-std::shared_ptr<Arena> make_private_arena(int device) { return pool(device).make_private(); }
+std::shared_ptr<Arena> make_private_arena(int device, bool recycled) { return pool(device).make_private(recycled); }
 void take_larger_blocks(Arena& arena, bool takes) { arena.take_larger(takes); }
 void recycle_private_arena(int device, std::shared_ptr<Arena> arena) { pool(device).recycle(std::move(arena)); }
 void release_gone_graphs(int device) { pool(device).release_gone_graphs(); }

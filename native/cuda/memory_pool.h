@@ -21,8 +21,9 @@ class Arena;
 // The arena that allocations for `stream` come from: that of the graph while the stream is captured, else the
 // stream's.
 Arena& arena_for(int device, Stream stream);
-// A fresh arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed.
-std::shared_ptr<Arena> make_private_arena(int device);
+// An arena for a graph that untorch captures itself. The caller keeps it while the graph may be replayed. It may bring
+// recycled memory, unless it is for something small.
+std::shared_ptr<Arena> make_private_arena(int device, bool recycled = true);
 // Whether what is free serves smaller requests, too: graphs of several sizes are captured into the arena one by one.
 void take_larger_blocks(Arena& arena, bool takes);
 // Keeps the memory of a graph that was never launched for the next make_private_arena: freeing it would wait for the

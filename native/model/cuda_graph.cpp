@@ -74,7 +74,7 @@ CudaGraph::CudaGraph(Method& method, std::span<const untorch_view> inputs, CudaG
   const std::lock_guard lock(memory_->mutex);
   try {
     if (shares != nullptr && !memory_->shared) {
-      memory_->inputs = cuda::make_private_arena(device_);
+      memory_->inputs = cuda::make_private_arena(device_, false);  // the second capture of the next graph wants that
       cuda::take_larger_blocks(*memory_->inputs, false);
       cuda::take_larger_blocks(*memory_->arena, true);
       shares->lend_outputs();
