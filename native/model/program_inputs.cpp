@@ -12,6 +12,20 @@ namespace {
 // Of an input that the model writes into: code for GPUs copies one that is aligned to less, and writes to the copy.
 constexpr std::uintptr_t kWrittenAlignment = 16;
 
+// Where numpy has a dtype from that is not its own.
+const char* source_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return " (in numpy: ml_dtypes.bfloat16)";
+    case DType::kFloat8E4M3FN:
+      return " (in numpy: ml_dtypes.float8_e4m3fn)";
+    case DType::kFloat8E5M2:
+      return " (in numpy: ml_dtypes.float8_e5m2)";
+    default:
+      return "";
+  }
+}
+
 // Complex numbers are pairs.
 std::size_t alignment_of(DType dtype) noexcept { return element_size(dtype) / (is_complex(dtype) ? 2 : 1); }
 
@@ -114,7 +128,7 @@ void Method::check_inputs(std::span<const untorch_view> inputs, const Container&
            ": the model writes into this input, and may write to an aligned copy instead: pass aligned memory "
            "(untorch.zeros, untorch.empty)");
     }
-    if (dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype));
+    if (dtype != expected.dtype) fail(": convert it to ", dtype_name(expected.dtype), source_of(expected.dtype));
     if (sizes.size() != expected.shape.size()) fail(" (", sizes.size(), "-D instead of ", expected.shape.size(), "-D)");
     bool empty = false;
     for (std::size_t d = 0; d < sizes.size(); ++d) {

@@ -90,6 +90,18 @@ void Signature::place_names(PyObject* args, nb::object& kwargs, References& posi
   }
 }
 
+// Positional arguments beyond `count` are those that were exported by keyword, in their order.
+void Signature::name_places(std::size_t count, const References& values, nb::object& kwargs) const {
+  const Tree& keyword = in_.children()[1];
+  kwargs = nb::steal(kwargs.is_valid() ? PyDict_Copy(kwargs.ptr()) : PyDict_New());
+  if (!kwargs.is_valid()) throw nb::python_error();
+  for (std::size_t i = count; i < values.size(); ++i) {
+    const nb::object& key = keyword.keys()[i - count];
+    if (PyDict_Contains(kwargs.ptr(), key.ptr()) == 1) refuse("got two values for argument '" + text_of(key) + "'");
+    if (PyDict_SetItem(kwargs.ptr(), key.ptr(), values[i]) != 0) throw nb::python_error();
+  }
+}
+
 void Signature::check_keywords(PyObject* kwargs) const {
   const Tree& keyword = in_.children()[1];
   std::string missing, unknown;
@@ -114,9 +126,11 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
   nb::object kwargs = nb::borrow(given_kwargs);
   References values;
   place_names(args, kwargs, values);
-  if (values.size() != positional.children().size()) {
-    refuse("expected " + std::to_string(positional.children().size()) + " positional arguments, got " +
-           std::to_string(values.size()));
+  const std::size_t count = positional.children().size();
+  if (values.size() > count && values.size() <= count + keyword.children().size())
+    name_places(count, values, kwargs);
+  else if (values.size() != count) {
+    refuse("expected " + std::to_string(count) + " positional arguments, got " + std::to_string(values.size()));
   }
   const bool has_keywords = kwargs.is_valid() && PyDict_GET_SIZE(kwargs.ptr()) != 0;
   if (has_keywords || !keyword.children().empty()) check_keywords(kwargs.ptr());
@@ -126,7 +140,7 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
   // Without constants and numbers the leaves are the inputs.
   const bool plain = num_constants_ == 0 && std::ranges::find(numbers_, true) == numbers_.end();
   References& into = by_position && plain ? inputs : leaves;
-  positional.flatten_children(values.span(), args_path_, into);
+  positional.flatten_children(values.span().first(count), args_path_, into);
   if (!keyword.children().empty()) keyword.flatten(kwargs.ptr(), kwargs_path_, into);
   if (&into == &inputs) return;
   for (std::size_t i = 0; i < leaves.size(); ++i) {

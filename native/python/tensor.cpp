@@ -76,6 +76,13 @@ std::string Tensor::dtype() const {
   return name != nullptr ? name : "unknown";
 }
 
+std::string Tensor::description() const {
+  const untorch_view v = view();
+  std::string sizes;
+  for (int d = 0; d < v.ndim; ++d) sizes += (d == 0 ? "" : ", ") + std::to_string(v.sizes[d]);
+  return dtype() + "[" + sizes + "] on " + device();
+}
+
 nb::tuple Tensor::dims(bool strides) const {
   const untorch_view v = view();
   nb::list out;
@@ -302,6 +309,8 @@ void bind_tensor(nb::module_& m) {
                      "An output array in the library's memory; exchange it through DLPack or numpy().\n\nOn a GPU its "
                      "values may still be being computed. DLPack makes the consumer's stream wait for them, numpy() "
                      "waits itself.")
+      .def("__repr__", [](const Tensor& t) { return "<untorch.Tensor " + t.description() + ">"; })
+      .def("_repr_html_", [](const Tensor& t) { return "<code>untorch.Tensor</code> " + t.description(); })
       .def_prop_ro("shape", [](const Tensor& t) { return t.dims(false); })
       .def_prop_ro(
           "strides", [](const Tensor& t) { return t.dims(true); }, "In elements.")

@@ -51,6 +51,8 @@ class Tensor {
     return owned_ && !owner_.is_valid() && producer_.known && producer_.stream == stream;
   }
   std::string device() const;
+  // "float32[2, 3] on cuda:0".
+  std::string description() const;
   std::string dtype() const;
 
   nanobind::tuple dims(bool strides) const;

@@ -8,6 +8,7 @@ class Tensor:
     itself.
     """
 
+    def _repr_html_(self) -> str: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property

@@ -36,6 +36,13 @@ def test_it_is_shared_and_writable() -> None:
     assert array[1, 2] == 7  # the array keeps the memory
 
 
+def test_it_says_what_it_is() -> None:
+    made = untorch.zeros((2, 3), np.float32)
+    assert repr(made) == "<untorch.Tensor float32[2, 3] on cpu>"
+    assert made._repr_html_() == "<code>untorch.Tensor</code> float32[2, 3] on cpu"
+    assert repr(untorch.zeros((), "int64")) == "<untorch.Tensor int64[] on cpu>"
+
+
 def test_what_is_freed_may_come_back_but_zeros_are_zeros() -> None:
     for size in (10, 1 << 16, 1 << 22):
         for _ in range(3):

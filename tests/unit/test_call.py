@@ -50,6 +50,12 @@ def test_a_tree_in_and_a_tree_out(method: untorch.Method) -> None:
     check(method(*args, **kwargs))
 
 
+def test_places_pass_for_names(method: untorch.Method) -> None:
+    args, kwargs = arguments()
+    check(method(*args, *kwargs.values()))
+    assert kwargs.keys() == {"scale"}
+
+
 @pytest.mark.parametrize("kind", [OrderedDict, UserDict, lambda pairs: defaultdict(None, pairs)])
 def test_mappings_pass_for_dicts(method: untorch.Method, kind: Any) -> None:
     (named, *rest), kwargs = arguments()
@@ -66,7 +72,8 @@ def test_sequences_pass_for_lists(method: untorch.Method, kind: Any) -> None:
     ("change", "text"),
     [
         (lambda a, k: (a[:2], k), "expected 3 positional arguments, got 2; it takes ("),
-        (lambda a, k: ((*a, 1), k), "expected 3 positional arguments, got 4; it takes ("),
+        (lambda a, k: ((*a, 1), k), "got two values for argument 'scale'; it takes ("),
+        (lambda a, k: ((*a, 1, 2), k), "expected 3 positional arguments, got 5; it takes ("),
         (lambda a, k: (a, {}), "missing keyword arguments scale; it takes ("),
         (lambda a, k: (a, {"size": 1, "other": 2}), "missing keyword arguments scale; unknown keyword arguments size, "
          "other; it takes ("),
@@ -159,7 +166,7 @@ def test_arguments_may_be_given_by_name(own_package: pathlib.Path) -> None:
         assert list(given) == ["x"]
         with pytest.raises(untorch.InvalidArgumentError) as caught:
             program.linear(x=x, y=x)
-        assert str(caught.value) == ("method 'linear': unknown keyword arguments y; it takes (x: float32[s77, 4])")
+        assert str(caught.value) == ("method 'linear': unknown keyword arguments y; it takes (x: float32[batch, 4])")
 
 
 def test_nothing_is_left_of_calls(method: untorch.Method) -> None:

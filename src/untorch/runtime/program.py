@@ -341,6 +341,21 @@ class Program(_Methods):
         state = " (closed)" if self._closed else ""
         return f"<untorch.Program {self._path!r}: {', '.join(self._cores)}{state}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: its methods, with what they take and give."""
+        from html import escape
+
+        title = f"<p><code>{escape(repr(self))}</code></p>"
+        if self._closed:
+            return title
+        rows = ""
+        for name in self._cores:
+            method = self[name]
+            cells = (name, method.device, ", ".join(map(str, method.inputs)), ", ".join(map(str, method.outputs)))
+            rows += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        heads = "".join(f"<th>{head}</th>" for head in ("method", "device", "inputs", "outputs"))
+        return f"{title}<table><tr>{heads}</tr>{rows}</table>"
+
 
 class Session(_Methods):
     """An independent copy of a program's mutable buffers (a KV cache, a counter); made by ``Program.session``.
