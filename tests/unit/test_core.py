@@ -100,7 +100,7 @@ def test_layouts_that_do_not_fit_are_refused(program: untorch.Program) -> None:
     with pytest.raises(untorch.InvalidArgumentError) as caught:
         method(wide[:, ::2])
     assert str(caught.value) == (
-        "method 'linear', input 'x': expected float32[s77, 4], got float32[2, 4] with strides [8, 2]: it must be "
+        "method 'linear', input 'x': expected float32[batch, 4], got float32[2, 4] with strides [8, 2]: it must be "
         "contiguous (numpy.ascontiguousarray makes it so)"
     )
     with pytest.raises(untorch.InvalidArgumentError, match=r"has negative strides \[-4, 1\]: pass a contiguous copy"):
@@ -137,12 +137,12 @@ def test_what_is_no_array_is_refused(program: untorch.Program) -> None:
 
 def test_shapes_and_dtypes_are_checked_by_name(program: untorch.Program) -> None:
     with pytest.raises(
-        untorch.InvalidArgumentError, match=r"input 'x': expected float32\[s77, 4\], got float64\[2, 4\]"
+        untorch.InvalidArgumentError, match=r"input 'x': expected float32\[batch, 4\], got float64\[2, 4\]"
     ):
         program["linear"](np.zeros((2, 4)))
     with pytest.raises(untorch.InvalidArgumentError, match=r"dimension 1 must be 4"):
         program["linear"](np.zeros((2, 5), np.float32))
-    with pytest.raises(untorch.InvalidArgumentError, match=r"\(s77\) must be from 1 to 64"):
+    with pytest.raises(untorch.InvalidArgumentError, match=r"\(batch\) must be from 1 to 64"):
         program["linear"](np.zeros((65, 4), np.float32))
     with pytest.raises(untorch.InvalidArgumentError, match=r"\(1-D instead of 2-D\)"):
         program["linear"](np.zeros(4, np.float32))

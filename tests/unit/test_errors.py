@@ -199,8 +199,8 @@ def test_wrong_types_are_type_errors(own_package: pathlib.Path, call: Any, text:
         (lambda _: untorch.manual_seed(-1), "manual_seed: expected an integer from 0 to 2**64 - 1 for `seed`, got -1"),
         (lambda _: untorch.stream(-1), "stream: expected None, a cudaStream_t as an int"),
         (lambda _: untorch.register_kernel("b", print), "operator name: expected `namespace::operator` or"),
-        (lambda program: program.linear(X.astype(np.float64)), "expected float32[s77, 4], got float64[2, 4]"),
-        (lambda program: program.linear(X[:, :3]), "expected float32[s77, 4], got float32[2, 3]"),
+        (lambda program: program.linear(X.astype(np.float64)), "expected float32[batch, 4], got float64[2, 4]"),
+        (lambda program: program.linear(X[:, :3]), "expected float32[batch, 4], got float32[2, 3]"),
     ],
 )
 def test_wrong_values_are_value_errors_only(own_package: pathlib.Path, call: Any, text: str) -> None:

@@ -75,9 +75,25 @@ def test_a_program_tells_about_itself(own_package: pathlib.Path) -> None:
         assert program.linear.name == "linear"
         assert [item.name for item in program.linear.inputs] == ["x"]
         assert program["types"].outputs[-1] is None
-        assert repr(program.linear) == "<untorch.Method linear(x: float32[s77, 4])>"
+        assert repr(program.linear) == "<untorch.Method linear(x: float32[batch, 4])>"
         assert repr(program).startswith(f"<untorch.Program '{own_package}': alias, counter")
-    assert repr(program).endswith("(closed)>")
+        page = program._repr_html_()
+        assert "<td>linear</td><td>cpu</td><td>x: float32[batch, 4]</td>" in page and page.count("<tr>") == 5
+        assert f"&lt;untorch.Program &#x27;{own_package}&#x27;" in page
+    assert repr(program).endswith("(closed)>") and "<table>" not in program._repr_html_()
+
+
+def test_where_numpy_has_half_types_from(own_package: pathlib.Path) -> None:
+    with untorch.load(own_package) as program:
+        method = program["types"]
+        *tensors, scale = [
+            np.zeros((2, 3) if spec.shape else (), "float32" if spec.dtype == "bfloat16" else spec.dtype)
+            for spec in method.inputs
+        ]
+        with pytest.raises(
+            untorch.InvalidArgumentError, match=r"convert it to bfloat16 \(in numpy: ml_dtypes.bfloat16\)"
+        ):
+            method(tensors, scale)
 
 
 def mapped_libraries() -> list[str]:
@@ -180,7 +196,7 @@ def test_dynamic_sizes_and_names(own_package: pathlib.Path, x: np.ndarray[Any, A
             program.linear(x, x)
         with pytest.raises(untorch.InvalidArgumentError, match="unknown keyword arguments y"):
             program.linear(x, y=x)
-        with pytest.raises(untorch.InvalidArgumentError, match=r"it takes \(x: float32\[s77, 4\]\)"):
+        with pytest.raises(untorch.InvalidArgumentError, match=r"it takes \(x: float32\[batch, 4\]\)"):
             program.linear()
 
 

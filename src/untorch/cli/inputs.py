@@ -81,7 +81,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         name, _, value = text.partition("=")
         if not name or not value.isdecimal():
-            raise InvalidArgumentError(f"--dim {text}: expected NAME=SIZE such as s0=16")
+            raise InvalidArgumentError(f"--dim {text}: expected NAME=SIZE such as batch=16")
         dims[name] = int(value)
     return dims
 
@@ -211,7 +211,7 @@ def _choose_dims(specs: Sequence[TensorSpec], chosen: Mapping[str, int]) -> dict
     for name, size in chosen.items():
         if name not in symbols:
             known = ", ".join(symbols) or "none"
-            raise InvalidArgumentError(f"--dim {name}={size}: the method has no such symbol, there are: {known}")
+            raise InvalidArgumentError(f"--dim {name}={size}: the method has no such dimension, there are: {known}")
         low, high = symbols[name]
         if size < low or (high is not None and size > high):
             raise InvalidArgumentError(f"--dim {name}={size}: expected {low} to {'any size' if high is None else high}")

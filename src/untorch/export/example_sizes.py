@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-__all__ = ["Examples", "allow_sizes_of_one", "double_sizes_of_one"]
+__all__ = ["Examples", "allow_sizes_of_one", "double_sizes_of_one", "dynamic_dims"]
 
 _SIZE = 2
 
@@ -45,7 +45,7 @@ def double_sizes_of_one(
     same = Examples(args, kwargs, dynamic_shapes)
     if not dynamic_shapes:
         return same
-    found, dynamic_shapes = _dynamic_dims(model, args, kwargs, dynamic_shapes)
+    found, dynamic_shapes = dynamic_dims(model, args, kwargs, dynamic_shapes)
     sizes = _root_sizes(found)
     grown: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     automatic: list[str] = []
@@ -96,7 +96,7 @@ def allow_sizes_of_one(program: torch.export.ExportedProgram, examples: Examples
 _Found = list[tuple[str, torch.Tensor, dict[int, Any]]]
 
 
-def _dynamic_dims(
+def dynamic_dims(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any
 ) -> tuple[_Found, Any]:
     """Each tensor with its path and what dynamic_shapes has for its dimensions; nothing where they do not fit.

@@ -81,9 +81,9 @@ def test_chosen_method(cli: Callable[..., Any], two_methods: Path) -> None:
             "--input random:int64[2]:5..3: the bounds 5..3 are the wrong way round",
         ),
         (("--input", "x=zeros:floot[2]"), "dtype 'floot' is not known"),
-        (("--input", "x=zeros", "--dim", "s9=3"), "--dim s9=3: the method has no such symbol, there are: s0"),
+        (("--input", "x=zeros", "--dim", "s9=3"), "--dim s9=3: the method has no such dimension, there are: s0"),
         (("--input", "x=zeros", "--dim", "s0=65"), "--dim s0=65: expected 2 to 64"),
-        (("--input", "x=zeros", "--dim", "s0=x"), "--dim s0=x: expected NAME=SIZE such as s0=16"),
+        (("--input", "x=zeros", "--dim", "s0=x"), "--dim s0=x: expected NAME=SIZE such as batch=16"),
     ],
 )
 def test_errors(cli: Callable[..., Any], package: Path, arguments: tuple[str, ...], message: str) -> None:
