@@ -1,18 +1,20 @@
-"""Patches for targets on NVIDIA GPUs: where the toolkit is, which kernels Inductor keeps, what kernels write."""
+"""Patches for targets on NVIDIA GPUs: where the toolkit is, which kernels Inductor keeps, and what kernels write."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from untorch.export.patches.cpu import torch_version
 from untorch.export.patches.registry import patch, replaced
 from untorch.export.toolkit import cuda_home
 
-__all__ = ["kept_kernels", "kernel_accesses", "kernel_sources", "toolkit_folder"]
+__all__ = ["kept_kernels", "kernel_accesses", "kernel_objects", "kernel_sources", "toolkit_folder"]
 
 
 @patch(
@@ -70,6 +72,32 @@ def kernel_sources(on_source: Callable[[str, str], None]) -> Iterator[None]:
         original(self)
 
     with replaced(PythonWrapperCodegen, "generate_and_run_autotune_block", patched):
+        yield
+
+
+@patch(
+    "torch._inductor.codecache.convert_cubin_to_obj",
+    versions="< 2.13",
+    why="Objects are named after a kernel's code: with two kernels of the same code, one overwrites the other and is "
+    "linked twice.",
+    test="test_cuda.py::test_objects_of_kernels_are_named_after_their_code",
+)
+@contextlib.contextmanager
+def kernel_objects() -> Iterator[None]:
+    """Each kernel has an object of its own."""
+    from torch._inductor import codecache
+
+    original: Any = getattr(codecache, "convert_cubin_to_obj", None)
+    if original is None or torch_version() >= (2, 13):
+        yield
+        return
+
+    def patched(cubin_file: str, kernel_name: str, *args: Any, **kwargs: Any) -> Any:
+        own = f"{cubin_file}.{kernel_name}"
+        shutil.copyfile(cubin_file, own)
+        return original(own, kernel_name, *args, **kwargs)
+
+    with replaced(codecache, "convert_cubin_to_obj", patched):
         yield
 
 

@@ -1,4 +1,5 @@
-"""Patches for targets on NVIDIA GPUs: where the toolkit is, and hooks for the kernels that Inductor keeps."""
+"""Patches for targets on NVIDIA GPUs: where the toolkit is, hooks for the kernels that Inductor keeps, and
+their objects."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_sources
+from untorch.export.patches import cuda
+from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_objects, kernel_sources
 from untorch.export.toolkit import cuda_home
 
 
@@ -113,3 +115,27 @@ def test_a_kernel_is_compiled_once_for_arguments_of_the_same_kind(compiled: list
             SimpleNamespace(fn=kernel, configs=[SimpleNamespace(kwargs={"T": 1})]), x=torch.ones(2), count=2, BLOCK=64
         )
         assert len(compiled) == 11
+
+
+def test_objects_of_kernels_are_named_after_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.13 one object is made of each file of code, under the name of the kernel that comes last."""
+    from torch._inductor import codecache
+    from torch._inductor.cpp_builder import convert_cubin_to_obj
+
+    assert 'obj_file = cubin_file + ".o"' in inspect.getsource(convert_cubin_to_obj)
+    made: list[tuple[str, str]] = []
+
+    def convert(cubin_file: str, kernel_name: str, *_: str) -> str:
+        made.append((Path(cubin_file).read_text(), kernel_name))
+        return f"{cubin_file}.o"
+
+    monkeypatch.setattr(codecache, "convert_cubin_to_obj", convert)
+    monkeypatch.setattr(cuda, "torch_version", lambda: (2, 12))
+    code = tmp_path / "same.cubin"
+    code.write_text("code")
+    with kernel_objects():
+        objects = [codecache.convert_cubin_to_obj(str(code), name, "ld", "objcopy") for name in ("a_0", "b_1")]
+    assert len(set(objects)) == 2 and made == [("code", "a_0"), ("code", "b_1")]
+    monkeypatch.setattr(cuda, "torch_version", lambda: (2, 13))
+    with kernel_objects():
+        assert codecache.convert_cubin_to_obj is convert
