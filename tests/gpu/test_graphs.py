@@ -350,6 +350,7 @@ def test_inputs_that_the_model_writes_into(folder: Path) -> None:
         del pool
         gc.collect()
         graph(x, there)
+        torch.cuda.synchronize()  # torch's stream and the graph's are two
         assert (there == 4).all()
         with pytest.raises(untorch.InvalidArgumentError, match="it is on the CPU: pass memory on cuda:0"):
             program.forward.graph(x, np.zeros((32, 64), np.float32))

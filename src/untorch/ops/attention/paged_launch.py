@@ -23,6 +23,8 @@ _min: Callable[[Any, Any], Any] = torch.sym_min
 
 _MOST_SPLITS = 128
 _COMBINE_BLOCK = 32
+# Of values in prefill: with 16 columns Triton's code for sm_90 reads beyond its shared memory in some kernels.
+_FEWEST_COLUMNS = 32
 _WRITE_ELEMENTS = 4096  # of a tile of tokens
 
 
@@ -128,7 +130,8 @@ def launch_paged(
     is_needed = _max(0, _min(1, tokens - sequences))
     wrap(paged_prefill)[(queries * (heads_kv * -(-group // group_tile)) * is_needed,)](
         *read, out, *numbers, queries,
-        **common, GROUP_TILE=group_tile, FEW=few, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
+        **common | {"BLOCK_DV": max(block_dv, _FEWEST_COLUMNS)},
+        GROUP_TILE=group_tile, FEW=few, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
         num_warps=prefill.num_warps, num_stages=prefill.num_stages,
     )  # fmt: skip
     return out
