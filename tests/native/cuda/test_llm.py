@@ -38,13 +38,13 @@ def test_the_pool_is_passed_straight_in_and_layers_share_kernels(package: Path) 
     inputs = manifest["methods"]["step_16"]["inputs"]
     assert [entry["name"] for entry in inputs if entry.get("mutated")] == ["pool"]
     calls = [line.strip() for line in wrapper.splitlines() if line.strip().startswith("call_")]
-    for kernel, count in (("write_pages", 3), ("paged_decode", 3), ("paged_combine", 3), ("paged_prefill", 3)):
+    for kernel, count in (("rope_cache", 3), ("paged_decode", 3), ("paged_combine", 3), ("paged_prefill", 3)):
         ours = [line for line in calls if kernel in line.partition("(")[0]]
         assert len(ours) == count  # of layers
         assert len({line.partition("(")[0] for line in ours}) == 1
     # The pool is the last input, passed by its own handle: no copy, no view.
     pool = max(set(re.findall(r"\barg\d+_1\b", wrapper)), key=lambda name: int(name[3:-2]))
-    for kernel in ("write_pages", "paged_decode", "paged_prefill"):
+    for kernel in ("rope_cache", "paged_decode", "paged_prefill"):
         assert all(f", {pool}, " in line for line in calls if kernel in line.partition("(")[0])
 
 
@@ -60,7 +60,7 @@ with Engine(path, kv_memory="64KiB", max_sequences=4, max_batch_tokens=16, text=
     found["several"] = len(twice[0].completions)
 launches = fake.fake_launches().decode()
 found["kernels"] = {
-    name: launches.count(name) for name in ("write_pages", "paged_decode", "paged_combine", "paged_prefill")}
+    name: launches.count(name) for name in ("rope_cache", "paged_decode", "paged_combine", "paged_prefill")}
 found["torch"] = "torch" in sys.modules
 with Engine(path, max_sequences=2, text=False, cuda_graphs=False) as engine:
     found["free"] = engine.generate([[1]], SamplingParams(max_tokens=1))[0].completions[0].finish_reason
@@ -68,7 +68,7 @@ with Engine(path, max_sequences=2, text=False, cuda_graphs=False) as engine:
     result = found(driver, package, script)
     assert result["counts"] == [3, 3, 3] and result["several"] == 2
     assert all(count > 0 and count % 3 == 0 for count in result["kernels"].values()), result
-    assert result["kernels"]["write_pages"] == result["kernels"]["paged_decode"] > result["kernels"]["paged_prefill"]
+    assert result["kernels"]["rope_cache"] == result["kernels"]["paged_decode"] > result["kernels"]["paged_prefill"]
     assert not result["torch"] and result["free"] == "length"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 __all__ = ["add_call", "arguments_of"]
 
@@ -30,6 +31,7 @@ def add_call(
     node = graph.call_function(target, args, kwargs)
     node.meta = dict(like.meta)
     values = fx.map_arg((args, kwargs or {}), lambda source: source.meta["val"])
-    with torch.no_grad():
+    # Before torch 2.13, operators that are made of others refuse sizes that vary without the dispatcher in Python.
+    with torch.no_grad(), enable_python_dispatcher():
         node.meta["val"] = target(*values[0], **values[1])
     return node

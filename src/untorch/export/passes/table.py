@@ -54,7 +54,7 @@ class Pass:
 
     run: changes the module in place, for a method on a device ("cpu", "cuda") and a GPU architecture ("sm_90", None).
     purpose: what it is for, as Markdown for docs/export.md.
-    default: whether it runs unless the option ``passes`` says otherwise.
+    default: whether it runs unless the option ``passes`` says otherwise; a tuple: for which devices it does.
     devices: the target devices it is for.
     option: the field of ExportOptions, a bool, that switches it off as well.
     """
@@ -62,19 +62,29 @@ class Pass:
     name: str
     run: Callable[[fx.GraphModule, ExportOptions, str, str | None], PassReport]
     purpose: str
-    default: bool = True
+    default: bool | tuple[str, ...] = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     option: str | None = None
 
     def reason_not_to_run(self, options: ExportOptions, device: str) -> str | None:
         """Why the pass does not run for this method; None if it does."""
-        if not options.passes.get(self.name, self.default):
+        wanted = options.passes.get(self.name)
+        if wanted is False or (wanted is None and self.default is False):
             return "it is switched off by the option passes"
         if self.option is not None and not getattr(options, self.option):
             return f"it is switched off by the option {self.option}"
         if device not in self.devices:
             return f"it is for {' and '.join(self.devices)}, and the method is for {device}"
+        if wanted is None and isinstance(self.default, tuple) and device not in self.default:
+            return f"it runs by default for {' and '.join(self.default)} only: the option passes switches it on"
         return None
+
+    @property
+    def default_text(self) -> str:
+        """For the table: "on", "off", or the devices."""
+        if isinstance(self.default, tuple):
+            return " and ".join(_DEVICE_NAMES[device] for device in self.default)
+        return "on" if self.default else "off"
 
 
 PASSES = (
@@ -169,9 +179,7 @@ PASSES = (
         lambda module, options, device, architecture: fuse_rope_cache(module),
         "puts the norms of query and key heads, the rotary embedding and the write of keys and values to pages into "
         "one kernel, `untorch::rope_cache_triton`. It is found by what the graph computes, which random values show; "
-        "other rotations stay ([decision](decisions/0047-merge-linears-of-the-same-input.md)). Off until it has run on "
-        "a GPU",
-        default=False,
+        "other rotations stay ([decision](decisions/0047-merge-linears-of-the-same-input.md))",
         devices=("cuda",),
     ),
     Pass(
@@ -218,8 +226,8 @@ PASSES = (
         "weights are stored as one, and the results are views of one. Few tokens are bound by memory and launches, "
         "many lose nothing. Weights that are tied, written, or named by `keep_weights` stay apart, other dtypes and "
         "quantisation, and layers whose results would have to be copied "
-        "([decision](decisions/0047-merge-linears-of-the-same-input.md)). Off until it has run on a GPU",
-        default=False,
+        "([decision](decisions/0047-merge-linears-of-the-same-input.md))",
+        default=("cuda",),
     ),
     Pass(
         "resize_after_convolution",
@@ -278,5 +286,5 @@ def render_table() -> str:
     rows = ["| pass | default | targets | what it does |", "|---|---|---|---|"]
     for entry in PASSES:
         targets = ", ".join(_DEVICE_NAMES[device] for device in entry.devices)
-        rows.append(f"| `{entry.name}` | {'on' if entry.default else 'off'} | {targets} | {entry.purpose} |")
+        rows.append(f"| `{entry.name}` | {entry.default_text} | {targets} | {entry.purpose} |")
     return "\n".join(rows) + "\n"

@@ -156,7 +156,7 @@ def test_the_kernels_of_a_layer(tmp_path: Path) -> None:
     """What a package for GPUs launches: decision 0047 has the list."""
     report = causal_lm(
         make_model("Qwen3").to(torch.bfloat16), tmp_path / "m.pt2", device="cuda", arch="sm_90", token_counts=(16,),
-        keep_sources=True, progress=False, passes={"merge_linears": True, "fuse_rope_cache": True},
+        keep_sources=True, progress=False,
     )  # fmt: skip
     layers = len(next(p.changed for p in report.methods["step_16"].passes if p.name == "fuse_rope_cache"))
     with zipfile.ZipFile(report.path) as archive:
@@ -179,4 +179,4 @@ def test_the_kernels_of_a_layer(tmp_path: Path) -> None:
 
 def test_it_is_for_gpus() -> None:
     [entry] = [entry for entry in PASSES if entry.name == "fuse_rope_cache"]
-    assert entry.devices == ("cuda",) and entry.default is False
+    assert entry.devices == ("cuda",) and entry.default is True

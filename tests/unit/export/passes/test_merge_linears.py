@@ -405,9 +405,15 @@ def test_shared_memory_is_left_where_it_is() -> None:
 
 def test_where_it_runs() -> None:
     [entry] = [entry for entry in PASSES if entry.name == "merge_linears"]
-    for device in ("cpu", "cuda"):
-        assert entry.reason_not_to_run(ExportOptions(), device) == "it is switched off by the option passes"
-        assert entry.reason_not_to_run(ExportOptions(passes={"merge_linears": True}), device) is None
+    assert entry.reason_not_to_run(ExportOptions(), "cuda") is None
+    assert entry.reason_not_to_run(ExportOptions(), "cpu") == (
+        "it runs by default for cuda only: the option passes switches it on"
+    )
+    assert entry.reason_not_to_run(ExportOptions(passes={"merge_linears": True}), "cpu") is None
+    assert entry.reason_not_to_run(ExportOptions(passes={"merge_linears": False}), "cuda") == (
+        "it is switched off by the option passes"
+    )
+    assert entry.default_text == "CUDA"
 
 
 def test_the_option_that_keeps_names() -> None:

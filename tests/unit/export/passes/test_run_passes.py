@@ -121,8 +121,8 @@ def test_the_table_is_the_only_list() -> None:
     ExportOptions(passes=dict.fromkeys(PASS_NAMES, False))
     page = (Path(__file__).parents[4] / "docs" / "export.md").read_text()
     assert page.partition("<!-- passes: written by scripts/render_passes.py -->\n\n")[2].startswith(render_table())
-    rows = re.findall(r"^\| `(\w+)` \| (on|off) \|", render_table(), re.MULTILINE)
-    assert rows == [(entry.name, "on" if entry.default else "off") for entry in PASSES]
+    rows = re.findall(r"^\| `(\w+)` \| (on|off|CUDA) \|", render_table(), re.MULTILINE)
+    assert rows == [(entry.name, entry.default_text) for entry in PASSES]
 
 
 def test_what_the_table_says_of_each_pass() -> None:
