@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from untorch.export.coverage import find_missing, kernel_targets, raise_if_missing, refuse_complex_convolutions
+from untorch.export.dimension_names import dimension_names, rename_dimensions
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
 from untorch.export.inductor import run_inductor
@@ -23,7 +24,7 @@ from untorch.export.method import Compiled, Method, MethodReport
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import generated_only, interface_table, varying_numbers
+from untorch.export.patches import called_layers, generated_only, interface_table, varying_numbers
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
@@ -56,6 +57,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         # Entries name a device only where it is not that of most tensors.
         inputs = describe_inputs(program, model, mutations, target.tensor_device)
         outputs = describe_outputs(program, target.tensor_device)
+        rename_dimensions([*inputs, *outputs], dimension_names(method))
         with progress.step(f"{method.name}: passes"):
             passes = _run_passes(method)
         nodes = {node.name: node for node in module.graph.nodes}
@@ -105,6 +107,8 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     kernels = ", ".join(dict.fromkeys(kernel_targets(extern_nodes))) or "none"
     log(INFO, "compiled method %s for %s: %d functions of the runtime, kernels by name: %s",
         method.name, target.device, len(operators), kernels)  # fmt: skip
+    if calls := called_layers(source):
+        passes.append(PassReport("outline_layers", changed=[f"{name}: {count} calls" for name, count in calls.items()]))
     method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=method.quantization)
     return method
 

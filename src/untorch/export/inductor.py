@@ -15,7 +15,7 @@ from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
-from untorch.export.patches import has_cpp_march, neutral_paths, torch_version
+from untorch.export.patches import equal_layers, has_cpp_march, neutral_paths, torch_version
 from untorch.export.target import Produced
 from untorch.ops import (
     causal_conv1d,
@@ -143,6 +143,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
         _environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
+        equal_layers() if method.options.outline_layers else contextlib.nullcontext(),
     ):
         return method.target.run_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
 

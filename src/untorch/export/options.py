@@ -54,6 +54,7 @@ class ExportOptions:
     tuning: for a cross-compilation target: a file of `untorch tune` with the fastest configurations of kernels on such
         a GPU. Kernels that it does not have are estimated.
     record_tuning: the file to add this export's kernel configurations to.
+    outline_layers: compile equal layers of a model once, as a function that generated code calls for each of them.
     wrapper_optimisation: optimisation level of the code that calls the kernels; the kernels have their own.
     inductor: raw Inductor configuration, applied last; unsupported.
     progress: show the running step when stderr is a terminal.
@@ -75,6 +76,7 @@ class ExportOptions:
     keep_sources: bool = False
     tuning: str | os.PathLike[str] | None = None
     record_tuning: str | os.PathLike[str] | None = None
+    outline_layers: bool = True
     wrapper_optimisation: OptimisationLevel = "O1"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     progress: bool = True

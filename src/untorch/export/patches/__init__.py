@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from untorch.export.host_cpu import HostCpu
 from untorch.export.patches.cpu import has_cpp_march, march, small_loops, torch_version, vector_isa
-from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_sources, toolkit_folder
+from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_objects, kernel_sources, toolkit_folder
 from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
 from untorch.export.patches.fake_driver import FAKE_DEVICE
 from untorch.export.patches.graphs import (
@@ -22,6 +22,7 @@ from untorch.export.patches.graphs import (
     lstm_hidden_state,
     treespec_warning,
 )
+from untorch.export.patches.layers import called_layers, equal_layers
 from untorch.export.patches.library import declared_arrays, interface_table, neutral_paths
 from untorch.export.patches.numbers import varying_numbers
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
@@ -29,10 +30,10 @@ from untorch.export.patches.registry import PATCHES, Patch
 from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
 
 __all__ = [
-    "FAKE_DEVICE", "PATCHES", "Patch", "compile_patches", "fake_cuda", "forget_the_machine", "generated_only",
-    "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources", "neutral_paths", "no_graph_dump",
-    "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder", "torch_version",
-    "traceable_torchvision", "treespec_warning", "varying_numbers",
+    "FAKE_DEVICE", "PATCHES", "Patch", "called_layers", "compile_patches", "equal_layers", "fake_cuda",
+    "forget_the_machine", "generated_only", "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources",
+    "neutral_paths", "no_graph_dump", "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder",
+    "torch_version", "traceable_torchvision", "treespec_warning", "varying_numbers",
 ]  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(small_loops())
         stack.enter_context(declared_arrays())
         stack.enter_context(kernel_accesses())
+        stack.enter_context(kernel_objects())
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(results_of_any_size())
         if host.vector_bits is not None:

@@ -1,0 +1,325 @@
+"""Finds equal layers: sequences of nodes that occur several times, with other operands."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.node import Argument
+
+from untorch.export.outline.gather import find_gathered
+from untorch.export.outline.nodes import is_convolution, is_heavy, is_number, is_view, written_arguments
+
+__all__ = ["FEWEST_CALLS", "Body", "Layer", "find_layers"]
+
+# Two calls save one layer, and cost a function and the fusion of what lies at its ends.
+FEWEST_CALLS = 3
+# What a layer has to have: calls of short functions save nothing.
+_FEWEST_NODES = 12
+# Sequences of equal lengths that are looked at closely.
+_CANDIDATES = 24
+# Larger graphs would take long to search, and memory.
+_MOST_NODES = 60_000
+# What a cut costs, in tensors that are passed on: where Inductor would fuse, and where none is possible.
+_LOST_FUSION, _PARTED = 4, 1000
+
+
+@dataclass
+class Body:
+    """The nodes that layers are made of, in order, and a number for each: equal for nodes that look equal."""
+
+    nodes: list[fx.Node]
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    position: dict[fx.Node, int]
+
+    @classmethod
+    def of(cls, graph: fx.Graph, taken: set[fx.Node]) -> Body:
+        """taken: calls of layers, and what unpacks their results: in no layer."""
+        outside = find_gathered(graph)
+        nodes = [node for node in graph.nodes if node.op == "call_function" and node not in outside]
+        numbers: dict[Hashable, int] = {}
+        tokens = np.empty(len(nodes), np.int32)
+        for index, node in enumerate(nodes):
+            key: Hashable = ("alone", index) if node in taken else _look(node)
+            tokens[index] = numbers.setdefault(key, len(numbers))
+        return cls(nodes, tokens, {node: index for index, node in enumerate(nodes)})
+
+
+def _look(node: fx.Node) -> Hashable:
+    """The operator, its constants, and the kinds of its operands and of its results."""
+    arguments = _mapped(node, _kind)
+    return _target(node), _hashable(_without_indices(node, arguments)), _kind(node)
+
+
+_MARK = ("number",)
+
+
+def _own_numbers(node: fx.Node) -> list[int]:
+    """Places of integers that may differ between layers: those that operators of libraries take at run time.
+
+    An offset in a pool is one. Inductor makes code of PyTorch's own operators, which is better with constants.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace in ("aten", "prims"):
+        return []
+    declared = node.target._schema.arguments
+    return [
+        index
+        for index, (value, argument) in enumerate(zip(node.args, declared, strict=False))
+        if type(value) is int and argument.real_type.kind() == "SymIntType"
+    ]
+
+
+def _marked(node: fx.Node) -> tuple[Any, ...]:
+    arguments = list(node.args)
+    for index in _own_numbers(node):
+        arguments[index] = _MARK
+    return tuple(arguments)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Stands for an operand."""
+
+    kind: Hashable
+
+
+def _mapped(node: fx.Node, kind: Callable[[fx.Node], Hashable]) -> Any:
+    """The arguments, with ``kind`` of each operand."""
+    return fx.map_arg((_marked(node), node.kwargs), lambda operand: cast(Argument, _Kind(kind(operand))))
+
+
+def _target(node: fx.Node) -> Hashable:
+    return node.target if not isinstance(node.target, str) else ("name", node.target)
+
+
+def _kind(node: fx.Node) -> Hashable:
+    """Dtype, sizes, strides and device; for numbers the expression."""
+    return _kind_of(node.meta.get("val"))
+
+
+def _kind_of(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        # By the expressions: the symbols of one graph have one meaning.
+        sizes, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+        return value.dtype, sizes, strides, str(value.device)
+    if isinstance(value, tuple | list):
+        return tuple(map(_kind_of, value))
+    return type(value).__name__, str(value)
+
+
+def _without_indices(node: fx.Node, arguments: Any) -> Any:
+    """A Triton kernel by itself instead of its place in a table, which each call has of its own."""
+    if node.target is not torch.ops.higher_order.triton_kernel_wrapper_mutation:
+        return arguments
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    positional, by_name = arguments
+    by_name = dict(by_name)
+    kernel = kernel_side_table.get_kernel(by_name.pop("kernel_idx"))
+    constants = kernel_side_table.get_constant_args(by_name.pop("constant_args_idx"))
+    return positional, by_name, _kernel(kernel), constants
+
+
+def _kernel(kernel: Any) -> Hashable:
+    """Each call has an autotuner of its own: they are equal if they try the same configurations of one function."""
+    configs = getattr(kernel, "configs", None)
+    if configs is None or any(config.pre_hook is not None for config in configs):
+        return id(kernel)
+    return id(kernel.fn), tuple(str(config) for config in configs)
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, tuple | list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return tuple(sorted(((str(key), _hashable(entry)) for key, entry in value.items()), key=lambda item: item[0]))
+    if isinstance(value, slice):
+        return ("slice", _hashable((value.start, value.stop, value.step)))
+    try:
+        hash(value)
+    except TypeError:
+        return ("id", id(value))
+    return type(value), value
+
+
+@dataclass
+class Layer:
+    """Nodes that become a call: what they read from outside in the order of first use, and what others read of them."""
+
+    nodes: list[fx.Node]
+    operands: list[fx.Node]
+    results: list[fx.Node]
+    numbers: list[tuple[int, int, int]]  # a node's place, the argument's, and the value
+    form: Hashable
+    written: frozenset[int]
+
+
+def find_layers(body: Body) -> list[Layer] | None:
+    """The equal sequences that save most; None if nothing is worth a function."""
+    count = len(body.nodes)
+    if count < FEWEST_CALLS * _FEWEST_NODES or count > _MOST_NODES:
+        return None
+    best: list[Layer] | None = None
+    saved = 0
+    for start, length in _candidates(body.tokens):
+        most = (len(_occurrences(body.tokens, start, length)) - 1) * length
+        if most <= saved:
+            continue
+        layers = _layers(body, _best_cut(body, start, length), length)
+        if layers is not None and (len(layers) - 1) * length > saved:
+            best, saved = layers, (len(layers) - 1) * length
+    return best
+
+
+def _candidates(tokens: np.ndarray[Any, Any]) -> Iterable[tuple[int, int]]:
+    """Where a sequence begins that is followed by an equal one, and its length: those first that save most."""
+    found: list[tuple[int, int, int]] = []
+    for period in range(_FEWEST_NODES, len(tokens) // 2 + 1):
+        equal = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
+        edges = np.flatnonzero(equal[1:] != equal[:-1])
+        begins, ends = edges[::2], edges[1::2]
+        long = ends - begins >= period
+        if long.any():
+            begins, ends = begins[long], ends[long]
+            run = int(np.argmax(ends - begins))
+            # A run of r equal tokens has r + 1 whole periods of them at most.
+            found.append((int((((ends - begins) // period) * period).sum()), int(begins[run]), period))
+    found.sort(key=lambda entry: (-entry[0], entry[2]))
+    for _, start, period in found[:_CANDIDATES]:
+        yield start, period
+
+
+def _occurrences(tokens: np.ndarray[Any, Any], start: int, length: int) -> list[int]:
+    """Where the sequence occurs, without overlaps."""
+    text, pattern = tokens.tobytes(), tokens[start : start + length].tobytes()
+    found, place = [], text.find(pattern)
+    while place >= 0:
+        if place % tokens.itemsize:
+            place = text.find(pattern, place + 1)
+            continue
+        found.append(place // tokens.itemsize)
+        place = text.find(pattern, place + len(pattern))
+    return found
+
+
+def _best_cut(body: Body, start: int, length: int) -> int:
+    """Where the sequence begins best, of its ``length`` rotations.
+
+    What Inductor would fuse should not be parted, and few and small tensors should be passed on: after the GEMM that
+    ends a layer, before the sum that begins the next.
+    """
+    # In the second of two: what lies before the first may differ.
+    costs = [(_cost_of_cut(body, place, length), place) for place in range(start + length, start + 2 * length)]
+    return min(costs)[1] - length
+
+
+def _cost_of_cut(body: Body, place: int, length: int) -> tuple[int, int]:
+    passed, size = 0, 0
+    for node in body.nodes[place - length : place]:
+        later = [user for user in node.users if body.position.get(user, -1) >= place]
+        if not later:
+            continue
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            passed += _PARTED  # an operator from what unpacks its results
+            continue
+        passed += 1
+        size += _elements(value)
+        base = node
+        while is_view(base) or base.target is getitem:
+            base = base.all_input_nodes[0]
+        if not is_heavy(base) and base.op == "call_function" and len(later) == len(node.users):
+            passed += _LOST_FUSION
+    return passed, size
+
+
+def _elements(value: torch.Tensor) -> int:
+    count = 1
+    for extent in value.shape:
+        hint = extent.node.hint if isinstance(extent, torch.SymInt) else extent
+        count *= hint if isinstance(hint, int) else 1
+    return count
+
+
+def _layers(body: Body, start: int, length: int) -> list[Layer] | None:
+    """The occurrences whose nodes are connected alike, if there are enough."""
+    by_form: dict[Hashable, list[Layer]] = defaultdict(list)
+    for place in _occurrences(body.tokens, start, length):
+        layer = _layer(body.nodes[place : place + length])
+        if layer is not None:
+            by_form[layer.form].append(layer)
+    if not by_form:
+        return None
+    layers = max(by_form.values(), key=len)
+    return layers if len(layers) >= FEWEST_CALLS else None
+
+
+def _layer(nodes: Sequence[fx.Node]) -> Layer | None:
+    """None if these cannot be a function."""
+    place = {node: index for index, node in enumerate(nodes)}
+    operands: dict[fx.Node, int] = {}
+    form: list[Hashable] = []
+
+    def name(operand: fx.Node) -> Hashable:
+        if operand in place:
+            return ("node", place[operand])
+        return ("operand", operands.setdefault(operand, len(operands)))
+
+    written: set[int] = set()
+    for node in nodes:
+        if not _can_be_inside(node):
+            return None
+        arguments = _mapped(node, name)
+        form.append(_hashable(_without_indices(node, arguments)))
+        for target in written_arguments(node):
+            base = target
+            while base in place and is_view(base):
+                base = base.all_input_nodes[0]
+            if base not in place:
+                written.add(operands[base])
+    if not all(_can_be_operand(operand) for operand in operands):
+        return None
+    # Views are made again outside: two results in the same memory would be taken for two tensors.
+    results = {node for node in nodes if any(user not in place for user in node.users)}
+    bases: set[fx.Node] = set()
+    for node in results:
+        base = node
+        while is_view(base):
+            base = base.all_input_nodes[0]
+            if base not in place:
+                return None
+        if not isinstance(base.meta.get("val"), torch.Tensor):
+            return None
+        bases.add(base)
+    ordered = sorted(bases, key=place.__getitem__)
+    seen_outside = tuple(sorted(place[node] for node in results))
+    kinds = tuple(_kind(operand) for operand in operands)
+    whole = (tuple(form), kinds, seen_outside, tuple(place[node] for node in ordered), tuple(sorted(written)))
+    numbers: list[tuple[int, int, int]] = [
+        (place[node], index, node.args[index])  # type: ignore[misc]
+        for node in nodes
+        for index in _own_numbers(node)
+    ]
+    return Layer(list(nodes), list(operands), ordered, numbers, whole, frozenset(written))
+
+
+def _can_be_inside(node: fx.Node) -> bool:
+    """Convolutions stay: which layout they take is decided for the whole graph."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
+        return False
+    return not is_number(node) and not is_convolution(node)
+
+
+def _can_be_operand(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return not free_unbacked_symbols(value)
+    return isinstance(value, torch.Tensor) and not free_unbacked_symbols(value)

@@ -1,0 +1,141 @@
+"""What compiles equal layers once: the hook before Inductor lowers a graph, and a C++ function for each layer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from untorch.export.outline import MAY_BE_UNALIGNED, OWN_NUMBERS, WRITTEN_OPERANDS, outline_layers
+from untorch.export.patches.registry import patch, replaced
+
+__all__ = ["called_layers", "equal_layers"]
+
+# An operand as generated code takes a tensor: it belongs to the caller, so freeing it does nothing.
+_OPERAND = "struct UntorchOperand : ConstantHandle { using ConstantHandle::ConstantHandle; void reset() {} };"
+
+
+@patch(
+    "torch._inductor.compile_fx._recursive_post_grad_passes",
+    "torch._inductor.graph.GraphLowering.make_subgraph",
+    "torch._inductor.ir.InvokeSubgraph.create",
+    "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.codegen_invoke_subgraph",
+    versions="2.11–2.15",
+    why="Inductor lowers and compiles each layer of a model, also when they are equal, and its C++ code has no "
+    "functions for graphs that are called: invoke_subgraph is not implemented there, nor may it write its operands.",
+    test="test_layers.py::test_torch_compiles_no_called_graphs",
+)
+@contextlib.contextmanager
+def equal_layers() -> Iterator[None]:
+    """Equal layers of a graph are lowered once and become calls of one C++ function."""
+    from torch._inductor import compile_fx, graph, ir
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    original_passes: Any = compile_fx._recursive_post_grad_passes
+    original_subgraph: Any = graph.GraphLowering.make_subgraph
+    original_create: Any = ir.InvokeSubgraph.create
+    depth = 0
+
+    def passes(module: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            result = original_passes(module, *args, **kwargs)
+        finally:
+            depth -= 1
+        if depth == 0:
+            outline_layers(module)
+        return result
+
+    def make_subgraph(self: Any, gm: Any, example_inputs: Any, subgraph_name: str) -> Any:
+        made = original_subgraph(self, gm, example_inputs, subgraph_name)
+        unaligned = gm.meta.get(MAY_BE_UNALIGNED, ())
+        operands = [node.target for node in gm.graph.nodes if node.op == "placeholder"]
+        made.unaligned_buffers |= {made.qualify_name(operands[index]) for index in unaligned}
+        return made
+
+    def create(subgraph: Any, *operands: Any) -> Any:
+        results = original_create(subgraph, *operands)
+        written = subgraph.graph_module.meta.get(WRITTEN_OPERANDS, ())
+        call = results[0].inputs[0]
+        layout = ir.NoneLayout(device=call.get_device())
+        call.mutation_outputs = [ir.MutationOutput(layout, call.inputs[index], call) for index in sorted(written)]
+        return results
+
+    with (
+        replaced(compile_fx, "_recursive_post_grad_passes", passes),
+        replaced(graph.GraphLowering, "make_subgraph", make_subgraph),
+        replaced(ir.InvokeSubgraph, "create", staticmethod(create)),
+        replaced(CppWrapperCpu, "codegen_invoke_subgraph", _write_call),
+    ):
+        yield
+
+
+def called_layers(source: str) -> dict[str, int]:
+    """How often generated C++ calls the functions of layers, by their names."""
+    return dict(Counter(re.findall(r"^\s*call_(layer_\d+)\(", source, re.MULTILINE)))
+
+
+def _write_call(self: Any, call: Any) -> None:
+    """A C++ function where the graph is called first, and the call."""
+    from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine
+
+    subgraph, name = call.subgraph, f"call_{call.subgraph.graph.name}"
+    written = self.__dict__.setdefault("_untorch_functions", set())
+    if name not in written:
+        if not written:
+            self.writeline(_OPERAND)
+        written.add(name)
+        _write_function(self, name, subgraph, EnterSubgraphLine, ExitSubgraphLine)
+    numbers = _own_numbers(subgraph)
+    operands = [
+        operand.codegen_reference()
+        for operand, inner in zip(call.inputs, subgraph.graph.graph_inputs.values(), strict=True)
+        if _is_tensor(inner) or inner in numbers
+    ]
+    results = [result.get_name() for result in call.outputs]
+    for result in results:
+        self.writeline(f"RAIIAtenTensorHandle {result};")
+    self.writeline(f"{name}({', '.join(operands + results)});")
+
+
+def _write_function(self: Any, name: str, subgraph: Any, enter: Any, leave: Any) -> None:
+    from torch._inductor.virtualized import V
+
+    graph = subgraph.graph
+    tensors = [operand for operand, inner in graph.graph_inputs.items() if _is_tensor(inner)]
+    numbers = _own_numbers(subgraph)
+    results = [f"result_{index}" for index in range(len(graph.graph_outputs))]
+    parameters = [
+        f"AtenTensorHandle {operand}_handle" if _is_tensor(inner) else f"int64_t {inner}"
+        for operand, inner in graph.graph_inputs.items()
+        if _is_tensor(inner) or inner in numbers
+    ]
+    parameters += [f"RAIIAtenTensorHandle& {result}" for result in results]
+    self.writeline(f"auto {name} = [&]({', '.join(parameters)}) {{")
+    self.writeline(enter(self, graph))
+    self.push_codegened_graph(graph)
+    try:
+        for operand in tensors:
+            self.writeline(f"UntorchOperand {operand}({operand}_handle);")
+        parent = V.graph
+        with V.set_graph_handler(graph):
+            graph.codegen_subgraph(parent_graph=parent)
+        self.codegen_subgraph_suffix(subgraph, [], results)
+    finally:
+        self.pop_codegened_graph()
+    self.writeline(leave(self))
+    self.writeline("};")
+
+
+def _own_numbers(subgraph: Any) -> list[Any]:
+    """The symbols of numbers that each call brings; others are variables of the function around."""
+    return [symbol.node.expr for symbol in subgraph.graph_module.meta.get(OWN_NUMBERS, ())]
+
+
+def _is_tensor(value: Any) -> bool:
+    from torch._inductor.ir import TensorBox
+
+    return isinstance(value, TensorBox)

@@ -1,0 +1,89 @@
+"""Equal layers are compiled once: generated code has a function for them, which computes what inlined layers do."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import untorch
+from tests.unit.export.test_outline import Block, Stack
+from untorch.export import ExportReport, export
+from untorch.export.patches.layers import called_layers
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def source_of(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".wrapper.cpp")]
+        return archive.read(name).decode()
+
+
+def exported(path: Path, module: nn.Module, **options: Any) -> ExportReport:
+    shapes = ({0: torch.export.Dim("rows", max=64)},)
+    return export(
+        module.eval(), (torch.randn(4, 16),), path, dynamic_shapes=shapes, keep_sources=True, progress=False, **options
+    )
+
+
+def test_torch_compiles_no_called_graphs() -> None:
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    with pytest.raises(NotImplementedError, match="invoke_subgraph"):
+        CppWrapperCpu.codegen_invoke_subgraph(object.__new__(CppWrapperCpu), None)
+
+
+def test_a_function_for_equal_layers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Stack([Block(16) for _ in range(8)], every=True)
+    report = exported(tmp_path / "m.pt2", module)
+    source = source_of(tmp_path / "m.pt2")
+    assert source.count("auto call_layer_0 = ") == 1
+    calls = called_layers(source)
+    assert calls.keys() == {"layer_0"} and calls["layer_0"] >= 7
+    [entry] = [entry for entry in report.methods["forward"].passes if entry.name == "outline_layers"]
+    assert entry.changed == [f"layer_0: {calls['layer_0']} calls"]
+    with untorch.load(tmp_path / "m.pt2") as program:
+        for rows in (4, 1, 63):
+            x = torch.randn(rows, 16)
+            with torch.no_grad():
+                want = module(x)
+            for got, state in zip(program(x.numpy()), want, strict=True):
+                np.testing.assert_allclose(np.asarray(got), state, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_an_option(tmp_path: Path) -> None:
+    report = exported(tmp_path / "m.pt2", Stack([Block(16) for _ in range(4)]), outline_layers=False)
+    assert called_layers(source_of(tmp_path / "m.pt2")) == {}
+    assert all(entry.name != "outline_layers" for entry in report.methods["forward"].passes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma3"])
+def test_layers_that_write_a_cache(tmp_path: Path, name: str) -> None:
+    """A language model's step: each layer writes at its own offset of the pool; windows differ by layer in Gemma 3."""
+    from tests.conformance.language_models import make_model
+    from untorch.export import causal_lm
+
+    torch.manual_seed(0)
+    model = make_model(name, num_hidden_layers=8)
+    tokens, calls = {}, {}
+    for outline in (True, False):
+        path = tmp_path / f"{outline}.pt2"
+        report = causal_lm(model, path, token_counts=(16,), progress=False, outline_layers=outline)
+        calls[outline] = [e.changed for e in report.methods["step_16"].passes if e.name == "outline_layers"]
+        from untorch.llm import Engine, SamplingParams
+
+        with Engine(path, kv_memory="4MiB", text=False) as engine:
+            outputs = engine.generate(
+                [[5, 17, 3], list(range(3, 40)), [7]], SamplingParams(max_tokens=8, temperature=0)
+            )
+            tokens[outline] = [output.completions[0].token_ids for output in outputs]
+    assert calls[True] and not calls[False]
+    assert tokens[True] == tokens[False]
