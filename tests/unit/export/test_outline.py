@@ -30,10 +30,11 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up, self.gate, self.down = nn.Linear(width, 24), nn.Linear(width, 24), nn.Linear(24, width)
+        self.mixer = nn.Linear(width, width)
         self.mask = mask
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(x)
+        y = self.mixer(self.norm(x))
         y = self.down(torch.sigmoid(self.gate(y)) * torch.tanh(self.up(y)))
         if self.mask:
             y = y.clamp(-0.5, 0.5).abs()
@@ -172,6 +173,50 @@ def test_convolutions_stay() -> None:
 
     check(Stack([Residual() for _ in range(6)]), torch.randn(1, 4, 8, 8), torch.randn(1, 4, 8, 8), "fake")
     assert found() == []
+
+
+def test_steps_of_a_loop_stay() -> None:
+    """They have the same weights, and are many."""
+    torch.manual_seed(0)
+    block = Block(16)
+    check(Stack([block] * 9), torch.randn(3, 16), torch.randn(4, 16))
+    assert found() == []
+
+
+def test_what_lies_between_gemms_stays() -> None:
+    """Inductor fuses it."""
+
+    class Pointwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.linear = nn.Parameter(torch.randn(16)), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x * self.scale)
+            for _ in range(4):
+                y = torch.tanh(y * self.scale).abs() + 1
+            return x + y
+
+    check(Stack([Pointwise() for _ in range(6)]), torch.randn(3, 16), torch.randn(4, 16))
+    assert found() == []
+
+
+def test_networks_of_convolutions_stay() -> None:
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.blocks = nn.Conv1d(16, 16, 1), nn.ModuleList(Block(16) for _ in range(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[0](self.conv(x.transpose(0, 1)).transpose(0, 1))
+
+    check(Stack([Mixed() for _ in range(6)]), torch.randn(3, 16), torch.randn(3, 16), "fake")
+    assert found() == []
+    one = nn.Sequential(Mixed(), *(Block(16) for _ in range(6)))
+    check(one, torch.randn(3, 16), torch.randn(3, 16), "fake")
+    assert found()
 
 
 @pytest.mark.parametrize("width", [16, 17])

@@ -21,8 +21,8 @@ __all__ = ["FEWEST_CALLS", "Body", "Layer", "find_layers"]
 
 # Two calls save one layer, and cost a function and the fusion of what lies at its ends.
 FEWEST_CALLS = 3
-# What a layer has to have: calls of short functions save nothing.
-_FEWEST_NODES = 12
+# What a layer has to have: calls of short functions save nothing, and what lies between two GEMMs is fused.
+_FEWEST_NODES, _FEWEST_HEAVY = 12, 4
 # Sequences of equal lengths that are looked at closely.
 _CANDIDATES = 24
 # Larger graphs would take long to search, and memory.
@@ -258,7 +258,20 @@ def _layers(body: Body, start: int, length: int) -> list[Layer] | None:
     if not by_form:
         return None
     layers = max(by_form.values(), key=len)
-    return layers if len(layers) >= FEWEST_CALLS else None
+    return layers if len(layers) >= FEWEST_CALLS and _is_worth_it(body, layers) else None
+
+
+def _is_worth_it(body: Body, layers: list[Layer]) -> bool:
+    """Whether these are layers, and not the steps of a loop, which have one weight, nor blocks between convolutions.
+
+    Steps are short, and many are as many borders. In networks of convolutions Inductor keeps one layout throughout.
+    """
+    if sum(map(is_heavy, layers[0].nodes)) < _FEWEST_HEAVY:
+        return False
+    weights = [{operand.target for operand in layer.operands if operand.op == "get_attr"} for layer in layers]
+    if weights[0] == weights[1]:
+        return False
+    return sum(map(is_convolution, body.nodes)) < len(layers)
 
 
 def _layer(nodes: Sequence[fx.Node]) -> Layer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import getitem
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def is_heavy(node: fx.Node) -> bool:
     """Whether Inductor calls a kernel of somebody else's for it: it is fused with nothing."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return True
+        return target is not getitem
     name = target._schema.name.partition("::")
     if name[0] not in ("aten", "prims"):
         return True

@@ -23,8 +23,8 @@ _min: Callable[[Any, Any], Any] = torch.sym_min
 
 _MOST_SPLITS = 128
 _COMBINE_BLOCK = 32
-# Of values in prefill: with 16 columns Triton's code for sm_90 reads beyond its shared memory in some kernels.
-_FEWEST_COLUMNS = 32
+# Of values in prefill: with fewer, rows of less than 128 bytes, Triton's code for sm_90 reads beyond shared memory.
+_FEWEST_COLUMNS = 64
 _WRITE_ELEMENTS = 4096  # of a tile of tokens
 
 
