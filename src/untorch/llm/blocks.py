@@ -9,11 +9,13 @@ differ.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["BlockManager", "BlockTable", "OutOfBlocksError"]
 
@@ -37,6 +39,24 @@ class BlockTable:
     _hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks that are known
     _salt: bytes = b""
     _keys: Mapping[int, bytes] = field(default_factory=dict)
+    _dropped: int = 0  # leading entries that are NO_BLOCK
+    _row: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False, compare=False)
+    _current: int = 0  # leading entries of _row that are those of blocks
+
+    def row(self) -> NDArray[np.int32]:
+        """``blocks`` as an array. It is kept: only what has changed since the last call is converted."""
+        count = len(self.blocks)
+        if self._current < count:
+            if len(self._row) < count:
+                self._row = np.empty(max(2 * count, 16), np.int32)
+                self._current = 0
+            self._row[self._current : count] = self.blocks[self._current :]
+        self._current = count
+        return self._row[:count]
+
+    def _changed(self, index: int) -> None:
+        """Entries from that one on are others."""
+        self._current = min(self._current, index)
 
 
 class BlockManager:
@@ -92,11 +112,11 @@ class BlockManager:
         for _ in range(wanted):
             table.blocks.append(self._take())
 
-    def commit(self, table: BlockTable, tokens: Sequence[int]) -> None:
-        """The keys and values of these tokens, all of the sequence so far, are in the table's blocks."""
+    def commit(self, table: BlockTable, tokens: Sequence[int], count: int | None = None) -> None:
+        """The keys and values of the sequence's first ``count`` tokens are in the table's blocks. None: of all."""
         if not self.prefix_cache:
             return
-        full = len(tokens) // self.size
+        full = (len(tokens) if count is None else count) // self.size
         for i, digest in enumerate(self._digests(table, tokens, full), start=len(table._hashes)):
             table._hashes.append(digest)
             block = table.blocks[i]
@@ -110,7 +130,9 @@ class BlockManager:
         for block in table.blocks:
             if block != NO_BLOCK:
                 self._hold(block)
-        return BlockTable(list(table.blocks), table.cached, list(table._hashes), table._salt, table._keys)
+        return BlockTable(
+            list(table.blocks), table.cached, list(table._hashes), table._salt, table._keys, table._dropped
+        )  # fmt: skip
 
     def own(self, table: BlockTable, position: int) -> tuple[int, int] | None:
         """Makes the block of a position the table's alone. The copy that this needs, from and to, or None.
@@ -127,14 +149,19 @@ class BlockManager:
         copy = self._take()
         self._release(block)
         table.blocks[index] = copy
+        table._changed(index)
         return block, copy
 
     def drop_before(self, table: BlockTable, position: int) -> None:
         """Gives back the blocks whose positions all lie before ``position``: no window reaches them any more."""
-        for i in range(min(position // self.size, len(table.blocks))):
-            if table.blocks[i] != NO_BLOCK:
-                self._release(table.blocks[i])
-                table.blocks[i] = NO_BLOCK
+        first, end = table._dropped, min(position // self.size, len(table.blocks))
+        if first >= end:
+            return
+        for i in range(first, end):
+            self._release(table.blocks[i])
+            table.blocks[i] = NO_BLOCK
+        table._dropped = end
+        table._changed(first)
 
     def trim(self, table: BlockTable, positions: int) -> None:
         """Gives back the blocks behind that many positions."""
@@ -142,6 +169,8 @@ class BlockManager:
             table.blocks.pop()
             if block != NO_BLOCK:
                 self._release(block)
+        table._changed(len(table.blocks))
+        table._dropped = min(table._dropped, len(table.blocks))
 
     def close(self, table: BlockTable) -> None:
         """Gives back all blocks. The last ones of the sequence are taken first: prefixes are what others share."""
@@ -150,7 +179,8 @@ class BlockManager:
                 self._release(block)
         table.blocks.clear()
         table._hashes.clear()
-        table.cached = 0
+        table.cached = table._dropped = 0
+        table._changed(0)
 
     def clear_prefixes(self) -> None:
         """Forgets the contents of all blocks: the weights have changed, say."""
@@ -176,10 +206,9 @@ class BlockManager:
         found: list[bytes] = []
         parent = table._hashes[-1] if table._hashes else _ROOT
         for i in range(len(table._hashes), full):
-            part = np.asarray(tokens[i * self.size : (i + 1) * self.size], dtype=np.int64)
-            parent = hashlib.blake2b(
-                parent + table._salt + table._keys.get(i, b"") + part.tobytes(), digest_size=16
-            ).digest()
+            part = array("q", tokens[i * self.size : (i + 1) * self.size])
+            content = parent + table._salt + table._keys.get(i, b"") + part.tobytes()
+            parent = hashlib.blake2b(content, digest_size=16).digest()
             found.append(parent)
         return found
 

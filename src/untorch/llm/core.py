@@ -10,6 +10,7 @@ none of its sequences expects a draft.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.decode_batch import DecodeBatch
 from untorch.llm.handle import Wake
-from untorch.llm.logits import Choice, Draws, Logits
+from untorch.llm.logits import Choice, Logits
 from untorch.llm.outputs import Chunk, FinishReason
 from untorch.llm.request import Request, Sample
 from untorch.llm.runner import Runner
-from untorch.llm.sampler import SampledToken, Sampler, SamplerState, token_logprobs
+from untorch.llm.sampler import SampledToken, Sampler, token_logprobs
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.settings import Settings
 from untorch.llm.slots import NO_SLOT
@@ -39,9 +41,7 @@ class _Flight:
     """A step that was enqueued: each of its sequences gets a token, which is being chosen."""
 
     plan: Plan
-    samples: list[Sample]
-    states: list[SamplerState]
-    draws: Draws
+    batch: DecodeBatch
     choice: Choice
 
 
@@ -73,6 +73,7 @@ class Core:
         self._cancelled: list[Request] = []
         self._closed = False
         self._live: dict[Request, None] = {}
+        self._next_deadline = math.inf  # of the live requests, or of one that has ended
         self._flight: _Flight | None = None
         self._wake = Wake()
         self._thread = threading.Thread(target=self._loop, name="untorch-engine", daemon=True)
@@ -132,6 +133,8 @@ class Core:
             self._inbox, self._cancelled = [], []
         for request in new:
             self._live[request] = None
+            if request.deadline is not None:
+                self._next_deadline = min(self._next_deadline, request.deadline)
             self.requests += 1
             self.prompt_tokens += len(request.prompt)
             self.scheduler.add(request.samples[0].sequence)
@@ -142,15 +145,20 @@ class Core:
 
     def _expire(self) -> None:
         now = time.monotonic()
+        if now < self._next_deadline:
+            return
         for request in [one for one in self._live if one.deadline is not None and one.deadline <= now]:
             self._end(request, "timeout")
+        self._next_deadline = min(
+            (one.deadline for one in self._live if one.deadline is not None), default=math.inf
+        )  # fmt: skip
 
     def _step(self) -> None:
         flight, self._flight = self._flight, None
         if flight is not None:
             self.scheduler.complete(flight.plan)
             self._flight = self._follow(flight)
-            self._give_out(flight.samples, self._wait(flight.choice))
+            self._land(flight)
             return
         if self.speculator is not None:
             self.speculator.prepare(self.scheduler.running)
@@ -193,11 +201,12 @@ class Core:
         draws = self.sampler.draws(states, places)
         choice = logits.choose(draws)
         if [sample.sequence for sample in samples] == [item.sequence for item in plan.items]:
-            self._flight = _Flight(plan, samples, states, draws, choice)
+            batch = DecodeBatch(samples, draws, self.sampler.vocabulary, self.settings.max_positions)
+            self._flight = _Flight(plan, batch, choice)
         else:
             self._give_out(samples, self._wait(choice))
 
-    def _run(self, plan: Plan, rows: list[int], tokens: object = None) -> Logits | None:
+    def _run(self, plan: Plan, rows: Sequence[int], tokens: object = None) -> Logits | None:
         """None: it failed, and so did its requests."""
         self.steps += 1
         begin = time.perf_counter()
@@ -280,25 +289,42 @@ class Core:
 
     def _follow(self, flight: _Flight) -> _Flight | None:
         """Enqueues the step behind a flight, if it will have the same sequences as far as one can know."""
-        if self.speculator is not None and self.speculator.expects_drafts(flight.samples):
+        batch = flight.batch
+        if self.speculator is not None and self.speculator.expects_drafts(batch.samples):
             return None
-        for sample in flight.samples:
-            state = sample.state
-            if sample.finish_reason is not None or not state.chooses_on_device:
-                return None
-            if state.generated + 1 == state.params.max_tokens:
-                return None
-            if len(sample.sequence.tokens) + 1 >= self.settings.max_positions:
-                return None
-        plan = self.scheduler.follow(flight.plan)
+        plan = self.scheduler.follow(flight.plan) if batch.goes_on else None
         if plan is None:
             return None
-        rows = list(range(len(plan.items)))
-        logits = self._run(plan, rows, flight.choice.device)
-        if logits is None:
-            return None
-        draws = self.sampler.draws_behind(flight.draws, flight.states)
-        return _Flight(plan, flight.samples, flight.states, draws, logits.choose(draws))
+        logits = self._run(plan, range(len(plan.items)), flight.choice.device)
+        return None if logits is None else _Flight(plan, batch, logits.choose(batch.draws_behind()))
+
+    def _land(self, flight: _Flight) -> None:
+        """Waits for a flight, and gives its tokens out.
+
+        Who waits for those of the step before it is woken first: while the device computes, nobody else needs the
+        interpreter.
+        """
+        self._wake.now()
+        begin = time.perf_counter()
+        tokens = flight.choice.wait()
+        self.model_seconds += time.perf_counter() - begin
+        may_end = flight.batch.may_end(tokens).tolist()
+        count = 0
+        for sample, token, is_last in zip(flight.batch.samples, tokens.tolist(), may_end, strict=True):
+            if is_last or sample.finish_reason is not None:
+                self._append([sample], [self.sampler.chosen(token)])
+                continue
+            try:
+                chunk = sample.extend(token)
+            except BaseException as error:  # of its tokenizer; a panic of theirs is no Exception
+                self._fail(sample.request, error)
+                continue
+            count += 1
+            if chunk is not None:
+                sample.request.handle._push(self._wake, chunk)
+        self.generated_tokens += count
+        if self._flight is None:
+            self._wake.now()
 
     def _wait(self, choice: Choice) -> list[SampledToken]:
         begin = time.perf_counter()
@@ -335,7 +361,8 @@ class Core:
             if kept is not None:
                 kept.append(chunk)
             elif chunk is not None:
-                sample.request.handle._push(self._wake, chunk)
+                if sample.request.streams or sample.finish_reason is not None:
+                    sample.request.handle._push(self._wake, chunk)
                 if sample.finish_reason is not None:
                     self._close(sample)
 

@@ -214,6 +214,12 @@ class Engine(PooledMethods):
             InvalidArgumentError: The prompt or a parameter does not fit the model.
             ClosedError: The engine is closed.
         """
+        return self._submit(prompt, params, priority, timeout, True)
+
+    def _submit(
+        self, prompt: PromptLike, params: SamplingParams | None, priority: int, timeout: float | None, streams: bool
+    ) -> Generation:  # fmt: skip
+        """streams: chunks are wanted, and not the result alone."""
         self._expect("submit", "generate")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
@@ -225,7 +231,7 @@ class Engine(PooledMethods):
             matcher = self._grammars.matcher(params)
         holder: list[Request] = []
         handle = Generation(lambda: self._core.cancel(holder[0]))
-        request = Request(ids, params, self._settings.stop_ids, self._tokenizer, deadline, handle)
+        request = Request(ids, params, self._settings.stop_ids, self._tokenizer, deadline, handle, streams)
         holder.append(request)
         sequence = TokenSequence(
             list(ids), priority, (self._next_arrival(), 0), params.samples, embeddings=embeddings,
@@ -264,7 +270,7 @@ class Engine(PooledMethods):
         if is_prompt(prompts):
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
-            return _result(self.submit(prompts, params))  # type: ignore[arg-type]
+            return _result(self._submit(prompts, params, 0, None, False))  # type: ignore[arg-type]
         if not isinstance(prompts, Iterable):
             raise ArgumentTypeError(
                 f"generate: prompts: expected text, token ids or a list of prompts, got {type(prompts).__name__}"
@@ -276,7 +282,7 @@ class Engine(PooledMethods):
         handles: list[Generation | UntorchError] = []
         for prompt, own in zip(many, each, strict=True):
             try:
-                handles.append(self.submit(prompt, own))
+                handles.append(self._submit(prompt, own, 0, None, False))
             except ClosedError:
                 raise
             except UntorchError as error:
@@ -321,7 +327,7 @@ class Engine(PooledMethods):
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
     ) -> RequestOutput:
         """The answer to a conversation: ``[{"role": "user", "content": "…"}]``."""
-        return _result(self.submit(self.chat_prompt(messages, **variables), params))
+        return _result(self._submit(self.chat_prompt(messages, **variables), params, 0, None, False))
 
     def stats(self) -> EngineStats:
         """Counters, and what runs and waits."""

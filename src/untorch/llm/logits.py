@@ -24,6 +24,15 @@ class Draws:
     min_p: NDArray[np.float32]
     uniform: NDArray[np.float32]
 
+    def behind(self, uniform: NDArray[np.float32]) -> Draws:
+        """Of the step behind, which has a row for each of these tokens."""
+        return Draws(np.arange(len(uniform)), self.temperature, self.top_k, self.top_p, self.min_p, uniform)
+
+    def arrays(self, count: int) -> tuple[NDArray[Any], ...]:
+        """All of them, with zeros behind them up to that many tokens."""
+        arrays = self.rows, self.temperature, self.top_k, self.top_p, self.min_p, self.uniform
+        return arrays if count == len(self.rows) else tuple(_padded(array, count) for array in arrays)
+
 
 class Choice(ABC):
     """Tokens that are being chosen. device: them, for the next step's tokens, before they are here."""
@@ -100,9 +109,10 @@ class DeviceLogits(Logits):
     def choose(self, draws: Draws) -> Choice:
         """Starts to choose a token for each draw; those of padding are behind them."""
         count = len(draws.rows)
-        given: tuple[NDArray[Any], ...] = (
-            draws.rows, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform,
-        )  # fmt: skip
-        if more := self._padded(count) - count:
-            given = tuple(np.concatenate([array, np.zeros(more, array.dtype)]) for array in given)
-        return DeviceChoice(self._method(self._tensor, *given), count)
+        return DeviceChoice(self._method(self._tensor, *draws.arrays(self._padded(count))), count)
+
+
+def _padded(array: NDArray[Any], count: int) -> NDArray[Any]:
+    longer = np.zeros(count, array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -159,8 +159,9 @@ class PagedModel:
         batch = self._batch(plan, tokens is None)
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
-        embeddings = plan_embeddings(plan, self._hidden) if self._embeds else None
-        is_plain = count == sequences and list(rows) == list(range(sequences))
+        embeddings = plan_embeddings(plan, self._hidden) if self._embeds and tokens is None else None
+        each = range(sequences)
+        is_plain = count == sequences and (rows == each or list(rows) == list(each))
         if embeddings is None and self._graphs.serves(count, sequences, is_plain):
             logits: Any = self._graphs.replay(
                 given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots,

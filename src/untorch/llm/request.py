@@ -39,6 +39,31 @@ class Sample:
         """Of the output."""
         return self.sequence.tokens[self.sequence.prompt_length :]
 
+    @property
+    def ending_ids(self) -> tuple[int, ...]:
+        """Tokens that end it."""
+        params = self.request.params
+        return params.stop_token_ids if params.ignore_eos else (*self.request.stop_ids, *params.stop_token_ids)
+
+    @property
+    def has_stop_strings(self) -> bool:
+        """Whether its text may end it."""
+        return bool(self.request.params.stop)
+
+    def tokens_left(self, max_positions: int) -> int:
+        """How many it may have yet."""
+        left = max_positions - len(self.sequence.tokens)
+        most = self.request.params.max_tokens
+        return left if most is None else min(left, most - self.state.generated)
+
+    def extend(self, token: int) -> Chunk | None:
+        """Takes a token that is chosen on the device and cannot be the last. None: nobody wants chunks."""
+        self.sequence.tokens.append(token)
+        self.state.generated += 1
+        text = "" if self._detokenizer is None else self._detokenizer.append(token)
+        self.text += text
+        return Chunk(self.state.index, [token], text) if self.request.streams else None
+
     def append(self, sampled: SampledToken, max_positions: int) -> Chunk:
         """Takes the token, and decides whether it is the last."""
         token, params = sampled.token, self.request.params
@@ -105,7 +130,7 @@ class Sample:
 
 
 class Request:
-    """All samples of one prompt. deadline: on the clock of time.monotonic()."""
+    """All samples of one prompt. deadline: on the clock of time.monotonic(). streams: chunks are wanted."""
 
     def __init__(
         self,
@@ -115,9 +140,10 @@ class Request:
         tokenizer: Tokenizer | None,
         deadline: float | None,
         handle: Handle[Any],
+        streams: bool = True,
     ) -> None:
         self.prompt, self.params, self.stop_ids, self.tokenizer = prompt, params, stop_ids, tokenizer
-        self.deadline, self.handle = deadline, handle
+        self.deadline, self.handle, self.streams = deadline, handle, streams
         self.samples: list[Sample] = []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.cancelled = False

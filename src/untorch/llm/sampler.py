@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,12 +22,13 @@ from untorch.llm.params import SamplingParams
 if TYPE_CHECKING:
     from untorch.llm.structured import Matcher
 
-__all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs"]
+__all__ = ["SampledToken", "Sampler", "SamplerState", "TokenLogprobs", "token_logprobs", "uniform_numbers"]
 
 _NO_TOKEN = "the model's logits are not numbers, or no token is allowed"
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1: rounding would give 1
 _BLOCK = 256  # weights that are accumulated together
 _SORTED = 2048  # values that are simply sorted
+_NUMBERS = 16  # random ones that are drawn together
 _THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
 
 Floats = NDArray[np.floating[Any]]
@@ -66,12 +67,14 @@ class SamplerState:
     _generator: np.random.Generator | None = None
     _upcoming: list[float] = field(default_factory=list)
     _is_plain: bool = False
+    _is_counted: bool = False
 
     def __post_init__(self) -> None:
         if self.entropy < 0:
             given = self.params.seed
             self.entropy = int.from_bytes(os.urandom(8), "little") if given is None else given
         params = self.params
+        self._is_counted = params.has_penalties
         self._is_plain = (
             not params.has_penalties
             and params.logit_bias is None
@@ -81,17 +84,21 @@ class SamplerState:
 
     def uniform(self) -> float:
         """The next random number, from 0 up to 1."""
-        return self._upcoming.pop(0) if self._upcoming else self._random()
+        if not self._upcoming:
+            self._draw()
+        return self._upcoming.pop(0)
 
     def upcoming(self, count: int) -> list[float]:
         """The next random numbers, which ``uniform`` gives later."""
-        self._upcoming += [self._random() for _ in range(count - len(self._upcoming))]
+        while len(self._upcoming) < count:
+            self._draw()
         return self._upcoming[:count]
 
-    def _random(self) -> float:
+    def _draw(self) -> None:
+        """Several at a time: they are those of as many calls."""
         if self._generator is None:
             self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.entropy, self.index])))
-        return float(self._generator.random())
+        self._upcoming += self._generator.random(_NUMBERS).tolist()
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -119,7 +126,7 @@ class SamplerState:
     def append(self, token: int) -> None:
         """A token was chosen."""
         self.generated += 1
-        if self.params.has_penalties:
+        if self._is_counted:
             self.counts[token] = self.counts.get(token, 0) + 1
         if self.matcher is not None:
             self.matcher.append(token)
@@ -219,16 +226,18 @@ class Sampler:
         """Each takes a token of ``draws_ahead``, and the random number that chose it."""
         _uniform(states)
 
-    def draws_behind(self, draws: Draws, states: Sequence[SamplerState]) -> Draws:
-        """Of the step behind, with the same sequences and a row for each."""
-        return replace(draws, rows=np.arange(len(states)), uniform=_uniform(states))
-
     def finish(self, choice: Choice) -> list[SampledToken]:
         """Waits for the tokens."""
-        return [
-            SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
-            for token in choice.wait().tolist()
-        ]
+        return [self.chosen(token) for token in choice.wait().tolist()]
+
+    def chosen(self, token: int) -> SampledToken:
+        """Of a token that the device chose."""
+        return SampledToken(token) if 0 <= token < self.vocabulary else SampledToken(-1, problem=_NO_TOKEN)
+
+
+def uniform_numbers(states: Sequence[SamplerState]) -> NDArray[np.float32]:
+    """The next random number of each, from 0 to below 1."""
+    return np.minimum([state.uniform() for state in states], _BELOW_ONE).astype(np.float32)
 
 
 def _draws(states: Sequence[SamplerState], rows: Sequence[int], uniform: NDArray[np.float32]) -> Draws:

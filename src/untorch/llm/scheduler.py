@@ -40,7 +40,8 @@ class Plan:
     """A step. copies: of whole blocks, from and to, in this order and before the step; state_copies: of slots.
 
     full: sequences that no room is left for even if they were alone; the scheduler has dropped them. behind: the step
-    that this one has the tokens of. drafted: tokens of drafts, among ``tokens``.
+    that this one has the tokens of. drafted: tokens of drafts, among ``tokens``. changes: the scheduler's count of
+    sequences that began or ceased to run, when the plan was made.
     """
 
     items: list[Scheduled] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Plan:
     tokens: int = 0
     behind: Plan | None = None
     drafted: int = 0
+    changes: int = 0
 
     def add(self, item: Scheduled) -> None:
         """Into the step."""
@@ -96,6 +98,7 @@ class Scheduler:
         self._refused_at = 0
         self._state_copies: list[tuple[int, int]] = []
         self._budget = max_batch_tokens
+        self._changes = 0  # of ``running``
 
     @property
     def has_work(self) -> bool:
@@ -108,9 +111,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """It is finished, cancelled or failed: its blocks are free. No error if it is not here."""
-        for group in (self.running, self.waiting):
-            if sequence in group:
-                group.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._changes += 1
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
         self._close(sequence)
 
     def fork(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
@@ -126,6 +131,7 @@ class Scheduler:
                 other.slot = self.slots.take()
                 self._state_copies.append((sequence.slot, other.slot))
             bisect.insort(self.running, other, key=lambda one: one.rank)
+        self._changes += 1
 
     def schedule(self) -> Plan:
         """The next step; without items if nothing can run."""
@@ -152,27 +158,29 @@ class Scheduler:
                 pass
         if wanted:
             self._add_drafts(plan)
+        plan.changes = self._changes
         return plan
 
     def follow(self, plan: Plan) -> Plan | None:
         """The step behind ``plan``, whose tokens are those that ``plan`` gives and that are not known yet.
 
-        None unless it has the same sequences: one has left, another one is to come, or a block is missing.
+        It takes the items of ``plan``, which is complete, and moves them on. None unless it has the same sequences: one
+        has left, another one is to come, or a block is missing.
         """
-        if len(plan.items) != len(self.running) or any(item.sequence.table is None for item in plan.items):
+        items, blocks = plan.items, self.blocks
+        if plan.changes != self._changes or len(items) != len(self.running) or (self.waiting and not self._is_full):
             return None
-        if self.waiting and not self._is_full:
-            return None
-        size = self.blocks.size
-        items = [Scheduled(item.sequence, item.start + item.count, 1) for item in plan.items]
-        tables = [(item.sequence.table, item.start + 1) for item in items if item.start % size == 0]
-        if sum(self.blocks.needed(table, end) for table, end in tables if table is not None) > self.blocks.free:
+        full = [item for item in items if (item.start + item.count) % blocks.size == 0]
+        tables = [(item.sequence.table, item.end + 1) for item in full if item.sequence.table is not None]
+        if sum([blocks.needed(table, end) for table, end in tables]) > blocks.free:
             return None
         for table, end in tables:
-            assert table is not None
-            self.blocks.grow(table, end)
+            blocks.grow(table, end)
+        for item in items:
+            item.start += item.count
+            item.count = 1
         plan.behind = None
-        return Plan(items, tokens=len(items), behind=plan)
+        return Plan(items, tokens=len(items), behind=plan, changes=plan.changes)
 
     @property
     def _is_full(self) -> bool:
@@ -188,15 +196,12 @@ class Scheduler:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
         size, window, drafted = self.blocks.size, self.window, plan.drafted
         for item in plan.items:
-            sequence, end = item.sequence, item.start + item.count
-            if drafted:
-                end -= item.drafted
-            table = sequence.table
-            if table is None:
+            sequence, start = item.sequence, item.start
+            if sequence.table is None:
                 continue
-            sequence.computed = end
-            if window or end // size > item.start // size:
-                self._share(sequence, table, item.start)
+            sequence.computed = end = start + item.count - item.drafted if drafted else start + item.count
+            if window or end // size > start // size:
+                self._share(sequence, sequence.table, start)
 
     def settle(self, sequence: Sequence) -> None:
         """Of a draft that was computed, what was accepted is among the tokens now, and the last token is a new one.
@@ -216,7 +221,7 @@ class Scheduler:
         """Full blocks from ``begin`` on can be found, and those behind the window are given back."""
         end, size = sequence.computed, self.blocks.size
         if end // size > begin // size:
-            self.blocks.commit(table, sequence.tokens[:end])
+            self.blocks.commit(table, sequence.tokens, end)
         if self.window and end > self.window:
             self.blocks.drop_before(table, end + 1 - self.window)
 
@@ -280,6 +285,7 @@ class Scheduler:
     def _preempt(self, plan: Plan, victim: Sequence) -> None:
         plan.drop(victim)
         self.running.remove(victim)
+        self._changes += 1
         self._close(victim)
         victim.preemptions += 1
         self.preemptions += 1
@@ -320,6 +326,7 @@ class Scheduler:
         if not sequence.preemptions:
             sequence.cached = table.cached
         bisect.insort(self.running, sequence, key=lambda other: other.rank)
+        self._changes += 1
         before = len(plan.items)
         self._place(plan, sequence)
         return len(plan.items) > before or sequence in plan.full

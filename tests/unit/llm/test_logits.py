@@ -9,7 +9,7 @@ import pytest
 
 from untorch.llm.logits import DeviceLogits
 from untorch.llm.params import SamplingParams
-from untorch.llm.sampler import Sampler, SamplerState
+from untorch.llm.sampler import Sampler, SamplerState, uniform_numbers
 
 
 class Array:
@@ -69,7 +69,7 @@ def test_draws_are_padded() -> None:
     assert choice.device.begun and choice.device.copies == 0
     assert [one.token for one in Sampler(6).finish(choice)] == [2, 5]
     # The step behind has a row for each, other random numbers, and the rest as before.
-    behind = Sampler(6).draws_behind(draws, states)
+    behind = draws.behind(uniform_numbers(states))
     assert behind.rows.tolist() == [0, 1] and behind.top_k is draws.top_k
     assert not np.isclose(behind.uniform, draws.uniform).any()
 
