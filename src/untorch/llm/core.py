@@ -6,6 +6,9 @@ token further, which is dropped.
 
 Sequences that speculate are waited for: what is proposed next depends on their tokens. A step is enqueued ahead only if
 none of its sequences expects a draft.
+
+Consumers are woken when the engine's thread is about to wait, for the device or for requests. While it prepares a step
+it would share the interpreter with them.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +79,7 @@ class Core:
         self._live: dict[Request, None] = {}
         self._next_deadline = math.inf  # of the live requests, or of one that has ended
         self._flight: _Flight | None = None
+        self._enqueues = False  # the runner: its steps run on a device, while the host goes on
         self._wake = Wake()
         self._thread = threading.Thread(target=self._loop, name="untorch-engine", daemon=True)
 
@@ -123,6 +128,8 @@ class Core:
 
     def _take_in(self) -> bool:
         """Waits for work. False: the engine is closed."""
+        if self._flight is None and not self.scheduler.has_work:
+            self._wake.now()
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -188,6 +195,7 @@ class Core:
         for sample, row in ends:
             chosen += [(one, row) for one in self._split(sample)]
         if not chosen:
+            self._wake.now()  # nothing is waited for
             return
         if plan.drafted:
             self._verify(logits, [_Draft(sample, row, sample.sequence.draft) for sample, row in chosen])
@@ -196,7 +204,7 @@ class Core:
         places = [row for _, row in chosen]
         if not self.sampler.chooses_on_device(logits, states):
             self._fetch(logits)
-            self._give_out(samples, self.sampler.sample(logits, states, places))
+            self._append(samples, self.sampler.sample(logits, states, places))
             return
         draws = self.sampler.draws(states, places)
         choice = logits.choose(draws)
@@ -204,24 +212,28 @@ class Core:
             batch = DecodeBatch(samples, draws, self.sampler.vocabulary, self.settings.max_positions)
             self._flight = _Flight(plan, batch, choice)
         else:
-            self._give_out(samples, self._wait(choice))
+            self._append(samples, self._wait(choice))
 
     def _run(self, plan: Plan, rows: Sequence[int], tokens: object = None) -> Logits | None:
         """None: it failed, and so did its requests."""
         self.steps += 1
+        if not self._enqueues:
+            self._wake.now()
         begin = time.perf_counter()
         try:
             logits = self.runner.run(plan, rows, tokens)
         except Exception as error:
             self._fail_all(plan, error)
             return None
-        if not logits.can_choose:  # otherwise it is enqueued, and runs while the host goes on
+        self._enqueues = logits.can_choose
+        if not self._enqueues:
             self.model_seconds += time.perf_counter() - begin
         return logits
 
     def _propose(self, plan: Plan, speculator: Speculator) -> bool:
         """False: it failed, and so did the step's requests."""
         begin = time.perf_counter()
+        self._wake.now()
         try:
             speculator.fill(plan)
         except Exception as error:
@@ -256,7 +268,6 @@ class Core:
                 if chunk is not None and self._take_drafted(one, token.token, chunk, place)
             ]
             place += 1
-        self._wake.now()
 
     def _take_drafted(self, draft: _Draft, token: int, chunk: Chunk, place: int) -> bool:
         """Whether the row behind the token is right, as the token is that of the draft."""
@@ -283,9 +294,7 @@ class Core:
     def _fetch(self, logits: Logits) -> None:
         """Waits for the step, and brings its logits to the host."""
         if logits.can_choose:  # they come from the GPU
-            begin = time.perf_counter()
-            logits.numpy()
-            self.model_seconds += time.perf_counter() - begin
+            self._blocked(logits.numpy)
 
     def _follow(self, flight: _Flight) -> _Flight | None:
         """Enqueues the step behind a flight, if it will have the same sequences as far as one can know."""
@@ -299,15 +308,8 @@ class Core:
         return None if logits is None else _Flight(plan, batch, logits.choose(batch.draws_behind()))
 
     def _land(self, flight: _Flight) -> None:
-        """Waits for a flight, and gives its tokens out.
-
-        Who waits for those of the step before it is woken first: while the device computes, nobody else needs the
-        interpreter.
-        """
-        self._wake.now()
-        begin = time.perf_counter()
-        tokens = flight.choice.wait()
-        self.model_seconds += time.perf_counter() - begin
+        """Waits for a flight, and gives its tokens out."""
+        tokens = self._blocked(flight.choice.wait)
         may_end = flight.batch.may_end(tokens).tolist()
         count = 0
         for sample, token, is_last in zip(flight.batch.samples, tokens.tolist(), may_end, strict=True):
@@ -323,19 +325,22 @@ class Core:
             if chunk is not None:
                 sample.request.handle._push(self._wake, chunk)
         self.generated_tokens += count
-        if self._flight is None:
-            self._wake.now()
 
     def _wait(self, choice: Choice) -> list[SampledToken]:
+        return [self.sampler.chosen(token) for token in self._blocked(choice.wait).tolist()]
+
+    def _blocked(self, wait: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Waits for the device.
+
+        Consumers that have something to take are woken now and not before: they need the interpreter, and the engine
+        does not until the device is done.
+        """
         begin = time.perf_counter()
+        self._wake.now()
         try:
-            return self.sampler.finish(choice)
+            return wait()
         finally:
             self.model_seconds += time.perf_counter() - begin
-
-    def _give_out(self, samples: Sequence[Sample], sampled: Sequence[SampledToken]) -> None:
-        self._append(samples, sampled)
-        self._wake.now()
 
     def _append(
         self, samples: Sequence[Sample], sampled: Sequence[SampledToken], kept: list[Chunk | None] | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Detokenizer", "StopStrings"]
+__all__ = ["ByteDetokenizer", "Detokenizer", "StopStrings"]
 
 _UNKNOWN = "\ufffd"
 _MOST_UNKNOWN = 3  # of a character of four bytes
@@ -41,6 +42,27 @@ class Detokenizer:
         new = text[self._given :]
         self._given = len(text)
         return new
+
+
+class ByteDetokenizer:
+    """As Detokenizer, where a text's bytes are those of its tokens (byte-level BPE): each token is decoded once.
+
+    token_bytes: By token id.
+    """
+
+    def __init__(self, token_bytes: Mapping[int, bytes], before: Sequence[int] = ()) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in before[-_KEPT:]:
+            self.append(token)
+
+    def append(self, token: int) -> str:
+        """The text that is certain now and was not before."""
+        return self._decoder.decode(self._token_bytes[token])
+
+    def finish(self) -> str:
+        """What is left, with U+FFFD for what never became a character."""
+        return self._decoder.decode(b"", final=True)
 
 
 def _certain(text: str) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from untorch._core import Tensor
 from untorch.llm.graphs import StepGraphs
 from untorch.llm.logits import DeviceLogits, Draws, Logits
-from untorch.llm.scheduler import Plan
+from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.slots import NO_SLOT
 from untorch.runtime.method import Graph, Method
 
@@ -29,37 +29,17 @@ class Batch:
 
     def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
         items, total = plan.items, plan.tokens
-        self.tokens = np.zeros(total, np.int64)
-        self.positions = np.empty(total, np.int64)
-        self.slot_mapping = np.empty(total, np.int64)
+        starts, counts = (np.array(column, np.int64) for column in zip(*((one.start, one.count) for one in items)))
         self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
-        self.seqlens_k = np.array([item.end for item in items], np.int32)
+        np.cumsum(counts, out=self.cu_seqlens_q[1:])
+        self.seqlens_k = (starts + counts).astype(np.int32)
         self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
-        columns = -(-int(self.seqlens_k.max()) // block_size)
-        self.block_table = np.zeros((len(items), columns), np.int32)
-        begin = 0
-        for row, item in enumerate(items):
-            sequence, end = item.sequence, begin + item.count
-            assert sequence.table is not None
-            blocks = sequence.table.blocks
-            self.block_table[row, : len(blocks)] = blocks[:columns]
-            self.cu_seqlens_q[row + 1] = end
-            if knows_tokens:
-                tokens = sequence.tokens[item.start : item.end]
-                if len(tokens) < item.count:
-                    first = max(item.start - len(sequence.tokens), 0)
-                    tokens += sequence.draft[first : first + item.count - len(tokens)]
-                self.tokens[begin:end] = tokens
-            if item.count == 1:
-                place = item.start
-                self.positions[begin] = place
-                self.slot_mapping[begin] = blocks[place // block_size] * block_size + place % block_size
-            else:
-                places = np.arange(item.start, item.end)
-                self.positions[begin:end] = places
-                table = self.block_table[row].astype(np.int64)
-                self.slot_mapping[begin:end] = table[places // block_size] * block_size + places % block_size
-            begin = end
+        self.block_table = _block_table(items, -(-int(self.seqlens_k.max()) // block_size))
+        self.tokens = _tokens(items) if knows_tokens else np.zeros(total, np.int64)
+        of = np.repeat(np.arange(len(items)), counts)  # the item of each token
+        self.positions = np.arange(total) + (starts - self.cu_seqlens_q[:-1])[of]
+        blocks = self.block_table[of, self.positions // block_size].astype(np.int64)
+        self.slot_mapping = blocks * block_size + self.positions % block_size
 
     def go_on(self, plan: Plan, block_size: int) -> None:
         """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
@@ -76,6 +56,27 @@ class Batch:
                 self.block_table = wider
             self.block_table[row, column] = table.blocks[column]
             self.slot_mapping[row] = table.blocks[column] * block_size
+
+
+def _block_table(items: Sequence[Scheduled], columns: int) -> NDArray[np.int32]:
+    table = np.zeros((len(items), columns), np.int32)
+    for row, item in enumerate(items):
+        assert item.sequence.table is not None
+        blocks = item.sequence.table.row()[:columns]
+        table[row, : len(blocks)] = blocks
+    return table
+
+
+def _tokens(items: Sequence[Scheduled]) -> NDArray[np.int64]:
+    """Those of the sequences, and of their drafts behind them."""
+    found: list[int] = []
+    for item in items:
+        start, end, known = item.start, item.end, item.sequence.tokens
+        found += known[start:end]
+        if end > len(known):
+            first = max(start - len(known), 0)
+            found += item.sequence.draft[first : first + end - max(start, len(known))]
+    return np.array(found, np.int64)
 
 
 def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from untorch.llm.detokenizer import Detokenizer, StopStrings
+from untorch.llm.detokenizer import StopStrings
 from untorch.llm.handle import Handle
 from untorch.llm.outputs import Chunk, Completion, FinishReason, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
@@ -28,11 +28,9 @@ class Sample:
         self.speculation: object = None  # the speculator's
         params, tokenizer = request.params, request.tokenizer
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        self._detokenizer = (
-            None
-            if tokenizer is None
-            else Detokenizer(lambda ids: tokenizer.decode(ids, params.skip_special_tokens), request.prompt)
-        )
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = tokenizer.detokenizer(request.prompt, params.skip_special_tokens)
 
     @property
     def token_ids(self) -> list[int]:

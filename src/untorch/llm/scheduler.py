@@ -248,19 +248,20 @@ class Scheduler:
             left -= count
 
     def _place(self, plan: Plan, sequence: Sequence) -> None:
-        count = min(sequence.remaining, self._budget - plan.tokens)
+        blocks, start = self.blocks, sequence.computed
+        count = min(len(sequence.tokens) - start, self._budget - plan.tokens)
         while count > 0 and sequence.table is not None:
+            room = len(sequence.table.blocks) * blocks.size
             try:
                 # A block that is shared is copied before it is written to.
-                if sequence.computed // self.blocks.size < len(sequence.table.blocks):
-                    copy = self.blocks.own(sequence.table, sequence.computed)
-                    if copy is not None:
-                        plan.copies.append(copy)
-                self.blocks.grow(sequence.table, sequence.computed + count)
+                if start < room and (copy := blocks.own(sequence.table, start)) is not None:
+                    plan.copies.append(copy)
+                if start + count > room:
+                    blocks.grow(sequence.table, start + count)
             except OutOfBlocksError:
                 self._make_room(plan, sequence)
                 continue
-            plan.add(Scheduled(sequence, sequence.computed, count))
+            plan.add(Scheduled(sequence, start, count))
             return
 
     def _make_room(self, plan: Plan, sequence: Sequence) -> None:

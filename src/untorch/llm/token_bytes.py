@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["TokenBytes"]
+__all__ = ["ByteLevel", "TokenBytes"]
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -42,6 +42,30 @@ class TokenBytes:
         if self._fallback and (found := _FALLBACK.fullmatch(entry)):
             return bytes([int(found[1], 16)])
         return (entry if self._space is None else entry.replace(self._space, " ")).encode()
+
+
+class ByteLevel(dict[int, bytes]):
+    """What a decoder that is byte-level alone makes of each token, by id; found when it is asked for.
+
+    Args:
+        token: A token's entry, also of an added one; None where there is none.
+        skipped: Whether the token is left out.
+    """
+
+    def __init__(self, token: Callable[[int], str | None], skipped: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._token, self._skipped, self._table = token, skipped, _byte_level()
+
+    def __missing__(self, token_id: int) -> bytes:
+        entry = self._token(token_id)
+        if entry is None or self._skipped(token_id):
+            found = b""
+        elif all(character in self._table for character in entry):
+            found = bytes(self._table[character] for character in entry)
+        else:
+            found = entry.encode()
+        self[token_id] = found
+        return found
 
 
 def _decoders(decoder: Any) -> Iterator[dict[str, Any]]:

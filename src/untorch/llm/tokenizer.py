@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from untorch.llm.extras import import_extra
-from untorch.llm.token_bytes import TokenBytes
+from untorch.llm.detokenizer import ByteDetokenizer, Detokenizer
+from untorch.llm.token_bytes import ByteLevel, TokenBytes
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["ChatTemplate", "Tokenizer"]
@@ -27,6 +28,7 @@ class Tokenizer:
             raise InvalidFileError(f"the package's tokenizer.json is damaged: {error}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids."""
@@ -42,6 +44,12 @@ class Tokenizer:
         """Text, with U+FFFD for bytes that are no characters."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def detokenizer(self, before: Sequence[int], skip_special_tokens: bool = True) -> Detokenizer | ByteDetokenizer:
+        """Of the tokens behind these."""
+        if self._is_byte_level:
+            return ByteDetokenizer(self._byte_level[skip_special_tokens], before)
+        return Detokenizer(partial(self.decode, skip_special_tokens=skip_special_tokens), before)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token stands for: part of a character, perhaps. A special token's own text."""
@@ -60,6 +68,12 @@ class Tokenizer:
     @cached_property
     def _added(self) -> dict[int, Any]:
         return dict(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _byte_level(self) -> dict[bool, ByteLevel]:
+        """The bytes of tokens, by whether special ones are skipped."""
+        token = self._tokenizer.id_to_token
+        return {False: ByteLevel(token, lambda _: False), True: ByteLevel(token, self.is_special)}
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
