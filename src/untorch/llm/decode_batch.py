@@ -1,8 +1,8 @@
 """A persistent batch: the samples of steps that decode one behind the other.
 
-What such a step needs to know of each sample is gathered once, into arrays: how its token is chosen, which tokens end it
-and how many it may have. So long as the samples are the same, a step costs a few array operations, and for each sample
-only what its token changes.
+What such a step needs to know of each sample is gathered once, into arrays: how its token is chosen, which tokens end
+it, and how many it may have. As long as the samples are the same, a step costs a few array operations, and for each
+sample only what its token changes.
 """
 
 from __future__ import annotations

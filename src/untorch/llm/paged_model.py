@@ -29,7 +29,8 @@ class Batch:
 
     def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
         items, total = plan.items, plan.tokens
-        starts, counts = (np.array(column, np.int64) for column in zip(*((one.start, one.count) for one in items)))
+        starts = np.array([item.start for item in items], np.int64)
+        counts = np.array([item.count for item in items], np.int64)
         self.cu_seqlens_q = np.zeros(len(items) + 1, np.int32)
         np.cumsum(counts, out=self.cu_seqlens_q[1:])
         self.seqlens_k = (starts + counts).astype(np.int32)

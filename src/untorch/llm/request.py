@@ -41,7 +41,7 @@ class Sample:
     def ending_ids(self) -> tuple[int, ...]:
         """Tokens that end it."""
         params = self.request.params
-        return params.stop_token_ids if params.ignore_eos else (*self.request.stop_ids, *params.stop_token_ids)
+        return (*(() if params.ignore_eos else self.request.stop_ids), *params.stop_token_ids)
 
     @property
     def has_stop_strings(self) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from untorch.llm.extras import import_extra
 from untorch.llm.detokenizer import ByteDetokenizer, Detokenizer
+from untorch.llm.extras import import_extra
 from untorch.llm.token_bytes import ByteLevel, TokenBytes
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from untorch.llm.blocks import NO_BLOCK, BlockManager, BlockTable, OutOfBlocksError
@@ -137,6 +138,25 @@ def test_forgotten_prefixes() -> None:
     manager.check([table])
 
 
+def test_the_table_as_an_array() -> None:
+    manager = BlockManager(40, 2)
+    table = filled(manager, [1, 2, 3])
+    assert table.row().dtype == np.int32 and table.row().tolist() == table.blocks
+    manager.grow(table, 70)  # more than there was room for
+    assert table.row().tolist() == table.blocks and len(table.blocks) == 35
+    fork = manager.fork(table)
+    assert fork.row().tolist() == table.blocks
+    manager.own(fork, 3)
+    assert fork.row().tolist() == fork.blocks != table.blocks
+    manager.drop_before(fork, 8)
+    assert fork.row().tolist() == fork.blocks and fork.blocks[:4] == [NO_BLOCK] * 4
+    manager.trim(fork, 20)
+    manager.grow(fork, 24)
+    assert fork.row().tolist() == fork.blocks and len(fork.blocks) == 12
+    manager.close(table)
+    assert table.row().tolist() == []
+
+
 @pytest.mark.parametrize(("count", "size"), [(0, 4), (4, 0)])
 def test_no_blocks(count: int, size: int) -> None:
     with pytest.raises(ValueError, match="expected at least one block of one position"):
@@ -190,6 +210,7 @@ def test_random_operations() -> None:
         if step % 97 == 0:
             manager.check([table for table, _, _ in live])
             for table, tokens, done in live:
+                assert table.row().tolist() == table.blocks
                 for position in range(done):
                     block = table.blocks[position // 4]
                     assert block == NO_BLOCK or contents[block][position % 4] == tokens[position]

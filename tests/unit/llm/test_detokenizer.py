@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from untorch.llm.detokenizer import Detokenizer, StopStrings
+from untorch.llm.detokenizer import ByteDetokenizer, Detokenizer, StopStrings
 
 TEXTS = ["plain text", "größe 世界 🌍🧑‍🚀 end", "🌍", "\ufffd real \ufffd\ufffd\ufffd\ufffd", "a" * 100 + "é" * 60]
 
@@ -54,6 +54,25 @@ def test_a_character_that_never_ends() -> None:
     assert [made.append(byte) for byte in b"a\xf0\x9f"] == ["a", "", ""]
     assert made.finish() == "\ufffd"
     assert made.finish() == ""
+
+
+BYTES = {i: bytes([i]) for i in range(256)}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_characters_of_tokens_that_are_bytes(text: str) -> None:
+    made = ByteDetokenizer(BYTES)
+    pieces = [made.append(byte) for byte in text.encode()]
+    assert "".join(pieces) == text and made.finish() == ""
+
+
+def test_tokens_that_are_bytes() -> None:
+    ids = [random.Random(3).randrange(256) for _ in range(500)]
+    made = ByteDetokenizer(BYTES)
+    assert "".join(made.append(byte) for byte in ids) + made.finish() == lossy(ids)
+    made = ByteDetokenizer(BYTES, b"ab\xe4\xb8")
+    assert [made.append(0x96), made.append(0xF0), made.append(0x9F)] == ["世", "", ""]
+    assert [made.finish(), made.finish()] == ["\ufffd", ""]
 
 
 def test_a_prompt_before_it() -> None:

@@ -84,6 +84,34 @@ def test_a_step_is_enqueued_before_the_tokens_of_the_last_one_are_here() -> None
         assert [what for what, _ in runner.events] == ["run"] * 3
 
 
+def test_consumers_are_woken_while_the_device_computes() -> None:
+    """Not while the next step is prepared: they would share the interpreter with it."""
+    runner = FakeRunner(gpu=True)
+    with engine(runner) as made:
+        woken: list[int] = []
+        now = made._core._wake.now
+        made._core._wake.now = lambda: (woken.append(len(runner.events)), now())[1]  # type: ignore[method-assign]
+        chunks = list(made.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=6)))
+        assert [token for chunk in chunks for token in chunk.token_ids] == greedy([1, 2, 3], 6)
+        # Each time a step was the last event, and the wait came next; the end is given out when nothing is left to run.
+        assert {runner.events[count - 1][0] for count in woken if 0 < count < len(runner.events) - 1} == {"run"}
+        assert woken.count(len(runner.events)) >= 1
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_chunks_are_made_where_they_are_wanted(gpu: bool) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6)
+    with engine(FakeRunner(gpu=gpu)) as made:
+        requests: list[Any] = []
+        add = made._core.add
+        made._core.add = lambda request: (requests.append(request), add(request))[1]  # type: ignore[method-assign]
+        made.generate([[1, 2, 3]], params)
+        handle = made.submit([1, 2, 3], params)
+        handle.result()
+        assert [len(request.handle._chunks) for request in requests] == [1, 6]
+        assert [chunk.token_ids for chunk in handle] == [[token] for token in greedy([1, 2, 3], 6)]
+
+
 def test_ends_that_are_seen_a_step_late() -> None:
     """Stop tokens and stop strings: the token behind them was computed, and nobody gets it."""
     prompts = [[i, i + 1] for i in range(8)]

@@ -214,6 +214,12 @@ def test_random_numbers_that_are_looked_at_come_later() -> None:
     assert [first.uniform() for _ in range(4)] == expected[2:]
 
 
+def test_random_numbers_are_the_generators() -> None:
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([7, 0])))
+    own = state(seed=7)
+    assert [own.uniform() for _ in range(50)] == [generator.random() for _ in range(50)]
+
+
 def test_draws_for_drafts() -> None:
     own, same, plain = state(seed=7, top_k=3, temperature=0.5), state(seed=7), state(temperature=0)
     sampler = Sampler(WIDTH)

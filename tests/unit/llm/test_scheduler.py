@@ -88,6 +88,37 @@ def test_blocks_of_lower_priorities() -> None:
     assert scheduler.follow(plan) is None
 
 
+def test_steps_that_follow_each_other() -> None:
+    scheduler = make(blocks=5, tokens=16)
+    one, two = sequence(3, 1), sequence(2, 2, 50)
+    scheduler.add(one)
+    scheduler.add(two)
+    plan: Plan | None = scheduler.schedule()
+    places = []
+    while plan is not None:
+        places.append([(item.start, item.count) for item in plan.items])
+        scheduler.complete(plan)
+        for item in plan.items:
+            item.sequence.tokens.append(1)
+        last, plan = plan, scheduler.follow(plan)
+        assert plan is None or (plan.behind is last and last.behind is None and plan.tokens == 2)
+    # Until the second one needs a third block, as the first one has the last of five.
+    assert places == [[(0, 3), (0, 2)]] + [[(3 + i, 1), (2 + i, 1)] for i in range(6)]
+    assert (one.computed, two.computed) == (9, 8)
+    scheduler.blocks.check([one.table, two.table])  # type: ignore[list-item]
+
+
+def test_nothing_follows_a_step_whose_sequences_are_others() -> None:
+    scheduler = make(tokens=16)
+    scheduler.add(sequence(3, 1))
+    plan, _ = step(scheduler)
+    scheduler.remove(plan.items[0].sequence)
+    scheduler.add(sequence(3, 2, 50))
+    other, _ = step(scheduler)
+    assert scheduler.follow(plan) is None  # as many run as before
+    assert scheduler.follow(other) is not None
+
+
 def test_max_sequences_count_samples() -> None:
     scheduler = make(tokens=64, sequences=3)
     scheduler.add(sequence(2, 1, samples=2))

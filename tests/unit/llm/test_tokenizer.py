@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from tokenizers import decoders
 
 from tests.unit.llm.fake import byte_tokenizer
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.llm.detokenizer import ByteDetokenizer, Detokenizer
 from untorch.llm.tokenizer import ChatTemplate, Tokenizer
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
@@ -22,6 +26,21 @@ def test_a_round_trip() -> None:
     assert tokenizer.decode(ids) == "größe 🌍"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>größe 🌍"
     assert tokenizer.decode(ids[:-1]) == "größe \ufffd"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_streamed_text_is_the_decoders(skip: bool) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(["<s>", "größe\u0120"]))  # in part of the byte alphabet, and not
+    for seed in range(50):
+        ids = random.Random(seed).choices(range(260), k=60)  # 258 and 259 are no tokens
+        made = tokenizer.detokenizer([], skip)
+        assert isinstance(made, ByteDetokenizer)
+        assert "".join(map(made.append, ids)) + made.finish() == tokenizer.decode(ids, skip)
+    plain = Tokenizer(byte_tokenizer())
+    plain._tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("a", 1, 0)])
+    made = Tokenizer(plain._tokenizer.to_str().encode()).detokenizer([], skip)
+    assert isinstance(made, Detokenizer)
+    assert "".join(map(made.append, plain.encode("aab"))) + made.finish() == "ab"
 
 
 def test_pairs_are_joined_by_the_post_processor() -> None:
