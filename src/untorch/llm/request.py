@@ -16,7 +16,7 @@ __all__ = ["Request", "Sample"]
 
 
 class Sample:
-    """One completion while it grows."""
+    """One completion while it grows. ending_ids: tokens that end it. has_stop_strings: its text may end it, too."""
 
     def __init__(self, request: Request, sequence: Sequence, state: SamplerState) -> None:
         self.request, self.sequence, self.state = request, sequence, state
@@ -27,6 +27,8 @@ class Sample:
         self.draft_tokens = self.accepted_tokens = 0
         self.speculation: object = None  # the speculator's
         params, tokenizer = request.params, request.tokenizer
+        self.ending_ids = (*(() if params.ignore_eos else request.stop_ids), *params.stop_token_ids)
+        self.has_stop_strings = bool(params.stop)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._detokenizer = None
         if tokenizer is not None:
@@ -36,17 +38,6 @@ class Sample:
     def token_ids(self) -> list[int]:
         """Of the output."""
         return self.sequence.tokens[self.sequence.prompt_length :]
-
-    @property
-    def ending_ids(self) -> tuple[int, ...]:
-        """Tokens that end it."""
-        params = self.request.params
-        return (*(() if params.ignore_eos else self.request.stop_ids), *params.stop_token_ids)
-
-    @property
-    def has_stop_strings(self) -> bool:
-        """Whether its text may end it."""
-        return bool(self.request.params.stop)
 
     def tokens_left(self, max_positions: int) -> int:
         """How many it may have yet."""

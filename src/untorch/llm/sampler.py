@@ -28,6 +28,7 @@ _NO_TOKEN = "the model's logits are not numbers, or no token is allowed"
 _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1: rounding would give 1
 _BLOCK = 256  # weights that are accumulated together
 _SORTED = 2048  # values that are simply sorted
+_MOST_TOKENS = (1 << 31) - 1  # of any vocabulary
 _NUMBERS = 16  # random ones that are drawn together
 _THRESHOLDS = (1e-2, 1e-4, 1e-6)  # of the weight of the most likely token
 
@@ -54,7 +55,10 @@ class SampledToken(NamedTuple):
 
 @dataclass
 class SamplerState:
-    """What the choice of a sequence's tokens depends on. stop_ids: those that min_tokens holds back."""
+    """What the choice of a sequence's tokens depends on. stop_ids: those that min_tokens holds back.
+
+    shape: Of the distribution that tokens are drawn from: temperature (0: greedy), top_k (0: all), top_p, min_p.
+    """
 
     params: SamplingParams
     prompt: frozenset[int] = frozenset()
@@ -66,6 +70,7 @@ class SamplerState:
     entropy: int = -1
     _generator: np.random.Generator | None = None
     _upcoming: list[float] = field(default_factory=list)
+    shape: tuple[float, int, float, float] = field(init=False)
     _is_plain: bool = False
     _is_counted: bool = False
 
@@ -75,6 +80,8 @@ class SamplerState:
             self.entropy = int.from_bytes(os.urandom(8), "little") if given is None else given
         params = self.params
         self._is_counted = params.has_penalties
+        top_k = min(max(params.top_k, 0), _MOST_TOKENS)
+        self.shape = 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
         self._is_plain = (
             not params.has_penalties
             and params.logit_bias is None
@@ -241,15 +248,11 @@ def uniform_numbers(states: Sequence[SamplerState]) -> NDArray[np.float32]:
 
 
 def _draws(states: Sequence[SamplerState], rows: Sequence[int], uniform: NDArray[np.float32]) -> Draws:
-    params = [state.params for state in states]
+    temperature, top_k, top_p, min_p = np.array([state.shape for state in states]).T
     return Draws(
-        np.array(rows, np.int64),
-        np.array([0.0 if p.greedy else p.temperature for p in params], np.float32),
-        np.array([max(p.top_k, 0) for p in params], np.int64),
-        np.array([p.top_p for p in params], np.float32),
-        np.array([p.min_p for p in params], np.float32),
-        uniform,
-    )
+        np.array(rows, np.int64), temperature.astype(np.float32), top_k.astype(np.int64), top_p.astype(np.float32),
+        min_p.astype(np.float32), uniform,
+    )  # fmt: skip
 
 
 def _uniform(states: Sequence[SamplerState]) -> NDArray[np.float32]:
