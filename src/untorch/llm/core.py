@@ -7,8 +7,8 @@ token further, which is dropped.
 Sequences that speculate are waited for: what is proposed next depends on their tokens. A step is enqueued ahead only if
 none of its sequences expects a draft.
 
-Consumers are woken when the engine's thread is about to wait, for the device or for requests. While it prepares a step
-it would share the interpreter with them.
+Consumers are woken when the engine's thread is about to wait: for the device, once the next step is enqueued, for a
+step on the CPU, or for requests. While it prepares a step it would share the interpreter with them.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class Core:
     def _run(self, plan: Plan, rows: Sequence[int], tokens: object = None) -> Logits | None:
         """None: it failed, and so did its requests."""
         self.steps += 1
-        if not self._enqueues:
-            self._wake.now()
+        if not self._enqueues or plan.tokens > len(plan.items):
+            self._wake.now()  # a step on the CPU blocks, and one with prompts is long in launching
         begin = time.perf_counter()
         try:
             logits = self.runner.run(plan, rows, tokens)

@@ -57,7 +57,7 @@ class SampledToken(NamedTuple):
 class SamplerState:
     """What the choice of a sequence's tokens depends on. stop_ids: those that min_tokens holds back.
 
-    shape: Of the distribution that tokens are drawn from: temperature (0: greedy), top_k (0: all), top_p, min_p.
+    distribution: That tokens are drawn from: temperature (0: greedy), top_k (0: all), top_p, min_p.
     """
 
     params: SamplingParams
@@ -70,7 +70,7 @@ class SamplerState:
     entropy: int = -1
     _generator: np.random.Generator | None = None
     _upcoming: list[float] = field(default_factory=list)
-    shape: tuple[float, int, float, float] = field(init=False)
+    distribution: tuple[float, int, float, float] = field(init=False)
     _is_plain: bool = False
     _is_counted: bool = False
 
@@ -81,7 +81,7 @@ class SamplerState:
         params = self.params
         self._is_counted = params.has_penalties
         top_k = min(max(params.top_k, 0), _MOST_TOKENS)
-        self.shape = 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
+        self.distribution = 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
         self._is_plain = (
             not params.has_penalties
             and params.logit_bias is None
@@ -248,7 +248,7 @@ def uniform_numbers(states: Sequence[SamplerState]) -> NDArray[np.float32]:
 
 
 def _draws(states: Sequence[SamplerState], rows: Sequence[int], uniform: NDArray[np.float32]) -> Draws:
-    temperature, top_k, top_p, min_p = np.array([state.shape for state in states]).T
+    temperature, top_k, top_p, min_p = np.array([state.distribution for state in states]).T
     return Draws(
         np.array(rows, np.int64), temperature.astype(np.float32), top_k.astype(np.int64), top_p.astype(np.float32),
         min_p.astype(np.float32), uniform,
