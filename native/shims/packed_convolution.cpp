@@ -52,8 +52,8 @@ TensorPtr nhwc_copy(const Tensor& x) {
 }  // namespace
 
 // x [n, c, h, w]; weight packed [groups, ceil(o/16), kernel·c, 16] with o outputs and c channels of a group, or, of a
-// depthwise convolution, [ceil(c/16), kernel, 16], or, winograd, [16, o/16, c, 16]; bias [out_channels]; residual [n,
-// out_channels, h', w'].
+// depthwise convolution, [ceil(c/16), kernel, 16], or, winograd, [16, o/16, c, 16]; bfloat16 [groups, ceil(o/16),
+// kernel·c/2, 16, 2]; bias [out_channels]; residual [n, out_channels, h', w'].
 UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* residual,
     std::int64_t out_channels, const std::int64_t* kernel, std::int64_t kernel_len, const std::int64_t* stride,
@@ -66,7 +66,9 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     const Tensor* const added = optional_cpu_input(bias, kOp, "bias");
     const Tensor* rest = optional_cpu_input(residual, kOp, "residual");
     check_float(input, "x");
-    check_float(packed, "weight");
+    const bool bf16 = packed.dtype() == DType::kBFloat16;
+    check(bf16 || packed.dtype() == DType::kFloat32, kOp, ": argument 'weight' must be float32 or bfloat16, got ",
+          dtype_name(packed.dtype()));
     check(input.dim() == 4, kOp, ": argument 'x' must be 4-D, got shape ", to_string(input.sizes()));
     check(groups > 0 && input.size(1) % groups == 0 && out_channels >= 0 && out_channels % groups == 0, kOp, ": ",
           input.size(1), " → ", out_channels, " channels do not divide into ", groups, " groups");
@@ -87,6 +89,10 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     p.winograd = winograd != 0;
     check(!p.winograd || kernels::serves_winograd(p), kOp,
           ": argument 'winograd' needs a 3×3 kernel, stride and dilation 1, no groups and multiples of 16 channels");
+    p.bf16 = bf16;
+    check(!bf16 || kernels::serves_bf16(p), kOp,
+          ": argument 'weight' of bfloat16 needs an even number of channels, more than 8 unless the kernel is 1 wide, "
+          "no Winograd, and not one channel a group");
     check(packed.numel() == kernels::packed_convolution_size(p), kOp, ": argument 'weight' must have ",
           kernels::packed_convolution_size(p), " elements for ", input.size(1), " → ", out_channels, " channels, got ",
           to_string(packed.sizes()));
@@ -117,7 +123,7 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
                                         pixel};
     TensorPtr out = empty_nhwc(sizes);
     if (out->numel() != 0) {
-      kernels::convolution_packed(p, from->data<float>(), strides, dense_weight->data<float>(),
+      kernels::convolution_packed(p, from->data<float>(), strides, dense_weight->raw(),
                                   dense_bias ? dense_bias->data<float>() : nullptr,
                                   rest != nullptr ? rest->data<float>() : nullptr, out->data<float>());
     }

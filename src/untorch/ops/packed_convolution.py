@@ -3,8 +3,10 @@
 y = activation(conv(x, W) + bias) + residual, or activation(conv(x, W) + bias + residual). The weight
 [O, C/groups, kh, kw] is stored as [groups, ceil(o / 16), kh · kw · c, 16], with o = O/groups outputs and c = C/groups
 inputs of a group and zeros behind o; of a depthwise convolution (c = o = 1) as [ceil(C / 16), kh · kw, 16]; for
-Winograd's F(2 x 2, 3 x 3) transformed, as [16, O / 16, C, 16]. The implementation here is the reference; libuntorch.so
-has the fast one.
+Winograd's F(2 x 2, 3 x 3) transformed, as [16, O / 16, C, 16]. A bfloat16 weight is stored in pairs of channels,
+[groups, ceil(o / 16), kh · kw · c / 2, 16, 2]: where the CPU has AVX512_BF16 the input is rounded to bfloat16 and
+multiplied in pairs, elsewhere the weight is widened; sums, bias, residual and result are float32. The implementation
+here is the reference; libuntorch.so has the fast one.
 
 In a traced graph results are row-major, so that tracing gives every later node the strides that it had before.
 Inductor's lowering asks for channels-last operands and gives a channels-last result: layouts change at the ends of a
@@ -26,15 +28,18 @@ __all__ = [
     "C_SHIM",
     "OPERATOR",
     "is_depthwise",
+    "pack_bfloat16_weight",
     "pack_weight",
     "pack_winograd_weight",
     "packed_convolution",
     "register_lowering",
+    "serves_bfloat16",
     "unpack_weight",
     "unpack_winograd_weight",
 ]
 
 BLOCK = 16
+_FEW_CHANNELS = 8  # up to here the kernels pad the image, and a window's row is one run
 
 C_SHIM = (
     "AOTITorchError aoti_torch_cpu_packed_convolution(AtenTensorHandle x, AtenTensorHandle weight, "
@@ -69,9 +74,24 @@ def pack_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return padded.reshape(groups, -1, BLOCK, rows.shape[2]).transpose(2, 3).contiguous()
 
 
+def serves_bfloat16(channels: int, out_channels: int, kernel: list[int], groups: int) -> bool:
+    """Whether there are kernels for a bfloat16 weight: pairs of channels, no window over few channels."""
+    pads_beforehand = groups == 1 and channels <= _FEW_CHANNELS and kernel[1] > 1
+    return channels // groups % 2 == 0 and not pads_beforehand and not is_depthwise(channels, out_channels, groups)
+
+
+def pack_bfloat16_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Packs W [O, C/groups, kh, kw], rounded to bfloat16, in pairs of channels, as the module's docstring says."""
+    packed = pack_weight(weight.to(torch.bfloat16), groups)
+    *sizes, rows, block = packed.shape
+    return packed.reshape(*sizes, rows // 2, 2, block).transpose(-2, -1).contiguous()
+
+
 def unpack_weight(packed: torch.Tensor, out_channels: int, kernel: list[int], groups: int) -> torch.Tensor:
-    """The inverse of ``pack_weight``: [O, C/groups, kh, kw]."""
+    """The inverse of ``pack_weight`` and ``pack_bfloat16_weight``: [O, C/groups, kh, kw]."""
     height, width = kernel
+    if packed.dim() == 5:
+        packed = packed.transpose(-2, -1).flatten(2, 3)
     if packed.dim() == 3:
         rows = packed.transpose(1, 2).reshape(-1, 1, height, width)
         return rows[:out_channels].contiguous()
@@ -126,6 +146,11 @@ def _output_shape(
         raise ValueError(f"packed_convolution: x: expected 4 dimensions, got shape {tuple(x.shape)}")
     kernel, stride, padding, dilation = lists
     channels, taps = x.shape[1], kernel[0] * kernel[1]
+    if weight.dtype == torch.bfloat16 and (winograd or not serves_bfloat16(channels, out_channels, kernel, groups)):
+        raise ValueError(
+            "packed_convolution: weight: expected float32, got bfloat16: it needs an even number of channels a group, "
+            f"more than {_FEW_CHANNELS} unless the kernel is 1 wide, no Winograd, and not one channel a group"
+        )
     if winograd:
         if lists != ([3, 3], [1, 1], padding, [1, 1]) or groups != 1 or channels % BLOCK or out_channels % BLOCK:
             raise ValueError(
@@ -137,7 +162,10 @@ def _output_shape(
         _expect("weight", "the packed shape", weight, (_ceil(channels), taps, BLOCK))
     else:
         rows = taps * (channels // groups)
-        _expect("weight", "the packed shape", weight, (groups, _ceil(out_channels // groups), rows, BLOCK))
+        packed: tuple[int, ...] = (groups, _ceil(out_channels // groups), rows, BLOCK)
+        if weight.dtype == torch.bfloat16:
+            packed = (*packed[:2], rows // 2, BLOCK, 2)
+        _expect("weight", "the packed shape", weight, packed)
     if bias is not None:
         _expect("bias", "the shape", bias, (out_channels,))
     sizes = [_output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], dilation[d]) for d in (0, 1)]
@@ -174,10 +202,14 @@ def packed_convolution(
     residual_first: activation(conv + bias + residual) instead of activation(conv + bias) + residual.
     channels_last: the result's memory format; row-major otherwise.
     winograd: the weight is that of ``pack_winograd_weight``.
+
+    A bfloat16 weight is that of ``pack_bfloat16_weight``; x, bias, residual and result are float32 all the same.
     """
     lists = (kernel, stride, padding, dilation)
     _output_shape(x, weight, bias, residual, out_channels, lists, groups, activation, winograd)
     plain = unpack_winograd_weight(weight) if winograd else unpack_weight(weight, out_channels, kernel, groups)
+    if plain.dtype == torch.bfloat16:
+        x, plain = x.to(torch.bfloat16).to(x.dtype), plain.to(x.dtype)
     y = F.conv2d(x, plain, bias, stride, padding, dilation, groups)
     if residual is not None and residual_first:
         y = y + residual

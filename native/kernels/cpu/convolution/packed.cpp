@@ -18,6 +18,8 @@ constexpr std::int64_t kFewChannels = 8;
 constexpr std::int64_t kBlockPixels = 240;   // that pass over a panel's weights together
 constexpr std::int64_t kTasksPerThread = 4;  // so that a thread that is held up costs a quarter of its share
 
+using Pair = std::array<std::int64_t, 2>;
+
 std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 
 void* workspace(std::int64_t nbytes) {
@@ -81,7 +83,8 @@ void run(const ConvolutionCall& call) {
   const std::int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
   const std::int64_t most = p.groups > 1 ? p.groups : std::max<std::int64_t>(1, panels / 2);
   const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(wanted, blocks), 1, most);
-  const std::int64_t nbytes = UNTORCH_ISA_CALL(convolution_workspace)(ceil_div(count, blocks) + 1, call.taps);
+  const std::int64_t nbytes =
+      UNTORCH_ISA_CALL(convolution_workspace)(ceil_div(count, blocks) + 1, call.taps, call.weights);
   for_each_item(blocks * parts, threads > 1 && operations(p) > 1e6, [&](std::int64_t i) {
     const std::int64_t block = i / parts, part = i % parts;
     const std::int64_t tile0 = count * block / blocks, tile1 = count * (block + 1) / blocks;
@@ -121,6 +124,42 @@ void run_winograd(const ConvolutionCall& call) {
   });
 }
 
+// Rounds the pixels that the kernel reads to a dense image of bfloat16; a 1×1 kernel's stride is then 1.
+void run_bf16(ConvolutionCall call) {
+  PackedConvolution p = *call.problem;
+  call.problem = &p;
+  call.zeros = zeros(p.groups * p.in_channels);
+  call.weights = ConvolutionWeights::kWidened;
+  if (!cpu_has_bf16()) return run(call);
+  call.weights = ConvolutionWeights::kPairs;
+  const std::int64_t channels = p.groups * p.in_channels;
+  Pair step{1, 1};
+  if (p.taps() == 1 && p.padding == Pair{0, 0}) {
+    step = p.stride;
+    p.input = p.output, p.stride = {1, 1};
+  }
+  thread_local std::vector<std::uint32_t> image;
+  image.resize(static_cast<std::size_t>(p.batch * p.input[0] * p.input[1] * channels / 2));
+  auto* const rounded = reinterpret_cast<std::uint16_t*>(image.data());
+  const bool dense = call.strides.pixel == channels && step[1] == 1;
+  const std::int64_t width = p.input[1];
+  for_each_item_grained(
+      p.batch * p.input[0], 8, p.batch * p.input[0] * width * channels > kParallelWork, [&](std::int64_t i) {
+        const float* const line =
+            call.input + i / p.input[0] * call.strides.batch + i % p.input[0] * step[0] * call.strides.row;
+        std::uint16_t* const to = rounded + i * width * channels;
+        if (dense) return UNTORCH_ISA_CALL(round_to_bf16)(line, width * channels, to);
+        for (std::int64_t x = 0; x < width; ++x) {
+          UNTORCH_ISA_CALL(round_to_bf16)(line + x * step[1] * call.strides.pixel, channels, to + x * channels);
+        }
+      });
+  p.in_channels /= 2;
+  call.input = reinterpret_cast<const float*>(rounded);
+  call.run = p.in_channels;
+  call.strides = {p.input[0] * width * channels / 2, 1, width * channels / 2, channels / 2};
+  run(call);
+}
+
 // A 1×1 kernel that reads every pixel once, in memory order.
 bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
   return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
@@ -130,8 +169,11 @@ bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
 
 }  // namespace
 
+bool serves_bf16(const PackedConvolution& p) {
+  return !p.winograd && !p.depthwise() && p.in_channels % 2 == 0 && !pads_beforehand(p);
+}
+
 bool serves_winograd(const PackedConvolution& p) {
-  using Pair = std::array<std::int64_t, 2>;
   return p.groups == 1 && p.kernel == Pair{3, 3} && p.stride == Pair{1, 1} && p.dilation == Pair{1, 1} &&
          p.in_channels % kPackWidth == 0 && p.out_channels % kPackWidth == 0;
 }
@@ -146,10 +188,12 @@ bool pads_beforehand(const PackedConvolution& p) {
   return !p.winograd && p.groups == 1 && p.in_channels <= kFewChannels && p.kernel[1] > 1 && p.dilation[1] == 1;
 }
 
-void convolution_packed(const PackedConvolution& p, const float* input, ImageStrides strides, const float* weight,
+void convolution_packed(const PackedConvolution& p, const float* input, ImageStrides strides, const void* packed,
                         const float* bias, const float* residual, float* output) {
   const std::int64_t pixels = p.batch * p.output[0] * p.output[1];
   if (pixels == 0 || p.groups * p.out_channels == 0) return;
+  const auto* const weight = static_cast<const float*>(packed);
+  if (p.bf16) return run_bf16({&p, input, strides, p.taps(), p.in_channels, weight, bias, residual, output, nullptr});
   if (is_gemm(p, strides)) {
     const std::int64_t n = p.out_channels;
     return gemm_packed(pixels, n, p.in_channels, input, strides.pixel, weight, bias, p.epilogue, residual, n, output,

@@ -8,7 +8,11 @@
 
 namespace untorch::kernels {
 
-// What every slice of one call shares.
+// float32; pairs of bfloat16 that are multiplied as they are, the input's being pairs, too; pairs that are widened.
+enum class ConvolutionWeights { kFloat, kPairs, kWidened };
+
+// What every slice of one call shares. With kPairs a pair counts as one channel and its memory as one float: in the
+// problem, in strides, input, weight and run.
 struct ConvolutionCall {
   const PackedConvolution* problem;
   const float* input;
@@ -19,6 +23,7 @@ struct ConvolutionCall {
   const float *weight, *bias, *residual;
   float* output;
   const float* zeros;  // as long as a pixel; what padding reads
+  ConvolutionWeights weights = ConvolutionWeights::kFloat;
 };
 
 // The tiles of output pixels: `lines` lines of `length` pixels, `per_line` tiles in each.
@@ -39,7 +44,9 @@ UNTORCH_ISA_DECLARE(
     // Pixels of the tallest tile.
     int convolution_tile_rows();
     // Bytes of scratch that a slice of `tiles` tiles needs.
-    std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps);
+    std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps, ConvolutionWeights weights);
+    // Neighbours in bfloat16, rounded to nearest.
+    void round_to_bf16(const float* from, std::int64_t count, std::uint16_t* to);
     // Tiles [tile0, tile1), groups [group0, group1), and of each of these the panels [panel0, panel1).
     void convolution_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0, std::int64_t tile1,
                            std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,

@@ -3,6 +3,7 @@
 conv(x, W, b) → [batch norm] → [activation] → [+ residual] → [activation] becomes one ``untorch::packed_convolution``,
 which computes channels last. Batch norm of inference goes into weight and bias, in float64. The weight is stored once,
 in the kernel's own layout. Convolutions in half types are float32 by now: ``widen_half_convolutions`` runs before.
+Their weights are stored in bfloat16 again where that was the type and there is a kernel.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
 from untorch.export.passes.report import PassReport
-from untorch.ops.packed_convolution import BLOCK, OPERATOR, pack_weight, pack_winograd_weight
+from untorch.ops.packed_convolution import (
+    BLOCK,
+    OPERATOR,
+    pack_bfloat16_weight,
+    pack_weight,
+    pack_winograd_weight,
+    serves_bfloat16,
+)
 
-__all__ = ["CONVOLUTIONS", "fold_batch_norm", "is_inference_norm", "pack_convolutions"]
+__all__ = ["CONVOLUTIONS", "ROUNDED_FROM", "fold_batch_norm", "is_inference_norm", "pack_convolutions"]
 
 _aten = torch.ops.aten
 CONVOLUTIONS = {
@@ -29,6 +37,8 @@ CONVOLUTIONS = {
     _aten.conv3d.padding, _aten.convolution.default, _aten.conv_transpose1d.default, _aten.conv_transpose2d.input,
     _aten.conv_transpose3d.input,
 }  # fmt: skip
+# In a node's metadata: the half type in which the model computes what is computed in float32.
+ROUNDED_FROM = "untorch_rounded_from"
 _WINOGRAD_SIZE = 12  # pixels
 _ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
 
@@ -64,11 +74,11 @@ class _Packer:
     constants: Constants
     stored: dict[tuple[fx.Node | None, ...], tuple[fx.Node, fx.Node | None]] = field(default_factory=dict)
 
-    def operands(self, chain: _Chain, arguments: dict[str, Any], winograd: bool) -> tuple[fx.Node, fx.Node | None]:
+    def operands(self, chain: _Chain, arguments: dict[str, Any], form: str) -> tuple[fx.Node, fx.Node | None]:
         """get_attr nodes of the packed weight and of the bias, batch norm included."""
         norm = arguments_of(chain.batch_norm) if chain.batch_norm is not None else {}
         sources = [norm.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
-        key = (arguments["weight"], arguments["bias"], *sources, norm.get("eps"), arguments["groups"], winograd)
+        key = (arguments["weight"], arguments["bias"], *sources, norm.get("eps"), arguments["groups"], form)
         if key not in self.stored:
             weight = self.constants.value(arguments["weight"])
             bias = None if arguments["bias"] is None else self.constants.value(arguments["bias"])
@@ -79,7 +89,7 @@ class _Packer:
                 weight = weight.unsqueeze(-2)
             name = f"{arguments['weight'].name}_packed"
             weight = weight.detach()
-            stored = pack_winograd_weight(weight) if winograd else pack_weight(weight, arguments["groups"])
+            stored = _pack(weight, arguments["groups"], form)
             packed = self._add(name, stored, arguments["weight"])
             if bias is None or (not norm and arguments["bias"].op == "get_attr"):
                 self.stored[key] = packed, arguments["bias"]
@@ -155,6 +165,12 @@ def _split_transposed(module: fx.GraphModule) -> None:
             y = add_call(graph, node, _aten.reshape.default, (y, [n, out, h * kernel[0], w * kernel[1]]))
         node.replace_all_uses_with(y)
         graph.erase_node(node)
+
+
+def _pack(weight: torch.Tensor, groups: int, form: str) -> torch.Tensor:
+    if form == "winograd":
+        return pack_winograd_weight(weight)
+    return pack_bfloat16_weight(weight, groups) if form == "bfloat16" else pack_weight(weight, groups)
 
 
 def _constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
@@ -282,8 +298,8 @@ def fold_batch_norm(
 def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
     node, last = chain.nodes[0], chain.last
     arguments = arguments_of(node)
-    winograd = _uses_winograd(node, arguments)
-    weight, bias = packer.operands(chain, arguments, winograd)
+    form = _form(node, arguments)
+    weight, bias = packer.operands(chain, arguments, form)
     residual = chain.residual()
     x, original = arguments["input"], arguments["weight"].meta["val"]
     flat = original.dim() == 3
@@ -299,12 +315,25 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
             value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
         )
         call = (x, weight, bias, residual, int(original.shape[0]), *lists, arguments["groups"], chain.activation)
-        fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last, winograd))
+        fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last, form == "winograd"))
         result = add_call(graph, last, _aten.squeeze.dim, (fused, -2)) if flat else fused
     fused.meta["stack_trace"] = node.meta.get("stack_trace")
     last.replace_all_uses_with(result)
     for old in reversed(chain.nodes):
         graph.erase_node(old)
+
+
+def _form(node: fx.Node, arguments: dict[str, Any]) -> str:
+    """How the weight is stored: "plain", "winograd", or "bfloat16" where the model's convolution is in that type.
+
+    Winograd stays float32: where there is no AVX512_BF16 it is faster than the direct kernels, elsewhere as fast.
+    """
+    if _uses_winograd(node, arguments):
+        return "winograd"
+    out_channels, inputs, *kernel = arguments["weight"].meta["val"].shape
+    groups = arguments["groups"]
+    serves = serves_bfloat16(inputs * groups, out_channels, [1, *kernel][-2:], groups)
+    return "bfloat16" if serves and node.meta.get(ROUNDED_FROM) == torch.bfloat16 else "plain"
 
 
 def _uses_winograd(node: fx.Node, arguments: dict[str, Any]) -> bool:

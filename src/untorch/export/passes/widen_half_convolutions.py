@@ -1,7 +1,8 @@
 """Computes convolutions in half types, and the operators between them, in float32: the type that CPU kernels have.
 
 The inputs and results of such a subgraph are converted, instead of every result inside. Batch norm, activations and
-sums that follow a convolution belong to it. Everything else stays in the half type.
+sums that follow a convolution belong to it. Everything else stays in the half type. ``pack_convolutions`` stores the
+weights of dense convolutions in bfloat16 again (``ROUNDED_FROM``), for kernels with vdpbf16ps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from untorch.export.passes.attributes import add_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import value_of
-from untorch.export.passes.pack_convolutions import CONVOLUTIONS
+from untorch.export.passes.pack_convolutions import CONVOLUTIONS, ROUNDED_FROM
 from untorch.export.passes.report import PassReport
 
 __all__ = ["widen_half_convolutions"]
@@ -72,6 +73,7 @@ def widen_half_convolutions(module: fx.GraphModule) -> PassReport:
             args, kwargs = map_aggregate(node.args, widened), map_aggregate(node.kwargs, widened)
             target: Any = _IN_PLACE.get(node.target, node.target)  # type: ignore[call-overload]
             new = add_call(graph, node, target, tuple(args), dict(kwargs))
+            new.meta[ROUNDED_FROM] = node.meta["val"].dtype
             result = add_call(graph, node, _aten.to.dtype, (new, node.meta["val"].dtype))
         wide[result] = new
         rounded.append(result)

@@ -23,6 +23,7 @@ from untorch.ops.activations import ACTIVATIONS, activate
 from untorch.ops.packed_convolution import (
     OPERATOR,
     is_depthwise,
+    pack_bfloat16_weight,
     pack_weight,
     pack_winograd_weight,
     packed_convolution,
@@ -128,6 +129,58 @@ def test_reference(activation: str, residual_first: bool) -> None:
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_reference_with_a_bfloat16_weight(groups: int) -> None:
+    """The input is rounded, too; bias and result are float32."""
+    x, weight, bias = torch.randn(2, 20, 9, 9), torch.randn(6, 20 // groups, 3, 3), torch.randn(6)
+    packed = pack_bfloat16_weight(weight, groups)
+    assert packed.shape == (groups, 1, 9 * 10 // groups, 16, 2) and packed.dtype == torch.bfloat16
+    plain = weight.bfloat16()
+    assert torch.equal(unpack_weight(packed, 6, [3, 3], groups), plain)
+    y = packed_convolution(
+        **(ARGUMENTS | {"x": x, "weight": packed, "bias": bias, "out_channels": 6, "groups": groups})
+    )
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, F.conv2d(x.bfloat16().float(), plain.float(), bias, padding=1, groups=groups))
+
+
+@pytest.mark.parametrize(
+    ("convolution", "form"),
+    [
+        (nn.Conv2d(10, 20, 1), torch.bfloat16),
+        (nn.Conv2d(10, 20, 3, stride=2, padding=1), torch.bfloat16),
+        (nn.Conv2d(20, 20, 3, groups=2), torch.bfloat16),
+        (nn.Conv1d(10, 20, 3), torch.bfloat16),
+        (nn.Conv2d(4, 20, 1), torch.bfloat16),
+        (nn.Conv2d(4, 20, 3), torch.float32),  # few channels: the image is padded beforehand
+        (nn.Conv2d(9, 20, 1), torch.float32),  # odd
+        (nn.Conv2d(20, 20, 3, groups=20), torch.float32),  # depthwise
+        (nn.Conv2d(16, 16, 3, padding=1), torch.float32),  # Winograd
+    ],
+)
+def test_weights_of_bfloat16_models(convolution: nn.Module, form: torch.dtype) -> None:
+    dims = 1 if isinstance(convolution, nn.Conv1d) else 2
+    x = torch.randn(2, convolution.in_channels, *[14] * dims)  # type: ignore[call-overload]
+    model = nn.Sequential(convolution, nn.ReLU())
+    expected = model(x.bfloat16().float())
+    module = unlift(model.bfloat16().eval(), x.bfloat16())
+    widen_half_convolutions(module)
+    pack_convolutions(module)
+    close(module)
+    weight = only_call(module).args[1]
+    assert isinstance(weight, fx.Node) and weight.meta["val"].dtype == form
+    with torch.no_grad():
+        torch.testing.assert_close(module(x.bfloat16()).float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_float16_models_keep_float32_weights() -> None:
+    module = unlift(nn.Conv2d(16, 16, 1).half().eval(), torch.randn(1, 16, 5, 5).half())
+    widen_half_convolutions(module)
+    pack_convolutions(module)
+    weight = only_call(module).args[1]
+    assert isinstance(weight, fx.Node) and weight.meta["val"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("changes", [{}, {"channels_last": True}, {"bias": torch.randn(20), "activation": "gelu"}])
 def test_opcheck(changes: dict[str, Any]) -> None:
     torch.library.opcheck(OPERATOR, tuple((ARGUMENTS | changes).values()))
@@ -139,6 +192,10 @@ def test_opcheck(changes: dict[str, Any]) -> None:
         ({"activation": "elu"}, "activation: expected one of none, relu"),
         ({"x": X[0]}, r"x: expected 4 dimensions, got shape \(8, 9, 9\)"),
         ({"out_channels": 33}, r"weight: expected the packed shape \(1, 3, 72, 16\), got \(1, 2, 72, 16\)"),
+        (
+            {"weight": pack_weight(torch.randn(20, 8, 3, 3), 1).bfloat16()},
+            "weight: expected float32, got bfloat16: it needs",
+        ),
         ({"winograd": True}, "winograd: expected a 3 x 3 kernel, stride and dilation 1, no groups and multiples of 16"),
         ({"bias": torch.randn(19)}, r"bias: expected the shape \(20,\), got \(19,\)"),
         ({"residual": torch.randn(20)}, r"residual: expected the shape \(2, 20, 9, 9\), got \(20,\)"),
