@@ -59,17 +59,17 @@ TensorPtr expanded_mask(const Tensor& mask, const Dims& sizes, DType compute) {
   return values->view(sizes, strides, values->storage_offset());
 }
 
-template <class T>
-void attend(const Operands& in, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor* mask,
-            const Tensor& out, const Tensor& lse, bool causal, double scale) {
-  kernels::cpu::Attention<T> p{};
+template <class T, class Problem>
+void attend(Problem p, const Operands& in, const Tensor* mask, const Tensor& out, const Tensor& lse, bool causal,
+            double scale) {
+  using Number = decltype(p.scale);
   p.batch = in.batch(), p.heads = in.heads(), p.kv_heads = in.key.size(1);
-  p.queries = in.queries(), p.keys = in.keys(), p.width = query.size(3);
-  p.scale = static_cast<T>(scale), p.causal = causal;
-  p.query = heads<const T>(query), p.key = heads<const T>(key), p.value = heads<const T>(value);
-  if (mask != nullptr) p.mask = heads<const T>(*mask);
+  p.queries = in.queries(), p.keys = in.keys(), p.width = in.query.size(3);
+  p.scale = static_cast<Number>(scale), p.causal = causal;
+  p.query = heads<const T>(in.query), p.key = heads<const T>(in.key), p.value = heads<const T>(in.value);
+  if (mask != nullptr) p.mask = heads<const Number>(*mask);
   p.out = heads<T>(out);
-  p.logsumexp = {lse.data<T>(), lse.stride(0), lse.stride(1), lse.stride(2), 0};
+  p.logsumexp = {lse.data<Number>(), lse.stride(0), lse.stride(1), lse.stride(2), 0};
   kernels::cpu::attention(p);
 }
 
@@ -93,17 +93,18 @@ UNTORCH_SHIM aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
     TensorPtr out = Tensor::empty_strided(sizes, strides_like(in.query), dtype);
     TensorPtr lse =
         Tensor::empty_strided(Dims{batch, head_count, queries}, Dims{queries * head_count, 1, head_count}, compute);
-    const TensorPtr q = computable(in.query, compute), k = computable(in.key, compute),
-                    v = computable(in.value, compute);
     const TensorPtr expanded = mask == nullptr ? nullptr : expanded_mask(*mask, mask_sizes, compute);
-    const TensorPtr result = wide ? std::make_unique<Tensor>(*out) : Tensor::empty(sizes, compute);
     const double factor = scale_or_default(scale, in.query.size(3));
-    if (compute == DType::kFloat64) {
-      attend<double>(in, *q, *k, *v, expanded.get(), *result, *lse, is_causal != 0, factor);
+    const bool causal = is_causal != 0;
+    if (dtype == DType::kFloat64) {
+      attend<double>(kernels::cpu::Attention<double>{}, in, expanded.get(), *out, *lse, causal, factor);
+    } else if (dtype == DType::kFloat32) {
+      attend<float>(kernels::cpu::Attention<float>{}, in, expanded.get(), *out, *lse, causal, factor);
     } else {
-      attend<float>(in, *q, *k, *v, expanded.get(), *result, *lse, is_causal != 0, factor);
+      kernels::cpu::HalfAttention p{};
+      p.type = dtype == DType::kBFloat16 ? kernels::HalfType::kBFloat16 : kernels::HalfType::kFloat16;
+      attend<std::uint16_t>(p, in, expanded.get(), *out, *lse, causal, factor);
     }
-    if (!wide) copy(*out, *result);
     give(ret0, std::move(out), kFlashCpu);
     give(ret1, std::move(lse), kFlashCpu);
   });

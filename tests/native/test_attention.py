@@ -1,7 +1,11 @@
-"""Attention on the CPU against eager PyTorch: shapes, layouts, masks, GQA, dtypes and error texts."""
+"""Attention on the CPU against eager PyTorch: shapes, layouts, masks, GQA, dtypes, instruction sets and error texts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,8 @@ from shim import Opt, ShimError, call
 NAME = "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
 EAGER = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# Queries, keys, width, causal, with a mask.
+CASES = ((50, 131, 64, False, False), (97, 97, 33, True, False), (1, 257, 16, False, True))
 LAYOUTS = ["rows", "fused", "sequence first", "sliced", "transposed", "one batch"]
 
 
@@ -181,3 +187,47 @@ def test_errors(change: dict[str, Any], text: str) -> None:
             Opt(change.get("mask")), Opt(None, "double"), returns=2,
         )  # fmt: skip
     assert str(caught.value) == f"_scaled_dot_product_flash_attention_for_cpu: {text}"
+
+
+_LEVELS = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from test_attention import CASES, heads, run
+out = []
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for lq, lk, e, causal, masked in CASES:
+        q, k, v = (heads(2, 4, n, e, dtype, seed=i) for i, n in enumerate((lq, lk, lk)))
+        mask = torch.randn(lq, lk, generator=torch.Generator().manual_seed(3)) if masked else None
+        out += [x.float() for x in run(q, k[:, :2], v[:, :2], mask, causal)]
+torch.save(out, sys.argv[1])
+"""
+
+
+def _values(path: Path, **environment: str) -> list[torch.Tensor]:
+    env = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", _LEVELS, str(path), str(Path(__file__).parent)], check=True, env=env)
+    values: list[torch.Tensor] = torch.load(path)
+    return values
+
+
+@pytest.mark.parametrize("isa", ["baseline", "v3", "v4", None])
+def test_every_level_of_instructions_and_number_of_threads(isa: str | None, tmp_path: Path) -> None:
+    """None: what this CPU has on top of v4, too."""
+    level = {} if isa is None else {"UNTORCH_ISA": isa}
+    one = _values(tmp_path / "1", OMP_NUM_THREADS="1", **level)
+    three = _values(tmp_path / "3", OMP_NUM_THREADS="3", **level)
+    assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+    index = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for lq, lk, e, causal, masked in CASES:
+            q, k, v = (heads(2, 4, n, e, dtype, seed=i).double() for i, n in enumerate((lq, lk, lk)))
+            k, v = (x[:, :2].repeat_interleave(2, 1) for x in (k, v))
+            scores = q @ k.mT / e**0.5
+            if masked:
+                scores = scores + torch.randn(lq, lk, generator=torch.Generator().manual_seed(3))
+            if causal:
+                scores = scores.masked_fill(torch.ones(lq, lk).triu(1).bool(), float("-inf"))
+            tolerance = TOLERANCE[dtype]
+            torch.testing.assert_close(one[index], (scores.softmax(-1) @ v).float(), rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(one[index + 1], scores.logsumexp(-1).float(), rtol=1e-3, atol=1e-3)
+            index += 2

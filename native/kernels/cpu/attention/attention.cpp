@@ -65,27 +65,38 @@ void head_double(const Attention<double>& p, std::int64_t b, std::int64_t h, dou
                        {at(p.out, h), p.out.row_stride, p.out.col_stride});
 }
 
-}  // namespace
-
-void attention(const Attention<float>& p) {
+// Calls body(first, last, workspace) for each thread's items: batch × heads × blocks of queries.
+template <class Problem, class Body>
+void divide(const Problem& p, std::size_t nbytes, Body&& body) {
   const std::int64_t items = p.batch * p.heads * ((p.queries + kQueryBlock - 1) / kQueryBlock);
   if (items == 0) return;
   const double operations =
       4.0 * static_cast<double>(p.batch * p.heads * p.queries) * static_cast<double>(p.keys * p.width);
   int threads = omp_in_parallel() || operations < 1e6 ? 1 : omp_get_max_threads();
   threads = static_cast<int>(std::min<std::int64_t>(threads, items));
-  const std::size_t each = (UNTORCH_ISA_CALL(attention_workspace)(p) + 4095) / 4096 * 4096;
+  const std::size_t each = (nbytes + 4095) / 4096 * 4096;
   std::unique_ptr<void, Free> owned;
   char* const memory = static_cast<char*>(workspace(each * static_cast<std::size_t>(threads), owned));
-  if (threads == 1) {
-    UNTORCH_ISA_CALL(attention_items)(p, 0, items, memory);
-    return;
-  }
+  if (threads == 1) return body(0, items, memory);
 #pragma omp parallel for schedule(static, 1) num_threads(threads)
   for (int t = 0; t < threads; ++t) {
-    UNTORCH_ISA_CALL(attention_items)
-    (p, items * t / threads, items * (t + 1) / threads, memory + static_cast<std::size_t>(t) * each);
+    body(items * t / threads, items * (t + 1) / threads, memory + static_cast<std::size_t>(t) * each);
   }
+}
+
+}  // namespace
+
+void attention(const Attention<float>& p) {
+  divide(p, UNTORCH_ISA_CALL(attention_workspace)(p), [&](std::int64_t first, std::int64_t last, void* own) {
+    UNTORCH_ISA_CALL(attention_items)(p, first, last, own);
+  });
+}
+
+void attention(const HalfAttention& p) {
+  const bool bf16 = p.type == HalfType::kBFloat16 && cpu_has_bf16();
+  divide(p, UNTORCH_ISA_CALL(attention_half_workspace)(p, bf16), [&](std::int64_t first, std::int64_t last, void* own) {
+    UNTORCH_ISA_CALL(attention_half_items)(p, bf16, first, last, own);
+  });
 }
 
 void attention(const Attention<double>& p) {

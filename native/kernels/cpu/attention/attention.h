@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/gemm/gemm.h"
+
 namespace untorch::kernels::cpu {
 
 // A [batch, heads, length, width] array.
@@ -26,8 +28,22 @@ struct Attention {
   HeadsRef<T> logsumexp;  // [batch, heads, queries, 1]
 };
 
+// The same in bfloat16 or float16. Scores, softmax, sums and the logsumexp are float32, and so is the mask. With
+// AVX512_BF16 both GEMMs multiply bfloat16, the probabilities being rounded; elsewhere operands are widened.
+struct HalfAttention {
+  HalfType type;
+  std::int64_t batch, heads, kv_heads, queries, keys, width;
+  float scale;
+  bool causal;
+  HeadsRef<const std::uint16_t> query, key, value;
+  HeadsRef<const float> mask;
+  HeadsRef<std::uint16_t> out;
+  HeadsRef<float> logsumexp;
+};
+
 // Parallel over batch × heads × blocks of queries. Throws std::bad_alloc.
 void attention(const Attention<float>& problem);
 void attention(const Attention<double>& problem);
+void attention(const HalfAttention& problem);
 
 }  // namespace untorch::kernels::cpu

@@ -10,21 +10,11 @@
 #include <cstdint>
 
 #include "kernels/cpu/attention/attention_levels.h"
-#include "kernels/cpu/attention/softmax.h"
+#include "kernels/cpu/attention/soften_block.h"
 #include "kernels/cpu/gemm/gemm_pack.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
-
-void add_mask(float* scores, const float* mask, std::int64_t stride, std::int64_t count) {
-  std::int64_t j = 0;
-  if (stride == 1) {
-    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + load(mask + j));
-  } else if (stride == 0) {
-    for (; j + N <= count; j += N) store(scores + j, load(scores + j) + mask[0]);
-  }
-  for (; j < count; ++j) scores[j] += mask[j * stride];
-}
 
 struct Workspace {
   float* keys;    // [ceil(keys/16)][width][16]
@@ -74,20 +64,7 @@ void block(const cpu::Attention<float>& p, const Workspace& w, std::int64_t b, s
     tile.b = w.keys + j * width, tile.row_step = P, tile.panel_step = P * width;
     tile.alpha = p.scale, tile.c = w.scores, tile.ldc = kKeyBlock;
     run_tiles(tile, rows, padded / P);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      float* const row = w.scores + i * kKeyBlock;
-      if (mask != nullptr) {
-        add_mask(row, mask + (first + i) * p.mask.row_stride + j * p.mask.col_stride, p.mask.col_stride, cols);
-      }
-      std::int64_t seen = cols;
-      if (p.causal && first + i + 1 < j + cols) seen = first + i + 1 > j ? first + i + 1 - j : 0;
-      for (std::int64_t x = seen; x < padded; ++x) row[x] = kNone;
-      const float factor = soften(row, padded, maximum[i], sum[i]);
-      if (j > 0 && factor != 1.0f) {
-        float* const o = w.sums + i * ldo;
-        for (std::int64_t x = 0; x < ldo; x += N) store(o + x, load(o + x) * factor);
-      }
-    }
+    soften_block(p, mask, first, rows, j, cols, w.scores, w.sums, ldo, maximum, sum);
     Tile<float> pv{};
     pv.k = cols, pv.a = w.scores, pv.lda = kKeyBlock;
     if (values_in_place(p)) {

@@ -18,8 +18,8 @@
 
 #include "kernels/cpu/convolution/packed_levels.h"
 #include "kernels/cpu/gemm/gemm_epilogue.h"
+#include "kernels/cpu/gemm/gemm_half_pack.h"
 #include "kernels/cpu/gemm/gemm_micro.h"
-#include "kernels/cpu/gemm/half_vector.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
@@ -316,20 +316,6 @@ void fill_rows(const ConvolutionCall& call, std::int64_t first, std::int64_t cou
   }
 }
 
-// Panels of pairs, of which the memory is given as floats, as panels of float32: [panel][2·pairs][16].
-void widen_panels(const float* from, std::int64_t panels, std::int64_t panel_step, std::int64_t pairs, float* to) {
-  for (std::int64_t v = 0; v < panels; ++v, from += panel_step) {
-    for (std::int64_t i = 0; i < pairs; ++i, to += 2 * P) {
-      for (std::int64_t x = 0; x < P; x += kLanes<float>) {
-        V even, odd;
-        widen_pairs<HalfType::kBFloat16>(load_words<V>(from + i * P + x), even, odd);
-        store(to + x, even);
-        store(to + P + x, odd);
-      }
-    }
-  }
-}
-
 // As few groups of panels as the registers allow, of about equal width.
 int balanced_panels(std::int64_t rows, std::int64_t panels) {
   std::int64_t most = max_panels(static_cast<int>(rows));
@@ -384,7 +370,8 @@ void group_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int6
         const std::int64_t at = (tap * call.run + piece) * P;
         if (widens) {
           const std::int64_t steps = t.taps * t.run;
-          widen_panels(weight + panel * per_panel + at / 2, ceil_div(cols, P), per_panel, steps / 2, wide);
+          const auto* const pairs = reinterpret_cast<const std::uint32_t*>(weight + panel * per_panel + at / 2);
+          widen_panels<HalfType::kBFloat16>(pairs, ceil_div(cols, P), per_panel, steps / 2, wide);
           t.b = wide, t.panel_step = steps * P;
         } else {
           t.b = weight + panel * per_panel + at;

@@ -14,8 +14,8 @@
 #include "kernels/cpu/gemm/gemm_epilogue.h"
 #include "kernels/cpu/gemm/gemm_half_dot.h"
 #include "kernels/cpu/gemm/gemm_half_micro.h"
+#include "kernels/cpu/gemm/gemm_half_pack.h"
 #include "kernels/cpu/gemm/gemm_levels.h"
-#include "kernels/cpu/gemm/gemm_pack.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
@@ -31,65 +31,6 @@ constexpr std::int64_t kFewRows = 32;           // up to here dot products beat 
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 constexpr std::int64_t larger(std::int64_t x, std::int64_t y) { return x > y ? x : y; }
-
-// `count` elements of A as float32, the padding 0.
-template <HalfType H>
-void widen_row(const Bits* from, std::int64_t stride, std::int64_t count, std::int64_t padded, float* to) {
-  std::int64_t j = 0;
-  if (stride == 1) {
-    for (; j + N <= count; j += N) store(to + j, load_half<H>(from + j));
-    if (j < count) {
-      const Vector<float> part = load_half_part<H>(from + j, count - j);
-      for (std::int64_t x = j; x < count; ++x) to[x] = part[x - j];
-    }
-  } else {
-    for (; j < count; j += N) {
-      Bits part[N] = {};
-      const std::int64_t left = smaller(N, count - j);
-      for (std::int64_t x = 0; x < left; ++x) part[x] = from[(j + x) * stride];
-      const Vector<float> wide = load_half<H>(part);
-      for (std::int64_t x = 0; x < left; ++x) to[j + x] = wide[x];
-    }
-  }
-  for (j = count; j < padded; ++j) to[j] = 0.0f;
-}
-
-void copy_row(const Bits* from, std::int64_t stride, std::int64_t count, std::int64_t padded, Bits* to) {
-  if (stride == 1) {
-    for (std::int64_t j = 0; j < count; ++j) to[j] = from[j];
-  } else {
-    for (std::int64_t j = 0; j < count; ++j) to[j] = from[j * stride];
-  }
-  for (std::int64_t j = count; j < padded; ++j) to[j] = 0;
-}
-
-// B [k, n] into panels of pairs.
-void pack_pairs(std::int64_t k, std::int64_t n, MatrixRef<const Bits> b, std::uint32_t* packed) {
-  const std::int64_t pairs = ceil_div(k, 2);
-  const bool words = b.row_stride == 1 && b.col_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0;
-  const std::int64_t whole = words ? k / 2 : 0;
-  if (words) {  // pairs are 32-bit elements of Bᵀ, transposed in registers
-    for (std::int64_t j = 0; j < n; j += P) {
-      pack_panel(whole, smaller(P, n - j), reinterpret_cast<const float*>(b.data) + j * (b.col_stride / 2), 1,
-                 b.col_stride / 2, reinterpret_cast<float*>(packed) + j * pairs);
-    }
-  }
-  const auto bits = [&](std::int64_t row, std::int64_t col) -> std::uint32_t {
-    return row < k && col < n ? b.data[row * b.row_stride + col * b.col_stride] : 0;
-  };
-  for (std::int64_t p = whole; p < pairs; ++p) {
-    for (std::int64_t j = 0; j < n; j += P) {
-      std::uint32_t* const to = packed + j * pairs + p * P;
-      if (b.col_stride == 1 && j + P <= n && 2 * p + 1 < k) {
-        const Bits* const low = b.data + 2 * p * b.row_stride + j;
-        const Bits* const high = low + b.row_stride;
-        for (int x = 0; x < P; ++x) to[x] = low[x] | static_cast<std::uint32_t>(high[x]) << 16;
-      } else {
-        for (int x = 0; x < P; ++x) to[x] = bits(2 * p, j + x) | bits(2 * p + 1, j + x) << 16;
-      }
-    }
-  }
-}
 
 // A tile of sums [rows, width] becomes the result's elements from (i, j) on.
 template <HalfType H>
@@ -181,22 +122,6 @@ Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, s
   w.packed = reinterpret_cast<std::uint32_t*>(take(packed ? 0 : ceil_div(p.nc, P) * P * ceil_div(k, 2) * 4));
   if (size != nullptr) *size = at;
   return w;
-}
-
-// Panels of pairs as panels of float32, [panel][2·pairs][16].
-template <HalfType H>
-void widen_panels(const std::uint32_t* from, std::int64_t panels, std::int64_t panel_step, std::int64_t pairs,
-                  float* to) {
-  for (std::int64_t v = 0; v < panels; ++v) {
-    for (std::int64_t p = 0; p < pairs; ++p) {
-      for (std::int64_t x = 0; x < P; x += N) {
-        Vector<float> even, odd;
-        widen_pairs<H>(load_words<Vector<float>>(from + v * panel_step + p * P + x), even, odd);
-        store(to + (v * 2 * pairs + 2 * p) * P + x, even);
-        store(to + (v * 2 * pairs + 2 * p + 1) * P + x, odd);
-      }
-    }
-  }
 }
 
 template <HalfType H>

@@ -262,10 +262,9 @@ def _check(scores: _Scores, softmax: fx.Node, last: fx.Node) -> None:
     q, k, v = (value_of(node) for node in (scores.query, scores.key, last.args[1]))
     if q is None or k is None or v is None or value_of(last) is None:
         raise _StaysError("an operand has no example value")
-    # The library's attention computes half types in float32; GEMMs in bfloat16 are faster (vdpbf16ps).
     dtypes = dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in (q, k, v, last.meta["val"]))
-    if list(dtypes) != ["float32"]:
-        raise _StaysError(f"it is in {', '.join(dtypes)}; the fused kernel is faster in float32 only")
+    if len(dtypes) != 1 or q.dtype not in _DTYPES:
+        raise _StaysError(f"it is in {', '.join(dtypes)}; the fused kernel is for float32, bfloat16 or float16 alone")
     for term in (*scores.terms, *scores.rows):
         mask = value_of(term.node)
         if term.fill is None and mask is not None and mask.dtype not in (q.dtype, torch.float32):

@@ -119,7 +119,8 @@ PASSES = (
         lambda module, options, device, architecture: fuse_attention(module, options.attention),
         "makes `scaled_dot_product_attention` from attention that is written as a GEMM, a scale, masks, a softmax and "
         "a GEMM, with views between, where nothing else reads scores or probabilities. Rows whose keys are all masked "
-        "by -inf give 0, as they do there, and not NaN. float32 only. Not with active dropout, with values "
+        "by -inf give 0, as they do there, and not NaN. In bfloat16 and float16, too, the scores being float32 "
+        "then. Not with active dropout, with values "
         "of another width than the keys, and where the option `attention` asks for something else than the library's "
         "kernel",
         devices=("cpu",),
@@ -242,8 +243,9 @@ PASSES = (
         "widen_half_convolutions",
         lambda module, options, device, architecture: widen_half_convolutions(module),
         "computes convolutions in bfloat16 and float16, and the operators between them (batch norm, activations, sums, "
-        "concatenation, pooling, resizing), in float32, for which the library's kernels are. Weights become float32, "
-        "and so does the file's size for them",
+        "concatenation, pooling, resizing), in float32, which needs no rounding in between. Dense convolutions in "
+        "bfloat16 keep their weights in it: AVX512_BF16 multiplies them where the CPU has it, with inputs rounded to "
+        "bfloat16 and sums in float32. Other weights become float32, and so does the file's size for them",
         devices=("cpu",),
     ),
     Pass(
