@@ -124,13 +124,44 @@ void run_winograd(const ConvolutionCall& call) {
   });
 }
 
+// A 1×1 kernel that reads every pixel once, in memory order.
+bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
+  return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
+         p.padding[1] == 0 && s.channel == 1 && (p.input[0] == 1 || s.row == p.input[1] * s.pixel) &&
+         (p.batch == 1 || s.batch == p.input[0] * p.input[1] * s.pixel);
+}
+
+constexpr std::int64_t kWidenedBytes = 512 << 10;  // of weights that stay in the L2
+
+// A GEMM with a weight in pairs, by the float32 kernels: its panels are widened once, a block of columns at a time.
+void run_widened_gemm(const ConvolutionCall& call) {
+  const PackedConvolution& p = *call.problem;
+  const std::int64_t pixels = p.batch * p.output[0] * p.output[1], n = p.out_channels, k = p.in_channels;
+  const std::int64_t panel = k * kPackWidth, panels = ceil_div(n, kPackWidth);
+  const std::int64_t most = std::clamp<std::int64_t>(kWidenedBytes / 4 / panel, 4, panels + 4);
+  const std::int64_t blocks = ceil_div(panels, most), each = ceil_div(panels, blocks);
+  thread_local std::vector<float> memory;
+  if (memory.size() < static_cast<std::size_t>(each * panel)) memory.resize(static_cast<std::size_t>(each * panel));
+  float* const wide = memory.data();
+  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(call.weight);
+  for (std::int64_t first = 0; first < panels; first += each) {
+    const std::int64_t count = std::min(each, panels - first), column = first * kPackWidth;
+    for_each_item_grained(count, 2, count * panel > kParallelWork, [&](std::int64_t i) {
+      UNTORCH_ISA_CALL(widen_bf16_pairs)(pairs + (first + i) * panel / 2, k / 2, wide + i * panel);
+    });
+    gemm_packed(pixels, std::min(count * kPackWidth, n - column), k, call.input, call.strides.pixel, wide,
+                call.bias == nullptr ? nullptr : call.bias + column, p.epilogue,
+                call.residual == nullptr ? nullptr : call.residual + column, n, call.output + column, n);
+  }
+}
+
 // Rounds the pixels that the kernel reads to a dense image of bfloat16; a 1×1 kernel's stride is then 1.
 void run_bf16(ConvolutionCall call) {
   PackedConvolution p = *call.problem;
   call.problem = &p;
   call.zeros = zeros(p.groups * p.in_channels);
   call.weights = ConvolutionWeights::kWidened;
-  if (!cpu_has_bf16()) return run(call);
+  if (!cpu_has_bf16()) return is_gemm(p, call.strides) ? run_widened_gemm(call) : run(call);
   call.weights = ConvolutionWeights::kPairs;
   const std::int64_t channels = p.groups * p.in_channels;
   Pair step{1, 1};
@@ -158,13 +189,6 @@ void run_bf16(ConvolutionCall call) {
   call.run = p.in_channels;
   call.strides = {p.input[0] * width * channels / 2, 1, width * channels / 2, channels / 2};
   run(call);
-}
-
-// A 1×1 kernel that reads every pixel once, in memory order.
-bool is_gemm(const PackedConvolution& p, const ImageStrides& s) {
-  return p.groups == 1 && p.taps() == 1 && p.stride[0] == 1 && p.stride[1] == 1 && p.padding[0] == 0 &&
-         p.padding[1] == 0 && s.channel == 1 && (p.input[0] == 1 || s.row == p.input[1] * s.pixel) &&
-         (p.batch == 1 || s.batch == p.input[0] * p.input[1] * s.pixel);
 }
 
 }  // namespace

@@ -432,6 +432,10 @@ void round_to_bf16(const float* from, std::int64_t count, std::uint16_t* to) {
 #endif
 }
 
+void widen_bf16_pairs(const std::uint32_t* from, std::int64_t pairs, float* to) {
+  widen_panels<HalfType::kBFloat16>(from, 1, 0, pairs, to);
+}
+
 void convolution_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0, std::int64_t tile1,
                        std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,
                        void* workspace) {

@@ -47,6 +47,8 @@ UNTORCH_ISA_DECLARE(
     std::int64_t convolution_workspace(std::int64_t tiles, std::int64_t taps, ConvolutionWeights weights);
     // Neighbours in bfloat16, rounded to nearest.
     void round_to_bf16(const float* from, std::int64_t count, std::uint16_t* to);
+    // A panel of pairs [pairs][16][2] as float32, [2·pairs][16].
+    void widen_bf16_pairs(const std::uint32_t* from, std::int64_t pairs, float* to);
     // Tiles [tile0, tile1), groups [group0, group1), and of each of these the panels [panel0, panel1).
     void convolution_slice(const ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0, std::int64_t tile1,
                            std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,
