@@ -24,6 +24,7 @@ using Bits = std::uint16_t;
 constexpr int N = kLanes<float>;
 constexpr std::int64_t P = kPackWidth;
 constexpr std::int64_t kBlockK = 512, kFewRowsBlockK = 2048, kBlockM = 96, kBlockN = 512;
+constexpr std::int64_t kWidenedBlockM = 240;    // rows that share panels which were widened for them
 constexpr std::int64_t kPackedBytes = 1 << 20;  // of B that is packed at once
 constexpr std::int64_t kPad = 32;               // elements after a row of A: neighbours start in different cache sets
 constexpr std::int64_t kFewRows = 32;           // up to here dot products beat packing (measured, k = 384 to 2048)
@@ -225,8 +226,9 @@ HalfPlan plan_half(HalfType type, std::int64_t m, std::int64_t n, std::int64_t k
   p.dot = !packed && a.col_stride == 1 && b.row_stride == 1 && (m <= kFewRows || n < 4);
   const std::int64_t limit = m <= kMaxRows ? kFewRowsBlockK : kBlockK;
   p.kc = k <= limit ? larger(k, 1) : ceil_div(ceil_div(k, ceil_div(k, limit)), 2) * 2;
-  p.mc = smaller(m, kBlockM);
-  p.widens = type == HalfType::kFloat16 && m > kMaxRows;
+  // In registers, bfloat16 takes a shift and a mask a vector: little for a tile of 12 rows, a third more work for 6.
+  p.widens = m > kMaxRows && (type == HalfType::kFloat16 || kMaxRows < 12);
+  p.mc = p.widens ? ceil_div(m, ceil_div(m, kWidenedBlockM)) : smaller(m, kBlockM);
   const std::int64_t columns = packed ? kBlockN : larger(kPackedBytes / (larger(k, 1) * 2) / P * P, 64);
   p.nc = smaller(ceil_div(n, P) * P, smaller(columns, kBlockN));
   if (!p.dot) layout(p, k, packed, nullptr, &p.workspace);
