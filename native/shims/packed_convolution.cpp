@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/convolution/packed.h"
 #include "shims/activation.h"
-#include "shims/nn.h"
+#include "shims/convolution_operands.h"
 #include "shims/shim.h"
 
 namespace untorch::shims {
@@ -16,37 +16,6 @@ constexpr const char* kOp = "packed_convolution";
 void check_float(const Tensor& tensor, const char* name) {
   check(tensor.dtype() == DType::kFloat32, kOp, ": argument '", name, "' must be float32, got ",
         dtype_name(tensor.dtype()));
-}
-
-std::array<std::int64_t, 2> pair_of(const std::int64_t* values, std::int64_t count, std::int64_t least,
-                                    const char* name) {
-  check(values != nullptr && count == 2, kOp, ": argument '", name, "' must have 2 values, got ", count);
-  for (int d = 0; d < 2; ++d) {
-    check(values[d] >= least, kOp, ": argument '", name, "' must be at least ", least, ", got ",
-          to_string(ints(values, count)));
-  }
-  return {values[0], values[1]};
-}
-
-// Whether the channels of [n, c, h, w] lie side by side.
-bool has_dense_pixels(const Tensor& x) { return x.size(1) <= 1 || x.stride(1) == 1; }
-
-bool is_nhwc(const Tensor& x) {
-  const std::int64_t c = x.size(1), w = x.size(3), h = x.size(2);
-  return has_dense_pixels(x) && (w <= 1 || x.stride(3) == c) && (h <= 1 || x.stride(2) == w * c) &&
-         (x.size(0) <= 1 || x.stride(0) == h * w * c);
-}
-
-TensorPtr empty_nhwc(DimSpan sizes) {
-  const std::int64_t c = sizes[1], h = sizes[2], w = sizes[3];
-  const std::int64_t strides[] = {h * w * c, 1, w * c, c};
-  return Tensor::empty_strided(sizes, strides, DType::kFloat32);
-}
-
-TensorPtr nhwc_copy(const Tensor& x) {
-  TensorPtr out = empty_nhwc(x.sizes());
-  copy_cpu(*out, x);
-  return out;
 }
 
 }  // namespace
@@ -76,10 +45,10 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     p.batch = input.size(0), p.groups = groups;
     p.in_channels = input.size(1) / groups, p.out_channels = out_channels / groups;
     p.input = {input.size(2), input.size(3)};
-    p.kernel = pair_of(kernel, kernel_len, 1, "kernel");
-    p.stride = pair_of(stride, stride_len, 1, "stride");
-    p.padding = pair_of(padding, padding_len, 0, "padding");
-    p.dilation = pair_of(dilation, dilation_len, 1, "dilation");
+    p.kernel = pair_of(kOp, kernel, kernel_len, 1, "kernel");
+    p.stride = pair_of(kOp, stride, stride_len, 1, "stride");
+    p.padding = pair_of(kOp, padding, padding_len, 0, "padding");
+    p.dilation = pair_of(kOp, dilation, dilation_len, 1, "dilation");
     p.epilogue = {activation_of(kOp, activation), residual_first != 0};
     for (std::size_t d = 0; d < 2; ++d) {
       const std::int64_t room = p.input[d] + 2 * p.padding[d] - p.dilation[d] * (p.kernel[d] - 1) - 1;
@@ -121,7 +90,7 @@ UNTORCH_SHIM aoti_torch_cpu_untorch_packed_convolution(
     const std::int64_t row = h > 1 ? from->stride(2) : w * pixel;
     const kernels::ImageStrides strides{p.batch > 1 ? from->stride(0) : h * row, c > 1 ? from->stride(1) : 1, row,
                                         pixel};
-    TensorPtr out = empty_nhwc(sizes);
+    TensorPtr out = empty_nhwc(sizes, DType::kFloat32);
     if (out->numel() != 0) {
       kernels::convolution_packed(p, from->data<float>(), strides, dense_weight->raw(),
                                   dense_bias ? dense_bias->data<float>() : nullptr,

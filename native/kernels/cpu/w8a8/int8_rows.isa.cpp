@@ -6,21 +6,15 @@
 #include <cstdint>
 
 #include "kernels/cpu/gemm/half_vector.h"
-#include "kernels/cpu/w8a8/int8_micro.h"
+#include "kernels/cpu/w8a8/int8_round.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 namespace {
 
 using V = Vector<float>;
-constexpr int N = kLanes<float>;
+constexpr int N = kByteLanes;
 constexpr std::int32_t kInfinityBits = 0x7f800000;
 constexpr float kLeastScale = 0x1p-126f;  // its reciprocal is finite
-
-typedef std::uint8_t Narrow __attribute__((vector_size(N)));
-typedef std::uint8_t LooseNarrow __attribute__((vector_size(N), aligned(1), may_alias));
-
-[[gnu::always_inline]] inline V larger(V a, V b) { return a > b ? a : b; }
-[[gnu::always_inline]] inline V smaller(V a, V b) { return a < b ? a : b; }
 
 // A row in float32, a vector at a time; zeros behind its end, which every range holds.
 struct FloatRow {
@@ -38,20 +32,6 @@ struct HalfRow {
   V whole(std::int64_t j) const { return load_half<H>(from + j); }
   V part(std::int64_t j, std::int64_t count) const { return load_half_part<H>(from + j, count); }
 };
-
-[[gnu::always_inline]] inline Ints rounded(V x) {
-#if defined(__AVX512F__)
-  return (Ints)_mm512_cvtps_epi32((__m512)x);
-#elif defined(__AVX2__)
-  return (Ints)_mm256_cvtps_epi32((__m256)x);
-#elif defined(__x86_64__)
-  return (Ints)_mm_cvtps_epi32((__m128)x);
-#else
-  Ints out;
-  for (int i = 0; i < N; ++i) out[i] = static_cast<std::int32_t>(__builtin_rintf(x[i]));
-  return out;
-#endif
-}
 
 struct Range {
   float low = 0.0f, high = 0.0f;
@@ -99,20 +79,6 @@ Quantization quantization_of(ActivationRange kind, const Range& range) {
   const float scale = width > kLeastScale ? width : kLeastScale, inverse = 1.0f / scale;
   const auto zero = static_cast<std::int32_t>(__builtin_rintf(-range.low * inverse));
   return {scale, inverse, zero > 255 ? 255 : zero};
-}
-
-// The bytes of N values.
-[[gnu::always_inline]] inline Narrow quantized(V x, float inverse, std::int32_t zero) {
-  // Beyond 256 steps the byte is the same; the conversion to int32 is not defined everywhere.
-  const V steps = larger(smaller(x * inverse, V{} + 256.0f), V{} - 256.0f);
-  Ints u = rounded(steps) + zero;
-  u = u < 0 ? Ints{} : u;
-  u = u > 255 ? Ints{} + 255 : u;
-#if defined(__AVX512F__)
-  return (Narrow)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)u);
-#else
-  return __builtin_convertvector(u, Narrow);
-#endif
 }
 
 // Bytes to even and odd pairs, in place and from the end.
