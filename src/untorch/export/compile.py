@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from untorch.export.library import runtime_functions
 from untorch.export.method import Compiled, Method, MethodReport
 from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
+from untorch.export.passes.calibration import PLAN
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import called_layers, generated_only, interface_table, varying_numbers
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
 from untorch.progress import Progress
+from untorch.quant.report import QuantizationReport
 from untorch.runtime.coverage import needed_functions
 from untorch.runtime.elf import parse_elf
 from untorch.runtime.log import INFO, log
@@ -58,8 +61,8 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         inputs = describe_inputs(program, model, mutations, target.tensor_device)
         outputs = describe_outputs(program, target.tensor_device)
         rename_dimensions([*inputs, *outputs], dimension_names(method))
-        with progress.step(f"{method.name}: passes"):
-            passes = _run_passes(method)
+        with progress.step(f"{method.name}: passes") as show:
+            passes = _run_passes(method, show)
         nodes = {node.name: node for node in module.graph.nodes}
         has_numbers = any(entry.get("scalar") for entry in inputs)
         with contextlib.ExitStack() as stack:
@@ -109,7 +112,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         method.name, target.device, len(operators), kernels)  # fmt: skip
     if calls := called_layers(source):
         passes.append(PassReport("outline_layers", changed=[f"{name}: {count} calls" for name, count in calls.items()]))
-    method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=method.quantization)
+    method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=_quantization(method))
     return method
 
 
@@ -148,8 +151,12 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
         )
 
 
-def _run_passes(method: Method) -> list[PassReport]:
+def _run_passes(method: Method, show: Callable[[str], None] | None = None) -> list[PassReport]:
     refuse_complex_convolutions(method.module.graph, f"method {method.name!r}")
+    if method.calibration is not None:
+        if show is not None:
+            method.calibration.show = show
+        method.module.meta[PLAN] = method.calibration
     passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
     if method.traced.refusal is not None:
         refuse_fused_attention(method, passes)
@@ -157,6 +164,20 @@ def _run_passes(method: Method) -> list[PassReport]:
         passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
     method.target.check_graph(method, passes)
     return passes
+
+
+def _quantization(method: Method) -> QuantizationReport | None:
+    """What was quantised of the module, and then of the graph."""
+    report, plan = method.quantization, method.calibration
+    if report is None or plan is None:
+        return report
+    saved = sum(layer.nbytes_before - layer.nbytes_after for layer in plan.layers)
+    return dataclasses.replace(
+        report,
+        layers=(*report.layers, *plan.layers),
+        skipped={**report.skipped, **plan.skipped},
+        module_nbytes_after=report.module_nbytes_after - saved,
+    )
 
 
 def _one(paths: dict[str, Path], suffix: str, method: str) -> str:

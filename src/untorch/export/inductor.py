@@ -24,6 +24,7 @@ from untorch.ops import (
     gated_delta_rule,
     int4,
     int8,
+    int8_convolution,
     moe_grouped_mm,
     nvfp4,
     nvfp4_moe,
@@ -56,6 +57,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
             int8.OPERATOR: [int8.C_SHIM],
+            int8_convolution.OPERATOR: [int8_convolution.C_SHIM],
             moe_grouped_mm.OPERATOR: moe_grouped_mm.C_SHIMS,
             nvfp4.OPERATOR: nvfp4.C_SHIMS,
             nvfp4_moe.OPERATOR: nvfp4_moe.C_SHIMS,
@@ -123,6 +125,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         channels_last_weight.register_lowering()
         computed_once.register_lowering()
         packed_convolution.register_lowering()
+        int8_convolution.register_lowering()
         try:
             result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except Exception:

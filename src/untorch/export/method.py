@@ -15,6 +15,7 @@ from torch import fx
 
 from untorch.export.mutations import Mutations
 from untorch.export.options import ExportOptions
+from untorch.export.passes.calibration import CalibrationPlan
 from untorch.export.passes.report import PassReport
 from untorch.export.target import CpuTarget, Produced, Target
 from untorch.export.verify import OutputDifference
@@ -104,7 +105,8 @@ class Method:
 
     name, model, args, kwargs, dynamic_shapes: as the caller gave them. Quantising and moving make Methods with copies.
     options, target: what it is compiled with and for.
-    quantization: what the option quantize did to it.
+    quantization: what the option quantize did to its module.
+    calibration: the batches that static int8 is calibrated with when it is compiled.
     defers_guards: where torch.export would constrain a dynamic size, the constraint is checked when the method runs.
     traced, compiled, report: the records of the stages of these names.
     """
@@ -117,6 +119,7 @@ class Method:
     options: ExportOptions = field(default_factory=ExportOptions)
     target: Target = field(default_factory=CpuTarget)
     quantization: QuantizationReport | None = None
+    calibration: CalibrationPlan | None = None
     defers_guards: bool = False
 
     traced = _Stage[Traced]()

@@ -168,7 +168,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QuantizeOptions):
         value = {f.name: v for f in dataclasses.fields(value) if (v := getattr(value, f.name)) is not None}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        # Batches are data: their type says that there were some.
+        return {
+            str(key): type(item).__name__ if key == "calibration" and item is not None else _plain(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else repr(value)

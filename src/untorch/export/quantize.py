@@ -13,6 +13,7 @@ from torch import fx, nn
 from untorch.export.errors import CompileError
 from untorch.export.method import Method
 from untorch.export.passes.attributes import attribute
+from untorch.export.passes.calibration import CalibrationPlan
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
 from untorch.export.signature import dtype_name
@@ -29,7 +30,7 @@ from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.options import QuantizeOptions
 from untorch.quant.report import QuantizationReport
 from untorch.quant.schemes import QuantizedLinear
-from untorch.quant.select import linears
+from untorch.quant.select import convolutions, left_convolutions, linears
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["describe_merged", "describe_quantized", "quantize_methods", "quantized_module"]
@@ -58,7 +59,7 @@ def quantize_methods(
     with a report that says so, if others have some. Raises InvalidArgumentError, or CompileError where a module cannot
     be copied.
     """
-    if wanted and not by_name and not any(_has_linears(method) for method in methods):
+    if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
     quantizers: dict[tuple[object, ...], Quantizer] = {}
     done: dict[str, tuple[nn.Module, QuantizationReport]] = {}  # by name: a method's targets have one model
@@ -69,7 +70,8 @@ def quantize_methods(
             if method.name not in done:
                 done[method.name] = _quantize(method, options, quantizers, progress, device, by_name)
             model, report = done[method.name]
-            method = dataclasses.replace(method, model=model, quantization=report)
+            plan = _plan(method, options)
+            method = dataclasses.replace(method, model=model, quantization=report, calibration=plan)
         result.append(method)
     return result
 
@@ -92,9 +94,11 @@ def _quantize(
             f"method {method.name!r}: option quantize: int8 is for CPUs, and the method is for {method.target.device}: "
             f"take 'int4' or 'nvfp4', or export it for the CPU"
         )
-    if not by_name and not _has_linears(method):
+    found = convolutions(method.model) if options.dtype == "int8" else []
+    static = options.calibration is not None
+    if not by_name and not _has_linears(method) and not (static and found):
         size = module_nbytes(method.model)
-        return method.model, QuantizationReport((), {}, size, size)
+        return method.model, QuantizationReport((), _without_calibration(found), size, size)
     kind = options.dtype, options.group_size, options.method, options.prefill
     if kind not in quantizers:
         quantizers[kind] = Quantizer(
@@ -107,10 +111,27 @@ def _quantize(
     model = _shallow_copy(method.name, method.model)
     with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
         try:
-            report = quantizers[kind].apply(model, options.include, options.exclude, on_layer=show)
+            report = quantizers[kind].apply(
+                model, options.include, options.exclude, on_layer=show, others=found if static else ()
+            )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
+    if not static:
+        report = dataclasses.replace(report, skipped={**report.skipped, **_without_calibration(found)})
     return quantizers[kind].replacement(model) or model, report
+
+
+def _without_calibration(found: Sequence[tuple[nn.Module, list[str]]]) -> dict[str, str]:
+    reason = "convolutions need static ranges: give 'calibration', batches of inputs"
+    return {names[0] or "(the module itself)": reason for _, names in found}
+
+
+def _plan(method: Method, options: QuantizeOptions) -> CalibrationPlan | None:
+    """What the method is calibrated with, from its module as it is before quantising."""
+    if options.calibration is None:
+        return None
+    assert isinstance(method.model, nn.Module)
+    return CalibrationPlan(options, left_convolutions(method.model, options.include, options.exclude))
 
 
 def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: bool) -> Any:
@@ -211,6 +232,13 @@ def _packed_shape(packed: torch.Tensor) -> list[int]:
 def _has_linears(method: Method) -> bool:
     """An exported program may have some, for all that is known here."""
     return not isinstance(method.model, nn.Module) or bool(linears(method.model))
+
+
+def _has_layers(method: Method, wanted: Mapping[str, QuantizeOptions]) -> bool:
+    """Linear layers, or convolutions that are calibrated."""
+    options = wanted.get(method.name)
+    static = options is not None and options.calibration is not None
+    return _has_linears(method) or (static and bool(convolutions(method.model)))  # type: ignore[arg-type]
 
 
 def _submodule(model: object, name: str) -> QuantizedLinear | None:

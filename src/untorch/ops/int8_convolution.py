@@ -8,8 +8,8 @@ float32 input becomes uint8:
     "static"      by input_scale and input_zero; a uint8 input has these already
 
 A float32 result is activation(S · (s · scale) + bias) + residual, or with the residual sum first. With an output_scale
-the result is uint8 for the next layer. Where the activation is a clamp ("none", "relu", "relu6") it is computed in steps
-of the output scale:
+the result is uint8 for the next layer. Where the activation is a clamp ("none", "relu", "relu6") it is computed in
+steps of the output scale:
 
     t = S · (s · scale / s_out) + bias / s_out [+ (r − residual_zero) · (residual_scale / s_out)]
     u = clamp(round(clamp(t)) + output_zero, 0, 255)

@@ -113,14 +113,19 @@ class Quantizer:
         *,
         progress: bool = False,
         on_layer: Callable[[str], None] | None = None,
+        others: Sequence[tuple[nn.Module, list[str]]] = (),
     ) -> QuantizationReport:
-        """As ``quantize``. ``on_layer`` is told each layer when it begins."""
+        """As ``quantize``. ``on_layer`` is told each layer when it begins.
+
+        others: modules that are quantised elsewhere: patterns may name them, and there need be nothing else.
+        """
         start = time.perf_counter()
         before = module_nbytes(module)
         selection = select(
-            module, include, exclude, self._pays, lambda part: self._cannot(part, part is module), self._scheme.obstacle
-        )
-        if not selection.chosen and not selection.experts:
+            module, include, exclude, self._pays, lambda part: self._cannot(part, part is module),
+            self._scheme.obstacle, others,
+        )  # fmt: skip
+        if not selection.chosen and not selection.experts and not others:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in selection.skipped.items())
             raise InvalidArgumentError(f"quantize: nothing to quantise: {reasons or 'the module has no linear layer'}")
         groups: dict[tuple[object, ...], list[tuple[nn.Linear, list[str]]]] = {}

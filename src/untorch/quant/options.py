@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
 
 from untorch.validation import OptionError, check_option, hint
 
@@ -34,6 +36,12 @@ class QuantizeOptions:
     method: "hqq" or "rtn" for int4, "rtn" for int8, "search" or "rtn" for nvfp4; None: the first of these.
     include, exclude: the layers, by name or by a function, as ``untorch.quant.quantize`` takes them.
     prefill: for nvfp4, how GPUs may multiply at large M: "exact", "fp8" or "fp4".
+    calibration: for int8, batches of inputs: the graph runs them, and convolutions and linear layers get static ranges
+        of activations. An iterable that can be iterated for each method; each batch is a tensor, a tuple of arguments,
+        or a dictionary of keyword arguments. None: linear layers quantise each row when they run, and convolutions stay
+        in floating point.
+    observer: how a range comes from the batches: "minmax", "percentile" or "mse" (``untorch.quant.observers``).
+    percentile: for the observer of that name, the share of values in the range.
 
     Raises OptionError.
     """
@@ -44,6 +52,9 @@ class QuantizeOptions:
     include: Any = None
     exclude: Any = None
     prefill: str = "exact"
+    calibration: Any = None
+    observer: Literal["minmax", "percentile", "mse"] = "minmax"
+    percentile: float = 99.99
 
     def __post_init__(self) -> None:
         check_option("quantize: dtype", self.dtype, Literal["int4", "int8", "nvfp4"])
@@ -62,12 +73,40 @@ class QuantizeOptions:
                 f"option quantize: prefill: {self.dtype} has 'exact' alone, which need not be given; nvfp4 has others; "
                 f"got {self.prefill!r}"
             )
+        self._check_calibration()
         sizes, methods, prefills = _CHOICES[self.dtype]
         for name, kind in (("group_size", sizes), ("method", methods)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, _DEFAULTS[self.dtype][name])
             check_option(f"quantize: {name}", getattr(self, name), kind)
         check_option("quantize: prefill", self.prefill, prefills)
+
+    def _check_calibration(self) -> None:
+        check_option("quantize: observer", self.observer, Literal["minmax", "percentile", "mse"])
+        if isinstance(self.percentile, bool) or not isinstance(self.percentile, int | float):
+            raise OptionError(f"option quantize: percentile: expected a number, got {self.percentile!r}")
+        if not 50 < self.percentile <= 100:
+            raise OptionError(
+                f"option quantize: percentile: expected above 50 and at most 100, got {self.percentile!r}"
+            )
+        if self.calibration is None:
+            return
+        if self.dtype != "int8":
+            raise OptionError(
+                f"option quantize: calibration: it is for int8, whose activations are quantised: leave it out for "
+                f"{self.dtype}"
+            )
+        batches = self.calibration
+        if isinstance(batches, str | bytes | Mapping | torch.Tensor) or not isinstance(batches, Iterable):
+            raise OptionError(
+                f"option quantize: calibration: expected an iterable of batches, such as a list of tuples of "
+                f"arguments, got {type(batches).__name__}"
+            )
+        if isinstance(batches, Iterator):
+            raise OptionError(
+                f"option quantize: calibration: expected an iterable that can be iterated for each method, got "
+                f"{type(batches).__name__}: give a list"
+            )
 
     @classmethod
     def read(cls, value: str | Mapping[str, Any] | QuantizeOptions) -> QuantizeOptions:

@@ -14,7 +14,7 @@ from torch import nn
 from untorch.quant.experts import experts_of
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Selection", "Selector", "linears", "select", "tensor_key"]
+__all__ = ["Selection", "Selector", "convolutions", "left_convolutions", "linears", "select", "tensor_key"]
 
 Selector = str | Callable[[str, nn.Module], bool]
 
@@ -41,6 +41,33 @@ def linears(module: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
     return list(found.values())
 
 
+def convolutions(module: nn.Module) -> list[tuple[nn.Module, list[str]]]:
+    """Every 1-D and 2-D convolution once, each with all its names."""
+    found: dict[int, tuple[nn.Module, list[str]]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            found.setdefault(id(part), (part, []))[1].append(name)
+    return list(found.values())
+
+
+def left_convolutions(
+    module: nn.Module,
+    include: Selector | Sequence[Selector] | None,
+    exclude: Selector | Sequence[Selector] | None,
+) -> dict[str, str]:
+    """The convolutions that ``include`` and ``exclude`` leave alone, by all their names, with the reason."""
+    found = convolutions(module)
+    candidates = [*linears(module), *experts_of(module), *found]
+    wanted, unwanted = _matcher("include", include, candidates), _matcher("exclude", exclude, candidates)
+    left = {}
+    for part, names in found:
+        if include is not None and not wanted(part, names):
+            left |= dict.fromkeys(names, "not in include")
+        elif exclude is not None and unwanted(part, names):
+            left |= dict.fromkeys(names, "in exclude")
+    return left
+
+
 def select(
     module: nn.Module,
     include: Selector | Sequence[Selector] | None,
@@ -48,15 +75,17 @@ def select(
     pays: Callable[[nn.Linear], str],
     experts_obstacle: Callable[[nn.Module], str],
     linear_obstacle: Callable[[nn.Linear], str],
+    others: Sequence[tuple[nn.Module, list[str]]] = (),
 ) -> Selection:
     """What to quantise. A pattern that matches neither linear layer nor experts is an InvalidArgumentError with all
     names.
 
     ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "". ``experts_obstacle`` gives one
     why experts cannot be replaced, ``linear_obstacle`` one why a layer cannot be quantised in the wanted dtype.
+    ``others`` are modules that patterns may name as well.
     """
     layers, experts = linears(module), experts_of(module)
-    candidates: list[tuple[nn.Module, list[str]]] = [*layers, *experts]
+    candidates: list[tuple[nn.Module, list[str]]] = [*layers, *experts, *others]
     wanted = _matcher("include", include, candidates)
     unwanted = _matcher("exclude", exclude, candidates)
     readers = _readers_of_weights(module)

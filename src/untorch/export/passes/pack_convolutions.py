@@ -318,6 +318,7 @@ def _replace(graph: fx.Graph, chain: _Chain, packer: _Packer) -> None:
         fused = add_call(graph, last, OPERATOR, (*call, chain.residual_first, channels_last, form == "winograd"))
         result = add_call(graph, last, _aten.squeeze.dim, (fused, -2)) if flat else fused
     fused.meta["stack_trace"] = node.meta.get("stack_trace")
+    fused.meta["weight_name"] = str(arguments["weight"].target) if arguments["weight"].op == "get_attr" else node.name
     last.replace_all_uses_with(result)
     for old in reversed(chain.nodes):
         graph.erase_node(old)

@@ -30,6 +30,7 @@ from untorch.export.passes.merge_linears import merge_linears
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
+from untorch.export.passes.quantize_activations import quantize_activations
 from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
@@ -264,6 +265,15 @@ PASSES = (
         "gives `untorch::int8_linear` the activation behind it and a residual sum of the same layout, as "
         "`pack_linears` does for layers in floating point "
         "([decision](decisions/0049-multiply-int8-with-dynamic-uint8-rows.md))",
+        devices=("cpu",),
+    ),
+    Pass(
+        "quantize_activations",
+        lambda module, options, device, architecture: quantize_activations(module),
+        "with `quantize={'dtype': 'int8', 'calibration': batches}`: runs the batches through the graph, makes "
+        "`untorch::int8_convolution` from packed convolutions, and gives linear layers in int8 static ranges. Between "
+        "convolutions, and through max pooling, values are uint8 "
+        "([decision](decisions/0053-keep-chains-of-convolutions-in-uint8.md))",
         devices=("cpu",),
     ),
     Pass(
