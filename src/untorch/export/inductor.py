@@ -18,6 +18,7 @@ from untorch.export.method import Method
 from untorch.export.patches import equal_layers, has_cpp_march, neutral_paths, torch_version
 from untorch.export.target import Produced
 from untorch.ops import (
+    byte_max_pool,
     causal_conv1d,
     channels_last_weight,
     computed_once,
@@ -56,6 +57,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             packed_convolution.OPERATOR: [packed_convolution.C_SHIM],
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
+            byte_max_pool.OPERATOR: [byte_max_pool.C_SHIM],
             int8.OPERATOR: [int8.C_SHIM],
             int8_convolution.OPERATOR: [int8_convolution.C_SHIM],
             moe_grouped_mm.OPERATOR: moe_grouped_mm.C_SHIMS,
@@ -125,6 +127,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         channels_last_weight.register_lowering()
         computed_once.register_lowering()
         packed_convolution.register_lowering()
+        byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:
             result = torch._inductor.aot_compile(module, args, kwargs, options=values)

@@ -326,7 +326,9 @@ def register_lowering() -> None:
 
     @lowering.register_lowering(OPERATOR, type_promotion_kind=None)
     def lower(x: Any, *rest: Any) -> Any:
-        arguments = [ir.ExternKernel.require_channels_last(x), *rest]
+        # The kernel reads row-major images with few channels: it copies them into whole words anyway.
+        few = x.get_dtype() == torch.float32 and x.get_size()[1] in range(INT8_GROUP + 1)
+        arguments = [x if few else ir.ExternKernel.require_channels_last(x), *rest]
         if (residual := arguments[_RESIDUAL_ARGUMENT]) is not None:
             arguments[_RESIDUAL_ARGUMENT] = ir.ExternKernel.require_channels_last(residual)
         arguments[_CHANNELS_LAST_ARGUMENT] = True

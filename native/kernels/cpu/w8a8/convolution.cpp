@@ -109,6 +109,10 @@ void quantize_row(const Int8Convolution& p, const Source& from, std::int64_t off
     }
   } else if (padded == c && s.pixel == channels) {
     convert(offset, columns * channels, to);
+  } else if (s.pixel == channels) {
+    std::uint8_t* const line = scratch<std::uint8_t, 0>(columns * channels);
+    convert(offset, columns * channels, line);
+    for (std::int64_t i = 0; i < columns * p.groups; ++i) std::copy_n(line + i * c, c, to + i * padded);
   } else {
     for (std::int64_t x = 0; x < columns; ++x) {
       for (std::int64_t g = 0; g < p.groups; ++g) convert(offset + x * s.pixel + g * c, c, to + x * pixel + g * padded);

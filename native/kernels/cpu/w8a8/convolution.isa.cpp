@@ -31,13 +31,24 @@ constexpr int kTallest = 12;  // of the tables of addresses
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 
+// What finish_bytes() needs of a tile.
+struct ByteTile {
+  const float *factor, *bias;
+  std::uint8_t* out;
+  const std::uint8_t* residual;  // laid out like out, or null
+  std::int64_t ldc;
+  float high, residual_factor;
+  std::int32_t zero, residual_zero;
+};
+
 struct SumTile {
   std::int64_t taps, run, offset;  // run: words of a tap; offset: bytes, of the group
   const std::uint8_t* const* rows;
   const std::int8_t* b;
   std::int64_t panel_step;  // bytes
   const std::int32_t* start;
-  std::int32_t* sums;  // [MR][NP·16]
+  std::int32_t* sums;     // [MR][NP·16]
+  const ByteTile* bytes;  // where a tile may go to bytes in registers; else null, and the sums are stored
 };
 
 typedef std::int32_t LooseWord __attribute__((aligned(1), may_alias));
@@ -81,6 +92,65 @@ template <int MR, int NP>
   }
 }
 
+#if defined(UNTORCH_VNNI) && defined(__AVX512F__)
+#define UNTORCH_FINISHES_IN_REGISTERS 1
+
+// A tile's sums to bytes: what Finisher does without a lower clamp other than the byte's own. Packing saturates, and
+// takes four vectors at a time.
+template <bool kResidual, int MR, int W>
+[[gnu::always_inline]] inline void finish_bytes(Ints (&acc)[MR][W], const ByteTile& t) {
+  using V = Vector<float>;
+  const V high = V{} + t.high, factor_of_residual = V{} + t.residual_factor;
+  const Ints zero = Ints{} + t.zero, zero_of_residual = Ints{} + t.residual_zero;
+#pragma GCC unroll 4
+  for (int j = 0; j < W; ++j) {
+    const V factor = load(t.factor + j * N), bias = load(t.bias + j * N);
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; ++i) {
+      V y = __builtin_convertvector(acc[i][j], V) * factor + bias;
+      if constexpr (kResidual) {
+        const std::uint8_t* const from = t.residual + i * t.ldc + j * N;
+        const Ints r = (Ints)_mm512_cvtepu8_epi32((__m128i) * reinterpret_cast<const LooseNarrow*>(from));
+        y += __builtin_convertvector(r - zero_of_residual, V) * factor_of_residual;
+      }
+      y = high < y ? high : y;
+      acc[i][j] = rounded(y) + zero;  // NaN and what is below int32 become its least value
+    }
+  }
+  typedef std::uint8_t Half __attribute__((vector_size(32), aligned(1), may_alias));
+  typedef std::uint8_t Whole __attribute__((vector_size(64), aligned(1), may_alias));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const auto packed = [&](Ints a, Ints b, Ints c, Ints d) __attribute__((always_inline)) {
+    const __m512i low = _mm512_packs_epi32((__m512i)a, (__m512i)b), up = _mm512_packs_epi32((__m512i)c, (__m512i)d);
+    return _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_packus_epi16(low, up));
+  };
+  if constexpr (W == 4) {
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; ++i) {
+      *reinterpret_cast<Whole*>(t.out + i * t.ldc) = (Whole)packed(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+    }
+  } else if constexpr (W == 2) {
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; i += 2) {
+      const int next = i + 1 < MR ? i + 1 : i;
+      const __m512i both = packed(acc[i][0], acc[i][1], acc[next][0], acc[next][1]);
+      *reinterpret_cast<Half*>(t.out + i * t.ldc) = (Half)_mm512_castsi512_si256(both);
+      if (next != i) *reinterpret_cast<Half*>(t.out + next * t.ldc) = (Half)_mm512_extracti64x4_epi64(both, 1);
+    }
+  } else {
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) {
+        const __m512i u = _mm512_max_epi32((__m512i)acc[i][j], _mm512_setzero_si512());
+        *reinterpret_cast<LooseNarrow*>(t.out + i * t.ldc + j * N) =
+            (LooseNarrow)_mm512_maskz_cvtusepi32_epi8(0xffff, u);
+      }
+    }
+  }
+}
+#endif
+
 #if defined(UNTORCH_VNNI)
 template <int MR, int NP>
 [[gnu::noinline]] UNTORCH_VNNI void sums_vnni(const SumTile& t) {
@@ -116,6 +186,12 @@ template <int MR, int NP>
       }
     }
   }
+#if defined(UNTORCH_FINISHES_IN_REGISTERS)
+  if (t.bytes != nullptr) {
+    t.bytes->residual != nullptr ? finish_bytes<true>(acc, *t.bytes) : finish_bytes<false>(acc, *t.bytes);
+    return;
+  }
+#endif
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
@@ -156,6 +232,11 @@ struct SumKernels {
 };
 constexpr SumKernels kMadd{false}, kVnni{true};
 
+// A tile of pixels: its first, and how many. Divisions cost as much as short reductions, so they are done once.
+struct Place {
+  std::int64_t first, image, rows;
+};
+
 // The addresses of a tile's input rows, [taps][kTallest].
 void fill_rows(const Int8ConvolutionCall& call, std::int64_t first, std::int64_t count, const std::uint8_t** rows) {
   const Int8Convolution& p = *call.problem;
@@ -164,6 +245,15 @@ void fill_rows(const Int8ConvolutionCall& call, std::int64_t first, std::int64_t
   const bool whole_rows = call.taps != p.taps();  // padded beforehand
   const std::uint8_t* const from = call.input + image * call.batch_step;
   const std::uint8_t* const zeros = call.zeros + image * call.zeros_step;
+  if (call.taps == 1 && p.padding[0] == 0 && p.padding[1] == 0) {
+    const std::int64_t step = p.stride[1] * call.pixel_step;
+    const std::uint8_t* at = from + y * p.stride[0] * call.row_step + x * step;
+    for (std::int64_t i = 0; i < count; ++i, at += step) {
+      rows[i] = at;
+      if (++x == p.output[1]) x = 0, ++y, at = from + y * p.stride[0] * call.row_step - step;
+    }
+    return;
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t top = y * p.stride[0] - p.padding[0], left = x * p.stride[1] - p.padding[1];
     const std::uint8_t** to = rows + i;
@@ -228,27 +318,39 @@ void quantize_bytes(const float* from, std::int64_t count, float inverse, std::i
 int int8_convolution_tile_rows(bool vnni) { return vnni ? kTallestVnni : kTallestMadd; }
 
 std::int64_t int8_convolution_workspace(std::int64_t tiles, std::int64_t taps) {
-  return tiles * taps * kTallest * static_cast<std::int64_t>(sizeof(const std::uint8_t*));
+  const auto rows = static_cast<std::int64_t>(kTallest * sizeof(const std::uint8_t*));
+  return tiles * (taps * rows + static_cast<std::int64_t>(sizeof(Place)));
 }
 
 void int8_convolution_slice(const Int8ConvolutionCall& call, const PixelTiles& tiles, std::int64_t tile0,
                             std::int64_t tile1, std::int64_t group0, std::int64_t group1, std::int64_t panel0,
                             std::int64_t panel1, void* workspace) {
   const Int8Convolution& p = *call.problem;
-  const auto table = static_cast<const std::uint8_t**>(workspace);
-  const std::int64_t table_step = call.taps * kTallest;
+  const std::int64_t pixels = p.output[0] * p.output[1], table_step = call.taps * kTallest;
+  const auto places = static_cast<Place*>(workspace);
+  const auto table = reinterpret_cast<const std::uint8_t**>(places + (tile1 - tile0));
   std::int64_t tallest = 1;
+  std::int64_t first = tiles.first(tile0);
   for (std::int64_t tile = tile0; tile < tile1; ++tile) {
-    const std::int64_t size = tiles.size(tile);
+    const std::int64_t next = tiles.first(tile + 1), size = next - first;
     if (size > tallest) tallest = size;
-    fill_rows(call, tiles.first(tile), size, table + (tile - tile0) * table_step);
+    fill_rows(call, first, size, table + (tile - tile0) * table_step);
+    places[tile - tile0] = {first, first / pixels, size};
+    first = next;
   }
   const SumKernels& kernels = call.vnni ? kVnni : kMadd;
-  const std::int64_t n = p.out_channels, of_group = ceil_div(n, P) * P, pixels = p.output[0] * p.output[1];
+  const std::int64_t n = p.out_channels, of_group = ceil_div(n, P) * P;
   const std::int64_t panel_step = call.taps * call.run * kPanelBytes;
   const std::int64_t most = widest(static_cast<int>(tallest), call.vnni);
   Finisher finish(call);
   alignas(64) std::int32_t sums[kTallest * 4 * P];
+  ByteTile bytes{};
+  bool in_registers = false;
+#if defined(UNTORCH_FINISHES_IN_REGISTERS)
+  in_registers = call.vnni && finish.only_clamps_above();
+#endif
+  bytes.ldc = p.groups * n, bytes.high = finish.high(), bytes.zero = p.output_scale.zero;
+  bytes.residual_factor = finish.residual_factor(), bytes.residual_zero = p.residual_scale.zero;
   for (std::int64_t group = group0; group < group1; ++group) {
     for (std::int64_t panel = panel0; panel < panel1;) {
       // As few groups of panels as the registers allow, of about equal width.
@@ -258,17 +360,22 @@ void int8_convolution_slice(const Int8ConvolutionCall& call, const PixelTiles& t
       t.taps = call.taps, t.run = call.run, t.offset = group * call.group_step;
       t.b = call.problem->weight + (group * of_group / P + panel) * panel_step, t.panel_step = panel_step;
       t.sums = sums;
+      const std::int64_t shift = group * n + panel * P;
+      bytes.bias = call.bias + channel;
+      t.bytes = in_registers && panel * P + width * P <= n ? &bytes : nullptr;
       FinishTile f{};
       f.columns = smaller(width * P, n - panel * P), f.sums = sums, f.lds = width * P;
       f.bias = call.bias + channel, f.ldc = p.groups * n;
-      for (std::int64_t tile = tile0; tile < tile1; ++tile) {
-        const std::int64_t first = tiles.first(tile), rows = tiles.size(tile), image = first / pixels;
-        t.rows = table + (tile - tile0) * table_step;
-        t.start = call.start + image * call.channel_step + channel;
-        kernels.kernel[rows - 1][width - 1](t);
-        f.rows = rows, f.factor = call.factor + image * call.channel_step + channel;
-        f.at = first * f.ldc + group * n + panel * P;
-        finish(f);
+      for (std::int64_t tile = 0; tile < tile1 - tile0; ++tile) {
+        const Place& place = places[tile];
+        t.rows = table + tile * table_step;
+        t.start = call.start + place.image * call.channel_step + channel;
+        f.rows = place.rows, f.factor = call.factor + place.image * call.channel_step + channel;
+        f.at = place.first * f.ldc + shift;
+        bytes.factor = f.factor;
+        if (in_registers) finish.place(f.at, bytes.out, bytes.residual);
+        kernels.kernel[place.rows - 1][width - 1](t);
+        if (t.bytes == nullptr) finish(f);
       }
       panel += width;
     }

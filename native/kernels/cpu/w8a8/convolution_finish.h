@@ -43,6 +43,19 @@ class Finisher {
                                               : Residual::kBytes;
   }
 
+  // Whether the result is bytes of sums with, at most, bytes added and a clamp that the least byte does, or high().
+  bool only_clamps_above() const {
+    const bool from_zero = inside_.low == -__builtin_inff() || p_.output_scale.zero == 0;
+    return bytes_ && !inside_.rest && kind_ != Residual::kFloat && from_zero;
+  }
+  float high() const { return high_; }
+  float residual_factor() const { return residual_factor_; }
+  // Where the element `at` of the result and of the residual lies, where both are bytes.
+  void place(std::int64_t at, std::uint8_t*& out, const std::uint8_t*& residual) const {
+    out = static_cast<std::uint8_t*>(output_) + at;
+    residual = residual_ == nullptr ? nullptr : static_cast<const std::uint8_t*>(residual_) + at;
+  }
+
   void operator()(const FinishTile& t) {
     if (inside_.rest) return in_memory(t);
     switch (kind_) {

@@ -11,6 +11,7 @@ convolutions stays in bytes. Other readers get it dequantised; what the program 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +22,7 @@ from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.report import PassReport
-from untorch.ops import int8_convolution, packed_convolution
+from untorch.ops import byte_max_pool, int8_convolution, packed_convolution
 from untorch.ops.int8 import OPERATOR as LINEAR
 from untorch.ops.int8_layout import INT8_MAX_K
 from untorch.quant.int8 import int8_error, quantize_int8
@@ -33,9 +34,7 @@ __all__ = ["quantize_activations"]
 _aten = torch.ops.aten
 _CONVOLUTION = packed_convolution.OPERATOR
 # They pass bytes on as they are: the range stays, and the least byte pads.
-_PASSES_ON = {
-    _aten.max_pool2d.default, _aten.squeeze.dim, _aten.unsqueeze.default,
-}  # fmt: skip
+_PASSES_ON = {_aten.max_pool2d.default, _aten.squeeze.dim, _aten.unsqueeze.default}
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,21 @@ def _reason_to_skip(node: fx.Node, plan: CalibrationPlan, constants: Constants) 
     return ""
 
 
+def _passes_on(node: fx.Node) -> bool:
+    """Whether bytes can pass; of max pooling where images have fixed sizes."""
+    if node.target not in _PASSES_ON:
+        return False
+    value = value_of(node)
+    if node.target != _aten.max_pool2d.default:
+        return True
+    return value is not None and value.dim() == 4 and all(isinstance(size, int) for size in value.shape[2:])
+
+
+def _pair(values: Any) -> list[int]:
+    found = [values] if isinstance(values, int) else list(values)
+    return found * 2 if len(found) == 1 else found
+
+
 def _make_static(node: fx.Node, scale: _Bytes) -> None:
     given = arguments_of(node)
     given |= {"input_range": "static", "input_scale": scale.scale, "input_zero": scale.zero}
@@ -126,15 +140,13 @@ class _Rewriter:
         self._made: dict[fx.Node, tuple[fx.Node, _Bytes]] = {}  # old value: its bytes
 
     def run(self) -> None:
-        order = [node for node in self._graph.nodes if node in self._chosen or node.target in _PASSES_ON]
+        order = [node for node in self._graph.nodes if node in self._chosen or _passes_on(node)]
         for node in order:
             if node in self._chosen:
                 self._replace(node)
             elif node.args[0] in self._made and self._has_byte_reader(node):
                 source, scale = self._made[node.args[0]]
-                with self._graph.inserting_before(node):
-                    passed = add_call(self._graph, node, node.target, (source, *node.args[1:]), dict(node.kwargs))
-                self._made[node] = passed, scale
+                self._made[node] = self._pass_on(node, source), scale
         for node, (made, scale) in reversed(self._made.items()):
             self._dequantize_for_others(node, made, scale)
 
@@ -142,9 +154,7 @@ class _Rewriter:
         return self._has_byte_reader(node) and all(user.op != "output" for user in node.users)
 
     def _has_byte_reader(self, node: fx.Node) -> bool:
-        return any(
-            user in self._chosen or (user.target in _PASSES_ON and self._has_byte_reader(user)) for user in node.users
-        )
+        return any(user in self._chosen or (_passes_on(user) and self._has_byte_reader(user)) for user in node.users)
 
     def _replace(self, node: fx.Node) -> None:
         given = arguments_of(node)
@@ -170,6 +180,17 @@ class _Rewriter:
             self._graph.erase_node(node)
             if node in self._ranges:  # a value that convolutions quantise themselves
                 self._ranges[made] = self._ranges[node]
+
+    def _pass_on(self, node: fx.Node, source: fx.Node) -> fx.Node:
+        with self._graph.inserting_before(node):
+            if node.target != _aten.max_pool2d.default:
+                return add_call(self._graph, node, node.target, (source, *node.args[1:]), dict(node.kwargs))
+            given = arguments_of(node)
+            kernel, padding, dilation = (_pair(given[name]) for name in ("kernel_size", "padding", "dilation"))
+            stride = _pair(given["stride"]) if given["stride"] else kernel
+            sizes = [int(size) for size in node.meta["val"].shape[2:]]
+            arguments = (source, sizes, kernel, stride, padding, dilation, False)
+            return add_call(self._graph, node, byte_max_pool.OPERATOR, arguments)
 
     def _dequantize_for_others(self, node: fx.Node, made: fx.Node, scale: _Bytes) -> None:
         others = [user for user in node.users if user not in self._made and user not in self._chosen]
