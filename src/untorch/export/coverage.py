@@ -14,7 +14,7 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import runtime_functions
-from untorch.ops import packed_convolution, packed_linear
+from untorch.ops import byte_max_pool, int8_convolution, packed_convolution, packed_linear
 from untorch.runtime.coverage import has_kernel, names_for_models
 from untorch.runtime.errors import UnsupportedError
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
@@ -47,7 +47,8 @@ _TENSOR_OPERATORS = {
     "untorch::run_moe": "untorch::nvfp4_moe",
 }
 # A declaration may give a function another symbol; calls use the function's name.
-_SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', packed_convolution.C_SHIM + packed_linear.C_SHIM))
+_RENAMED = (packed_convolution, packed_linear, int8_convolution, byte_max_pool)
+_SYMBOLS = dict(re.findall(r'(\w+)\([^)]*\) __asm__\("(\w+)"\)', "".join(operator.C_SHIM for operator in _RENAMED)))
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def write_package(
                     _check_verifiable(method, kernels)
                     differences[method.name] = verify_file(
                         finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance,
-                        kernels,
+                        kernels, method.module if method.calibration is not None else None,
                     )  # fmt: skip
     for method in traced:
         if method.options.record_tuning is not None:

@@ -166,7 +166,12 @@ def resolve_options(options: ExportOptions | None, fields: Mapping[str, Any]) ->
 def _plain(value: Any) -> Any:
     """As JSON has it; what it does not have, such as a function, becomes its repr."""
     if isinstance(value, QuantizeOptions):
-        value = {f.name: v for f in dataclasses.fields(value) if (v := getattr(value, f.name)) is not None}
+        unread = {"observer", "percentile"} if value.calibration is None else set()
+        value = {
+            f.name: v
+            for f in dataclasses.fields(value)
+            if (v := getattr(value, f.name)) is not None and f.name not in unread
+        }
     if isinstance(value, Mapping):
         # Batches are data: their type says that there were some.
         return {

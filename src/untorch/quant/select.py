@@ -59,7 +59,7 @@ def left_convolutions(
     found = convolutions(module)
     candidates = [*linears(module), *experts_of(module), *found]
     wanted, unwanted = _matcher("include", include, candidates), _matcher("exclude", exclude, candidates)
-    left = {}
+    left: dict[str, str] = {}
     for part, names in found:
         if include is not None and not wanted(part, names):
             left |= dict.fromkeys(names, "not in include")

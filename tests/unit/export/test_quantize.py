@@ -118,6 +118,29 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
             {"dtype": "int8", "prefill": "fp8"},
             "option quantize: prefill: int8 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
         ),
+        (
+            {"dtype": "int4", "calibration": [1]},
+            "option quantize: calibration: it is for int8, whose activations are quantised: leave it out for int4",
+        ),
+        (
+            {"dtype": "int8", "calibration": torch.ones(2)},
+            "option quantize: calibration: expected an iterable of batches, such as a list of tuples of arguments, got "
+            "Tensor",
+        ),
+        (
+            {"dtype": "int8", "calibration": iter([1])},
+            "option quantize: calibration: expected an iterable that can be iterated for each method, got "
+            "list_iterator: give a list",
+        ),
+        (
+            {"dtype": "int8", "observer": "max"},
+            "option quantize: observer: expected one of 'minmax', 'percentile', 'mse', got 'max'",
+        ),
+        (
+            {"dtype": "int8", "percentile": 40},
+            "option quantize: percentile: expected above 50 and at most 100, got 40",
+        ),
+        ({"dtype": "int8", "percentile": "99"}, "option quantize: percentile: expected a number, got '99'"),
         ({"dtype": "int4", "group": 64}, "option quantize: unknown option 'group': did you mean 'group_size'?"),
         ({"dtype": "int4", "group_size": 16}, "option quantize: group_size: expected one of 32, 64, 128, 256, got 16"),
         ({"dtype": "int4", "method": "gptq"}, "option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'"),
@@ -494,3 +517,45 @@ def test_int8_from_end_to_end(tmp_path: Path) -> None:
                 got = torch.from_numpy(getattr(program, name)(x.numpy()))
                 expected = entry["model"](x).detach()
                 assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.skip = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x) * self.skip(x)
+        return y
+
+
+def test_convolutions_without_calibration_are_in_the_report() -> None:
+    method = Method("forward", Convolution(), (torch.ones(1, 3, 4, 4),))
+    other = Method("other", nn.Sequential(nn.Linear(4, 64)), (torch.ones(1, 4),))
+    options = dict.fromkeys(("forward", "other"), QuantizeOptions("int8"))
+    made, _ = quantize_methods([method, other], options, Progress(False), by_name=False)
+    reason = "convolutions need static ranges: give 'calibration', batches of inputs"
+    assert made.quantization is not None
+    assert made.quantization.skipped == {"conv": reason, "skip": reason}
+    with pytest.raises(InvalidArgumentError, match="option quantize: no method has a linear layer"):
+        quantize_methods([method], options, Progress(False), by_name=False)
+
+
+def test_patterns_name_convolutions() -> None:
+    method = Method("forward", Convolution(), (torch.ones(1, 3, 4, 4),))
+    batches = [torch.ones(1, 3, 4, 4)]
+    for how, left in (({"exclude": "sk*"}, "in exclude"), ({"include": ["conv"]}, "not in include")):
+        options = {"forward": QuantizeOptions("int8", calibration=batches, **how)}  # type: ignore[arg-type]
+        [made] = quantize_methods([method], options, Progress(False), by_name=False)
+        assert made.calibration is not None
+        assert made.calibration.excluded == {"skip": left}
+    options = {"forward": QuantizeOptions("int8", calibration=batches, exclude="fc")}
+    with pytest.raises(InvalidArgumentError, match="exclude: 'fc' matches no .*layer.*; there are: conv, skip"):
+        quantize_methods([method], options, Progress(False))
+
+
+def test_the_manifest_has_no_batches() -> None:
+    options = ExportOptions(quantize={"dtype": "int8", "calibration": [torch.ones(2)]})
+    assert options.to_json()["quantize"] == {"dtype": "int8", "calibration": "list"}
+    options = ExportOptions(quantize=QuantizeOptions("int8", calibration=[torch.ones(2)]))
+    assert options.to_json()["quantize"]["calibration"] == "list"

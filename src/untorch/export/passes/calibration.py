@@ -84,8 +84,8 @@ class _Runner(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         # What torch.export checks about the example inputs is no concern of a batch.
-        value = None if node.op == "call_module" else super().run_node(node)
-        if node in self._observers:
+        value: Any = None if node.op == "call_module" else super().run_node(node)
+        if isinstance(value, torch.Tensor) and node in self._observers:
             self._observers[node].update(value)
         return value
 
