@@ -2,7 +2,7 @@
 
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
-results, but behind serve_pt2e_linears, since they would widen int8 weights. drop_dead_code runs before
+results, but behind serve_pt2e_linears and serve_pt2e_convolutions, since they would widen int8 weights. drop_dead_code runs before
 fuse_int8_linears and pack_linears, which fuse a node into its only user.
 """
 
@@ -37,6 +37,7 @@ from untorch.export.passes.report import PassReport
 from untorch.export.passes.resize_after_convolution import resize_after_convolution
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
+from untorch.export.passes.serve_pt2e_convolutions import serve_pt2e_convolutions
 from untorch.export.passes.serve_pt2e_linears import serve_pt2e_linears
 from untorch.export.passes.serve_recurrent import serve_recurrent
 from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
@@ -124,6 +125,14 @@ PASSES = (
         "then. Not with active dropout, with values "
         "of another width than the keys, and where the option `attention` asks for something else than the library's "
         "kernel",
+        devices=("cpu",),
+    ),
+    Pass(
+        "serve_pt2e_convolutions",
+        lambda module, options, device, architecture: serve_pt2e_convolutions(module),
+        "makes `untorch::int8_convolution` from 2-D convolutions that PT2E quantised (`convert_pt2e`), with "
+        "activation, residual sum and the quantising operator behind them; between them, and through max pooling, values are uint8 "
+        "([decision](decisions/0053-keep-chains-of-convolutions-in-uint8.md))",
         devices=("cpu",),
     ),
     Pass(

@@ -86,7 +86,7 @@ def test_it_becomes_one_product_of_integers(form: str) -> None:
         ("seven bits", "its activations have the range 0 to 127, expected 0 to 255 or -128 to 127"),
         ("zero points", "its weight has zero points, expected a symmetric range"),
         ("float weight", "its weight is not quantised"),
-        ("sum", "only linear layers are computed in integers"),
+        ("sum", "only linear layers and convolutions are computed in integers"),
     ],
 )
 def test_what_stays_is_in_the_report(form: str, reason: str) -> None:
