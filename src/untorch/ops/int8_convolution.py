@@ -48,7 +48,7 @@ __all__ = [
     "unpack_int8_convolution",
 ]
 
-MAX_DEPTHWISE_TAPS = 1024
+MAX_DEPTHWISE_TAPS = 256
 _CLAMPS = {"none": (-512.0, 512.0), "relu": (0.0, 512.0), "relu6": (0.0, 6.0)}
 
 C_SHIM = (

@@ -11,7 +11,7 @@
 namespace untorch::kernels {
 
 // The largest kernel of a depthwise convolution.
-inline constexpr std::int64_t kInt8DepthwiseTaps = 1024;
+inline constexpr std::int64_t kInt8DepthwiseTaps = 256;
 
 // x ≈ scale · (u − zero). A scale of 0: the tensor is float32.
 struct ByteScale {

@@ -82,14 +82,17 @@ typedef std::uint8_t UnalignedBytes __attribute__((vector_size(kVectorBytes), al
 #endif
 }
 
+constexpr int kPixels = 32;  // of a tile
+constexpr int kMostWords = static_cast<int>(kInt8DepthwiseTaps) / 4;
+
+// A tile of pixels × a block of channels.
 struct Block {
-  std::int64_t words, panels;    // of taps; of channels
-  std::int64_t first, channels;  // of these at most kWide
-  const std::uint8_t* const* rows;
-  const std::int8_t* weight;
-  std::int64_t panel_step;
+  std::int64_t pixels, words, panels;  // words of taps, panels of channels
+  std::int64_t first, channels;        // of these at most kWide
+  const std::uint8_t* const* rows;     // [pixels][4 · words]
+  const Ints* weight;                  // [words][4], as interleave() orders channels
   const std::int32_t* start;
-  std::int32_t* sums;
+  std::int32_t* sums;  // [pixels][kWide]
 };
 
 [[gnu::always_inline]] inline Bytes load_bytes(const std::uint8_t* from, std::int64_t channels) {
@@ -103,50 +106,79 @@ struct Block {
 #endif
 }
 
-// The words of four taps for a block of channels, and their weights.
-[[gnu::always_inline]] inline void load_words(const Block& t, std::int64_t word, Ints (&a)[4], Ints (&w)[4]) {
+// The words of four taps for a block of channels.
+[[gnu::always_inline]] inline void load_words(const Block& t, const std::uint8_t* const* rows, Ints (&a)[4]) {
   Bytes taps[4];
 #pragma GCC unroll 4
-  for (int tap = 0; tap < 4; ++tap) taps[tap] = load_bytes(t.rows[4 * word + tap] + t.first, t.channels);
+  for (int tap = 0; tap < 4; ++tap) taps[tap] = load_bytes(rows[tap] + t.first, t.channels);
   interleave(taps, a);
-  load_block(t.weight + word * kPanelBytes, t.panel_step, t.panels, w);
 }
 
-[[gnu::always_inline]] inline void store_sums(const Block& t, Ints (&acc)[4]) {
+[[gnu::always_inline]] inline void store_sums(const Block& t, std::int64_t pixel, Ints (&acc)[4]) {
   exchange(acc);
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
     if (v * N >= t.panels * P) break;
-    *reinterpret_cast<LooseInts*>(t.sums + v * N) = acc[v] + load_ints(t.start + v * N);
+    *reinterpret_cast<LooseInts*>(t.sums + pixel * kWide + v * N) = acc[v] + load_ints(t.start + v * N);
   }
 }
 
 [[gnu::noinline]] void block_madd(const Block& t) {
-  Ints acc[4] = {};
-  for (std::int64_t word = 0; word < t.words; ++word) {
-    Ints a[4], w[4];
-    load_words(t, word, a, w);
+  for (std::int64_t pixel = 0; pixel < t.pixels; ++pixel) {
+    const std::uint8_t* const* const rows = t.rows + pixel * 4 * t.words;
+    Ints acc[4] = {};
+    for (std::int64_t word = 0; word < t.words; ++word) {
+      Ints a[4];
+      load_words(t, rows + 4 * word, a);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const auto both = (Shorts)w[v];
-      acc[v] = dot_madd(acc[v], a[v], (Ints)((both << 8) >> 8), (Ints)(both >> 8));
+      for (int v = 0; v < 4; ++v) {
+        const auto both = (Shorts)t.weight[4 * word + v];
+        acc[v] = dot_madd(acc[v], a[v], (Ints)((both << 8) >> 8), (Ints)(both >> 8));
+      }
     }
+    store_sums(t, pixel, acc);
   }
-  store_sums(t, acc);
 }
 
 #if defined(UNTORCH_VNNI)
 [[gnu::noinline]] UNTORCH_VNNI void block_vnni(const Block& t) {
-  Ints acc[4] = {};
-  for (std::int64_t word = 0; word < t.words; ++word) {
-    Ints a[4], w[4];
-    load_words(t, word, a, w);
+  for (std::int64_t pixel = 0; pixel < t.pixels; ++pixel) {
+    const std::uint8_t* const* const rows = t.rows + pixel * 4 * t.words;
+    Ints acc[4] = {};
+    for (std::int64_t word = 0; word < t.words; ++word) {
+      Ints a[4];
+      load_words(t, rows + 4 * word, a);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) acc[v] = UNTORCH_DPBUSD(acc[v], a[v], w[v]);
+      for (int v = 0; v < 4; ++v) acc[v] = UNTORCH_DPBUSD(acc[v], a[v], t.weight[4 * word + v]);
+    }
+    store_sums(t, pixel, acc);
   }
-  store_sums(t, acc);
 }
 #endif
+
+// The addresses of a tile's input rows, [pixels][4 · words]; taps that fill up the last word read zero points, whose
+// weights are 0.
+void fill_rows(const Int8ConvolutionCall& call, std::int64_t row, std::int64_t x0, std::int64_t pixels,
+               const std::uint8_t** to) {
+  const Int8Convolution& p = *call.problem;
+  const std::int64_t image = row / p.output[0], top = row % p.output[0] * p.stride[0] - p.padding[0];
+  const std::uint8_t* const from = call.input + image * call.batch_step;
+  const std::uint8_t* const zeros = call.zeros + image * call.zeros_step;
+  const std::int64_t behind = 4 * p.words() - p.taps();
+  for (std::int64_t x = x0; x < x0 + pixels; ++x) {
+    const std::int64_t left = x * p.stride[1] - p.padding[1];
+    for (std::int64_t ky = 0; ky < p.kernel[0]; ++ky) {
+      const std::int64_t iy = top + ky * p.dilation[0];
+      const bool inside = iy >= 0 && iy < p.input[0];
+      const std::uint8_t* const line = from + iy * call.row_step;
+      std::int64_t ix = left;
+      for (std::int64_t kx = 0; kx < p.kernel[1]; ++kx, ix += p.dilation[1]) {
+        *to++ = inside && ix >= 0 && ix < p.input[1] ? line + ix * call.pixel_step : zeros;
+      }
+    }
+    for (std::int64_t tap = 0; tap < behind; ++tap) *to++ = zeros;
+  }
+}
 
 }  // namespace
 
@@ -155,40 +187,35 @@ void int8_depthwise_slice(const Int8ConvolutionCall& call, std::int64_t row0, st
   const std::int64_t channels = p.groups, words = p.words(), width = p.output[1];
   const std::int64_t panel_step = words * kPanelBytes;
   Finisher finish(call);
-  alignas(64) std::int32_t sums[kWide];
-  const std::uint8_t* rows[kInt8DepthwiseTaps + 4];
+  alignas(64) std::int32_t sums[kPixels * kWide];
+  Ints weight[kMostWords * 4];
+  const std::uint8_t* rows[kPixels * 4 * kMostWords];
 #if defined(UNTORCH_VNNI)
   const auto block = call.vnni ? block_vnni : block_madd;
 #else
   const auto block = block_madd;
 #endif
+  const std::int64_t tiles = (width + kPixels - 1) / kPixels;
   for (std::int64_t row = row0; row < row1; ++row) {
-    const std::int64_t image = row / p.output[0], top = row % p.output[0] * p.stride[0] - p.padding[0];
-    const std::uint8_t* const from = call.input + image * call.batch_step;
-    const std::uint8_t* const zeros = call.zeros + image * call.zeros_step;
-    for (std::int64_t x = 0; x < width; ++x) {
-      const std::int64_t left = x * p.stride[1] - p.padding[1];
-      std::int64_t tap = 0;
-      for (std::int64_t ky = 0; ky < p.kernel[0]; ++ky) {
-        const std::int64_t iy = top + ky * p.dilation[0];
-        const bool inside = iy >= 0 && iy < p.input[0];
-        for (std::int64_t kx = 0; kx < p.kernel[1]; ++kx, ++tap) {
-          const std::int64_t ix = left + kx * p.dilation[1];
-          rows[tap] = inside && ix >= 0 && ix < p.input[1] ? from + iy * call.row_step + ix * call.pixel_step : zeros;
-        }
-      }
-      for (; tap < 4 * words; ++tap) rows[tap] = zeros;  // their weights are 0
+    const std::int64_t shift = row / p.output[0] * call.channel_step;
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t x = width * tile / tiles, pixels = width * (tile + 1) / tiles - x;
+      fill_rows(call, row, x, pixels, rows);
       for (std::int64_t c = 0; c < channels; c += kWide) {
         Block t{};
-        t.channels = channels - c < kWide ? channels - c : kWide;
-        t.first = c, t.words = words, t.panels = (t.channels + P - 1) / P, t.rows = rows;
-        t.weight = p.weight + c / P * panel_step, t.panel_step = panel_step;
-        t.start = call.start + image * call.channel_step + c, t.sums = sums;
+        t.pixels = pixels, t.first = c, t.channels = channels - c < kWide ? channels - c : kWide;
+        t.words = words, t.panels = (t.channels + P - 1) / P, t.rows = rows, t.weight = weight, t.sums = sums;
+        t.start = call.start + shift + c;
+        for (std::int64_t word = 0; word < words; ++word) {
+          Ints w[4];
+          load_block(p.weight + c / P * panel_step + word * kPanelBytes, panel_step, t.panels, w);
+          for (int v = 0; v < 4; ++v) weight[4 * word + v] = w[v];
+        }
         block(t);
         FinishTile f{};
-        f.rows = 1, f.columns = t.channels, f.sums = sums, f.lds = kWide;
-        f.factor = call.factor + image * call.channel_step + c, f.bias = call.bias + c;
-        f.at = (row * width + x) * channels + c, f.ldc = channels;
+        f.rows = pixels, f.columns = t.channels, f.sums = sums, f.lds = kWide;
+        f.factor = call.factor + shift + c, f.bias = call.bias + c, f.ldc = channels;
+        f.at = (row * width + x) * channels + c;
         finish(f);
       }
     }

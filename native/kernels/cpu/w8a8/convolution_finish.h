@@ -57,6 +57,9 @@ class Finisher {
   }
 
   void operator()(const FinishTile& t) {
+    if (inside_.rest && p_.epilogue.activation == Activation::kHardswish && kind_ == Residual::kNone) {
+      return bytes_ ? hardswish<true>(t) : hardswish<false>(t);
+    }
     if (inside_.rest) return in_memory(t);
     switch (kind_) {
       case Residual::kNone:
@@ -137,6 +140,42 @@ class Finisher {
           } else {
             for (std::int64_t x = 0; x < count; ++x) floats[at + x] = y[x];
           }
+        }
+      }
+    }
+  }
+
+  // Hard swish, MobileNet's activation, is short enough for registers.
+  template <bool kBytes>
+  [[gnu::noinline]] void hardswish(const FinishTile& t) {
+    const V three = V{} + 3.0f, six = V{} + 6.0f, sixth = V{} + 1.0f / 6.0f, inverse = V{} + inverse_;
+    const V least = V{} - 512.0f, most = V{} + 512.0f;
+    auto* const bytes = static_cast<std::uint8_t*>(output_);
+    auto* const floats = static_cast<float*>(output_);
+    for (std::int64_t j = 0; j < t.columns; j += N) {
+      const V factor = load(t.factor + j), bias = load(t.bias + j);
+      const std::int64_t count = t.columns - j < N ? t.columns - j : N;
+      for (std::int64_t i = 0; i < t.rows; ++i) {
+        const std::int64_t at = t.at + i * t.ldc + j;
+        const V x = __builtin_convertvector(load_ints(t.sums + i * t.lds + j), V) * factor + bias;
+        V gate = x + three;
+        gate = gate < 0.0f ? V{} : gate;  // NaN stays NaN
+        gate = gate > six ? six : gate;
+        V y = x * gate * sixth;
+        if constexpr (kBytes) {
+          y *= inverse;
+          y = y > least ? y : least;
+          y = y < most ? y : most;
+          const Narrow u = bytes_of(y, p_.output_scale.zero);
+          if (count == N) {
+            *reinterpret_cast<LooseNarrow*>(bytes + at) = (LooseNarrow)u;
+          } else {
+            for (std::int64_t c = 0; c < count; ++c) bytes[at + c] = u[c];
+          }
+        } else if (count == N) {
+          store(floats + at, y);
+        } else {
+          for (std::int64_t c = 0; c < count; ++c) floats[at + c] = y[c];
         }
       }
     }

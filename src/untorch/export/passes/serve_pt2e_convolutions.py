@@ -5,9 +5,9 @@
     conv2d(dequantize(quantize(x)), dequantize_per_channel(int8 constant), bias) → [activation] → [+ dequantize(…)]
     → [activation] → quantize → dequantize → …
 
-Nodes are taken in graph order, so what a convolution reads may be another one's bytes by then. What follows it goes into
-its epilogue, the quantising operator last. Max pooling between dequantising and quantising operators of the same range
-pools bytes. int8 activations become uint8, whose zero points are 128 more.
+Nodes are taken in graph order, so what a convolution reads may be another one's bytes by then. What follows it goes
+into its epilogue, the quantising operator last. Max pooling between dequantising and quantising operators of the same
+range pools bytes. int8 activations become uint8, whose zero points are 128 more.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _QUANTIZE, _DEQUANTIZE = "quantize_per_tensor.default", "dequantize_per_tensor.d
 def serve_pt2e_convolutions(module: fx.GraphModule) -> PassReport:
     """Runs the pass in place. What quantised and dequantised stays in the graph, where dead code is dropped later."""
     report = PassReport("serve_pt2e_convolutions")
-    if any(node.target in _CONVOLUTIONS for node in module.graph.nodes):
-        if any(pt2e_name(node).startswith("dequantize") for node in module.graph.nodes):
-            _Server(module, report).run()
-            module.graph.eliminate_dead_code()
+    nodes = module.graph.nodes
+    quantised = any(pt2e_name(node).startswith("dequantize") for node in nodes)
+    if quantised and any(node.target in _CONVOLUTIONS for node in nodes):
+        _Server(module, report).run()
+        module.graph.eliminate_dead_code()
     return report
 
 

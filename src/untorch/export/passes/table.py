@@ -2,8 +2,8 @@
 
 From this table come PASS_NAMES, the check of the option ``passes``, the docstring of ExportOptions, and the table in
 docs/export.md (scripts/render_passes.py). Passes that compute constants run first, so that later ones see the
-results, but behind serve_pt2e_linears and serve_pt2e_convolutions, since they would widen int8 weights. drop_dead_code runs before
-fuse_int8_linears and pack_linears, which fuse a node into its only user.
+results, but behind serve_pt2e_linears and serve_pt2e_convolutions, since they would widen int8 weights. drop_dead_code
+runs before fuse_int8_linears and pack_linears, which fuse a node into its only user.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ PASSES = (
         "serve_pt2e_convolutions",
         lambda module, options, device, architecture: serve_pt2e_convolutions(module),
         "makes `untorch::int8_convolution` from 2-D convolutions that PT2E quantised (`convert_pt2e`), with "
-        "activation, residual sum and the quantising operator behind them; between them, and through max pooling, values are uint8 "
+        "activation, residual sum and the quantising operator behind them; between them, and through max pooling, "
+        "values are uint8 "
         "([decision](decisions/0053-keep-chains-of-convolutions-in-uint8.md))",
         devices=("cpu",),
     ),
