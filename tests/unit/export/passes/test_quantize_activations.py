@@ -172,8 +172,20 @@ def test_what_stays() -> None:
 def test_without_a_plan_nothing_runs() -> None:
     graph = unlift(Block(), *X)
     [report] = [r for r in run_passes(graph, ExportOptions()) if r.name == "quantize_activations"]
-    assert report.not_run == ("there is no calibration: option quantize={'dtype': 'int8', 'calibration': batches}")
+    assert (report.changed, report.skipped) == ([], {})
     assert not calls(graph)
+
+
+def test_sizes_that_vary() -> None:
+    """Batches of other sizes than the example's."""
+    batch = torch.export.Dim("batch", max=16)
+    graph = unlift(Block().eval(), *X, dynamic=({0: batch},))
+    plan = CalibrationPlan(QuantizeOptions("int8", calibration=[(torch.randn(n, 3, 16, 16),) for n in (1, 5)]))
+    graph.meta[PLAN] = plan
+    run_passes(graph, ExportOptions())
+    assert [given["output_scale"] > 0 for given in calls(graph)] == [True] * 4 + [False]
+    x = torch.randn(7, 3, 16, 16)
+    assert relative(graph(x), Block().eval()(x)) < 0.05
 
 
 def test_buffers_stay_as_they_are() -> None:
