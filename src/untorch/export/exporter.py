@@ -21,7 +21,7 @@ from untorch.export.methods import MethodRequest, plan_methods, read_methods, re
 from untorch.export.move import Movers
 from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.quantize import describe_merged, describe_quantized, quantize_methods
+from untorch.export.quantize import describe_convolutions, describe_merged, describe_quantized, quantize_methods
 from untorch.export.tracing import trace_method
 from untorch.export.training_mode import warn_if_training
 from untorch.export.verify import OutputDifference, verify_file
@@ -127,7 +127,7 @@ def write_package(
             places.append(f"{method.name}.{method.target.code_name}" if is_variant else method.name)
             (folder / places[-1]).mkdir()
             compile_method(method, folder / places[-1], progress)
-            quantized_weights = describe_merged(quantized_weights, method)
+            quantized_weights = describe_merged(quantized_weights, method) + describe_convolutions(method)
             compiled = method.compiled
             constants, storages = store.add_method(
                 compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,

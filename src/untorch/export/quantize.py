@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from untorch.export.passes.calibration import CalibrationPlan
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
 from untorch.export.signature import dtype_name
-from untorch.ops import int4, int8, nvfp4, nvfp4_moe
+from untorch.ops import int4, int8, int8_convolution, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
@@ -33,7 +34,7 @@ from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import convolutions, left_convolutions, linears
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["describe_merged", "describe_quantized", "quantize_methods", "quantized_module"]
+__all__ = ["describe_convolutions", "describe_merged", "describe_quantized", "quantize_methods", "quantized_module"]
 
 # The operators, their dtype, and which of their arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
@@ -175,6 +176,32 @@ def describe_quantized(method: Method) -> list[dict[str, Any]]:
                 **({} if layer is None else {"shape": [layer.out_features, layer.in_features], "method": layer.method}),
                 "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             }
+    return list(found.values())
+
+
+def describe_convolutions(method: Method) -> list[dict[str, Any]]:
+    """The entries of the int8 convolutions, which passes make: after these."""
+    found: dict[str, dict[str, Any]] = {}
+    for node in method.module.graph.nodes:
+        if node.op != "call_function" or node.target != int8_convolution.OPERATOR:
+            continue
+        arguments = arguments_of(node)
+        parts = [arguments[name] for name in ("weight", "scale", "column_sums")]
+        tensors = [attribute(method.module, str(part.target)) for part in parts]
+        inputs = int(arguments["x"].meta["val"].shape[1]) // arguments["groups"] * math.prod(arguments["kernel"])
+        rows = int(tensors[2].numel())
+        found[str(parts[0].target)] = {
+            "name": str(node.meta.get("weight_name", parts[0].target)).removesuffix(".weight"),
+            "dtype": "int8",
+            "group_size": inputs,
+            "operator": _operator_name(node),
+            "tensors": [str(part.target) for part in parts],
+            "activations": dtype_name(arguments["x"].meta["val"].dtype),
+            "packed_shape": [rows, int(tensors[0].numel()) // rows],
+            "shape": [int(arguments["out_channels"]), inputs],
+            **({"method": "rtn"} if "weight_name" in node.meta else {}),
+            "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        }
     return list(found.values())
 
 

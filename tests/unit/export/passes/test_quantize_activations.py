@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import untorch
 from tests.unit.export.passes.pass_graphs import unlift
+from untorch.archive import ArchiveReader
 from untorch.export import CompileError, export
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
@@ -251,8 +253,12 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert quantised.skipped == {}
     assert quantised.module_nbytes_after < quantised.module_nbytes_before
-    import untorch
-
+    with ArchiveReader(path) as archive:
+        entries = archive.manifest()["methods"]["forward"]["quantization"]
+    assert [entry["name"] for entry in entries] == ["fc", "stem", "first", "projection", "second", "depthwise"]
+    assert (entries[1]["shape"], entries[1]["packed_shape"]) == ([16, 27], [16, 36])  # words of four channels
+    assert (entries[1]["activations"], entries[2]["activations"]) == ("float32", "uint8")
+    assert entries[5]["shape"] == [32, 9]
     got = torch.from_numpy(untorch.load(path)["forward"](X[0].numpy()))
     assert relative(got, module(*X)) < 0.05
     assert isinstance(module.fc, nn.Linear)  # a copy was quantised
