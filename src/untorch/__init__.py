@@ -36,6 +36,7 @@ from untorch.runtime.stream import CurrentStream, current_stream, stream
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
+    from untorch import pipeline
     from untorch.predictor import Predictor
     from untorch.trust.policy import Identity, TrustPolicy
 else:  # for type checkers every name would exist
@@ -49,6 +50,10 @@ else:  # for type checkers every name would exist
             from untorch import predictor
 
             return predictor.Predictor
+        if name == "pipeline":  # a module that can be called; its optional packages are imported where they are used
+            import importlib
+
+            return importlib.import_module("untorch.pipeline")
         if name in ("export", "quant", "ops"):
             raise AttributeError(f"untorch.{name} needs torch and is not imported with untorch: import untorch.{name}")
         if name in ("llm", "serve", "speech"):
@@ -100,6 +105,7 @@ __all__ = [
     "initial_seed",
     "load",
     "manual_seed",
+    "pipeline",
     "register_kernel",
     "stream",
     "zeros",

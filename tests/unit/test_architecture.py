@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 RUN_HALF = (
     "untorch.runtime", "untorch.archive", "untorch.trust", "untorch.llm", "untorch.serve", "untorch.predictor",
-    "untorch.integrations", "untorch.speech",
+    "untorch.integrations", "untorch.speech", "untorch.pipeline",
 )  # fmt: skip
 BUILD_HALF = ("untorch.export", "untorch.quant", "untorch.ops", "untorch.torch_compile", "untorch.cli")
 

@@ -26,8 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "parse_options", "quantization_text"]
 
-# The names of pipelines in transformers, as causal_lm's tasks.
-_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _list_tasks(wanted: bool) -> None:
+    if not wanted:
+        return
+    _check_torch()
+    from rich.console import Console
+
+    from untorch.export.recipes.table import list_tasks
+
+    console = Console(width=None)
+    console.print(make_table(None, ("task", "architectures", "result"), list_tasks()))
+    raise typer.Exit
 
 
 def export(
@@ -36,8 +48,7 @@ def export(
         typer.Argument(
             metavar="SCRIPT:FUNCTION",
             help="A function that returns (model, args), (model, args, kwargs), a dictionary of export()'s "
-            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module. With --task: a Hugging Face "
-            "folder.",
+            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module. Or a Hugging Face folder.",
             show_default=False,
         ),
     ],
@@ -51,10 +62,24 @@ def export(
         typer.Option(
             "--task",
             metavar="TASK",
-            help="text-generation: a causal language model for untorch generate. feature-extraction: one for "
-            "embeddings. text-classification: one for scores.",
+            help="Of a Hugging Face folder. text-generation: a causal language model for untorch generate. "
+            "feature-extraction: one for embeddings. --list-tasks has the others. Default: by its config.json.",
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Of a Hugging Face folder: float32, bfloat16 or float16 weights. Default: as its config.json says.",
+        ),
+    ] = None,
+    list_tasks: Annotated[
+        bool,
+        typer.Option(
+            "--list-tasks", help="List the tasks of Hugging Face folders.", callback=_list_tasks, is_eager=True
+        ),
+    ] = False,
     kv_dtype: Annotated[
         str | None,
         typer.Option(
@@ -82,8 +107,6 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Compile a model into one .pt2 file that runs without PyTorch, for the CPU or the given device."""
-    from untorch.runtime.errors import UnsupportedError
-
     fields = parse_options(options or ())
     if cpu is not None:
         fields["cpu"] = tuple(cpu.split(",")) if "," in cpu else cpu
@@ -97,8 +120,7 @@ def export(
         fields["progress"] = False
     if not check and output is None:
         raise typer.BadParameter("name the file to write, such as -o model.pt2", param_hint="--output")
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedError("export needs PyTorch: pip install 'untorch[export]'")
+    _check_torch()
 
     import untorch.export
     from untorch.cli.script import export_arguments, load_models
@@ -106,14 +128,18 @@ def export(
 
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
-    if task is not None:
+    if task is not None or _is_folder(source):
+        given = {"kv_dtype": kv_dtype, "draft": draft}
         report = _export_task(
-            source, task, output, check, device, arch, fields | {"kv_dtype": kv_dtype, "draft": draft}
-        )
+            source, task, dtype, output, check, device, arch,
+            fields | {name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
         document = {"source": source, **_describe(report)}
         if not quiet or json:
             emit(document, json, lambda console: _render(console, document))
         return
+    if dtype is not None:
+        raise typer.BadParameter("is for a Hugging Face folder", param_hint="--dtype")
     if kv_dtype is not None:
         raise typer.BadParameter("is for --task text-generation", param_hint="--kv-dtype")
     if draft is not None:
@@ -139,16 +165,49 @@ def export(
         emit(document, json, lambda console: _render(console, document))
 
 
-def _export_task(
-    source: str, task: str, output: Any, check: bool, device: str | None, arch: Any, fields: dict[str, Any]
-) -> Any:
-    import untorch.export
+def _check_torch() -> None:
+    from untorch.runtime.errors import UnsupportedError
 
-    if task not in _TASKS:
-        raise typer.BadParameter(f"expected {', '.join(_TASKS)}, got {task}", param_hint="--task")
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedError("export needs PyTorch: pip install 'untorch[export]'")
+
+
+def _is_folder(source: str) -> bool:
+    import os
+
+    return os.path.isfile(os.path.join(source, "config.json"))
+
+
+def _export_task(
+    source: str,
+    task: str | None,
+    dtype: str | None,
+    output: Any,
+    check: bool,
+    device: str | None,
+    arch: Any,
+    fields: dict[str, Any],
+) -> Any:
+    import torch
+
+    import untorch.export
+    from untorch.export.recipes.table import task_names
+
+    if task is not None and task not in task_names():
+        raise typer.BadParameter(f"expected {', '.join(task_names())}, got {task}", param_hint="--task")
     if check:
         raise typer.BadParameter("--check is not for --task", param_hint="--task")
-    return untorch.export.causal_lm(source, output, task=_TASKS[task], device=device or "cpu", arch=arch, **fields)
+    if dtype is not None and dtype not in _DTYPES:
+        raise typer.BadParameter(f"expected {', '.join(_DTYPES)}, got {dtype}", param_hint="--dtype")
+    return untorch.export.export_folder(
+        source,
+        output,
+        task=task,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        device=device or "cpu",
+        arch=arch,
+        **fields,
+    )
 
 
 def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from untorch.export.fallbacks import Fallback, check
 from untorch.export.lm.build import causal_lm
 from untorch.export.method import MethodReport
 from untorch.export.options import ExportOptions
+from untorch.export.recipes.build import export_folder
 from untorch.export.speech.build import speech_to_text
 from untorch.quant.options import QuantizeOptions
 
@@ -24,5 +25,6 @@ __all__ = [
     "causal_lm",
     "check",
     "export",
+    "export_folder",
     "speech_to_text",
 ]

@@ -1,0 +1,118 @@
+"""The table of recipes: a row a task, with the architectures that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from untorch.export.recipes.audio import write_audio_classification
+from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
+from untorch.export.recipes.source import Made, Source
+from untorch.export.recipes.text import write_fill_mask, write_text_classification, write_token_classification
+from untorch.export.recipes.text_embedding import write_text_embedding
+from untorch.export.speech.ctc import CTC_MODELS
+from untorch.export.speech.speech_lm import SPEECH_LANGUAGE_MODELS
+
+__all__ = [
+    "ENGINE_TASKS",
+    "RECIPES",
+    "SPEECH_TASK",
+    "Recipe",
+    "find_task",
+    "is_engine_task",
+    "list_tasks",
+    "task_names",
+]
+
+SPEECH_TASK = "automatic-speech-recognition"
+# Tasks of decoders, which causal_lm serves by its own names.
+ENGINE_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
+_ZERO_SHOT = ("CLIPModel", "SiglipModel", "Siglip2Model")
+_AUDIO = ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "Data2VecAudio", "Wav2Vec2Conformer")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """task: as transformers names it. architectures: for people. write: makes methods and a front end."""
+
+    task: str
+    architectures: str
+    result: str
+    write: Callable[[Source], Made]
+
+
+RECIPES = {
+    recipe.task: recipe
+    for recipe in (
+        Recipe("text-classification", "…ForSequenceClassification", "label, score", write_text_classification),
+        Recipe("token-classification", "…ForTokenClassification", "entities", write_token_classification),
+        Recipe("fill-mask", "…ForMaskedLM", "tokens, scores", write_fill_mask),
+        Recipe("text-embedding", "…Model with a tokenizer", "array [width]", write_text_embedding),
+        Recipe("image-classification", "…ForImageClassification", "labels, scores", write_image_classification),
+        Recipe(
+            "zero-shot-image-classification", ", ".join(_ZERO_SHOT), "labels, scores",
+            write_zero_shot_image_classification,
+        ),
+        Recipe(
+            "audio-classification", "Wav2Vec2ForSequenceClassification and the like", "labels, scores",
+            write_audio_classification,
+        ),
+    )
+}  # fmt: skip
+
+
+def find_task(source: Source) -> str | None:
+    """The task that the architecture is for; None: there is none that is known."""
+    name = source.architecture
+    if name in (*CTC_MODELS, *SPEECH_LANGUAGE_MODELS):
+        return SPEECH_TASK
+    if name in _ZERO_SHOT:
+        return "zero-shot-image-classification"
+    if name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
+        return "image-classification"
+    if name.endswith("ForSequenceClassification"):
+        return "audio-classification" if name.removesuffix("ForSequenceClassification") in _AUDIO else (
+            "text-classification"
+        )  # fmt: skip
+    if name.endswith("ForTokenClassification"):
+        return "token-classification"
+    if name.endswith("ForMaskedLM"):
+        return "fill-mask"
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "text-generation"
+    if (source.folder / "modules.json").is_file() or (
+        name.endswith("Model") and (source.folder / "tokenizer.json").is_file()
+    ):
+        return "text-embedding" if _is_encoder(source) else "feature-extraction"
+    return None
+
+
+def is_engine_task(source: Source, task: str) -> bool:
+    """Whether ``causal_lm`` serves it: a decoder's text generation, embeddings and scores."""
+    if task not in ENGINE_TASKS:
+        return False
+    return task != "text-classification" or not _is_encoder(source)
+
+
+def _is_encoder(source: Source) -> bool:
+    """Whether transformers has a masked language model of the kind, or an encoder that is like one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return source.config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def task_names() -> list[str]:
+    """All tasks, sorted."""
+    return sorted({*RECIPES, *ENGINE_TASKS, SPEECH_TASK})
+
+
+def list_tasks() -> list[tuple[str, str, str]]:
+    """Rows of a table: the task, architectures, and the result or what runs it."""
+    rows = [(recipe.task, recipe.architectures, recipe.result) for recipe in RECIPES.values()]
+    rows += [
+        ("text-generation", "…ForCausalLM", "text: untorch generate, untorch.llm"),
+        ("feature-extraction", "decoders for embeddings", "array [width]: untorch.llm"),
+        ("text-classification", "decoders with a score", "scores: untorch.llm"),
+        (SPEECH_TASK, ", ".join((*CTC_MODELS, *SPEECH_LANGUAGE_MODELS)), "text: untorch.speech"),
+    ]
+    return sorted(rows)

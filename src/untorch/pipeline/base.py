@@ -1,0 +1,84 @@
+"""``Pipeline``: a package with its front end, called with one input or a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch._core import Tensor
+from untorch.pipeline.settings import Settings
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.runtime.program import Program
+
+__all__ = ["Pipeline", "read_count"]
+
+
+class Pipeline:
+    """What tasks have in common. Use it as a context manager, or call ``close()``.
+
+    task: the name of the task, as transformers has it. options: what a call may say beside its inputs.
+    """
+
+    options: tuple[str, ...] = ()
+
+    def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
+        self.program, self.settings, self._owned = program, settings, owned
+        self.task: str = settings.get("task", str)
+        self.architecture: str = settings.get("architecture", str)
+
+    def __call__(self, inputs: Any, *, batch_size: int = 8, **options: Any) -> Any:
+        """The result of one input, or a list with those of a list of inputs.
+
+        Raises InvalidArgumentError and ArgumentTypeError for inputs and options that the task does not take.
+        """
+        if unknown := sorted(options.keys() - set(self.options)):
+            known = ", ".join(("batch_size", *self.options))
+            raise ArgumentTypeError(f"pipeline: {unknown[0]}: unknown for {self.task}, which takes {known}")
+        read_count("batch_size", batch_size)
+        if not isinstance(inputs, list | tuple):
+            return self.run([inputs], options, is_list=False)[0]
+        results: list[Any] = []
+        for begin in range(0, len(inputs), batch_size):
+            results += self.run(inputs[begin : begin + batch_size], options, is_list=True)
+        return results
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """A result for each input of one batch."""
+        raise NotImplementedError
+
+    def call(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """The method's one output, float32."""
+        found: Any = self.program[method](**arguments)
+        array = found.numpy() if isinstance(found, Tensor) else np.asarray(found)
+        return array.astype(np.float32, copy=False)
+
+    def labels(self, width: int) -> list[str]:
+        """The package's labels. Raises InvalidFileError if they are not as many as the model's outputs."""
+        labels = self.settings.texts("labels")
+        if len(labels) != width:
+            raise self.settings.damaged(f"labels: expected {width}, got {len(labels)}")
+        return labels
+
+    def close(self) -> None:
+        """Closes the package, unless it was opened by the caller."""
+        if self._owned:
+            self.program.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<untorch pipeline {self.task}: {self.architecture}, {self.program.path}>"
+
+
+def read_count(name: str, value: Any) -> int:
+    """A positive integer. Raises InvalidArgumentError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgumentError(f"pipeline: {name}: expected a positive integer, got {value!r:.80}")
+    return value

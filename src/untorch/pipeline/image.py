@@ -1,0 +1,42 @@
+"""Image classification, and what tasks on images have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.pipeline.base import Pipeline, read_count
+from untorch.pipeline.image_steps import apply_steps, read_image
+from untorch.pipeline.scores import activate, best
+
+__all__ = ["ImageClassification", "ImagePipeline"]
+
+
+class ImagePipeline(Pipeline):
+    """The package's image steps in front of a method."""
+
+    def pixels(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
+        """[batch, 3, height, width]. Raises InvalidFileError for steps that are damaged."""
+        images = [read_image(source) for source in inputs]
+        steps = self.settings.get("image_steps", list)
+        try:
+            return np.stack([apply_steps(image, steps) for image in images])
+        except (TypeError, ValueError) as error:
+            raise self.settings.damaged(f"image_steps: {error}") from None
+
+
+class ImageClassification(ImagePipeline):
+    """The best labels with their scores; top_k of them, 5 by default."""
+
+    options = ("top_k", "function_to_apply")
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class."""
+        top_k = read_count("top_k", options.get("top_k", 5))
+        logits = self.call("forward", {"pixel_values": self.pixels(inputs)})
+        scores = activate(logits, options.get("function_to_apply") or self.settings.get("activation", str))
+        labels = self.labels(logits.shape[-1])
+        return [best(row, labels, top_k) for row in scores]

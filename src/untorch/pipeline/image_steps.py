@@ -1,0 +1,92 @@
+"""Images as a model's input: resize, crop, rescale and normalise, as the steps that the package lists."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.pipeline.extras import import_extra
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+
+__all__ = ["apply_steps", "read_image"]
+
+
+def read_image(source: Any) -> Any:
+    """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8."""
+    module = import_extra("PIL.Image", "pillow", "an image")
+    if isinstance(source, module.Image):
+        return source.convert("RGB")
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
+            raise InvalidArgumentError(
+                "pipeline: inputs: expected an array [height, width, 3] of uint8, got "
+                f"{source.dtype} {list(source.shape)}"
+            )
+        return module.fromarray(source)
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        if not os.path.isfile(path):
+            raise file_error(f"pipeline: inputs: there is no file {path}", 2, str(path))
+        opened: Any = path
+    elif isinstance(source, bytes):
+        opened = io.BytesIO(source)
+    else:
+        raise ArgumentTypeError(
+            "pipeline: inputs: expected a path, bytes, a Pillow image, an array, or a list of them, got "
+            + type(source).__name__
+        )
+    try:
+        with module.open(opened) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
+        raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {error}") from None
+
+
+def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float32]:
+    """[3, height, width], float32. A step is a name and its arguments:
+
+    ["resize", height, width, filter], ["resize_shortest", size, filter], ["center_crop", height, width],
+    ["rescale", factor], ["normalize", means, deviations]. Filters are Pillow's numbers.
+
+    Raises ValueError, TypeError for steps that are damaged.
+    """
+    # Pillow works on bytes: what comes first stays an image, the rest is an array.
+    array: NDArray[Any] | None = None
+    for name, *arguments in steps:
+        if name == "resize":
+            height, width, resample = arguments
+            image = image.resize((width, height), resample)
+        elif name == "resize_shortest":
+            size, resample = arguments
+            image = image.resize(_scaled(image.size, size), resample)
+        elif name == "center_crop":
+            image = _center_crop(image, *arguments)
+        elif name == "rescale":
+            array = np.asarray(image, np.float32) * np.float32(arguments[0])
+        elif name == "normalize":
+            array = np.asarray(image, np.float32) if array is None else array
+            array = (array - np.asarray(arguments[0], np.float32)) / np.asarray(arguments[1], np.float32)
+        else:
+            raise ValueError(f"unknown step {name!r:.80}")
+    found = np.asarray(image, np.float32) if array is None else array
+    return np.ascontiguousarray(found.transpose(2, 0, 1), np.float32)
+
+
+def _scaled(size: tuple[int, int], shortest: int) -> tuple[int, int]:
+    """Width and height with the aspect ratio of ``size``."""
+    width, height = size
+    if width <= height:
+        return shortest, int(shortest * height / width)
+    return int(shortest * width / height), shortest
+
+
+def _center_crop(image: Any, height: int, width: int) -> Any:
+    """What is outside of the image is black."""
+    # Floor for a crop, and for padding one pixel more at the top and left where the rest is odd.
+    left, top = (image.size[0] - width) // 2, (image.size[1] - height) // 2
+    return image.crop((left, top, left + width, top + height))

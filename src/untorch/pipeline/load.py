@@ -1,0 +1,69 @@
+"""``open_pipeline``: the pipeline of a package's task."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from untorch.pipeline.audio import AudioClassification
+from untorch.pipeline.base import Pipeline
+from untorch.pipeline.image import ImageClassification
+from untorch.pipeline.settings import read_settings
+from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
+from untorch.pipeline.token_classification import TokenClassification
+from untorch.pipeline.zero_shot import ZeroShotImageClassification
+from untorch.runtime.errors import UnsupportedError
+from untorch.runtime.program import Program, load
+
+if TYPE_CHECKING:
+    from untorch.trust.policy import TrustPolicy
+
+__all__ = ["PIPELINES", "open_pipeline"]
+
+PIPELINES: dict[str, type[Pipeline]] = {
+    "text-classification": TextClassification,
+    "token-classification": TokenClassification,
+    "fill-mask": FillMask,
+    "text-embedding": TextEmbedding,
+    "image-classification": ImageClassification,
+    "zero-shot-image-classification": ZeroShotImageClassification,
+    "audio-classification": AudioClassification,
+}
+
+
+def open_pipeline(
+    source: str | os.PathLike[str] | Program,
+    *,
+    device: str | None = None,
+    num_runners: int = 1,
+    num_threads: int = 0,
+    trust: TrustPolicy | str | os.PathLike[str] | None = None,
+) -> Pipeline:
+    """The pipeline of a package that ``untorch.export.export_folder`` made. ``untorch.pipeline`` is this function.
+
+    Args:
+        source: The package's path, or a loaded program, which stays open.
+        device, num_runners, num_threads, trust: As for ``untorch.load``.
+
+    Raises:
+        InvalidFileError: The package is damaged or has no pipeline.
+        UnsupportedError: It needs another untorch, a GPU, or a Python package that is missing.
+    """
+    owned = not isinstance(source, Program)
+    program: Any = (
+        source
+        if isinstance(source, Program)
+        else load(source, device=device, num_runners=num_runners, num_threads=num_threads, trust=trust)
+    )
+    try:
+        settings = read_settings(program.manifest, program.path)
+        task = settings.get("task", str)
+        if task not in PIPELINES:
+            raise UnsupportedError(
+                f"{program.path}: task {task!r:.80} is unknown here: expected {', '.join(PIPELINES)}: upgrade untorch"
+            )
+        return PIPELINES[task](program, settings, owned)
+    except BaseException:
+        if owned:
+            program.close()
+        raise

@@ -1,0 +1,94 @@
+"""Tasks on text: classification, fill-mask, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from untorch.pipeline.base import Pipeline, read_count
+from untorch.pipeline.scores import activate, best, softmax
+from untorch.pipeline.settings import Settings
+from untorch.pipeline.tokens import Tokens
+from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.program import Program
+
+__all__ = ["FillMask", "TextClassification", "TextEmbedding", "TextPipeline"]
+
+
+class TextPipeline(Pipeline):
+    """A tokenizer in front of one method."""
+
+    def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
+        super().__init__(program, settings, owned)
+        self.tokens = Tokens(program, settings)
+
+
+class TextClassification(TextPipeline):
+    """``[{"label": …, "score": …}]`` of one text, dictionaries of a list; with top_k, lists of the best labels."""
+
+    options = ("top_k", "function_to_apply", "truncation")
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class."""
+        top_k = options.get("top_k", 1)
+        if top_k is not None:
+            read_count("top_k", top_k)
+        encodings = self.tokens.encode(inputs, options.get("truncation", False))
+        logits = self.call("forward", self.tokens.arrays(encodings))
+        name = options.get("function_to_apply") or self.settings.get("activation", str)
+        scores, labels = activate(logits, name), self.labels(logits.shape[-1])
+        found = [best(row, labels, top_k) for row in scores]
+        # A single text without top_k gives a list of one, a list of texts a list of dictionaries.
+        return [row[0] for row in found] if is_list and "top_k" not in options else found
+
+
+class FillMask(TextPipeline):
+    """The likeliest tokens in the place of the mask; a list for each mask if there are several."""
+
+    options = ("top_k", "truncation")
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class."""
+        top_k = read_count("top_k", options.get("top_k", 5))
+        mask_id = self.settings.get("mask_id", int)
+        encodings = self.tokens.encode(inputs, options.get("truncation", False))
+        for index, encoding in enumerate(encodings):
+            if mask_id not in encoding.ids:
+                raise InvalidArgumentError(
+                    f"pipeline: inputs[{index}]: expected the mask token {self.settings.get('mask_token', str)}, got "
+                    f"{inputs[index]!r:.80}"
+                )
+        output = self.call("forward", self.tokens.arrays(encodings))
+        rows = self.tokens.rows(output, encodings)
+        return [self._fill(row, one.ids, mask_id, top_k) for row, one in zip(rows, encodings, strict=True)]
+
+    def _fill(self, logits: Any, ids: list[int], mask_id: int, top_k: int) -> Any:
+        places = [place for place, token in enumerate(ids) if token == mask_id]
+        found = []
+        for place in places:
+            scores = softmax(logits[place])
+            row = []
+            for token in np.argsort(-scores, kind="stable")[:top_k].tolist():
+                filled = [*ids[:place], token, *ids[place + 1 :]]
+                text = self.tokens.decode([one for one in filled if one != self.tokens.pad_id], len(places) == 1)
+                row.append(
+                    {
+                        "score": float(scores[token]), "token": token,
+                        "token_str": self.tokens.decode([token], False), "sequence": text,
+                    }
+                )  # fmt: skip
+            found.append(row)
+        return found[0] if len(found) == 1 else found
+
+
+class TextEmbedding(TextPipeline):
+    """An array [width] of a text, pooled and normalised as the model's modules.json says."""
+
+    options = ("truncation",)
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class. Texts are truncated by default, as sentence-transformers does."""
+        encodings = self.tokens.encode(inputs, options.get("truncation", True))
+        return [*self.call("forward", self.tokens.arrays(encodings))]

@@ -1,0 +1,110 @@
+"""Texts as padded token ids, by the package's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.pipeline.extras import import_extra
+from untorch.pipeline.settings import TOKENIZER, Settings
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
+from untorch.runtime.program import Program
+
+__all__ = ["Tokens"]
+
+_FEATURES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+class Tokens:
+    """Encodes batches of texts as the inputs that the package's method has."""
+
+    def __init__(self, program: Program, settings: Settings) -> None:
+        self._settings = settings
+        self.max_length: int = settings.get("max_length", int)
+        self._fixed: int | None = settings.optional("fixed_length", int)
+        self.inputs: list[str] = settings.texts("text_inputs")
+        if unknown := [name for name in self.inputs if name not in _FEATURES]:
+            raise settings.damaged(f"text_inputs: unknown {unknown[0]!r:.80}")
+        self.pad_id: int = settings.get("pad_id", int)
+        self._pads_left = settings.get("padding_side", str) == "left"
+        tokenizers = import_extra("tokenizers", "tokenizers", "text")
+        try:
+            self.backend: Any = tokenizers.Tokenizer.from_buffer(program._program.entry(TOKENIZER))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise InvalidFileError(f"{program.path}: {TOKENIZER} is damaged: {error}") from None
+        self.backend.no_padding()
+        self.backend.no_truncation()
+
+    def encode(self, texts: Sequence[Any], truncation: bool = False) -> list[Any]:
+        """Encodings of tokenizers. A text is a string, or a dictionary of "text" and "text_pair".
+
+        Raises InvalidArgumentError for a text that is longer than the model reads, unless it is to be truncated.
+        """
+        if not isinstance(truncation, bool):
+            raise InvalidArgumentError(f"pipeline: truncation: expected True or False, got {truncation!r:.80}")
+        if truncation or self._fixed is not None:
+            self.backend.enable_truncation(self.max_length)
+        else:
+            self.backend.no_truncation()
+        found: list[Any] = self.backend.encode_batch([_read(text) for text in texts])
+        for index, encoding in enumerate(found):
+            if len(encoding.ids) > self.max_length:
+                raise InvalidArgumentError(
+                    f"pipeline: inputs[{index}]: expected at most {self.max_length} tokens, got {len(encoding.ids)}: "
+                    "cut the text, or pass truncation=True"
+                )
+        return found
+
+    def arrays(self, encodings: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
+        """The method's inputs, [batch, longest] int64."""
+        width = self._fixed or max(1, *(len(encoding.ids) for encoding in encodings))
+        found = {}
+        for name in self.inputs:
+            pad = self.pad_id if name == "input_ids" else 0
+            array = np.full((len(encodings), width), pad, np.int64)
+            for row, encoding in zip(array, encodings, strict=True):
+                values = getattr(encoding, _FEATURES[name])
+                if self._pads_left:
+                    row[width - len(values) :] = values
+                else:
+                    row[: len(values)] = values
+            found[name] = array
+        return found
+
+    def rows(self, output: NDArray[Any], encodings: Sequence[Any]) -> list[NDArray[Any]]:
+        """[batch, longest, …] → for each text [its tokens, …]."""
+        if self._pads_left:
+            return [row[len(row) - len(one.ids) :] for row, one in zip(output, encodings, strict=True)]
+        return [row[: len(one.ids)] for row, one in zip(output, encodings, strict=True)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text, with the spaces before punctuation taken out if the package's tokenizer does so."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if self._settings.get("clean_up_spaces", bool):
+            for mark in (".", "?", "!", ",", " n't", " 'm", " 's", " 've", " 're"):
+                text = text.replace(f" {mark}" if len(mark) == 1 else mark, mark.lstrip())
+        return text
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """The text that tokens stand for."""
+        decoder = self.backend.decoder
+        text: str = " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+        return text
+
+
+def _read(text: Any) -> Any:
+    if isinstance(text, str):
+        return text
+    if isinstance(text, dict) and text.keys() <= {"text", "text_pair"} and isinstance(text.get("text"), str):
+        pair = text.get("text_pair")
+        if pair is None:
+            return text["text"]
+        if isinstance(pair, str):
+            return text["text"], pair
+    raise ArgumentTypeError(
+        'pipeline: inputs: expected a string, {"text": …, "text_pair": …}, or a list of them, got '
+        f"{type(text).__name__} {text!r:.80}"
+    )
