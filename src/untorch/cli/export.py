@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "parse_options", "quantization_text"]
 
+# The names of pipelines in transformers, as causal_lm's tasks.
+_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -131,8 +133,7 @@ def export(
     if task is not None or _is_folder(source):
         given = {"kv_dtype": kv_dtype, "draft": draft}
         report = _export_task(
-            source, task, dtype, output, check, device, arch,
-            fields | {name: value for name, value in given.items() if value is not None},
+            source, task, dtype, output, check, device, arch, fields, given,
         )  # fmt: skip
         document = {"source": source, **_describe(report)}
         if not quiet or json:
@@ -187,6 +188,7 @@ def _export_task(
     device: str | None,
     arch: Any,
     fields: dict[str, Any],
+    engine: dict[str, Any],
 ) -> Any:
     import torch
 
@@ -199,15 +201,14 @@ def _export_task(
         raise typer.BadParameter("--check is not for --task", param_hint="--task")
     if dtype is not None and dtype not in _DTYPES:
         raise typer.BadParameter(f"expected {', '.join(_DTYPES)}, got {dtype}", param_hint="--dtype")
-    return untorch.export.export_folder(
-        source,
-        output,
-        task=task,
-        dtype=None if dtype is None else getattr(torch, dtype),
-        device=device or "cpu",
-        arch=arch,
-        **fields,
-    )
+    given = {
+        "dtype": None if dtype is None else getattr(torch, dtype), "device": device or "cpu", "arch": arch, **fields,
+    }  # fmt: skip
+    # Scores are an encoder's as well: its config tells which.
+    if task in _TASKS and not (task == "text-classification" and _is_folder(source)):
+        return untorch.export.causal_lm(source, output, task=_TASKS[task], **given, **engine)
+    given |= {name: value for name, value in engine.items() if value is not None}
+    return untorch.export.export_folder(source, output, task=task, **given)
 
 
 def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:

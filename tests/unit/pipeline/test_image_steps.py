@@ -1,0 +1,69 @@
+"""Images as arrays: the steps of a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from untorch.pipeline.image_steps import apply_steps, read_image
+from untorch.runtime.errors import ArgumentTypeError, FileMissingError, InvalidArgumentError
+
+pytest.importorskip("PIL")
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize(("height", "width", "shape"), [(40, 20, (3, 20, 10)), (20, 41, (3, 10, 20))])
+def test_the_shortest_edge_keeps_the_aspect_ratio(height: int, width: int, shape: tuple[int, ...]) -> None:
+    assert apply_steps(read_image(picture(height, width)), [["resize_shortest", 10, 2]]).shape == shape
+
+
+def test_a_crop_takes_the_middle() -> None:
+    image = picture(9, 8)
+    found = apply_steps(read_image(image), [["center_crop", 4, 4]])
+    np.testing.assert_array_equal(found, image[2:6, 2:6].transpose(2, 0, 1))
+
+
+def test_a_crop_that_is_larger_pads_with_black() -> None:
+    image = picture(3, 4)
+    found = apply_steps(read_image(image), [["center_crop", 6, 6]])
+    np.testing.assert_array_equal(found[:, 2:5, 1:5], image.transpose(2, 0, 1))
+    assert found[:, :2].max() == 0 and found[:, 5:].max() == 0 and found[:, :, 5:].max() == 0
+
+
+def test_rescale_and_normalize() -> None:
+    image = picture(4, 4)
+    found = apply_steps(read_image(image), [["rescale", 1 / 255], ["normalize", [0.5, 0.4, 0.3], [0.1, 0.2, 0.3]]])
+    expected = (image.transpose(2, 0, 1) / 255 - np.reshape([0.5, 0.4, 0.3], (3, 1, 1))) / np.reshape(
+        [0.1, 0.2, 0.3], (3, 1, 1)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_an_unknown_step() -> None:
+    with pytest.raises(ValueError, match="unknown step 'blur'"):
+        apply_steps(read_image(picture(4, 4)), [["blur", 1]])
+
+
+def test_files_and_bytes_give_what_arrays_give(tmp_path: Path) -> None:
+    image = picture(5, 6)
+    read_image(image).save(tmp_path / "a.png")
+    for source in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes(), read_image(image)):
+        np.testing.assert_array_equal(np.asarray(read_image(source)), image)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(FileMissingError, match="there is no file"):
+        read_image(tmp_path / "none.png")
+    with pytest.raises(InvalidArgumentError, match="expected an image that Pillow reads"):
+        read_image(b"no image")
+    with pytest.raises(
+        InvalidArgumentError, match=r"expected an array \[height, width, 3\] of uint8, got float64 \[2, 2\]"
+    ):
+        read_image(np.zeros((2, 2)))
+    with pytest.raises(ArgumentTypeError, match="expected a path, bytes, a Pillow image, an array.*got int"):
+        read_image(7)
