@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
 PAGE = ROOT / "docs" / "recipes.md"
-BEGIN, END = "<!-- table: recipes -->", "<!-- end -->"
+BEGIN, END = "<!-- recipes -->", "<!-- end -->"
 TOLERANCE = 1e-4
 
 

@@ -63,6 +63,10 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="task: expected .*, got 'magic'"):
         export_folder(tmp_path, tmp_path / "m.pt2", task="magic")
     with pytest.raises(CompileError, match="'NewForThings', which transformers does not have"):
+        export_folder(tmp_path, tmp_path / "m.pt2", task="text-classification")
+    with pytest.raises(
+        InvalidArgumentError, match="expected a preprocessor_config.json for a task on images, got none"
+    ):
         export_folder(tmp_path, tmp_path / "m.pt2", task="image-classification")
     folder_of(tmp_path, "BertForMaskedLM")
     with pytest.raises(InvalidArgumentError, match="draft: is for language models, and fill-mask is another task"):
