@@ -1,7 +1,7 @@
 """Fills the table of docs/recipes.md: ``measure`` exports tiny random folders, ``render`` writes the page from JSON.
 
 ``python scripts/render_recipes.py measure [NAME …]`` needs torch and transformers, and runs the packages with
-UNTORCH_RUN_PYTHON. Results are kept in benchmarks/results/recipes.json.
+UNTORCH_RUN_PYTHON. Results are kept in docs/recipes.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
+RESULTS = ROOT / "docs" / "recipes.json"
 PAGE = ROOT / "docs" / "recipes.md"
 BEGIN, END = "<!-- recipes -->", "<!-- end -->"
 TOLERANCE = 1e-4

@@ -35,12 +35,12 @@ def _list_tasks(wanted: bool) -> None:
     if not wanted:
         return
     _check_torch()
-    from rich.console import Console
-
     from untorch.export.recipes.table import list_tasks
 
-    console = Console(width=None)
-    console.print(make_table(None, ("task", "architectures", "result"), list_tasks()))
+    rows = list_tasks()
+    width = max(len(task) for task, _, _ in rows)
+    for task, architectures, result in rows:  # a terminal's width would cut a table
+        typer.echo(f"{task:{width}}  {architectures} → {result}")
     raise typer.Exit
 
 

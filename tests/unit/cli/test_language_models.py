@@ -163,6 +163,27 @@ def test_tasks(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert done.code == 2 and "--check is not for --task" in done.err
 
 
+def test_folders_without_a_task(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    import untorch.export
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(untorch.export, "export_folder", lambda source, path, **fields: given.update(fields) or 1 / 0)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"]}')
+    cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--dtype", "bfloat16")
+    assert given["task"] is None and given["dtype"] is torch.bfloat16 and "draft" not in given
+    done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--dtype", "int3")
+    assert done.code == 2 and "expected float32, bfloat16, float16, got int3" in " ".join(done.err.split())
+    done = cli("export", "models.py:build", "-o", tmp_path / "m.pt2", "--dtype", "float16")
+    assert done.code == 2 and "is for a Hugging Face folder" in done.err
+
+
+def test_list_of_tasks(cli: Callable[..., Done]) -> None:
+    done = cli("export", "--list-tasks")
+    assert done.code == 0 and "zero-shot-image-classification" in done.out and "text-generation" in done.out
+
+
 @pytest.mark.parametrize(
     ("task", "expected"),
     [("text-generation", "generate"), ("feature-extraction", "embed"), ("text-classification", "classify")],
