@@ -65,7 +65,8 @@ class TextSpaceEmbedding(nn.Module):
 
 def _embedding(found: Any) -> torch.Tensor:
     features = (found if isinstance(found, torch.Tensor) else found.pooler_output).float()
-    return features / features.norm(dim=-1, keepdim=True)
+    normalized: torch.Tensor = features / features.norm(dim=-1, keepdim=True)
+    return normalized
 
 
 def write_image_classification(source: Source) -> Made:
@@ -80,7 +81,7 @@ def write_zero_shot_image_classification(source: Source) -> Made:
     model, is_siglip = source.model, source.architecture.lower().startswith("siglip")
     if not is_siglip and source.architecture != "CLIPModel":
         raise CompileError(
-            f"export_folder: zero-shot-image-classification: expected CLIPModel, SiglipModel or Siglip2Model, got "
+            f"export_folder: zero-shot-image-classification: expected CLIPModel or SiglipModel, got "
             f"{source.architecture}"
         )
     steps, shape = image_steps(source)
@@ -129,7 +130,8 @@ def image_steps(source: Source) -> tuple[list[list[Any]], tuple[int, ...]]:
     from PIL import Image
     from transformers import AutoImageProcessor
 
-    processor: Any = AutoImageProcessor.from_pretrained(source.folder, local_files_only=True, backend="pil")
+    kind: Any = AutoImageProcessor
+    processor: Any = kind.from_pretrained(source.folder, local_files_only=True, backend="pil")
     steps = _read_steps(processor, source)
     rng, shape = np.random.default_rng(0), (0,)
     for size in ((90, 61, 3), (57, 120, 3), (700, 500, 3)):

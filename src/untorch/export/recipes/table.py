@@ -27,7 +27,7 @@ __all__ = [
 SPEECH_TASK = "automatic-speech-recognition"
 # Tasks of decoders, which causal_lm serves by its own names.
 ENGINE_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
-_ZERO_SHOT = ("CLIPModel", "SiglipModel", "Siglip2Model")
+_ZERO_SHOT = ("CLIPModel", "SiglipModel")
 _AUDIO = ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "Data2VecAudio", "Wav2Vec2Conformer")
 
 

@@ -99,7 +99,7 @@ def _longest(source: Source, model: Any) -> int:
     limits = [getattr(model.config, "max_position_embeddings", None), source.tokenizer.model_max_length]
     table = next((part for name, part in model.named_modules() if name.endswith("position_embeddings")), None)
     if limits[0] is not None and getattr(table, "padding_idx", None) is not None:
-        limits[0] -= int(table.padding_idx) + 1  # type: ignore[union-attr, arg-type]  # RoBERTa counts from there
+        limits[0] -= int(table.padding_idx) + 1  # type: ignore[union-attr]  # RoBERTa counts from there
     limits.append((source.read_json("sentence_bert_config.json") or {}).get("max_seq_length"))
     found = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED]
     return min(found, default=512)
