@@ -38,7 +38,7 @@ $(STAMPS)/venv-run: Makefile
 	@test -x $(RUN) || $(PYTHON) -m venv .venv-run
 	@$(RUN) -m pip install $(PIP_OPTIONS) numpy ml_dtypes jinja2 llguidance
 	@$(RUN) -m pip install $(PIP_OPTIONS) starlette uvicorn httptools uvloop grpcio protobuf prometheus_client typer rich \
-	  python-multipart soundfile
+	  python-multipart soundfile pillow
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 

@@ -115,6 +115,9 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
     wrapper and the extern nodes' JSON themselves.
     """
     links, output = folder / "lib", folder / "out"
+    outlines = method.options.outline_layers
+    if outlines is None:
+        outlines = method.target.device == "cpu"
     links.mkdir()
     output.mkdir()
     (links / "libuntorch.so").symlink_to(find_runtime_library())
@@ -149,7 +152,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         _environment("LIBRARY_PATH", f"{links}:{path}" if path else str(links)),
         _environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
-        equal_layers() if method.options.outline_layers else contextlib.nullcontext(),
+        equal_layers() if outlines else contextlib.nullcontext(),
     ):
         return method.target.run_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
 

@@ -55,6 +55,7 @@ class ExportOptions:
         a GPU. Kernels that it does not have are estimated.
     record_tuning: the file to add this export's kernel configurations to.
     outline_layers: compile equal layers of a model once, as a function that generated code calls for each of them.
+        None: on CPUs, and for language models (causal_lm).
     wrapper_optimisation: optimisation level of the code that calls the kernels; the kernels have their own.
     inductor: raw Inductor configuration, applied last; unsupported.
     progress: show the running step when stderr is a terminal.
@@ -76,7 +77,7 @@ class ExportOptions:
     keep_sources: bool = False
     tuning: str | os.PathLike[str] | None = None
     record_tuning: str | os.PathLike[str] | None = None
-    outline_layers: bool = True
+    outline_layers: bool | None = None
     wrapper_optimisation: OptimisationLevel = "O1"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     progress: bool = True

@@ -47,7 +47,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     section = manifest.get("pipeline")
     if not isinstance(section, Mapping):
         hint = ""
-        if "language_model" in manifest:
+        if "llm" in manifest:
             hint = "; this one holds a language model: use untorch.llm.Engine"
         elif "speech" in manifest:
             hint = "; this one holds a speech model: use untorch.speech.Transcriber"

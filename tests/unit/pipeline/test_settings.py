@@ -16,7 +16,7 @@ from untorch.runtime.errors import FileMissingError, InvalidFileError, Unsupport
     ("manifest", "error", "text"),
     [
         ({}, InvalidFileError, "m.pt2 holds no pipeline: packages with one are made by untorch export DIR"),
-        ({"language_model": {}}, InvalidFileError, "use untorch.llm.Engine"),
+        ({"llm": {}}, InvalidFileError, "use untorch.llm.Engine"),
         ({"speech": {}}, InvalidFileError, "use untorch.speech.Transcriber"),
         ({"pipeline": {"format_version": 9}}, UnsupportedError, "its pipeline has format 9, this untorch reads 1"),
     ],

@@ -226,6 +226,8 @@ def write_language_model(
             replace(request, method=replace(request.method, defers_guards=True))
             for request in read_methods(methods=methods)
         ]
+        if resolved.outline_layers is None:
+            resolved = replace(resolved, outline_layers=True)
         return write_package(requests, target, device, arch, resolved, {"llm": section, **addition.sections}, entries)
 
 

@@ -64,6 +64,17 @@ def test_it_is_an_option(tmp_path: Path) -> None:
     assert all(entry.name != "outline_layers" for entry in report.methods["forward"].passes)
 
 
+@pytest.mark.parametrize(("given", "outlined"), [(None, False), (True, True)])
+def test_for_gpus_it_is_asked_for(tmp_path: Path, given: bool | None, outlined: bool) -> None:
+    """causal_lm asks for it, whose models were measured."""
+    pytest.importorskip("triton")
+    report = exported(
+        tmp_path / "m.pt2", Stack([Block(16) for _ in range(5)]), device="cuda", arch="sm_90", outline_layers=given
+    )
+    assert bool(called_layers(source_of(tmp_path / "m.pt2"))) == outlined
+    assert any(entry.name == "outline_layers" for entry in report.methods["forward"].passes) == outlined
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma3"])
 def test_layers_that_write_a_cache(tmp_path: Path, name: str) -> None:
