@@ -69,7 +69,12 @@ def test_for_gpus_it_is_asked_for(tmp_path: Path, given: bool | None, outlined: 
     """causal_lm asks for it, whose models were measured."""
     pytest.importorskip("triton")
     report = exported(
-        tmp_path / "m.pt2", Stack([Block(16) for _ in range(5)]), device="cuda", arch="sm_90", outline_layers=given
+        tmp_path / "m.pt2",
+        Stack([Block(16) for _ in range(5)]),
+        device="cuda",
+        arch="sm_90",
+        outline_layers=given,
+        passes={"merge_linears": False},
     )
     assert bool(called_layers(source_of(tmp_path / "m.pt2"))) == outlined
     assert any(entry.name == "outline_layers" for entry in report.methods["forward"].passes) == outlined
