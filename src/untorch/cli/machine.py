@@ -73,9 +73,9 @@ def describe_machine() -> dict[str, Any]:
 def cuda_status() -> dict[str, Any]:
     """Whether packages for CUDA run here and if not, why; this build's kernels, the driver and the devices."""
     from untorch import _core
-    from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA
+    from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, has_cuda_kernels
 
-    kernels = any(name.startswith("aoti_torch_cuda_") for name in _exported())
+    kernels = has_cuda_kernels(_exported())
     answer = json.loads(_core.cuda_devices())
     devices = answer.get("devices", [])
     version = answer.get("driver")

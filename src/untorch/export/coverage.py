@@ -17,7 +17,7 @@ from untorch.export.library import runtime_functions
 from untorch.ops import byte_max_pool, int8_convolution, packed_convolution, packed_linear
 from untorch.runtime.coverage import has_kernel, names_for_models
 from untorch.runtime.errors import UnsupportedError
-from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS
+from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS, has_cuda_kernels
 
 __all__ = [
     "MissingOperator",
@@ -214,4 +214,4 @@ def _tensor_operator(target: str) -> str | None:
 @lru_cache(maxsize=1)
 def _has_cuda_shims() -> bool:
     """False for a library that was built without nvcc."""
-    return any(name.startswith("aoti_torch_cuda_") for name in runtime_functions())
+    return has_cuda_kernels(runtime_functions())

@@ -5,8 +5,23 @@ A model that needs one is refused at export and, with the shim's name, at load.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 # What a build without nvcc says about every CUDA shim; the native library says the same (cuda/kernel_registry.h).
 BUILT_WITHOUT_CUDA = "this untorch was built without CUDA: install the CUDA toolkit (nvcc) and reinstall untorch"
+
+# Functions of streams and memory, which need no kernel: every build has them.
+_WITHOUT_KERNELS = {
+    "aoti_torch_cuda_caching_allocator_raw_alloc",
+    "aoti_torch_cuda_caching_allocator_raw_delete",
+    "aoti_torch_cuda_guard_set_index",
+}
+
+
+def has_cuda_kernels(functions: Collection[str]) -> bool:
+    """Whether a native library that exports these functions was built with CUDA."""
+    return any(name.startswith("aoti_torch_cuda_") and name not in _WITHOUT_KERNELS for name in functions)
+
 
 _TRAINING = "a backward operator: untorch runs inference only"
 _TRAINING_QUANTIZATION = "observes ranges during quantisation-aware training: untorch runs inference only"
