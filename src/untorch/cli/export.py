@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,7 +131,7 @@ def export(
 
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
-    if task is not None or _is_folder(source):
+    if task is not None or os.path.isdir(source):
         given = {"kv_dtype": kv_dtype, "draft": draft}
         report = _export_task(
             source, task, dtype, output, check, device, arch, fields, given,
@@ -173,9 +174,7 @@ def _check_torch() -> None:
         raise UnsupportedError("export needs PyTorch: pip install 'untorch[export]'")
 
 
-def _is_folder(source: str) -> bool:
-    import os
-
+def _has_config(source: str) -> bool:
     return os.path.isfile(os.path.join(source, "config.json"))
 
 
@@ -205,7 +204,7 @@ def _export_task(
         "dtype": None if dtype is None else getattr(torch, dtype), "device": device or "cpu", "arch": arch, **fields,
     }  # fmt: skip
     # Scores are an encoder's as well: its config tells which.
-    if task in _TASKS and not (task == "text-classification" and _is_folder(source)):
+    if task in _TASKS and not (task == "text-classification" and _has_config(source)):
         return untorch.export.causal_lm(source, output, task=_TASKS[task], **given, **engine)
     given |= {name: value for name, value in engine.items() if value is not None}
     return untorch.export.export_folder(source, output, task=task, **given)

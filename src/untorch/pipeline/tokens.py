@@ -84,8 +84,8 @@ class Tokens:
         """Text, with the spaces before punctuation taken out if the package's tokenizer does so."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         if self._settings.get("clean_up_spaces", bool):
-            for mark in (".", "?", "!", ",", " n't", " 'm", " 's", " 've", " 're"):
-                text = text.replace(f" {mark}" if len(mark) == 1 else mark, mark.lstrip())
+            for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+                text = text.replace(spaced, spaced.strip())
         return text
 
     def join(self, tokens: Sequence[str]) -> str:

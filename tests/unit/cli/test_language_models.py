@@ -179,6 +179,11 @@ def test_folders_without_a_task(cli: Callable[..., Done], monkeypatch: pytest.Mo
     assert done.code == 2 and "is for a Hugging Face folder" in done.err
 
 
+def test_a_folder_that_has_no_config(cli: Callable[..., Done], tmp_path: Path) -> None:
+    done = cli("export", tmp_path, "-o", tmp_path / "m.pt2")
+    assert done.err == f"untorch: export_folder: folder: {tmp_path} has no config.json\n"
+
+
 def test_list_of_tasks(cli: Callable[..., Done]) -> None:
     done = cli("export", "--list-tasks")
     assert done.code == 0 and "zero-shot-image-classification" in done.out and "text-generation" in done.out
