@@ -101,6 +101,32 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
         {"text_config": {**_TEXT, "max_position_embeddings": 64}, "vision_config": _IMAGE},
         "SiglipImageProcessor", {"size": {"height": 32, "width": 32}},
     ),
+    "detr": (
+        "object-detection", "DetrForObjectDetection",
+        {
+            "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, "d_model": 32,
+            "backbone_config": {
+                "model_type": "resnet", **_STAGES, "embedding_size": 8, "layer_type": "basic",
+                "out_features": ["stage4"],
+            },
+            "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 6, "num_labels": 5,
+        },
+        "DetrImageProcessor", {"size": {"shortest_edge": 96, "longest_edge": 160}},
+    ),
+    "yolos": (
+        "object-detection", "YolosForObjectDetection",
+        {**_IMAGE, "image_size": [64, 96], "patch_size": 16, "num_detection_tokens": 6, "num_labels": 5},
+        "YolosImageProcessor", {"size": {"shortest_edge": 96, "longest_edge": 160}},
+    ),
+    "segformer": (
+        "image-segmentation", "SegformerForSemanticSegmentation",
+        {
+            "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2],
+            "decoder_hidden_size": 16, "num_labels": 7,
+        },
+        "SegformerImageProcessor", {"size": {"height": 64, "width": 64}},
+    ),
     "wav2vec2": (
         "audio-classification", "Wav2Vec2ForSequenceClassification",
         {
@@ -149,6 +175,8 @@ def make_folder(name: str, folder: Path) -> str:
         for part, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4 if "classifier" in part or "embeddings" in part else 1.5)
+            if any(name in part for name in ("detection_tokens", "query_position", "labels_classifier", "bbox")):
+                parameter.normal_(0, 0.4)
     model.save_pretrained(folder)
     if processor:
         getattr(transformers, processor)(**settings).save_pretrained(folder)
@@ -177,13 +205,20 @@ def picture(seed: int, height: int = 61, width: int = 90) -> np.ndarray:
     return np.uint8(127 + 120 * waves * np.sign(columns - 2)[..., None])
 
 
+def takes_images(task: str) -> bool:
+    return "image" in task or task == "object-detection"
+
+
 def inputs_for(task: str) -> tuple[list[Any], dict[str, Any]]:
     """Inputs of a call, and its options."""
     if task == "fill-mask":
         return MASKED, {}
-    if "image" in task:
-        options = {"candidate_labels": CANDIDATES} if "zero" in task else {"top_k": 7}
-        return [picture(0), picture(1, 40, 33), picture(2, 100, 64)], options
+    if takes_images(task):
+        options: dict[str, dict[str, Any]] = {
+            "zero-shot-image-classification": {"candidate_labels": CANDIDATES}, "object-detection": {"threshold": 0.1},
+            "image-classification": {"top_k": 7},
+        }  # fmt: skip
+        return [picture(0), picture(1, 40, 33), picture(2, 100, 64)], options.get(task, {})
     if task == "audio-classification":
         return [np.sin(np.arange(n) ** 1.3 / 50).astype(np.float32) for n in (16000, 9000)], {"top_k": 6}
     return TEXTS, {"aggregation_strategy": "none"} if task == "token-classification" else {}
@@ -206,11 +241,11 @@ def expected_results(folder: Path, task: str, **changes: Any) -> Any:
         with torch.no_grad():
             hidden, mask = model(**given).last_hidden_state, given["attention_mask"][..., None]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).tolist()
-    given = [Image.fromarray(array) for array in inputs] if "image" in task else inputs
+    given = [Image.fromarray(array) for array in inputs] if takes_images(task) else inputs
     if task == "audio-classification":
         given = [{"raw": array, "sampling_rate": 16000} for array in inputs]
-    keywords = {"backend": "pil"} if "image" in task else {}
-    if keywords:
+    keywords = {}
+    if takes_images(task):
         keywords = {"image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")}
     return transformers.pipeline(task, model=str(folder), device="cpu", **keywords)(given, **options)
 
@@ -232,6 +267,8 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if hasattr(value, "getdata"):  # an image
+        return np.asarray(value).tolist()
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 

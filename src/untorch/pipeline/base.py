@@ -51,9 +51,11 @@ class Pipeline:
 
     def call(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """The method's one output, float32."""
-        found: Any = self.program[method](**arguments)
-        array = found.numpy() if isinstance(found, Tensor) else np.asarray(found)
-        return array.astype(np.float32, copy=False)
+        return _float32(self.program[method](**arguments))
+
+    def call_all(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+        """The method's outputs, float32."""
+        return [_float32(found) for found in self.program[method](**arguments)]
 
     def labels(self, width: int) -> list[str]:
         """The package's labels. Raises InvalidFileError if they are not as many as the model's outputs."""
@@ -75,6 +77,11 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"<untorch pipeline {self.task}: {self.architecture}, {self.program.path}>"
+
+
+def _float32(found: Any) -> NDArray[np.float32]:
+    array = found.numpy() if isinstance(found, Tensor) else np.asarray(found)
+    return array.astype(np.float32, copy=False)
 
 
 def read_count(name: str, value: Any) -> int:

@@ -17,10 +17,13 @@ __all__ = ["apply_steps", "read_image"]
 
 
 def read_image(source: Any) -> Any:
-    """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8."""
+    """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8.
+
+    It is turned as its EXIF orientation says.
+    """
     module = import_extra("PIL.Image", "pillow", "an image")
     if isinstance(source, module.Image):
-        return source.convert("RGB")
+        return _upright(source)
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
             raise InvalidArgumentError(
@@ -42,16 +45,21 @@ def read_image(source: Any) -> Any:
         )
     try:
         with module.open(opened) as image:
-            return image.convert("RGB")
+            return _upright(image)
     except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
         raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {error}") from None
+
+
+def _upright(image: Any) -> Any:
+    return import_extra("PIL.ImageOps", "pillow", "an image").exif_transpose(image).convert("RGB")
 
 
 def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float32]:
     """[3, height, width], float32. A step is a name and its arguments:
 
-    ["resize", height, width, filter], ["resize_shortest", size, filter], ["center_crop", height, width],
-    ["rescale", factor], ["normalize", means, deviations]. Filters are Pillow's numbers.
+    ["resize", height, width, filter], ["resize_shortest", size, filter], ["resize_edges", shortest, longest, multiple,
+    filter], ["center_crop", height, width], ["rescale", factor], ["normalize", means, deviations]. Filters are Pillow's
+    numbers.
 
     Raises ValueError, TypeError for steps that are damaged.
     """
@@ -64,6 +72,9 @@ def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float3
         elif name == "resize_shortest":
             size, resample = arguments
             image = image.resize(_scaled(image.size, size), resample)
+        elif name == "resize_edges":
+            shortest, longest, multiple, resample = arguments
+            image = image.resize(_within(image.size, shortest, longest, multiple), resample)
         elif name == "center_crop":
             image = _center_crop(image, *arguments)
         elif name == "rescale":
@@ -83,6 +94,24 @@ def _scaled(size: tuple[int, int], shortest: int) -> tuple[int, int]:
     if width <= height:
         return shortest, int(shortest * height / width)
     return int(shortest * width / height), shortest
+
+
+def _within(size: tuple[int, int], shortest: int, longest: int, multiple: int) -> tuple[int, int]:
+    """Width and height: the shorter side has that size, or less where the longer one would exceed its own.
+
+    Both are rounded down to a multiple.
+    """
+    short, long = min(size), max(size)
+    wanted: float = shortest
+    if long / short * shortest > longest:
+        wanted = longest * short / long
+    # An image of that size stays as it is; YOLOS' processor rounds the longer side of an upright one again.
+    if short == round(wanted) and (multiple == 1 or size[0] >= size[1]):
+        found = size
+    else:
+        other = int(wanted * long / short)
+        found = (round(wanted), other) if size[0] < size[1] else (other, round(wanted))
+    return max(found[0] // multiple, 1) * multiple, max(found[1] // multiple, 1) * multiple
 
 
 def _center_crop(image: Any, height: int, width: int) -> Any:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from untorch.pipeline.audio import AudioClassification
 from untorch.pipeline.base import Pipeline
+from untorch.pipeline.detection import ObjectDetection
 from untorch.pipeline.image import ImageClassification
+from untorch.pipeline.segmentation import ImageSegmentation
 from untorch.pipeline.settings import read_settings
 from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
 from untorch.pipeline.token_classification import TokenClassification
@@ -27,6 +29,8 @@ PIPELINES: dict[str, type[Pipeline]] = {
     "text-embedding": TextEmbedding,
     "image-classification": ImageClassification,
     "zero-shot-image-classification": ZeroShotImageClassification,
+    "object-detection": ObjectDetection,
+    "image-segmentation": ImageSegmentation,
     "audio-classification": AudioClassification,
 }
 

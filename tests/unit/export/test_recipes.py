@@ -10,6 +10,7 @@ import pytest
 
 from tests import recipe_models
 from untorch.export import CompileError, export_folder
+from untorch.export.recipes.image import image_steps
 from untorch.export.recipes.source import read_source
 from untorch.export.recipes.table import find_task, is_engine_task, list_tasks, task_names
 from untorch.runtime.errors import FileMissingError, InvalidArgumentError
@@ -33,6 +34,8 @@ def folder_of(path: Path, architecture: str, model_type: str = "bert", files: tu
         ("HubertForSequenceClassification", "hubert", (), "audio-classification"),
         ("ViTForImageClassification", "vit", (), "image-classification"),
         ("DeiTForImageClassificationWithTeacher", "deit", (), "image-classification"),
+        ("YolosForObjectDetection", "yolos", (), "object-detection"),
+        ("SegformerForSemanticSegmentation", "segformer", (), "image-segmentation"),
         ("SiglipModel", "siglip", ("tokenizer.json",), "zero-shot-image-classification"),
         ("BertModel", "bert", ("tokenizer.json",), "text-embedding"),
         ("Qwen3ForCausalLM", "qwen3", ("modules.json",), "text-generation"),
@@ -76,6 +79,28 @@ def test_refusals(tmp_path: Path) -> None:
         export_folder(tmp_path, tmp_path / "m.pt2")
 
 
+def test_detectors_and_segmentations_without_a_recipe(tmp_path: Path) -> None:
+    folder_of(tmp_path, "RTDetrForObjectDetection", "rt_detr")
+    with pytest.raises(
+        CompileError, match="object-detection: expected DetrForObjectDetection, .*, got RTDetrForObject"
+    ):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+    folder_of(tmp_path, "DetrForSegmentation", "detr")
+    with pytest.raises(CompileError, match="image-segmentation: expected …ForSemanticSegmentation, got DetrForSegment"):
+        export_folder(tmp_path, tmp_path / "m.pt2", task="image-segmentation")
+
+
+def test_processors_that_leave_the_size_open(tmp_path: Path) -> None:
+    import transformers
+
+    source = read_source(folder_of(tmp_path, "ViTForImageClassification", "vit"), None)
+    for size in ({"shortest_edge": 32}, {"shortest_edge": 32, "longest_edge": 64}):
+        transformers.ViTImageProcessorPil(size=size).save_pretrained(tmp_path)
+        with pytest.raises(CompileError, match='leaves the height and width open: expected "height" and "width", or'):
+            image_steps(source)
+        assert image_steps(source, is_fixed=False)[0][0][0] in ("resize_shortest", "resize_edges")
+
+
 # For entities every strategy, on one package.
 _CHANGES: dict[str, list[dict[str, Any]]] = {
     "bert-ner": [{"aggregation_strategy": name} for name in ("none", "simple", "first", "average", "max")],
@@ -84,7 +109,7 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 # scripts/render_recipes.py measures the others.
-_SLOW = ("bert-mlm", "minilm", "clip", "wav2vec2")
+_SLOW = ("bert-mlm", "minilm", "clip", "wav2vec2", "yolos", "segformer")
 
 
 @pytest.mark.parametrize("name", [*_CHANGES, *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])

@@ -56,6 +56,28 @@ def test_files_and_bytes_give_what_arrays_give(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(read_image(source)), image)
 
 
+def test_the_exif_orientation_is_followed(tmp_path: Path) -> None:
+    image = read_image(picture(8, 16))
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    image.save(tmp_path / "turned.png", exif=exif)
+    for source in (tmp_path / "turned.png", (tmp_path / "turned.png").read_bytes()):
+        np.testing.assert_array_equal(np.asarray(read_image(source)), np.rot90(picture(8, 16), -1))
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_edges_within_limits_are_those_of_transformers(multiple: int) -> None:
+    transforms = pytest.importorskip("transformers.image_transforms")
+    yolos = pytest.importorskip("transformers.models.yolos.image_processing_pil_yolos")
+    expect = transforms.get_size_with_aspect_ratio if multiple == 1 else yolos.get_size_with_aspect_ratio_yolos
+    sizes = [*np.random.default_rng(0).integers(30, 300, (400, 2)).tolist(), [96, 96], [96, 159], [161, 96], [58, 96]]
+    for height, width in sizes:
+        found = apply_steps(
+            read_image(np.zeros((height, width, 3), np.uint8)), [["resize_edges", 96, 160, multiple, 0]]
+        )
+        assert found.shape[1:] == tuple(expect((height, width), 96, 160)), (height, width)
+
+
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(FileMissingError, match="there is no file"):
         read_image(tmp_path / "none.png")

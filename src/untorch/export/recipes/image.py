@@ -118,10 +118,11 @@ def image_inputs(module: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def image_steps(source: Source) -> tuple[list[list[Any]], tuple[int, ...]]:
+def image_steps(source: Source, is_fixed: bool = True) -> tuple[list[list[Any]], tuple[int, ...]]:
     """The processor's work as steps, and the shape [3, height, width] that they make.
 
-    Raises CompileError if the steps do not make what the processor makes of a picture.
+    Raises CompileError if the steps do not make what the processor makes of a picture, or is_fixed and pictures do not
+    get one height and width.
     """
     if source.read_json("preprocessor_config.json") is None and source.read_json("processor_config.json") is None:
         raise InvalidArgumentError(
@@ -133,7 +134,7 @@ def image_steps(source: Source) -> tuple[list[list[Any]], tuple[int, ...]]:
     kind: Any = AutoImageProcessor
     processor: Any = kind.from_pretrained(source.folder, local_files_only=True, backend="pil")
     steps = _read_steps(processor, source)
-    rng, shape = np.random.default_rng(0), (0,)
+    rng, shapes = np.random.default_rng(0), []
     for size in ((90, 61, 3), (57, 120, 3), (700, 500, 3)):
         picture = rng.integers(0, 256, size, np.uint8)
         expected = np.asarray(processor(images=[Image.fromarray(picture)], return_tensors="np")["pixel_values"][0])
@@ -143,8 +144,13 @@ def image_steps(source: Source) -> tuple[list[list[Any]], tuple[int, ...]]:
                 f"export_folder: {source.folder}: {type(processor).__name__} does more than resize, crop, rescale and "
                 "normalise: write a script for untorch export SCRIPT:FUNCTION, and prepare the images yourself"
             )
-        shape = found.shape
-    return steps, shape
+        shapes.append(found.shape)
+    if is_fixed and len(set(shapes)) > 1:
+        raise CompileError(
+            f"export_folder: {source.folder}: its processor's size {processor.size!r} leaves the height and width "
+            'open: expected "height" and "width", or "shortest_edge" with a crop'
+        )
+    return steps, shapes[-1]
 
 
 def _read_steps(processor: Any, source: Source) -> list[list[Any]]:
@@ -159,12 +165,15 @@ def _read_steps(processor: Any, source: Source) -> list[list[Any]]:
                 steps += [["resize_shortest", int(edge / processor.crop_pct), resample], ["center_crop", edge, edge]]
             else:
                 steps.append(["resize", edge, edge, resample])
-        elif size.shortest_edge and not size.longest_edge:
+        elif size.shortest_edge and size.longest_edge:
+            multiple = 16 if "Yolos" in type(processor).__name__ else 1
+            steps.append(["resize_edges", int(size.shortest_edge), int(size.longest_edge), multiple, resample])
+        elif size.shortest_edge:
             steps.append(["resize_shortest", int(size.shortest_edge), resample])
         else:
             raise CompileError(
-                f"export_folder: {source.folder}: its processor's size {size!r} leaves the height and width open: "
-                'expected "height" and "width", or "shortest_edge" with a crop'
+                f'export_folder: {source.folder}: its processor\'s size {size!r}: expected "height" and "width", or '
+                '"shortest_edge" with or without "longest_edge"'
             )
     if getattr(processor, "do_center_crop", False):
         steps.append(["center_crop", int(processor.crop_size.height), int(processor.crop_size.width)])

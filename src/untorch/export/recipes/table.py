@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from untorch.export.recipes.audio import write_audio_classification
+from untorch.export.recipes.detection import DETECTORS, write_object_detection
 from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
+from untorch.export.recipes.segmentation import write_image_segmentation
 from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import write_fill_mask, write_text_classification, write_token_classification
 from untorch.export.recipes.text_embedding import write_text_embedding
@@ -53,6 +55,8 @@ RECIPES = {
             "zero-shot-image-classification", ", ".join(_ZERO_SHOT), "labels, scores",
             write_zero_shot_image_classification,
         ),
+        Recipe("object-detection", ", ".join(DETECTORS), "labels, scores, boxes", write_object_detection),
+        Recipe("image-segmentation", "…ForSemanticSegmentation", "labels, masks", write_image_segmentation),
         Recipe(
             "audio-classification", "Wav2Vec2ForSequenceClassification and the like", "labels, scores",
             write_audio_classification,
@@ -70,6 +74,10 @@ def find_task(source: Source) -> str | None:
         return "zero-shot-image-classification"
     if name.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return "image-classification"
+    if name.endswith("ForObjectDetection"):
+        return "object-detection"
+    if name.endswith("ForSemanticSegmentation"):
+        return "image-segmentation"
     if name.endswith("ForSequenceClassification"):
         return "audio-classification" if name.removesuffix("ForSequenceClassification") in _AUDIO else (
             "text-classification"

@@ -1,0 +1,64 @@
+"""Recipe for object detection: DETR, YOLOS and others whose queries are classified with a class for no object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from untorch.export.errors import CompileError
+from untorch.export.recipes.image import image_steps
+from untorch.export.recipes.source import Made, Source
+from untorch.export.recipes.text import MAX_BATCH
+
+__all__ = ["DETECTORS", "write_object_detection"]
+
+# Those whose scores are a softmax over labels and "no object", the last class.
+DETECTORS = ("DetrForObjectDetection", "TableTransformerForObjectDetection", "YolosForObjectDetection")
+_SMALLEST = 64  # pixels of a side: backbones halve it five times
+
+
+class Detections(nn.Module):
+    """forward(pixel_values [batch, 3, height, width] float32) → logits [batch, queries, labels + 1], boxes
+    [batch, queries, 4] as centre, width and height from 0 to 1; float32.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        self.train(model.training)
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's own, without the loss's outputs."""
+        found = self.model(pixel_values=pixel_values.to(self.dtype))
+        return found.logits.float(), found.pred_boxes.float()
+
+
+def write_object_detection(source: Source) -> Made:
+    """…ForObjectDetection. Height and width are dynamic if the processor keeps the aspect ratio."""
+    from torch.export import Dim
+
+    if source.architecture not in DETECTORS:
+        raise CompileError(
+            f"export_folder: object-detection: expected {', '.join(DETECTORS)}, got {source.architecture}: write a "
+            "script for untorch export SCRIPT:FUNCTION"
+        )
+    steps, shape = image_steps(source, is_fixed=False)
+    axes: dict[int, Any] = {0: Dim("batch", min=1, max=MAX_BATCH)}
+    # With the aspect ratio kept, up to its longest edge.
+    longest = next((step[2] for step in steps if step[0] == "resize_edges"), None)
+    if longest is not None:
+        if longest < 2 * _SMALLEST:
+            raise CompileError(
+                f"export_folder: {source.folder}: its processor's longest_edge: expected at least {2 * _SMALLEST}, got "
+                f"{longest}"
+            )
+        axes |= {2: Dim("height", min=_SMALLEST, max=longest), 3: Dim("width", min=_SMALLEST, max=longest)}
+        # Multiples of patches, unlike each other.
+        shape = (3, min(8 * _SMALLEST, longest) // 32 * 32, min(6 * _SMALLEST, longest - 32) // 32 * 32)
+    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    method = {"model": Detections(source.model), "args": (example,), "dynamic_shapes": (axes,)}
+    section = {"labels": source.labels(), "image_steps": steps}
+    return Made({"forward": method}, section)

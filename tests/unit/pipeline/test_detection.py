@@ -1,0 +1,63 @@
+"""Object detection: boxes of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from untorch.pipeline.detection import ObjectDetection, read_threshold
+from untorch.pipeline.settings import read_settings
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, InvalidFileError
+
+pytest.importorskip("PIL")
+
+
+class Program:
+    """Two queries: a cat in the right half, and nothing."""
+
+    path = "m.pt2"
+
+    def __getitem__(self, name: str) -> Any:
+        assert name == "forward"
+        return self.detect
+
+    def detect(self, pixel_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert pixel_values.shape == (1, 3, 16, 32)
+        logits = np.array([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0]]], np.float32)
+        return logits, np.array([[[0.75, 0.5, 0.5, 1.0], [0.5, 0.5, 1.0, 1.0]]], np.float32)
+
+
+def make(labels: list[str]) -> ObjectDetection:
+    section = {
+        "format_version": 1, "task": "object-detection", "architecture": "YolosForObjectDetection", "labels": labels,
+        "image_steps": [["resize_edges", 20, 40, 16, 2]],
+    }  # fmt: skip
+    return ObjectDetection(Program(), read_settings({"pipeline": section}, "m.pt2"), False)  # type: ignore[arg-type]
+
+
+def test_boxes_are_in_the_pixels_of_the_image() -> None:
+    image = np.zeros((20, 41, 3), np.uint8)
+    (found,) = make(["dog", "cat"])(image)
+    assert found["label"] == "cat"
+    assert found["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 2))
+    assert found["box"] == {"xmin": 20, "ymin": 0, "xmax": 41, "ymax": 20}
+
+
+def test_the_threshold() -> None:
+    pipeline, image = make(["dog", "cat", "no object"]), np.zeros((20, 41, 3), np.uint8)
+    assert pipeline([image], threshold=1.0) == [[]]
+    assert [one["label"] for one in pipeline(image, threshold=0)] == ["cat", "dog"]
+    assert read_threshold(1) == 1.0
+    for value in (True, "0.5", 1.5, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="threshold: expected a number from 0 to 1, got"):
+            pipeline(image, threshold=value)
+
+
+def test_refusals() -> None:
+    image = np.zeros((20, 41, 3), np.uint8)
+    with pytest.raises(InvalidFileError, match="labels: expected 2, got 1"):
+        make(["dog"])(image)
+    with pytest.raises(ArgumentTypeError, match="top_k: unknown for object-detection, which takes batch_size, thresh"):
+        make(["dog", "cat"])(image, top_k=1)
