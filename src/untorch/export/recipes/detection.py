@@ -15,7 +15,7 @@ from untorch.export.recipes.text import MAX_BATCH
 __all__ = ["DETECTORS", "write_object_detection"]
 
 # Those whose scores are a softmax over labels and "no object", the last class.
-DETECTORS = ("DetrForObjectDetection", "TableTransformerForObjectDetection", "YolosForObjectDetection")
+DETECTORS = ("DetrForObjectDetection", "YolosForObjectDetection")
 _SMALLEST = 64  # pixels of a side: backbones halve it five times
 
 
