@@ -37,6 +37,9 @@ class Tokens:
             raise InvalidFileError(f"{program.path}: {TOKENIZER} is damaged: {error}") from None
         self.backend.no_padding()
         self.backend.no_truncation()
+        # One of its own: calls of several threads may want both.
+        self._truncating: Any = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        self._truncating.enable_truncation(self.max_length)
 
     def encode(self, texts: Sequence[Any], truncation: bool = False) -> list[Any]:
         """Encodings of tokenizers. A text is a string, or a dictionary of "text" and "text_pair".
@@ -45,11 +48,8 @@ class Tokens:
         """
         if not isinstance(truncation, bool):
             raise InvalidArgumentError(f"pipeline: truncation: expected True or False, got {truncation!r:.80}")
-        if truncation or self._fixed is not None:
-            self.backend.enable_truncation(self.max_length)
-        else:
-            self.backend.no_truncation()
-        found: list[Any] = self.backend.encode_batch([_read(text) for text in texts])
+        backend = self._truncating if truncation or self._fixed is not None else self.backend
+        found: list[Any] = backend.encode_batch([_read(text) for text in texts])
         for index, encoding in enumerate(found):
             if len(encoding.ids) > self.max_length:
                 raise InvalidArgumentError(
