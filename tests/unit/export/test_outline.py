@@ -241,6 +241,23 @@ def test_a_part_of_a_constant_for_each_layer(width: int) -> None:
     assert len(module.layer_0.meta[MAY_BE_UNALIGNED]) == (0 if width == 16 else 2)  # type: ignore[union-attr,arg-type]
 
 
+@pytest.mark.parametrize("width", [16, 17])
+def test_a_part_of_a_tensor_for_each_layer(width: int) -> None:
+    """Made before the layers, as embeddings a layer: they may lie at any address, too."""
+    torch.manual_seed(0)
+    blocks, mix = [Block(16) for _ in range(5)], torch.nn.Linear(16, 5 * width)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        parts = mix(x).view(-1, 5, width).unbind(1)
+        for part, block in zip(parts, blocks, strict=True):
+            x = torch.tanh(block(x) + part[:, :16])
+        return x
+
+    module = check(run, torch.randn(3, 16), torch.randn(4, 16))
+    assert calls(module)
+    assert len(module.layer_0.meta[MAY_BE_UNALIGNED]) == (0 if width == 16 else 1)  # type: ignore[union-attr,arg-type]
+
+
 @torch.library.custom_op("untorch_tests::write_row", mutates_args=("cache",))
 def write_row(x: torch.Tensor, cache: torch.Tensor, row: int) -> torch.Tensor:
     cache[row] = x.sum(0)

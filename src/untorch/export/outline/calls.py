@@ -70,10 +70,10 @@ def _function(layer: Layer, symbols: dict[int, torch.SymInt]) -> fx.GraphModule:
 
 
 def _is_aligned(operand: fx.Node) -> bool:
-    """Whether Inductor may rely on the address: that of a part of a constant depends on its place."""
-    if operand.target != torch.ops.aten.select.int:
-        return True
+    """Whether Inductor may rely on the address: parts of tensors lie at other places in each layer."""
     value = operand.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return True
     begin = value.storage_offset()
     return isinstance(begin, int) and begin * value.element_size() % _ALIGNMENT == 0
 
