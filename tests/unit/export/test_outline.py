@@ -183,7 +183,7 @@ def test_steps_of_a_loop_stay() -> None:
     assert found() == []
 
 
-def test_what_lies_between_gemms_stays() -> None:
+def test_elementwise_operators_stay() -> None:
     """Inductor fuses it."""
 
     class Pointwise(nn.Module):

@@ -21,7 +21,7 @@ __all__ = ["FEWEST_CALLS", "Body", "Layer", "find_layers"]
 
 # Two calls save one layer, and cost a function and the fusion of what lies at its ends.
 FEWEST_CALLS = 3
-# What a layer has to have: calls of short functions save nothing, and what lies between two GEMMs is fused.
+# What a layer has to have: calls of short functions save nothing, and elementwise operators between GEMMs are fused.
 _FEWEST_NODES, _FEWEST_HEAVY = 12, 4
 # Sequences of equal lengths that are looked at closely.
 _CANDIDATES = 24
