@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import io
 import json
+import os
 import pathlib
 import random
 import sys
@@ -37,8 +38,10 @@ CLIENTS = 8
 SHARE = 0.8  # of the measured maximum
 SHORTEST_ROUND = 1.5
 ROUNDS = 8  # at least; a round is at most a minute
-# Between the largest of the second quarter of the rounds and the smallest of the last quarter.
-LIMITS = {"resident": 16 << 20, "files": 0, "threads": 0}
+# A server process has two pools of threads, its own and asyncio's: each starts a thread when none is idle, up to its size.
+POOLS = 4 + min(32, (os.cpu_count() or 1) + 4)
+# Of each server process, between the largest of the second quarter of the rounds and the smallest of the last quarter.
+LIMITS = {"resident": 16 << 20, "files": 0, "threads": POOLS}
 BOUNDARY = "soak"
 
 
@@ -210,15 +213,15 @@ def idle(server: Server) -> dict[str, int]:
             return after
 
 
-def grown(rounds: list[dict[str, int]]) -> list[str]:
+def grown(rounds: list[dict[str, int]], workers: int = 1) -> list[str]:
     """What is larger in all of the last quarter than it ever was in the second one."""
     quarter = len(rounds) // 4
     second, last = rounds[quarter : 2 * quarter], rounds[-quarter:]
     problems = []
     for name, limit in LIMITS.items():
         before, after = max(one[name] for one in second), min(one[name] for one in last)
-        if after - before > limit:
-            problems.append(f"{name} grew from {before:,} to {after:,}, allowed are {limit:,} more")
+        if after - before > limit * workers:
+            problems.append(f"{name} grew from {before:,} to {after:,}, allowed are {limit * workers:,} more")
     return problems
 
 
@@ -241,14 +244,14 @@ def soak(folder: pathlib.Path, seconds: float, workers: int = 1) -> tuple[dict[s
     each = max(SHORTEST_ROUND, seconds / count)
     with served(folder, workers) as server:
         load = Load(server)
-        load.run(0, each)  # pools of threads and connections get their sizes
+        load.run(0, each)  # pools of connections and memory get their sizes
         most = load.run(1, each)
         rounds, rates = [], []
         for number in range(count):
             rates.append(load.run(2 + number, each, SHARE * most))
             rounds.append(idle(server))
         ended = server.stop()
-    problems = [*load.problems, *grown(rounds)]
+    problems = [*load.problems, *grown(rounds, workers)]
     if ended != 0:
         problems.append(f"the server ended with {ended}")
     problems += [
