@@ -161,6 +161,8 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                      \
   X(event_destroy, cuEventDestroy_v2, (Event event))                                                                   \
   X(event_record, cuEventRecord, (Event event, Stream stream))                                                         \
+  X(event_record_with_flags, cuEventRecordWithFlags, (Event event, Stream stream, unsigned flags))                     \
+  X(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event begin, Event end))                                  \
   X(event_query, cuEventQuery, (Event event))                                                                          \
   X(event_synchronize, cuEventSynchronize, (Event event))                                                              \
   X(module_load_data, cuModuleLoadData, (Module * module, const void* image))                                          \
@@ -171,6 +173,7 @@ inline constexpr unsigned kGraphUserObjectMove = 1;
   X(stream_write_value64, cuStreamWriteValue64_v2,                                                                     \
     (Stream stream, DevicePtr address, std::uint64_t value, unsigned flags))                                           \
   X(kernel_function, cuKernelGetFunction, (Function * function, Kernel kernel))                                        \
+  X(function_name, cuFuncGetName, (const char** name, Function function))                                              \
   X(function_set_attribute, cuFuncSetAttribute, (Function function, int attribute, int value))                         \
   X(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function function))                            \
   X(function_param_info, cuFuncGetParamInfo,                                                                           \

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "cuda/device.h"
+#include "cuda/profile_timer.h"
 #include "cuda/stream.h"
 
 using namespace untorch;
@@ -113,8 +114,10 @@ Result launch(Entry* entry, Dim3 grid, Dim3 block, void** arguments, std::size_t
     Kernel kernel = nullptr;
     if (const Result code = entry->resolve(&kernel); code != kSuccess) return code;
     // The driver takes a kernel where it takes a function, and picks the context's copy of it.
-    return api.launch_kernel(reinterpret_cast<Function>(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                             static_cast<unsigned>(shared_bytes), stream, arguments, nullptr);
+    return profiled_launch(entry->name, stream, [&] {
+      return api.launch_kernel(reinterpret_cast<Function>(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                               static_cast<unsigned>(shared_bytes), stream, arguments, nullptr);
+    });
   });
 }
 
@@ -205,7 +208,9 @@ Result cudaLaunchKernelExC(const LaunchConfig* config, const void* stub, void** 
                            in.stream,
                            in.attributes,
                            in.num_attributes};
-    return api.launch_kernel_ex(&out, reinterpret_cast<Function>(kernel), arguments, nullptr);
+    return profiled_launch(entry->name, in.stream, [&] {
+      return api.launch_kernel_ex(&out, reinterpret_cast<Function>(kernel), arguments, nullptr);
+    });
   });
 }
 

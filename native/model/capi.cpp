@@ -60,8 +60,11 @@ untorch::TensorPtr copy_with(const untorch::Tensor& from, DType dtype, untorch::
 untorch_load_options read_options(const untorch_load_options& given) {
   // Where each version of the struct ends.
   constexpr std::size_t kVersions[] = {offsetof(untorch_load_options, dequantize_weights),
-                                       offsetof(untorch_load_options, verify), offsetof(untorch_load_options, tf32),
-                                       offsetof(untorch_load_options, spin_us), sizeof(untorch_load_options)};
+                                       offsetof(untorch_load_options, verify),
+                                       offsetof(untorch_load_options, tf32),
+                                       offsetof(untorch_load_options, spin_us),
+                                       offsetof(untorch_load_options, weights),
+                                       sizeof(untorch_load_options)};
   constexpr std::size_t kFirst = kVersions[0], kKnown = sizeof(untorch_load_options), kMost = 4096;
   const std::size_t size = given.struct_size;
   check(size >= kFirst && size <= kMost, "untorch_load_options: struct_size is ", size, ", expected from ", kFirst,
@@ -100,6 +103,8 @@ Options options_of(const untorch_load_options* given) {
   options.load.dequantize_weights = read_flag("dequantize_weights", known.dequantize_weights);
   options.load.verify = read_flag("verify", known.verify);
   options.copy = read_flag("copy", known.copy);
+  options.load.copy = options.copy;
+  if (known.weights != nullptr) options.load.weights = known.weights;
   check(known.tf32 >= UNTORCH_TF32_AS_EXPORTED && known.tf32 <= UNTORCH_TF32_ALWAYS,
         "untorch_load_options: tf32 must be an untorch_tf32, got ", known.tf32);
   check(known.spin_us >= -1 && known.spin_us <= untorch::threads::kMaxSpinMicroseconds,
@@ -157,7 +162,9 @@ untorch_status untorch_program_open_archive(untorch_archive* archive, const unto
                                             untorch_program** out) {
   return guarded([&] {
     check(archive != nullptr && out != nullptr, "untorch_program_open_archive: archive and out must not be null");
-    *out = open_program(archive->archive, archive->read_manifest(), options_of(options).load);
+    untorch::LoadOptions known = options_of(options).load;
+    known.verify_external = archive->verify_external;
+    *out = open_program(archive->archive, archive->read_manifest(), known);
   });
 }
 

@@ -61,9 +61,35 @@ UNTORCH_API untorch_status untorch_archive_digests(const untorch_archive* archiv
 UNTORCH_API untorch_status untorch_archive_file_digests(const untorch_archive* archive, char* file, char* entries);
 /* Device, inode, size and time of change of the file that was opened: "8:42:…"; of memory another text. */
 UNTORCH_API const char* untorch_archive_identity(const untorch_archive* archive);
-/* The copy of `options` does not matter: the archive is open. */
+/* The weights beside the file are compared with the manifest's SHA-256 when a program is made, else UNTORCH_UNTRUSTED:
+ * for when a trust policy accepted the manifest. */
+UNTORCH_API void untorch_archive_trust_external(untorch_archive* archive);
+/* Finds the weights beside the file, as opening a program does, and compares all bytes of them. weights: as in
+ * untorch_load_options. */
+UNTORCH_API untorch_status untorch_archive_verify_external(untorch_archive* archive, const char* weights);
+/* The copy of `options` is of the weights beside the file: the archive is open. */
 UNTORCH_API untorch_status untorch_program_open_archive(untorch_archive* archive, const untorch_load_options* options,
                                                         untorch_program** out);
+
+/* A .safetensors file as the loader reads it. Texts and memory that it gives are valid until it is freed. */
+typedef struct untorch_safetensors untorch_safetensors;
+typedef struct untorch_safetensors_tensor {
+  const char* name;
+  const char* dtype; /* "F32", "BF16" */
+  const int64_t* shape;
+  size_t ndim;
+  const void* data;
+  size_t nbytes;
+} untorch_safetensors_tensor;
+UNTORCH_API untorch_status untorch_safetensors_open(const char* path, untorch_safetensors** out);
+UNTORCH_API void untorch_safetensors_free(untorch_safetensors* file);
+/* Calls `visit` for each tensor, in the order of their names. */
+UNTORCH_API untorch_status untorch_safetensors_tensors(const untorch_safetensors* file,
+                                                       void (*visit)(void* context,
+                                                                     const untorch_safetensors_tensor* tensor),
+                                                       void* context);
+/* 64 hexadecimal digits: of the first and last bytes, as the manifest has it of weights in such files. */
+UNTORCH_API untorch_status untorch_sample_digest(const void* data, size_t length, char* out);
 
 /* 64 hexadecimal digits for each block of the bytes, on several threads; block_bytes 0: one for all of them. `out` has
  * room for them. portable: not by the CPU's SHA instructions, for tests. */
@@ -95,6 +121,26 @@ UNTORCH_API untorch_status untorch_method_source(untorch_method* method, const c
 /* Called on the process's main thread while a call runs or waits, about every 50 ms between its operators; a return
  * value that is not 0 ends the call with UNTORCH_MODEL. For all calls of the process; NULL: never. */
 UNTORCH_API void untorch_set_interrupt_check(int (*check)(void));
+
+/* What a profile records (base/profile.h). device_…_ns: -1 without a GPU's time; all times are of CLOCK_MONOTONIC. */
+typedef struct untorch_profile_range {
+  const char* name;
+  const char* function;
+  int32_t kind;     /* 0 call of a method, 1 C function, 2 kernel of the library, 3 launch on a GPU, 4 graph replay */
+  int32_t captured; /* in a graph: begin_ns and end_ns are those of the capture */
+  uint64_t thread;
+  int64_t begin_ns, end_ns;
+  double device_begin_ns, device_end_ns;
+} untorch_profile_range;
+/* Records all calls of the process from now on. device_index: the GPU whose work is timed; -1: none. The kernels of a
+ * library are recorded if it is opened after that. */
+UNTORCH_API untorch_status untorch_profile_start(int32_t device_index);
+/* Waits for the GPU, and gives what ended since the last time. `dropped`: ranges that were too many. */
+UNTORCH_API untorch_status untorch_profile_collect(void (*visit)(void* context, const untorch_profile_range* range),
+                                                   void* context, size_t* dropped);
+UNTORCH_API void untorch_profile_stop(void);
+/* Bytes a second that `threads` threads read together from `bytes` bytes of memory each, the best of several passes. */
+UNTORCH_API untorch_status untorch_profile_read_rate(size_t bytes, uint32_t threads, double* bytes_per_second);
 
 /* A shared library's dynamic symbol. version and version_file are NULL unless it is undefined and versioned. */
 typedef struct untorch_elf_symbol {

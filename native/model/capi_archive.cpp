@@ -6,6 +6,7 @@
 #include "base/sha256.h"
 #include "model/capi.h"
 #include "model/capi_handles.h"
+#include "model/external_weights.h"
 #include "model/json.h"
 
 using untorch::check;
@@ -57,7 +58,7 @@ untorch_status untorch_archive_open(const char* path, int32_t copy, untorch_arch
   return guarded([&] {
     check(path != nullptr && out != nullptr, "untorch_archive_open: path and out must not be null");
     auto archive = std::make_shared<untorch::Archive>(untorch::MappedFile::open(path, copy != 0));
-    *out = new untorch_archive{std::move(archive), std::nullopt, {}};
+    *out = new untorch_archive{std::move(archive), std::nullopt, {}, false};
   });
 }
 
@@ -68,7 +69,7 @@ untorch_status untorch_archive_open_memory(const void* data, size_t length, int3
           "untorch_archive_open_memory: data, release and out must not be null");
     auto archive = std::make_shared<untorch::Archive>(untorch::MappedFile::of_memory(
         {static_cast<const std::byte*>(data), length}, copy != 0, [release, context] { release(context); }));
-    *out = new untorch_archive{std::move(archive), std::nullopt, {}};
+    *out = new untorch_archive{std::move(archive), std::nullopt, {}, false};
   });
 }
 
@@ -142,6 +143,16 @@ untorch_status untorch_archive_verify(untorch_archive* archive, uint32_t threads
   return guarded([&] {
     if (archive->archive->contains(untorch::kManifestEntry)) (void)archive->read_manifest();
     archive->archive->verify(threads);
+  });
+}
+
+void untorch_archive_trust_external(untorch_archive* archive) { archive->verify_external = true; }
+
+untorch_status untorch_archive_verify_external(untorch_archive* archive, const char* weights) {
+  return guarded([&] {
+    untorch::Manifest manifest = archive->read_manifest();
+    untorch::open_external_weights(*archive->archive, manifest, weights != nullptr ? weights : "", false);
+    untorch::verify_external_weights(*archive->archive, manifest, archive->verify_external);
   });
 }
 

@@ -193,10 +193,11 @@ untorch_status untorch_program_memory(untorch_program* program, const char** jso
     const untorch::Manifest& manifest = program->program->manifest();
     std::uint64_t weights = 0;
     for (const untorch::WeightSpec& weight : manifest.weights) weights += weight.nbytes;
+    std::uint64_t mapped = program->program->archive().file()->bytes().size();
+    for (const untorch::ExternalFile& external : manifest.external_files) mapped += external.file->bytes().size();
     int device = -1;
     for (const auto& method : program->program->methods()) device = std::max(device, method->device().index);
-    text = "{\"mapped\": " + std::to_string(program->program->archive().file()->bytes().size()) +
-           ", \"weights\": " + std::to_string(weights) +
+    text = "{\"mapped\": " + std::to_string(mapped) + ", \"weights\": " + std::to_string(weights) +
            ", \"state\": " + std::to_string(program->program->buffers().nbytes());
     if (device >= 0) {
       const untorch::cuda::MemoryUse use = untorch::cuda::memory_use(device);

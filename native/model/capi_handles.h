@@ -30,7 +30,8 @@ struct untorch_method {
 struct untorch_archive {
   std::shared_ptr<untorch::Archive> archive;
   std::optional<untorch::Manifest> manifest;
-  std::string methods;  // what untorch_archive_methods gave
+  std::string methods;           // what untorch_archive_methods gave
+  bool verify_external = false;  // a trust policy accepted the manifest, and so the digests in it
 
   const untorch::Manifest& read_manifest() {
     if (!manifest) manifest = untorch::read_manifest(*archive);

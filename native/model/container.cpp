@@ -8,10 +8,12 @@
 
 #include "base/fork.h"
 #include "base/interrupt.h"
+#include "base/profile.h"
 #include "cuda/device.h"
 #include "cuda/lost_device.h"
 #include "model/dequantized_weights.h"
 #include "model/device_weights.h"
+#include "model/external_weights.h"
 #include "shims/handles.h"
 #include "shims/shim.h"
 #include "tensor/copy.h"
@@ -156,16 +158,15 @@ TensorPtr Container::bind_weight(const Archive& archive, const Manifest& manifes
   };
   if (constant.mutated) return tensor(buffers_->storage(constant.state));
   if (device_.type == DeviceType::kCUDA && !constant.on_cpu) return tensor(shared[constant.weight]);
-  const WeightSpec& weight = manifest.weights[constant.weight];
-  const auto bytes = archive.read(weight.file).first(weight.nbytes);
-  TensorPtr mapped = tensor(mapped_storage(archive.file(), bytes));
+  const auto [file, bytes] = weight_bytes(archive, manifest.weights[constant.weight]);
+  TensorPtr mapped = tensor(mapped_storage(file, bytes));
   const std::size_t alignment = element_size(constant.dtype) < 16 ? element_size(constant.dtype) : 16;
   const bool misaligned = reinterpret_cast<std::uintptr_t>(mapped->raw()) % alignment != 0;
   if (!misaligned) return mapped;
   // The whole weight: the library reads by the size that it was compiled with, not by the manifest's.
   StorageRef copy = StorageRef::allocate(bytes.size());
   std::memcpy(copy->data(), bytes.data(), bytes.size());
-  archive.file()->check_whole();
+  file->check_whole();
   return tensor(std::move(copy));
 }
 
@@ -287,6 +288,7 @@ void Container::run(std::span<TensorPtr> inputs, std::span<TensorPtr> outputs, c
     const ModelApi& api = library_->api();
     const auto run = single_ ? api.run_single_threaded : api.run;
     ProxyCalls proxies(method_, extern_nodes_, proxy, device_, stream);
+    const profile::Range range(profile::Kind::kCall, method_.c_str(), device_.type == DeviceType::kCUDA, stream);
     code = run(handle_, in, inputs.size(), out, outputs.size(), stream, &proxies);
     failed_inside = call.failed() && call.report();
   }

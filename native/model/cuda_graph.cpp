@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/profile.h"
 #include "cuda/device.h"
 #include "cuda/random_state.h"
 #include "cuda/transfer.h"
@@ -150,6 +151,11 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs, std
   const Device device{DeviceType::kCUDA, device_};
   std::vector<TensorPtr> arguments;
   std::optional<cuda::ArenaScope> arena_scope(std::in_place, device_, input_arena);
+  std::vector<std::size_t> bytes(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!writes(i) && !method_.input_on_cpu(i)) bytes[i] = reach(*borrow_view(inputs[i], method_.input_spec(i)));
+  }
+  made.packed = PackedInputs(bytes, device_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const untorch_view& view = inputs[i];
     if (writes(i)) {
@@ -163,7 +169,10 @@ CudaGraph::Captured CudaGraph::capture(std::span<const untorch_view> inputs, std
     } else {
       // The caller's strides: the model was compiled for them, and a replay may read the caller's memory.
       const TensorPtr given = borrow_view(view, method_.input_spec(i));
-      made.inputs.push_back(Tensor::empty_strided(sizes_of(view), given->strides(), dtype_of(view), device));
+      made.inputs.push_back(
+          made.packed.has(i)
+              ? std::make_unique<Tensor>(made.packed.storage(i), 0, dtype_of(view), sizes_of(view), given->strides())
+              : Tensor::empty_strided(sizes_of(view), given->strides(), dtype_of(view), device));
     }
     arguments.push_back(std::make_unique<Tensor>(*made.inputs.back()));
   }
@@ -419,6 +428,7 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
     }
     fills = true;
   };
+  std::vector<PackedInputs::Source> together, apart;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& own = *captured_.inputs[i];
     if (!is_on_device(own)) continue;
@@ -427,17 +437,22 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
       continue;
     }
     const untorch_view& view = inputs[i];
-    const TensorPtr source = borrow_view(view, method_.input_spec(i));
+    TensorPtr source = borrow_view(view, method_.input_spec(i));
     const bool same_strides = source->strides() == own.strides();
     const auto given = reinterpret_cast<cuda::DevicePtr>(view.data);
     in_place[i] = bindable_[i] && device_of(view).type == DeviceType::kCUDA && same_strides && given % kAlignment == 0;
     bind(i, in_place[i] ? given : address(own));
     if (in_place[i]) continue;
-    before_filling();
-    if (device_of(view).type == DeviceType::kCPU) {
-      cuda::to_device(own, *source);
+    const bool packed = captured_.packed.has(i) && device_of(view).type == DeviceType::kCPU;
+    (packed ? together : apart).push_back({i, &own, std::move(source)});
+  }
+  if (!together.empty() || !apart.empty()) before_filling();
+  captured_.packed.send(together);
+  for (const PackedInputs::Source& source : apart) {
+    if (source.given->device().type == DeviceType::kCPU) {
+      cuda::to_device(*source.own, *source.given);
     } else {
-      copy(own, *source);
+      copy(*source.own, *source.given);
     }
   }
   {
@@ -453,7 +468,10 @@ void CudaGraph::run(std::span<const untorch_view> inputs, std::span<TensorPtr> o
     if (in_order && memory_->last != nullptr) {
       cuda::check_driver(api.stream_wait_event(stream, memory_->last, 0), "waiting for the last replay");
     }
-    cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
+    {
+      const profile::Range range(profile::Kind::kReplay, method_.spec().name.c_str(), true, stream);
+      cuda::check_driver(api.graph_launch(exec_, stream), "launching the graph");
+    }
     if (in_order) {
       cuda::Event& last = memory_->last;
       if (last == nullptr) cuda::check_driver(api.event_create(&last, cuda::kEventDisableTiming), "replaying");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/memory_pool.h"
+#include "model/packed_inputs.h"
 #include "model/program.h"
 
 namespace untorch {
@@ -38,6 +39,7 @@ class CudaGraph {
     std::vector<TensorPtr> inputs;   // static memory, a copy on the CPU of an input that belongs there, or the
                                      // caller's memory of an input that is written
     std::vector<TensorPtr> outputs;  // null for None
+    PackedInputs packed;             // the small ones of `inputs`
     StorageRef random_cell;          // seed and position for a replay's random numbers
     std::uint64_t random_count = 0;  // positions that a replay uses
     cuda::Graph graph = nullptr;

@@ -7,11 +7,12 @@
 #include <tuple>
 
 #include "cuda/memory_pool.h"
+#include "model/external_weights.h"
 
 namespace untorch {
 namespace {
 
-using Key = std::tuple<std::string, std::size_t, int>;  // file, weight, device
+using Key = std::tuple<std::string, std::size_t, std::size_t, int>;  // file, offset and bytes in it, device
 
 struct Table {
   std::mutex mutex;  // held while weights travel: a second program that wants them waits for them
@@ -34,10 +35,6 @@ StorageRef share(const std::shared_ptr<StorageRef>& owner) {
   return storage;
 }
 
-std::span<const std::byte> bytes_of(const Archive& archive, const WeightSpec& weight) {
-  return archive.read(weight.file).first(weight.nbytes);
-}
-
 }  // namespace
 
 std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& manifest,
@@ -49,10 +46,11 @@ std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& m
   std::vector<cuda::UploadPart> parts;
   std::vector<std::pair<Key, std::shared_ptr<StorageRef>>> made;
   for (const std::size_t index : indices) {
-    Key key{archive.file()->identity(), index, device};
+    const WeightBytes weight = weight_bytes(archive, manifest.weights[index]);
+    const auto bytes = weight.bytes;
+    Key key{weight.file->identity(), weight.offset(), bytes.size(), device};
     std::shared_ptr<StorageRef> owner = all.weights[key].lock();
     if (!owner) {
-      const auto bytes = bytes_of(archive, manifest.weights[index]);
       owner = std::make_shared<StorageRef>(cuda::allocate_unpooled(bytes.size(), device));
       parts.push_back({reinterpret_cast<cuda::DevicePtr>((*owner)->data()), bytes.data(), bytes.size()});
       all.weights[key] = owner;
@@ -62,7 +60,7 @@ std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& m
   }
   try {
     ring.upload(parts, device);
-    archive.file()->check_whole();
+    for (const std::size_t index : indices) weight_bytes(archive, manifest.weights[index]).file->check_whole();
   } catch (...) {
     for (const auto& [key, owner] : made) all.weights.erase(key);
     throw;
@@ -71,10 +69,10 @@ std::vector<StorageRef> device_weights(const Archive& archive, const Manifest& m
 }
 
 StorageRef private_device_weight(const Archive& archive, const Manifest& manifest, std::size_t index, int device) {
-  const auto bytes = bytes_of(archive, manifest.weights[index]);
+  const auto [file, bytes] = weight_bytes(archive, manifest.weights[index]);
   StorageRef storage = cuda::allocate_unpooled(bytes.size(), device);
   cuda::upload(reinterpret_cast<cuda::DevicePtr>(storage->data()), bytes.data(), bytes.size(), device);
-  archive.file()->check_whole();
+  file->check_whole();
   return storage;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "base/profile.h"
 #include "cuda/kernel_registry.h"
 #include "model/elf.h"
 #include "model/elf_check.h"
@@ -156,6 +157,7 @@ ModelLibrary::ModelLibrary(MemoryFile file, bool checks_its_inputs) : file_(std:
   const std::uintptr_t base = load_address(handle_);
   std::tie(start_, end_) = mapped_range(base, elf);
   register_code(base, elf);
+  if (profile::is_recording()) hooks_ = std::make_unique<KernelHooks>(elf, base);
   const std::string prefix = "AOTInductorModelContainer";
   // In the table that was checked, without the dynamic linker: it would also look into the libraries that are needed.
   const auto find = [&]<class Fn>(const std::string& symbol, Fn*& slot) {

@@ -3,18 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "model/interface_table.h"
+#include "model/kernel_hooks.h"
 #include "model/memory_file.h"
 #include "shims/shim.h"
 
 namespace untorch {
-
-class ElfImage;
 
 // torch/csrc/inductor/aoti_runtime/interface.h. All are optional to look up: older libraries lack the newer ones.
 struct ModelApi {
@@ -80,6 +80,7 @@ class ModelLibrary {
   bool own_ = false;
   std::optional<json::Value> interface_;
   std::vector<const std::byte*> code_;  // where its executable segments begin
+  std::unique_ptr<KernelHooks> hooks_;  // of a library that was opened while a profile was recorded
   ModelApi api_;
 };
 

@@ -7,18 +7,22 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/text.h"
 #include "model/json.h"
+#include "model/safetensors.h"
 #include "model/stock_inputs.h"
 
 namespace untorch {
 namespace {
 
-constexpr std::int64_t kFormatVersion = 2;
+// The second has weights in .safetensors files beside the archive.
+constexpr std::int64_t kFormatVersion = 2, kExternalVersion = 3;
 constexpr const char* kSignatures = "extra/signatures/";  // made after the manifest, so it cannot name them
 constexpr const char* kMethods = "data/aotinductor/";
 // More than any model has, and few enough that a small file makes little work.
 constexpr std::size_t kMaxMethods = 1024, kMaxVariants = 64, kMaxRank = 64, kMaxTokens = 1024, kMaxName = 1024,
-                      kMaxTensors = 32768;  // inputs and outputs of all methods
+                      kMaxTensors = 32768,  // inputs and outputs of all methods
+    kMaxFiles = 4096, kMaxFileName = 255;
 constexpr std::uint64_t kMinBlock = 4096, kMaxBlock = 1u << 30;
 
 bool ends_with(const std::string& text, const char* suffix) {
@@ -55,18 +59,23 @@ class Reader {
     }
     const std::int64_t version = root.at("format_version", what).as_int(what.member("format_version"));
     if (version < 1) what.fail(" has the impossible format version " + std::to_string(version));
-    if (version != kFormatVersion) {
+    if (version != kFormatVersion && version != kExternalVersion) {
       throw_error(ErrorKind::kUnsupported, path_, " has format version ", version, "; this untorch reads ",
-                  kFormatVersion, version > kFormatVersion ? ": upgrade untorch on this machine" : ": export it again");
+                  kFormatVersion, " and ", kExternalVersion,
+                  version > kExternalVersion ? ": upgrade untorch on this machine" : ": export it again");
     }
     for (const char* name : {"untorch_version", "torch_version"}) {
       if (const json::Value* text = root.find_set(name, what)) (void)text->as_string(what.member(name));
     }
     read_digests(root.at("digests", what), what.member("digests"));
     Manifest manifest;
+    if (version == kExternalVersion) {
+      const Place list = what.member("external_files");
+      read_external_files(manifest, root.at("external_files", what), list);
+    }
     for (const json::Value& weight : root.at("weights", what).as_array(what.member("weights"))) {
       const Place list = what.member("weights");
-      manifest.weights.push_back(read_weight(weight, list.item(manifest.weights.size())));
+      manifest.weights.push_back(read_weight(weight, manifest, list.item(manifest.weights.size())));
     }
     if (const json::Value* states = root.find("states", what)) {
       const Place list = what.member("states");
@@ -103,6 +112,7 @@ class Reader {
       what.fail(" are not of the algorithm \"sha256\"");
     }
     const std::uint64_t block = natural(value.at("block_bytes", what), what.member("block_bytes"));
+    block_bytes_ = block;
     if (block < kMinBlock || block > kMaxBlock) what.fail(" have blocks of " + std::to_string(block) + " bytes");
     for (const char* kind : {"entries", "blocks"}) {
       const Place list = what.member(kind);
@@ -111,20 +121,73 @@ class Reader {
         const Place place = list.named("entry", name);
         if (!archive_.contains(name)) place.fail(" is not in the archive");
         if (name == kManifestEntry || !digested_.insert(name).second) place.fail(" is there twice");
-        EntryDigest digest{whole ? 0 : block, {}, "the manifest"};
-        const std::string_view text = hex.as_string(place);
-        for (std::size_t at = 0; at < text.size(); at += 64) {
-          if (!from_hex(text.substr(at, 64), digest.digests.emplace_back())) {
-            place.fail(" is no SHA-256 in lower-case hexadecimal digits");
-          }
-        }
-        archive_.expect(name, std::move(digest));
+        archive_.expect(name, {whole ? 0 : block, read_hashes(hex, place), "the manifest"});
       }
     }
     for (const auto& [name, entry] : archive_.entries()) {
       if (digested_.contains(name) || name == kManifestEntry || name.starts_with(kSignatures)) continue;
       what.fail(" lack entry '" + name + "', which is in the archive");
     }
+  }
+
+  static std::vector<Sha256Digest> read_hashes(const json::Value& value, const Place& place) {
+    const std::string_view text = value.as_string(place);
+    std::vector<Sha256Digest> digests;
+    for (std::size_t at = 0; at < text.size(); at += 64) {
+      if (!from_hex(text.substr(at, 64), digests.emplace_back())) {
+        place.fail(" is no SHA-256 in lower-case hexadecimal digits");
+      }
+    }
+    return digests;
+  }
+
+  // Plain names: where the files are is the loader's caller's to say, never the manifest's.
+  static void read_external_files(Manifest& manifest, const json::Value& value, const Place& list) {
+    const json::Array& names = value.as_array(list);
+    if (names.empty() || names.size() > kMaxFiles) {
+      list.fail(" has " + std::to_string(names.size()) + " names, expected from 1 to " + std::to_string(kMaxFiles));
+    }
+    std::set<std::string_view> seen;
+    for (const json::Value& item : names) {
+      const Place place = list.item(manifest.external_files.size());
+      const std::string& name = item.as_string(place);
+      if (name.size() > kMaxFileName || name.starts_with('.') || name.find_first_of("/\\") != std::string::npos ||
+          !ends_with(name, ".safetensors") || escape_controls(name, false) != name) {
+        place.fail(" is \"" + name.substr(0, kMaxFileName) +
+                   "\", expected the plain name of a .safetensors file, without a folder");
+      }
+      if (!seen.insert(name).second) place.fail(" is there twice");
+      manifest.external_files.push_back({name, nullptr});
+    }
+  }
+
+  ExternalTensor read_external(const json::Value& value, const Manifest& manifest, std::uint64_t nbytes,
+                               const Place& what) const {
+    ExternalTensor tensor;
+    tensor.file = natural(value.at("external", what), what.member("external"));
+    if (tensor.file >= manifest.external_files.size()) {
+      what.fail(" names external file " + std::to_string(tensor.file) + " of " +
+                std::to_string(manifest.external_files.size()));
+    }
+    tensor.tensor = short_text(value.at("tensor", what), what.member("tensor"));
+    tensor.dtype = short_text(value.at("dtype", what), what.member("dtype"));
+    tensor.shape = read_ints(value.at("shape", what), what.member("shape"));
+    const std::optional<std::uint64_t> expected = safetensors_nbytes(tensor.dtype, tensor.shape);
+    if (!expected || *expected != nbytes) {
+      what.fail(" has " + std::to_string(nbytes) + " bytes, its dtype and shape say " +
+                (expected ? std::to_string(*expected) : "what cannot be"));
+    }
+    if (!from_hex(value.at("sample", what).as_string(what.member("sample")), tensor.sample)) {
+      what.member("sample").fail(" is no SHA-256 in lower-case hexadecimal digits");
+    }
+    tensor.block_bytes = block_bytes_;
+    tensor.digests = read_hashes(value.at("sha256", what), what.member("sha256"));
+    const std::uint64_t blocks = nbytes / block_bytes_ + (nbytes % block_bytes_ != 0 ? 1 : 0);
+    if (tensor.digests.size() != blocks) {
+      what.member("sha256").fail(" has " + std::to_string(tensor.digests.size()) + " digests for " +
+                                 std::to_string(blocks) + " blocks");
+    }
+    return tensor;
   }
 
   std::string entry(const json::Value& value, const Place& place) const {
@@ -146,9 +209,14 @@ class Reader {
     return text;
   }
 
-  WeightSpec read_weight(const json::Value& value, const Place& what) const {
-    WeightSpec weight{entry(value.at("file", what), what.member("file")),
-                      natural(value.at("nbytes", what), what.member("nbytes"))};
+  WeightSpec read_weight(const json::Value& value, const Manifest& manifest, const Place& what) const {
+    WeightSpec weight;
+    weight.nbytes = natural(value.at("nbytes", what), what.member("nbytes"));
+    if (value.find("external", what) != nullptr) {
+      weight.external = read_external(value, manifest, weight.nbytes, what);
+      return weight;
+    }
+    weight.file = entry(value.at("file", what), what.member("file"));
     const std::uint64_t actual = archive_.entry(weight.file).size;
     if (actual != weight.nbytes) {
       what.fail(": '" + weight.file + "' holds " + std::to_string(actual) + " bytes, the manifest says " +
@@ -469,6 +537,7 @@ class Reader {
   const std::string& path_;
   std::set<std::string, std::less<>> digested_;
   std::size_t tensors_ = 0;
+  std::uint64_t block_bytes_ = 0;
   std::unordered_map<std::string, std::size_t> symbols_;  // of the method that is being read
 };
 

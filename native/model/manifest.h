@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,9 +54,30 @@ struct ConstantSpec {
   bool on_cpu = false;    // of a method for another device
 };
 
+// A weight that lies in a .safetensors file, and what it was at export.
+struct ExternalTensor {
+  std::size_t file = 0;  // index into Manifest::external_files
+  std::string tensor;    // its name there
+  std::string dtype;     // as the format names it: "BF16"
+  std::vector<std::int64_t> shape;
+  Sha256Digest sample{};  // of its first and last bytes (external_weights.h)
+  std::uint64_t block_bytes = 0;
+  std::vector<Sha256Digest> digests;  // one for each block
+};
+
 struct WeightSpec {
-  std::string file;
+  std::string file;  // the archive's entry; empty when external
   std::uint64_t nbytes = 0;
+  std::optional<ExternalTensor> external;
+  // Of an external one, once its file is open.
+  std::shared_ptr<const MappedFile> source;
+  std::uint64_t offset = 0;
+};
+
+// A .safetensors file that weights lie in: a plain name, without a folder.
+struct ExternalFile {
+  std::string name;
+  std::shared_ptr<const MappedFile> file;  // null until it is opened
 };
 
 // A buffer that calls change. Every session has its own copy, which all methods that name it share.
@@ -109,6 +131,7 @@ inline constexpr const char* kManifestEntry = "extra/untorch.json";
 
 struct Manifest {
   bool stock = false;  // made by PyTorch's own packager
+  std::vector<ExternalFile> external_files;
   std::vector<WeightSpec> weights;
   std::vector<StateSpec> states;
   std::vector<MethodSpec> methods;
@@ -116,8 +139,8 @@ struct Manifest {
 
 // Reads extra/untorch.json, or finds the methods of a stock package by its folders. Every reference into the archive
 // and every size is checked against what is there, and so is what only the inspector shows: load and inspect refuse the
-// same files. Tells the archive the digests of its entries; once for each archive. Throws kInvalidFile, or kUnsupported
-// for another format version.
+// same files. Files beside the archive are not looked at. Tells the archive the digests of its entries; once for each
+// archive. Throws kInvalidFile, or kUnsupported for another format version.
 Manifest read_manifest(Archive& archive);
 
 }  // namespace untorch

@@ -8,13 +8,13 @@
 #include "cuda/memory_pool.h"
 #include "cuda/transfer.h"
 #include "model/device_weights.h"
+#include "model/external_weights.h"
 
 namespace untorch {
 namespace {
 
-std::span<const std::byte> initial(const Archive& archive, const Manifest& manifest, const StateSpec& state) {
-  const WeightSpec& weight = manifest.weights[state.weight];
-  return archive.read(weight.file).first(weight.nbytes);
+WeightBytes initial(const Archive& archive, const Manifest& manifest, const StateSpec& state) {
+  return weight_bytes(archive, manifest.weights[state.weight]);
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
@@ -40,14 +40,14 @@ MutableBuffers::~MutableBuffers() {
 
 StorageRef MutableBuffers::make(std::size_t index, bool filled) const {
   const StateSpec& state = manifest_->states[index];
-  const auto bytes = initial(*archive_, *manifest_, state);
+  const auto [file, bytes] = initial(*archive_, *manifest_, state);
   if (!state.on_cpu) {
     return filled ? private_device_weight(*archive_, *manifest_, state.weight, device_index_)
                   : cuda::allocate_unpooled(bytes.size(), device_index_);
   }
   StorageRef storage = StorageRef::allocate(bytes.size());
   if (filled && !bytes.empty()) std::memcpy(storage->data(), bytes.data(), bytes.size());
-  archive_->file()->check_whole();
+  file->check_whole();
   return storage;
 }
 
@@ -76,7 +76,7 @@ void MutableBuffers::reset() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const StorageRef& storage = buffers_[i].storage;
     if (!storage) continue;
-    const auto bytes = initial(*archive_, *manifest_, manifest_->states[i]);
+    const auto [file, bytes] = initial(*archive_, *manifest_, manifest_->states[i]);
     if (bytes.empty()) continue;
     if (buffers_[i].on_cpu) {
       std::memcpy(storage->data(), bytes.data(), bytes.size());
@@ -86,8 +86,8 @@ void MutableBuffers::reset() {
       cuda::check_driver(cuda::driver().memcpy_h2d_async(address(storage), bytes.data(), bytes.size(), stream),
                          "resetting");
     }
+    file->check_whole();
   }
-  archive_->file()->check_whole();
 }
 
 std::shared_ptr<MutableBuffers> MutableBuffers::fork() {

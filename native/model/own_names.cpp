@@ -19,6 +19,9 @@ constexpr OwnName kOwnNames[] = {
     {Match::kName, "cuModuleLoad", "utModuleLoad"},
     {Match::kName, "cuModuleLoadData", "utModuleLoadData"},
     {Match::kName, "cuModuleUnload", "utModuleUnload"},
+    // Launches, which the profiler times.
+    {Match::kName, "cuLaunchKernel", "utLaunchKernel"},
+    {Match::kName, "cuLaunchKernelEx", "utLaunchKernelEx"},
     // glibc's keep a library in the process until the thread ends (model/thread_exit.h).
     {Match::kName, "__cxa_thread_atexit", "utcxx_thread_atexit"},
     {Match::kName, "__cxa_thread_atexit_impl", "utcxx_thread_atexit_impl"},

@@ -11,6 +11,7 @@
 #include "cuda/lost_device.h"
 #include "cuda/memory_pool.h"
 #include "cuda/transfer.h"
+#include "model/external_weights.h"
 #include "model/json.h"
 #include "model/machine.h"
 #include "tensor/host_memory.h"
@@ -160,6 +161,7 @@ void Method::run(std::span<const untorch_view> inputs, std::span<TensorPtr> outp
     run_cpu(*container, inputs, {storages.data(), storages.size()}, outputs);
   }
   archive_->file()->check_whole();
+  for (const ExternalFile& external : manifest_->external_files) external.file->check_whole();
 
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     aliases[i] = -1;
@@ -236,7 +238,10 @@ Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, cons
   check(options.spin_us >= -1 && options.spin_us <= threads::kMaxSpinMicroseconds, "spin_us must be from -1 to ",
         threads::kMaxSpinMicroseconds, ", got ", options.spin_us);
   const std::string& path = archive_->file()->path();
-  if (options.verify || environment_asks_to_verify()) archive_->verify(0);
+  open_external_weights(*archive_, manifest, options.weights, options.copy);
+  const bool verify = options.verify || environment_asks_to_verify();
+  if (verify) archive_->verify(0);
+  if (verify || options.verify_external) verify_external_weights(*archive_, manifest, options.verify_external);
   const bool has_cuda =
       std::ranges::any_of(manifest.methods, [](const MethodSpec& spec) { return device_kind(spec.device) == "cuda"; });
   std::vector<Device> devices;

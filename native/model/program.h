@@ -21,6 +21,9 @@ struct LoadOptions {
   int spin_us = -1;                 // that a thread of a call spins before it sleeps; -1: UNTORCH_SPIN_US
   bool dequantize_weights = false;  // also keep int4 and NVFP4 weights dequantized on GPUs
   bool verify = false;              // compare every entry with its digest first; UNTORCH_VERIFY=1 does, too
+  bool verify_external = false;     // those weights beside the file alone: a trust policy accepted the manifest
+  bool copy = false;                // read them into memory
+  std::string weights;              // where they are: a .safetensors file or a folder; "": external_weights.h says
   std::optional<bool> tf32;         // in convolutions and GEMMs on GPUs; nothing: as each method says
 };
 

@@ -1,6 +1,7 @@
 // Archives from a path (as bytes: file names need not be UTF-8) or from memory, and memoryviews of their entries.
 #include "archive.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
@@ -14,11 +15,24 @@ namespace nb = nanobind;
 namespace untorch::python {
 namespace {
 
-// The bytes of an entry; memoryview() of it keeps the archive.
+// The bytes of an entry, or of a tensor; memoryview() of it keeps the file.
 struct EntryView {
-  std::shared_ptr<ArchiveHandle> archive;
+  std::shared_ptr<void> file;
   const void* data;
   std::size_t size;
+};
+
+struct SafetensorsHandle {
+  explicit SafetensorsHandle(untorch_safetensors* handle) : file(handle) {}
+  ~SafetensorsHandle() { untorch_safetensors_free(file); }
+  SafetensorsHandle(const SafetensorsHandle&) = delete;
+  SafetensorsHandle& operator=(const SafetensorsHandle&) = delete;
+  untorch_safetensors* file;
+};
+
+// _core.Safetensors: a .safetensors file as the loader reads it.
+struct Safetensors {
+  std::shared_ptr<SafetensorsHandle> handle;
 };
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -79,6 +93,41 @@ nb::object view(const Archive& self, const std::string& name) {
   check(untorch_archive_view(self.get(), name.c_str(), &data, &length));
   const nb::object entry = nb::cast(EntryView{self.handle(), data, length});
   return nb::steal(PyMemoryView_FromObject(entry.ptr()));
+}
+
+// By name: dtype, shape and bytes.
+nb::dict tensors(const Safetensors& self) {
+  struct Context {
+    const Safetensors* file;
+    nb::dict out;
+  } context{&self, {}};
+  check(untorch_safetensors_tensors(
+      self.handle->file,
+      [](void* given, const untorch_safetensors_tensor* tensor) {
+        auto* const to = static_cast<Context*>(given);
+        nb::list shape;
+        for (std::size_t i = 0; i < tensor->ndim; ++i) shape.append(tensor->shape[i]);
+        const nb::object entry = nb::cast(EntryView{to->file->handle, tensor->data, tensor->nbytes});
+        to->out[nb::str(tensor->name)] =
+            nb::make_tuple(tensor->dtype, nb::tuple(shape), nb::steal(PyMemoryView_FromObject(entry.ptr())));
+      },
+      &context));
+  return context.out;
+}
+
+Safetensors* open_safetensors(const nb::bytes& path) {
+  untorch_safetensors* file = nullptr;
+  without_interpreter([&] { return untorch_safetensors_open(path.c_str(), &file); });
+  return new Safetensors{std::make_shared<SafetensorsHandle>(file)};
+}
+
+nb::str sample_digest(const nb::object& data) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(data.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw_python();
+  const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> keep(&buffer, PyBuffer_Release);
+  std::string hex(64, '\0');
+  check(untorch_sample_digest(buffer.buf, static_cast<std::size_t>(buffer.len), hex.data()));
+  return nb::str(hex.data(), hex.size());
 }
 
 nb::bytes text(const Archive& self, const std::string& name) {
@@ -163,9 +212,20 @@ void bind_archive(nb::module_& m) {
             without_interpreter([&] { return untorch_archive_verify(self.get(), threads); });
           },
           nb::arg("threads") = 0)
+      .def("trust_external", [](const Archive& self) { untorch_archive_trust_external(self.get()); })
+      .def(
+          "verify_external",
+          [](const Archive& self, const std::optional<nb::bytes>& weights) {
+            without_interpreter(
+                [&] { return untorch_archive_verify_external(self.get(), weights ? weights->c_str() : nullptr); });
+          },
+          nb::arg("weights").none())
       .def("digests", &digests, nb::arg("threads") = 0)
       .def("file_digests", &file_digests)
       .def_prop_ro("identity", [](const Archive& self) { return std::string(untorch_archive_identity(self.get())); });
+  nb::class_<Safetensors>(m, "Safetensors").def("tensors", &tensors);
+  m.def("open_safetensors", &open_safetensors, nb::arg("path"), nb::rv_policy::take_ownership);
+  m.def("sample_digest", &sample_digest, nb::arg("data"));
   m.def("open_archive", &open_path, nb::arg("path"), nb::arg("copy") = false, nb::rv_policy::take_ownership);
   m.def("open_memory", &open_memory, nb::arg("data"), nb::arg("in_place") = false, nb::rv_policy::take_ownership);
   m.def(

@@ -65,7 +65,8 @@ class Session {
 class Program {
  public:
   Program(const Archive& archive, const nb::object& device, std::size_t num_runners, int num_threads, bool dequantize,
-          bool verify, const nb::object& tf32, const nb::object& spin_us) {
+          bool verify, const nb::object& tf32, const nb::object& spin_us, bool copy,
+          const std::optional<nb::bytes>& weights) {
     std::string device_name;
     untorch_load_options options{sizeof(untorch_load_options),
                                  nullptr,
@@ -73,11 +74,12 @@ class Program {
                                  num_threads,
                                  dequantize ? 1 : 0,
                                  verify ? 1 : 0,
-                                 0,
+                                 copy ? 1 : 0,
                                  tf32.is_none()         ? UNTORCH_TF32_AS_EXPORTED
                                  : nb::cast<bool>(tf32) ? UNTORCH_TF32_ALWAYS
                                                         : UNTORCH_TF32_NEVER,
-                                 0};
+                                 0,
+                                 weights ? weights->c_str() : nullptr};
     // C's 0 is the default, and its -1 is no spinning.
     if (!spin_us.is_none()) options.spin_us = nb::cast<int>(spin_us) == 0 ? -1 : nb::cast<int>(spin_us);
     if (!device.is_none()) {
@@ -186,9 +188,10 @@ NB_MODULE(_core, m) {
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<const Archive&, const nb::object&, std::size_t, int, bool, bool, const nb::object&,
-                    const nb::object&>(),
+                    const nb::object&, bool, const std::optional<nb::bytes>&>(),
            nb::arg("archive"), nb::arg("device").none(), nb::arg("num_runners"), nb::arg("num_threads"),
-           nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none(), nb::arg("spin_us").none())
+           nb::arg("dequantize_weights"), nb::arg("verify"), nb::arg("tf32").none(), nb::arg("spin_us").none(),
+           nb::arg("copy") = false, nb::arg("weights") = nb::none())
       .def("methods", &Program::methods)
       .def("entry", &Program::entry)
       .def("memory", &Program::memory)
@@ -249,6 +252,52 @@ NB_MODULE(_core, m) {
       },
       nb::arg("data"), nb::arg("name"), nb::arg("max_symbols") = std::size_t{1} << 24);
 
+  m.def(
+      "profile_start",
+      [](int device) {
+        untorch_status status;
+        {
+          const GilRelease release;
+          status = untorch_profile_start(device);
+        }
+        check(status);
+      },
+      nb::arg("device"));
+  // Tuples of name, function, kind, captured, thread, begin, end, the device's begin and end; and how many are missing.
+  m.def("profile_collect", [] {
+    std::vector<untorch_profile_range> ranges;
+    std::size_t dropped = 0;
+    untorch_status status;
+    {
+      const GilRelease release;
+      status = untorch_profile_collect(
+          [](void* to, const untorch_profile_range* range) {
+            static_cast<std::vector<untorch_profile_range>*>(to)->push_back(*range);
+          },
+          &ranges, &dropped);
+    }
+    check(status);
+    nb::list out;
+    for (const untorch_profile_range& r : ranges) {
+      out.append(nb::make_tuple(r.name, r.function, r.kind, r.captured != 0, r.thread, r.begin_ns, r.end_ns,
+                                r.device_begin_ns, r.device_end_ns));
+    }
+    return nb::make_tuple(out, dropped);
+  });
+  m.def("profile_stop", &untorch_profile_stop);
+  m.def(
+      "read_rate",
+      [](std::size_t bytes, unsigned threads) {
+        double rate = 0;
+        untorch_status status;
+        {
+          const GilRelease release;
+          status = untorch_profile_read_rate(bytes, threads, &rate);
+        }
+        check(status);
+        return rate;
+      },
+      nb::arg("bytes"), nb::arg("threads"));
   m.def("exchange_stream", &exchange_stream, nb::arg("handle").none(), nb::arg("owner").none());
   m.def("call_stream", [](int device) { return stream_number(current_producer(device).stream); }, nb::arg("device"));
   m.def(

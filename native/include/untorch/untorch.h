@@ -98,11 +98,13 @@ typedef struct untorch_load_options {
   size_t num_runners;         /* concurrent calls of one method, at least 1 */
   int32_t num_threads;        /* OpenMP threads of a call; 0: OpenMP's default */
   int32_t dequantize_weights; /* 1: also keep int4 and NVFP4 weights dequantized on the GPU, for GEMMs with large M */
-  int32_t verify;  /* 1: compare every entry with its SHA-256 first; so does UNTORCH_VERIFY=1 in the environment */
-  int32_t copy;    /* 1: read the file into memory instead of mapping it */
-  int32_t tf32;    /* untorch_tf32: whether float32 convolutions and GEMMs on GPUs may use TF32 */
-  int32_t spin_us; /* microseconds that an idle thread of a call spins before it sleeps, up to 1000000; -1: none;
-                    * 0: UNTORCH_SPIN_US of the environment, else 100 */
+  int32_t verify;      /* 1: compare every entry with its SHA-256 first; so does UNTORCH_VERIFY=1 in the environment */
+  int32_t copy;        /* 1: read the file into memory instead of mapping it */
+  int32_t tf32;        /* untorch_tf32: whether float32 convolutions and GEMMs on GPUs may use TF32 */
+  int32_t spin_us;     /* microseconds that an idle thread of a call spins before it sleeps, up to 1000000; -1: none;
+                        * 0: UNTORCH_SPIN_US of the environment, else 100 */
+  const char* weights; /* of a file that takes weights from .safetensors files: that file, or the folder of several;
+                        * NULL: the folder of the package, then UNTORCH_WEIGHTS of the environment */
 } untorch_load_options;
 
 /* TF32 rounds float32 operands to 10 bits of mantissa, for the tensor cores. */

@@ -4,12 +4,14 @@
 // fake_fail(code) everything that enqueues, waits, asks or frees returns that code. Graphs and captures are
 // refused; with FAKE_GPU_GRAPHS a capture gives a graph without nodes, and what is captured is recorded like any
 // launch.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cuda/driver.h"
 
@@ -17,7 +19,7 @@ using namespace untorch::cuda;
 
 namespace {
 
-constexpr Result kNotSupported = 801;
+constexpr Result kNotSupported = 801, kErrorInvalidHandle = 400;
 constexpr int kDevices = 2;
 
 struct Block {
@@ -32,9 +34,14 @@ struct State {
   std::string launches;           // a line each
   std::string events;             // what was enqueued or waited for, with its stream, a line each
   std::string tensor_maps;        // arguments of cuTensorMapEncodeTiled, a line each
-  int pdl = 0;                    // programmatic dependent launches
+  int pdl = 0;
+  int uploads = 0;  // copies from the CPU                    // programmatic dependent launches
   int modules_loaded = 0, modules_unloaded = 0;
-  std::uintptr_t handles = 0;  // of streams and events
+  std::uintptr_t handles = 0;                       // of streams and events
+  std::map<Event, double> recorded;                 // milliseconds of this clock
+  std::vector<Event> captured;                      // recorded in the capture that runs
+  std::map<const void*, std::vector<Event>> nodes;  // of a graph or an executable one: a replay records them
+  Stream capturing = nullptr;
   Result fatal = kSuccess;
 };
 State& state() {
@@ -83,6 +90,9 @@ Result copied(void* to, const void* from, std::size_t bytes, Stream stream) {
   std::memcpy(to, from, bytes);
   return noted("copy", stream);
 }
+double milliseconds() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 void* at(DevicePtr pointer) { return reinterpret_cast<void*>(pointer); }
 
 }  // namespace
@@ -95,6 +105,7 @@ const char* fake_events() { return state().events.c_str(); }
 const char* fake_tensor_maps() { return state().tensor_maps.c_str(); }
 void fake_fail(Result code) { state().fatal = code; }
 int fake_pdl() { return state().pdl; }
+int fake_uploads() { return state().uploads; }
 int fake_modules_loaded() { return state().modules_loaded; }
 int fake_modules_unloaded() { return state().modules_unloaded; }
 const char* fake_launches() { return state().launches.c_str(); }
@@ -217,6 +228,7 @@ Result cuMemcpyAsync(DevicePtr to, DevicePtr from, std::size_t bytes, Stream str
   return copied(at(to), at(from), bytes, stream);
 }
 Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, std::size_t bytes, Stream stream) {
+  ++state().uploads;
   return copied(at(to), from, bytes, stream);
 }
 Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, std::size_t bytes, Stream stream) {
@@ -234,14 +246,41 @@ Result cuStreamWaitEvent(Stream stream, Event, unsigned) { return noted("wait", 
 Result cuStreamGetId(Stream stream, unsigned long long* id) {
   return *id = reinterpret_cast<std::uintptr_t>(stream), kSuccess;
 }
-Result cuStreamIsCapturing(Stream, int* status) { return *status = 0, kSuccess; }
+Result cuStreamIsCapturing(Stream stream, int* status) {
+  const std::lock_guard lock(state().mutex);
+  return *status = state().capturing == stream && stream != nullptr ? kCaptureActive : 0, kSuccess;
+}
 Result cuStreamGetCaptureInfo_v2(Stream, int* status, std::uint64_t*, Graph*, const GraphNode**, std::size_t*) {
   return *status = 0, kSuccess;
 }
 Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 Result cuEventCreate(Event* event, unsigned) { return make(event); }
 Result cuEventDestroy_v2(Event) { return state().fatal; }
-Result cuEventRecord(Event, Stream stream) { return noted("record", stream); }
+Result cuEventRecord(Event event, Stream stream) {
+  {
+    const std::lock_guard lock(state().mutex);
+    state().recorded[event] = milliseconds();
+  }
+  return noted("record", stream);
+}
+// What is captured has its time from the replay.
+Result cuEventRecordWithFlags(Event event, Stream stream, unsigned flags) {
+  if (flags != 1) return kErrorInvalidValue;
+  {
+    const std::lock_guard lock(state().mutex);
+    state().captured.push_back(event);
+  }
+  return noted("record_external", stream);
+}
+Result cuEventElapsedTime(float* elapsed, Event begin, Event end) {
+  const std::lock_guard lock(state().mutex);
+  const auto first = state().recorded.find(begin), last = state().recorded.find(end);
+  if (first == state().recorded.end() || last == state().recorded.end()) return kErrorInvalidHandle;
+  return *elapsed = static_cast<float>(last->second - first->second), kSuccess;
+}
+Result cuFuncGetName(const char** name, Function function) {
+  return *name = reinterpret_cast<const std::string*>(function)->c_str(), kSuccess;
+}
 Result cuEventQuery(Event) { return state().fatal; }
 Result cuEventSynchronize(Event event) { return noted("synchronize_event", event); }
 
@@ -304,12 +343,35 @@ Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address
   return kSuccess;
 }
 
-Result cuStreamBeginCapture_v2(Stream, int) { return has_graphs() ? kSuccess : kNotSupported; }
-Result cuStreamEndCapture(Stream, Graph* graph) { return has_graphs() ? make(graph) : kNotSupported; }
-Result cuGraphInstantiateWithFlags(GraphExec* exec, Graph, unsigned long long) {
-  return has_graphs() ? make(exec) : kNotSupported;
+Result cuStreamBeginCapture_v2(Stream stream, int) {
+  const std::lock_guard lock(state().mutex);
+  if (!has_graphs()) return kNotSupported;
+  return state().capturing = stream, kSuccess;
 }
-Result cuGraphLaunch(GraphExec, Stream stream) { return has_graphs() ? noted("replay", stream) : kNotSupported; }
+Result cuStreamEndCapture(Stream, Graph* graph) {
+  if (!has_graphs()) return kNotSupported;
+  (void)make(graph);
+  const std::lock_guard lock(state().mutex);
+  state().capturing = nullptr;
+  state().nodes[*graph].swap(state().captured);
+  state().captured.clear();
+  return kSuccess;
+}
+Result cuGraphInstantiateWithFlags(GraphExec* exec, Graph graph, unsigned long long) {
+  if (!has_graphs()) return kNotSupported;
+  (void)make(exec);
+  const std::lock_guard lock(state().mutex);
+  state().nodes[*exec] = state().nodes[graph];
+  return kSuccess;
+}
+Result cuGraphLaunch(GraphExec exec, Stream stream) {
+  if (!has_graphs()) return kNotSupported;
+  {
+    const std::lock_guard lock(state().mutex);
+    for (const Event event : state().nodes[exec]) state().recorded[event] = milliseconds();
+  }
+  return noted("replay", stream);
+}
 Result cuGraphExecDestroy(GraphExec) { return has_graphs() ? kSuccess : kNotSupported; }
 Result cuGraphDestroy(Graph) { return has_graphs() ? kSuccess : kNotSupported; }
 Result cuGraphGetNodes(Graph, GraphNode*, std::size_t* count) {

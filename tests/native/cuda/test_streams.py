@@ -116,9 +116,9 @@ except untorch.InvalidArgumentError as error:
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-@pytest.mark.parametrize(("version", "launches"), [(13000, 2), (12030, 2), (12020, 0)])
+@pytest.mark.parametrize(("version", "launches"), [(13000, 4), (12030, 4), (12020, 0)])
 def test_programmatic_dependent_launches(version: int, launches: int, kind: str, driver: Path, package: Path) -> None:
-    """PDL for both layers' kernels, where the driver can capture it in graphs."""
+    """PDL for both layers' kernels and the two Triton kernels between them, where the driver can capture it in graphs."""
     script = f"""
 import os
 os.environ["UNTORCH_{kind.upper()}_SM90_M"] = "100000"
