@@ -1,4 +1,4 @@
-"""Fits the polynomials of native/kernels/cpu/vecmath: weighted minimax (Remez) in multiple precision.
+"""Fits the polynomials of native/kernels/cpu/vecmath: weighted minimax (Remez) in multiple precision; and quotients.
 
 Prints, for every fit, the C initialiser and the weighted error that is left. Needs mpmath only:
 
@@ -87,6 +87,49 @@ def remez(fit: Fit, rounds: int = 12) -> tuple[list[Any], Any]:
     return coefficients, worst
 
 
+@dataclass(frozen=True)
+class Quotient:
+    """P(x) / Q(x), both of ``degree``, that approximates ``f`` on [0, high] with a small relative error."""
+
+    name: str
+    f: Function
+    high: Any
+    degree: int
+
+
+def fit_quotient(fit: Quotient, points: int = 400, rounds: int = 25) -> tuple[list[Any], list[Any], Any]:
+    """The coefficients of P and Q, lowest first, Q's first 1, and the largest relative error at the points.
+
+    Least squares of (P − f·Q) / (f·Q), with Q from the round before (Loeb) and weights that grow where the error is
+    large (Lawson); the best round counts. x is scaled to [0, 1], and the coefficients back.
+    """
+    high, n = mpf(fit.high), fit.degree
+    nodes = [(1 - mp.cos(mp.pi * (i + mpf(1) / 2) / points)) / 2 for i in range(points)]
+    values = [fit.f(u * high) for u in nodes]
+    below, weights = [mpf(1)] * points, [mpf(1)] * points
+    best: tuple[list[Any], list[Any], Any] = [], [], mpf("inf")
+    for _ in range(rounds):
+        matrix, right = mp.matrix(points, 2 * n + 1), mp.matrix(points, 1)
+        for i, (u, value) in enumerate(zip(nodes, values, strict=True)):
+            scale = mp.sqrt(weights[i]) / (value * below[i])
+            for j in range(n + 1):
+                matrix[i, j] = scale * u**j
+            for j in range(1, n + 1):
+                matrix[i, n + j] = -scale * value * u**j
+            right[i] = scale * value
+        solution = mp.lu_solve(matrix.T * matrix, matrix.T * right)
+        p, q = list(solution[: n + 1]), [mpf(1), *solution[n + 1 :]]
+        below = [evaluate(q, u) for u in nodes]
+        quotients = zip(nodes, below, values, strict=True)
+        errors = [abs(evaluate(p, u) / divisor / value - 1) for u, divisor, value in quotients]
+        if max(errors) < best[2]:
+            best = p, q, max(errors)
+        mean = sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
+        weights = [max(w * e / mean, mpf(10) ** -12) for w, e in zip(weights, errors, strict=True)]
+    p, q, worst = best
+    return [c / high**j for j, c in enumerate(p)], [c / high**j for j, c in enumerate(q)], worst
+
+
 def single(x: Any) -> Any:
     """x rounded to float32."""
     if x == 0:
@@ -134,6 +177,13 @@ def erf_ratio(s: Any) -> Any:
     return mp.erf(mp.sqrt(s)) / mp.sqrt(s) - 1
 
 
+def normal_rest(s: Any) -> Any:
+    """(Φ(√s) − 1/2) / √s of the normal distribution."""
+    if s < mpf(10) ** -18:
+        return 1 / mp.sqrt(2 * mp.pi)
+    return mp.erf(mp.sqrt(s / 2)) / (2 * mp.sqrt(s))
+
+
 def even_rest(f: Function, terms: list[Any], order: int, at_zero: Any) -> Function:
     """s → (f(√s) − Σ terms·sⁱ) / s^order."""
 
@@ -166,8 +216,6 @@ FITS = [
     Fit("exp_float", exp_rest, -LN2 / 2, LN2 / 2, 4, lambda x: x * x / mp.exp(x), True),
     Fit("log_float", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 8, lambda x: x**2 + mpf(10) ** -6, True),
     Fit("tanh_float", tanh_rest, 0, mpf("1.25") ** 2, 8, tanh_weight, True),
-    Fit("erf_small_float", erf_ratio, 0, ERF_SPLIT**2, 6, lambda s: mpf(1) / (1 + erf_ratio(s)), True),
-    Fit("erf_large_float", lambda a: -mp.log(mp.erfc(a)), ERF_SPLIT, 4, 7, lambda a: mp.erfc(a) + mpf(2) ** -40, True),
     # float_functions.h: float functions computed in double, to about 2^-32
     Fit("exp_mid", exp_rest, -LN2 / 2, LN2 / 2, 5, lambda x: abs(x) / mp.exp(x) + TINY),
     Fit("log_mid", log1p_rest, -mpf(1) / 3, mpf(1) / 3, 10, lambda x: x**2 + TINY),
@@ -194,9 +242,18 @@ FITS = [
     Fit("cos_full", even_rest(mp.cos, [1, mpf(-1) / 2], 2, mpf(1) / 24), 0, QUARTER, 6, lambda s: s * s + TINY),
 ]
 
+QUOTIENTS = [Quotient("gelu_float", normal_rest, 31, 5)]  # inline.h
+
 
 def main(names: list[str]) -> None:
     """Runs the fits named, or all."""
+    for quotient in QUOTIENTS:
+        if names and not any(quotient.name.startswith(n) for n in names):
+            continue
+        *parts, worst = fit_quotient(quotient)
+        print(f"// {quotient.name}: degrees {quotient.degree}, error 2^{mp.nstr(mp.log(worst, 2), 4)}")
+        for part in parts:
+            print("{" + ", ".join(mp.nstr(single(c), 9) + "f" for c in part) + "}", flush=True)
     for fit in FITS:
         if names and not any(fit.name.startswith(n) for n in names):
             continue

@@ -12,8 +12,11 @@ struct Matrix {
   DType dtype = DType::kFloat32;
   std::int64_t batch = 1, rows = 0, cols = 0;
   std::int64_t batch_stride = 0, row_stride = 0, col_stride = 0;
+  bool is_constant = false;  // a weight of the file: no kernel writes it
 
-  Matrix transposed() const { return {data, dtype, batch, cols, rows, batch_stride, col_stride, row_stride}; }
+  Matrix transposed() const {
+    return {data, dtype, batch, cols, rows, batch_stride, col_stride, row_stride, is_constant};
+  }
 };
 
 // Grouped GEMM: group g has the rows of a and out, or the part of k, from ends[g - 1] (0 for the first) to ends[g].

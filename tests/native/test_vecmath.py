@@ -291,9 +291,7 @@ def test_every_sleef_name_of_the_headers_is_exported() -> None:
 
 
 @pytest.mark.parametrize("lanes", LANES["f"])
-@pytest.mark.parametrize(
-    ("function", "bound"), [("vexp", 0.85), ("vlog", 0.95), ("vtanh", 2.1), ("verf", 1.5), ("vsigmoid", 2.4)]
-)
+@pytest.mark.parametrize(("function", "bound"), [("vexp", 0.85), ("vlog", 0.95), ("vtanh", 2.1), ("vsigmoid", 2.4)])
 def test_inline_header(function: str, bound: float, lanes: int) -> None:
     x = np.concatenate([float_samples(10, 200_000), np.array([0.0, -0.0, INF, -INF, NAN], np.float32)])
     got = apply(f"Sleef_{function}f{lanes}", x)
@@ -308,6 +306,24 @@ def test_inline_header(function: str, bound: float, lanes: int) -> None:
     worst = int(np.argmax(error))
     assert error[worst] <= bound, f"{function}({float(x[worst]).hex()}): {error[worst]:.3f} ulp"
     assert (np.signbit(got[-5:-3]) == np.signbit(want.astype(np.float32)[-5:-3])).all()
+
+
+@pytest.mark.parametrize("lanes", LANES["f"])
+@pytest.mark.parametrize("function", ["vgelu", "vgelu_tanh"])
+def test_inline_gelu(function: str, lanes: int) -> None:
+    """Errors relative to x, as the result vanishes on the left; PyTorch's in float32 has 4e-7 there."""
+    x = np.concatenate([float_samples(10, 200_000), np.linspace(-9, 9, 200_001, dtype=np.float32)])
+    x = x[np.abs(x) < 1e12]  # else float32 has no x³
+    with np.errstate(under="ignore"):
+        approximate = "tanh" if function == "vgelu_tanh" else "none"
+        want = torch.nn.functional.gelu(torch.from_numpy(x.astype(np.float64)), approximate=approximate).numpy()
+        got = apply(f"Sleef_{function}f{lanes}", x)
+    error = np.abs(got - want) / np.maximum(np.abs(x), 1e-30)
+    worst = int(np.argmax(error))
+    assert error[worst] <= 3.2e-7, f"{function}({float(x[worst]).hex()}): {error[worst]:.2e}"
+    assert np.abs(got[x < -15]).max() < 1e-25 and (got[x > 15] == x[x > 15]).all()
+    ends = apply(f"Sleef_{function}f{lanes}", np.array([0.0, -0.0, INF, NAN], np.float32))
+    assert same_bits_or_nan(ends, np.array([0.0, -0.0, INF, NAN], np.float32)).all()
 
 
 def test_an_unknown_name_is_refused() -> None:

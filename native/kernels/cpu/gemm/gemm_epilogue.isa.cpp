@@ -10,15 +10,6 @@ namespace {
 using V = Vector<float>;
 constexpr int N = kLanes<float>;
 
-[[gnu::always_inline]] inline V gelu(V x) {
-  const V half = 0.5f * x;
-  return half * vecmath::verf(x * 0.707106781f) + half;
-}
-[[gnu::always_inline]] inline V gelu_tanh(V x) {
-  const V inner = 0.797884561f * (x + 0.044715f * x * x * x);
-  const V half = 0.5f * x;
-  return half * vecmath::vtanh(inner) + half;
-}
 [[gnu::always_inline]] inline V relu(V x) { return x < 0.0f ? V{} : x; }  // NaN stays NaN
 [[gnu::always_inline]] inline V relu6(V x) {
   x = relu(x);
@@ -59,9 +50,9 @@ void dispatch(std::int64_t rows, std::int64_t cols, Activation activation, const
     case Activation::kRelu:
       return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return relu(x); });
     case Activation::kGelu:
-      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vgelu(x); });
     case Activation::kGeluTanh:
-      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return gelu_tanh(x); });
+      return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vgelu_tanh(x); });
     case Activation::kSilu:
       return apply<kFirst>(rows, cols, residual, ldr, c, ldc, [](V x) { return vecmath::vsilu(x); });
     case Activation::kTanh:

@@ -152,7 +152,7 @@ void apply_pair(const void* a, const void*, void* out, std::int64_t n) {
 }  // namespace
 
 // inline.h's functions at this width, for the tests alone.
-#define UNTORCH_INLINE_FUNCTIONS(X) X(vexp) X(vlog) X(vtanh) X(verf) X(vsigmoid)
+#define UNTORCH_INLINE_FUNCTIONS(X) X(vexp) X(vlog) X(vtanh) X(vsigmoid) X(vgelu) X(vgelu_tanh)
 #define UNTORCH_DEFINE_INLINE(name) \
   F name##_out_of_line(F x) { return name(x); }
 namespace {

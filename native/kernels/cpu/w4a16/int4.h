@@ -18,7 +18,8 @@ struct Int4Linear {
   std::int64_t x_stride = 0;
   const std::int32_t* weight = nullptr;
   int inner_k_tiles = 8;
-  const void* scales = nullptr;  // [k / group][n][2]: scale, zero
+  const void* scales = nullptr;    // [k / group][n][2]: scale, zero
+  std::int64_t scale_columns = 0;  // outputs that a row of scales has, where they are more than n; 0: n
   ScaleType scale_type = ScaleType::kFloat32;
   std::int64_t group = 32;      // 32, 64, 128 or 256; divides k
   const float* bias = nullptr;  // [n], may be null

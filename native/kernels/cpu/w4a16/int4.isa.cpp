@@ -8,7 +8,7 @@
 // Large M: weights are dequantized to panels for the packed GEMM (gemm_packed.isa.cpp).
 #include <cstdint>
 
-#include "kernels/cpu/gemm/gemm_micro.h"
+#include "kernels/cpu/gemm/half_vector.h"
 #include "kernels/cpu/w4a16/int4_levels.h"
 
 #if defined(__AVX512F__)
@@ -24,7 +24,6 @@ using V = Vector<float>;
 typedef std::int32_t Words __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t Bits __attribute__((vector_size(kVectorBytes)));
 typedef std::int32_t LooseWords __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
-typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 // Row of a nibble within 32 rows, without the lane's part.
 constexpr int offset_of(int nibble) { return nibble % 4 * 8 + nibble / 4; }
@@ -44,42 +43,33 @@ template <int I>
 #endif
 }
 
-// Four values, repeated over a vector.
+// Four values, repeated over a vector. By name: a shuffle of a narrow vector goes through memory.
 [[gnu::always_inline]] inline V repeat_four(const float* p) {
-  const Four v = *reinterpret_cast<const Four*>(p);
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+  return (V)_mm512_maskz_broadcast_f32x4(0xffff, _mm_loadu_ps(p));
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 0, 1, 2, 3);
+  return (V)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
 #else
-  return v;
+  return load(p);
 #endif
 }
 
-float float_of(std::uint32_t bits) {
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
-}
+std::int64_t scale_columns(const Int4Linear& p) { return p.scale_columns > 0 ? p.scale_columns : p.n; }
 
-// `count` scales from `at` on as floats.
+// `count` scales and zeros from `at` on as floats; a multiple of 16.
 void load_scales(const Int4Linear& p, std::int64_t at, int count, float* to) {
-  if (p.scale_type == ScaleType::kFloat32) {
-    const float* const from = static_cast<const float*>(p.scales) + at;
-    for (int i = 0; i < count; ++i) to[i] = from[i];
-  } else if (p.scale_type == ScaleType::kBFloat16) {
+  const auto halves = [&]<HalfType H>() __attribute__((always_inline)) {
     const std::uint16_t* const from = static_cast<const std::uint16_t*>(p.scales) + at;
-    for (int i = 0; i < count; ++i) to[i] = float_of(std::uint32_t{from[i]} << 16);
-  } else {
-    const std::uint16_t* const from = static_cast<const std::uint16_t*>(p.scales) + at;
-    for (int i = 0; i < count; ++i) {
-      const std::uint32_t magnitude = from[i] & 0x7fffu, sign = std::uint32_t{from[i] & 0x8000u} << 16;
-      // The exponent biases differ by 112; exact, for subnormals too.
-      const float scaled = float_of(magnitude << 13) * 0x1p112f;
-      std::uint32_t bits;
-      __builtin_memcpy(&bits, &scaled, sizeof bits);
-      to[i] = float_of((magnitude >= 0x7c00u ? bits | 0x7f800000u : bits) | sign);
-    }
+    for (int i = 0; i < count; i += kWidth) store(to + i, load_half<H>(from + i));
+  };
+  switch (p.scale_type) {
+    case ScaleType::kFloat32:
+      for (int i = 0; i < count; i += kWidth) store(to + i, load(static_cast<const float*>(p.scales) + at + i));
+      return;
+    case ScaleType::kBFloat16:
+      return halves.template operator()<HalfType::kBFloat16>();
+    case ScaleType::kFloat16:
+      return halves.template operator()<HalfType::kFloat16>();
   }
 }
 
@@ -96,7 +86,7 @@ void load_tile_scales(const Int4Linear& p, std::int64_t tile, std::int64_t block
     if (at >= p.k) {  // zero beyond k, whatever the last scale is
       for (int c = 0; c < 16; ++c) row[c] = 0.0f;
     } else if (group != loaded) {
-      load_scales(p, (group * p.n + tile * kInt4Tile) * 2, 16, row);
+      load_scales(p, (group * scale_columns(p) + tile * kInt4Tile) * 2, 16, row);
       loaded = group;
     }
     for (int c = 0; c < 8; ++c) to.scale[c][j] = row[2 * c], to.zero[c][j] = row[2 * c + 1];
@@ -261,7 +251,7 @@ void dequantize_panels(const Int4Linear& p, std::int64_t col, std::int64_t col_e
     const std::int32_t* const tile = p.weight + col / kInt4Tile * p.k;
     for (std::int64_t at = 0; at * 32 < rows; ++at) {
       if (at * 32 % p.group == 0) {
-        load_scales(p, (at * 32 / p.group * p.n + col) * 2, 2 * width, pairs);
+        load_scales(p, (at * 32 / p.group * scale_columns(p) + col) * 2, 2 * width, pairs);
         for (int c = 0; c < 16; ++c) scale[c] = pairs[2 * c], zero[c] = pairs[2 * c + 1];
       }
       const std::int32_t* const lane0 = tile + at / words_of_lane * 32 * words_of_lane + at % words_of_lane;

@@ -279,7 +279,6 @@ void fill_rows(const Int8ConvolutionCall& call, std::int64_t first, std::int64_t
 
 void extend_range(const float* from, std::int64_t count, FloatRange& range) {
   using V = Vector<float>;
-  constexpr std::int32_t kInfinityBits = 0x7f800000;
   V low{}, high{};
   Ints magnitude{};
   const auto see = [&](V x) __attribute__((always_inline)) {

@@ -11,6 +11,8 @@
 namespace untorch::kernels::UNTORCH_ISA {
 
 inline constexpr int kByteLanes = kLanes<float>;
+inline constexpr std::int32_t kInfinityBits = 0x7f800000;
+inline constexpr float kLeastScale = 0x1p-126f;  // its reciprocal is finite
 
 typedef std::uint8_t Narrow __attribute__((vector_size(kByteLanes)));
 typedef std::uint8_t LooseNarrow __attribute__((vector_size(kByteLanes), aligned(1), may_alias));

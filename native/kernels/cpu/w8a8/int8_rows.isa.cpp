@@ -13,8 +13,6 @@ namespace {
 
 using V = Vector<float>;
 constexpr int N = kByteLanes;
-constexpr std::int32_t kInfinityBits = 0x7f800000;
-constexpr float kLeastScale = 0x1p-126f;  // its reciprocal is finite
 
 // A row in float32, a vector at a time; zeros behind its end, which every range holds.
 struct FloatRow {

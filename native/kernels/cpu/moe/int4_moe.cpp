@@ -1,0 +1,66 @@
+// Fused MoE with int4 weights on the CPU. Bytes: each expert's weights once, whatever the number of its tokens.
+#include "kernels/cpu/moe/int4_moe.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/cpu/w4a8/w4a8.h"
+
+namespace untorch::kernels::cpu {
+namespace {
+
+const void* skip_scales(const Int4Experts& w, std::int64_t count) {
+  const std::int64_t bytes = w.scale_type == ScaleType::kFloat32 ? 4 : 2;
+  return static_cast<const std::byte*>(w.scales) + count * bytes;
+}
+
+// Rows of the experts' tokens, in the routing's order, through one of their matrices.
+struct Step {
+  const Int4Experts& w;
+  const float* bias;  // [experts, w.n], may be null
+  const float* x;
+  std::int64_t width, stride;  // of x
+  float* out;                  // [pairs, w.n]
+};
+
+void multiply(const Int4Moe& p, const Routing& routing, const Step& step) {
+  const Int4Experts& w = step.w;
+  std::vector<W4A8Linear> calls;
+  for (std::int64_t e = 0; e < p.experts; ++e) {
+    const std::int64_t first = routing.first(e), count = routing.count(e);
+    if (count == 0) continue;
+    const auto fill = [&](auto& call) {
+      call.m = count, call.n = w.n, call.k = w.k;
+      call.x = step.x + first * step.stride, call.x_width = step.width, call.x_stride = step.stride;
+      call.weight = w.weight + e * (w.n * w.k / 8), call.scale_type = w.scale_type, call.group = p.group;
+      call.bias = step.bias == nullptr ? nullptr : step.bias + e * w.n, call.out = step.out + first * w.n;
+    };
+    if (p.integers) {
+      fill(calls.emplace_back());
+      calls.back().scales = skip_scales(w, e * (w.n * (w.k / p.group) * 2));
+    } else {
+      Int4Linear call;
+      fill(call);
+      call.inner_k_tiles = w.inner_k_tiles, call.scale_columns = p.experts * w.n;
+      call.scales = skip_scales(w, e * (w.n * 2));
+      int4_linear(call);
+    }
+  }
+  w4a8_linears(calls.data(), static_cast<std::int64_t>(calls.size()));
+}
+
+}  // namespace
+
+std::int64_t int4_moe(const Int4Moe& p) {
+  const std::int64_t width = p.intermediate;
+  std::vector<float> hidden;  // gates, then ups, in each row
+  return run_moe(p, [&](const Routing& routing, float* rows) {
+    const auto pairs = static_cast<std::int64_t>(routing.pairs.size());
+    hidden.resize(static_cast<std::size_t>(pairs * 2 * width));
+    multiply(p, routing, {p.w13, p.w13_bias, rows, p.k, p.k, hidden.data()});
+    apply_swiglu(p.swiglu, pairs, width, hidden.data(), hidden.data() + width, 2 * width);
+    multiply(p, routing, {p.w2, p.w2_bias, hidden.data(), width, 2 * width, rows});
+  });
+}
+
+}  // namespace untorch::kernels::cpu
