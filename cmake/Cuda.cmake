@@ -9,6 +9,7 @@ option(UNTORCH_RACECHECK "Have kernels say more, for compute-sanitizer's raceche
 
 if(UNTORCH_CUDA STREQUAL "OFF")
   unset(UNTORCH_NVCC CACHE)  # of an earlier configuration of this folder
+  message(STATUS "CUDA kernels: none, packages for GPUs will be refused: UNTORCH_CUDA is OFF")
 else()
   find_program(UNTORCH_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin)
   if(UNTORCH_NVCC)
@@ -23,7 +24,7 @@ else()
   elseif(UNTORCH_CUDA STREQUAL "ON")
     message(FATAL_ERROR "UNTORCH_CUDA is ON, but nvcc was not found: set UNTORCH_NVCC")
   else()
-    message(STATUS "CUDA kernels: none (nvcc was not found); CUDA packages will be refused with that reason")
+    message(STATUS "CUDA kernels: none, packages for GPUs will be refused: nvcc was not found; set CUDA_HOME or UNTORCH_NVCC")
   endif()
 endif()
 

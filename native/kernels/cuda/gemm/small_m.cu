@@ -14,6 +14,8 @@ template <class T>
 __global__ void __launch_bounds__(kGemmThreads) any_strides(SmallGemm p, Shares shares) {
   using C = Compute<T>;
   constexpr int kCols = 32;
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   __shared__ C sums[kGemmWarps * kGemmRows * kCols];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t n = std::int64_t{blockIdx.x} * kCols + lane, top = std::int64_t{blockIdx.y} * kGemmRows;

@@ -6,6 +6,8 @@
 // distributed shared memory across the cluster, and are added in a fixed order: no fix-up pass, no atomics.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/common/device_types.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/gemm/small_m.h"
@@ -154,6 +156,7 @@ inline Shares shares_of(const SmallGemm& p, int cols, int chunk, int cluster_chu
   return shares;
 }
 
+// For kernels that call griddepcontrol_wait.
 template <class Kernel>
 int launch_small(Kernel* kernel, const SmallGemm& p, int cols, Shares shares, Stream stream) {
   const std::int64_t per_cta = std::int64_t{shares.tiles()} * cols;
@@ -162,11 +165,13 @@ int launch_small(Kernel* kernel, const SmallGemm& p, int cols, Shares shares, St
                     static_cast<unsigned>((p.m + kGemmRows - 1) / kGemmRows), static_cast<unsigned>(p.batch));
   how.threads = kGemmThreads;
   how.cluster = shares.cluster();
+  how.pdl = p.pdl;
   return launch_kernel(kernel, how, stream, p, shares);
 }
 
 // One per file, so that they build in parallel. b's columns (rows) are dense, see small_path.
 int gemm_rows_half(const SmallGemm& p, Stream stream);
+int gemm_rows_bulk(const SmallGemm& p, Stream stream);  // where takes_bulk says so
 int gemm_columns_half(const SmallGemm& p, Stream stream);
 int gemm_rows_float(const SmallGemm& p, Stream stream);
 int gemm_columns_float(const SmallGemm& p, Stream stream);

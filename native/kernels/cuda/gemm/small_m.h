@@ -23,7 +23,10 @@ struct SmallGemm {
   double alpha = 1.0, beta = 1.0;
   Activation activation = Activation::kNone;
   int num_sms = 1;
-  bool has_clusters = false;  // sm_90 and newer
+  bool has_clusters = false;   // sm_90 and newer
+  bool pdl = false;            // Launch::pdl
+  int max_shared_bytes = 0;    // of a CTA
+  bool b_is_constant = false;  // no kernel writes b: PDL kernels read it before the one before them has ended
 };
 
 // The kernels by what the operands' strides and addresses allow.

@@ -65,6 +65,8 @@ inline constexpr int kRowsAtOnce = Rows < 4   ? Rows
 // b's columns are dense: a warp's tile is 4 columns, its lanes lie along k (4 elements each, Steps times).
 template <int Rows, int Steps>
 __global__ void __launch_bounds__(kGemmThreads, 2) rows_float(SmallGemm p, Shares shares) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   constexpr int kCols = 4, kCount = Rows * kCols, kShare = kCount > 32 ? kCount / 32 : 1, kGroup = kRowsAtOnce<Rows>;
   __shared__ float sums[kGemmWarps * kCount];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -134,6 +136,8 @@ __global__ void __launch_bounds__(kGemmThreads, 2) rows_float(SmallGemm p, Share
 // b's rows are dense: a warp's tile is 32 columns, a lane has 4 of them (lane % 8) and every fourth group of 4 rows.
 template <int Rows, int Steps>
 __global__ void __launch_bounds__(kGemmThreads, 2) columns_float(SmallGemm p, Shares shares) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   constexpr int kCols = 32, kCount = Rows * 4, kShare = kCount / 4, kGroup = kRowsAtOnce<Rows>;
   __shared__ float sums[kGemmWarps * Rows * kCols];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -204,6 +208,8 @@ __global__ void __launch_bounds__(kGemmThreads, 2) columns_float(SmallGemm p, Sh
 // most kDotLength.
 constexpr int kDotLength = 256, kDotLanes = 8;
 __global__ void __launch_bounds__(128) dots_float(SmallGemm p) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int lane = static_cast<int>(threadIdx.x) % kDotLanes;
   const std::int64_t element = (std::int64_t{blockIdx.x} * 128 + threadIdx.x) / kDotLanes, z = blockIdx.z;
   const bool inside = element < p.m * p.n;
@@ -261,8 +267,11 @@ int gemm_rows_float(const SmallGemm& p, Stream stream) {
   constexpr std::int64_t kElements = 1 << 15;  // more are worth loading a row or a column once for several
   if (p.k <= kDotLength && p.m * p.n <= kElements) {
     const std::int64_t ctas = (p.m * p.n * kDotLanes + 127) / 128;
-    dots_float<<<dim3(static_cast<unsigned>(ctas), 1, static_cast<unsigned>(p.batch)), 128, 0, stream>>>(p);
-    return cudaGetLastError();
+    Launch how;
+    how.blocks = dim3(static_cast<unsigned>(ctas), 1, static_cast<unsigned>(p.batch));
+    how.threads = 128;
+    how.pdl = p.pdl;
+    return launch_kernel(dots_float, how, stream, p);
   }
   return with_rows(p, [&](auto rows) { return launch_rows<rows.value>(p, stream); });
 }

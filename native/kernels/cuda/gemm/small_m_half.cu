@@ -26,12 +26,12 @@ template <class T, int Tiles, bool High, int Steps, bool Ahead>
 __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, Shares shares) {
   constexpr int kCols = 8 * Tiles, kRows = High ? 16 : 8;
   __shared__ float sums[kGemmWarps * kRows * kCols];
+  griddepcontrol_launch_dependents();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const auto [first, top, turn, turns] = place_of<kCols>(shares);
   const T* const a = static_cast<const T*>(p.a) + std::int64_t{blockIdx.z} * p.a_batch;
   const T* const b = static_cast<const T*>(p.b) + std::int64_t{blockIdx.z} * p.b_batch;
-
   const bool low_inside = top + g < p.m, high_inside = High && top + g + 8 < p.m;
   const T* const low = a + (low_inside ? top + g : 0) * p.a_row;
   const T* const high = a + (high_inside ? top + g + 8 : 0) * p.a_row;
@@ -56,21 +56,15 @@ __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, Shares
   };
 
   float acc[Tiles][4] = {};
-  uint4 w[Steps][Tiles], next[Steps][Tiles];
+  uint4 w[Steps][Tiles];
+  [[maybe_unused]] uint4 next[Steps][Tiles];
   const std::int64_t step = std::int64_t{turns} * (32 * Steps);
   std::int64_t k0 = std::int64_t{turn} * (32 * Steps);
-  if (Ahead) fetch(next, k0);
+  if (!p.b_is_constant) griddepcontrol_wait();
+  fetch(w, k0);
+  if (p.b_is_constant) griddepcontrol_wait();
   for (; k0 < p.k; k0 += step) {
-    if (Ahead) {
-#pragma unroll
-      for (int u = 0; u < Steps; ++u) {
-#pragma unroll
-        for (int i = 0; i < Tiles; ++i) w[u][i] = next[u][i];
-      }
-      fetch(next, k0 + step);
-    } else {
-      fetch(w, k0);
-    }
+    if constexpr (Ahead) fetch(next, k0 + step);
     uint4 x[Steps], y[Steps];
 #pragma unroll
     for (int u = 0; u < Steps; ++u) {
@@ -85,6 +79,15 @@ __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, Shares
         mma<T>(acc[i], x[u].x, y[u].x, x[u].y, y[u].y, w[u][i].x, w[u][i].y);
         mma<T>(acc[i], x[u].z, y[u].z, x[u].w, y[u].w, w[u][i].z, w[u][i].w);
       }
+    }
+    if constexpr (Ahead) {
+#pragma unroll
+      for (int u = 0; u < Steps; ++u) {
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i) w[u][i] = next[u][i];
+      }
+    } else {
+      fetch(w, k0 + step);
     }
   }
 
@@ -104,6 +107,8 @@ __global__ void __launch_bounds__(kGemmThreads, 2) rows_half(SmallGemm p, Shares
 template <class T>
 __global__ void __launch_bounds__(kGemmThreads, 2) columns_half(SmallGemm p, Shares shares) {
   constexpr int kCols = 32;
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   __shared__ float sums[kGemmWarps * kGemmRows * kCols];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
@@ -159,6 +164,13 @@ int launch_rows(const SmallGemm& p, Stream stream) {
 }
 
 // Wide tiles read a less often, narrow ones make more CTAs; where k is short, so are the steps.
+// sm_90 and newer, large weights, M up to 8: rings of bulk copies. Below, there is too little for every SM.
+bool takes_bulk(const SmallGemm& p) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 23;
+  return p.has_clusters && p.batch == 1 && p.m <= 8 && p.k % 32 == 0 && p.n * p.k >= kLarge && p.k <= (1 << 20) &&
+         p.b_col * 2 % 16 == 0;
+}
+
 template <class T, bool High>
 int rows_of(const SmallGemm& p, Stream stream) {
   constexpr std::int64_t kLarge = std::int64_t{1} << 25;  // on an H200: of 2^24 weights it is slower, of 2^25.8 faster
@@ -182,6 +194,7 @@ int columns_of_dtype(const SmallGemm& p, Stream stream) {
 }  // namespace
 
 int gemm_rows_half(const SmallGemm& p, Stream stream) {
+  if (takes_bulk(p)) return gemm_rows_bulk(p, stream);
   return p.dtype == DType::kFloat16 ? rows_of_dtype<__half>(p, stream) : rows_of_dtype<__nv_bfloat16>(p, stream);
 }
 

@@ -36,6 +36,8 @@ struct W4A16Gemm {
   bool has_clusters = false;  // sm_90 and newer
   bool has_wgmma = false;     // sm_90 alone
   bool pdl = false;           // launch with programmatic stream serialization: Launch::pdl
+  // No kernel writes weight and scales: with PDL they are read before the kernel before this one has ended.
+  bool is_constant = false;
 };
 
 // Split-K reduction: out = the sum over workspace [split][m][n] + bias.

@@ -1,8 +1,8 @@
 // W4A16 GEMV, M up to 16 (1, 2, 4, 8 or 16 rows a tile): weights once from memory by a cp.async pipeline of each warp.
 //
-// A warp has a tile of 16·NPairs columns (32; 64 from M = 3 on, or Format::kMinTileM; 64 or 112 from M = 5 on) and a
-// share of its k blocks (split-K over the warps of a CTA, then over a cluster: gemm/small_m.cuh). Each warp has stages
-// of its own, so warps meet only at the end:
+// A warp has a tile of 16·NPairs columns (32 or 48; 64 from M = 3 on, or Format::kMinTileM; 64 or 112 from M = 5 on)
+// and a share of its k blocks (split-K over the warps of a CTA, then over a cluster: gemm/small_m.cuh). Each warp has
+// stages of its own, so warps meet only at the end:
 //
 //   a stage in shared memory, one k block (128 k), 2 to 4 stages a warp
 //     weight   [2·NPairs] 8-column tiles of 512 bytes, as packed
@@ -31,6 +31,9 @@ namespace {
 // Tiles of 112 columns are for N that are a multiple of seven, as in many models, where tiles of 64 would leave an
 // eighth of the SMs idle.
 constexpr int kGemvPairs = 4, kSevenPairs = 7;
+// For one and two rows: 32 columns, or 48 where those fill the SMs better (N = 6144 and 24576: 256 CTAs, and not 192,
+// on 132 SMs).
+constexpr int kTwoPairs = 2, kThreePairs = 3;
 
 // TileM: 1, 2, 4, 8 or 16, at least M.
 template <class Format, int TileM, int NPairs>
@@ -75,16 +78,20 @@ __global__ void __launch_bounds__(kGemmThreads, (GemvPipeline<Format, TileM, NPa
   const char* const lane_x = static_cast<const char*>(p.x) + (x_row * p.x_stride + x_chunk * 8) * 2;
   const std::int64_t tile_step = p.k * 4, x_step = p.x_stride * 4;
   const int k_left = k_end - lane * 4, width = static_cast<int>(p.x_width) - x_chunk * 8;
-  const auto load_stage = [&](int stage, int k_block) {
+  const auto load_weights = [&](int stage, int k_block) {
     const std::uint32_t to = shared_address(stages + stage * P::kStageBytes);
-    const int k0 = k_block * kW4A16BlockK;
-    const int weight_bytes = k0 < k_left ? 16 : 0, x_bytes = k0 < width ? 16 : 0;
+    const int k0 = k_block * kW4A16BlockK, weight_bytes = k0 < k_left ? 16 : 0;
     const char* from = lane_weight + std::int64_t{k0} * 4;
 #pragma unroll
     for (int i = 0; i < kNTiles; ++i, from += tile_step) {
       cp_async_16(to + i * 512 + lane * 16, from, i * 8 < columns ? weight_bytes : 0);
     }
-    from = lane_x + std::int64_t{k0} * 2;
+    scales.load(to + P::kScaleOffset, k0);
+  };
+  const auto load_x = [&](int stage, int k_block) {
+    const std::uint32_t to = shared_address(stages + stage * P::kStageBytes);
+    const int k0 = k_block * kW4A16BlockK, x_bytes = k0 < width ? 16 : 0;
+    const char* from = lane_x + std::int64_t{k0} * 2;
 #pragma unroll
     for (int i = 0; i < (TileM + 1) / 2; ++i, from += x_step) {
       const int row = 2 * i + x_row;
@@ -92,15 +99,17 @@ __global__ void __launch_bounds__(kGemmThreads, (GemvPipeline<Format, TileM, NPa
         cp_async_16(to + P::kXOffset + row * 256 + ((x_chunk ^ (row & 7)) << 4), from, row < p.m ? x_bytes : 0);
       }
     }
-    scales.load(to + P::kScaleOffset, k0);
   };
 
-  griddepcontrol_wait();
   int k_block = place.turn;
+  if (!p.is_constant) griddepcontrol_wait();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) load_weights(i, k_block + i * place.turns);
+  if (p.is_constant) griddepcontrol_wait();
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
-    load_stage(i, k_block + i * place.turns);
-    cp_async_commit();
+    load_x(i, k_block + i * place.turns);
+    cp_async_commit();  // the first one has the weights of all
   }
   constexpr int kMTiles = P::kMTiles;
   float acc[NPairs * kMTiles * 4] = {};
@@ -110,7 +119,9 @@ __global__ void __launch_bounds__(kGemmThreads, (GemvPipeline<Format, TileM, NPa
   for (; k_block < k_blocks; k_block += place.turns) {
     cp_async_wait_group<kStages - 2>();
     __syncwarp();  // this stage has arrived, and no lane reads the one before it
-    load_stage(stage == 0 ? kStages - 1 : stage - 1, k_block + (kStages - 1) * place.turns);
+    const int behind = stage == 0 ? kStages - 1 : stage - 1, k_next = k_block + (kStages - 1) * place.turns;
+    load_weights(behind, k_next);
+    load_x(behind, k_next);
     cp_async_commit();
     const unsigned char* const here = stages + stage * P::kStageBytes;
     const auto* const at = reinterpret_cast<const std::uint32_t*>(here);
@@ -177,20 +188,30 @@ int launch_gemv(const typename Format::Gemm& p, Stream stream) {
   problem.out = p.out, problem.out_row = p.n, problem.out_col = 1;
   problem.has_clusters = p.has_clusters;
   problem.num_sms = p.num_sms;
+  // The mean share of places for CTAs that have one, over the waves.
+  const auto occupancy = [&](const Shares& shares, int columns, int ctas_per_sm) {
+    const std::int64_t ctas = num_ctas(problem, shares, columns), places = std::int64_t{p.num_sms} * ctas_per_sm;
+    return static_cast<double>(ctas) / static_cast<double>((ctas + places - 1) / places * places);
+  };
   if constexpr (TileM <= 2) {
-    return launch_gemv_tiles<Format, T, Wide, TileM, 2>(p, problem, stream);
+    if constexpr (Wide) {
+      using Two = GemvPipeline<Format, TileM, kTwoPairs>;
+      using Three = GemvPipeline<Format, TileM, kThreePairs>;
+      // Two CTAs, each with what the driver reserves.
+      const bool fits = p.max_shared_bytes >= 2 * (Three::kSharedBytes + 1024);
+      if (fits && occupancy(gemv_split_k<Three>(problem), Three::kTileN, Three::kCtasPerSm) >
+                      1.05 * occupancy(gemv_split_k<Two>(problem), Two::kTileN, Two::kCtasPerSm)) {
+        return launch_gemv_tiles<Format, T, Wide, TileM, kThreePairs>(p, problem, stream);
+      }
+    }
+    return launch_gemv_tiles<Format, T, Wide, TileM, kTwoPairs>(p, problem, stream);
   } else {
     if constexpr (Wide && TileM >= 8) {  // with TileM 4 seven pairs are slower
       using Four = GemvPipeline<Format, TileM, kGemvPairs>;
       using Seven = GemvPipeline<Format, TileM, kSevenPairs>;
-      // The mean share of SMs that have a CTA, over the waves.
-      const auto occupancy = [&](const Shares& shares, int columns) {
-        const std::int64_t ctas = num_ctas(problem, shares, columns), sms = p.num_sms;
-        return static_cast<double>(ctas) / static_cast<double>((ctas + sms - 1) / sms * sms);
-      };
       const bool fits = p.max_shared_bytes >= Seven::kMaxSharedBytes;
-      if (fits && occupancy(gemv_split_k<Seven>(problem), Seven::kTileN) >
-                      1.05 * occupancy(gemv_split_k<Four>(problem), Four::kTileN)) {
+      if (fits && occupancy(gemv_split_k<Seven>(problem), Seven::kTileN, 1) >
+                      1.05 * occupancy(gemv_split_k<Four>(problem), Four::kTileN, 1)) {
         return launch_gemv_tiles<Format, T, Wide, TileM, kSevenPairs>(p, problem, stream);
       }
     }
