@@ -16,9 +16,9 @@ void seed(const Tensor& out, const Tensor& added) {
 
 kernels::Matrix matrix_of(const Tensor& tensor) {
   const bool batched = tensor.dim() == 3;
-  return {tensor.raw(),      tensor.dtype(),   batched ? tensor.size(0) : 1,
-          tensor.size(-2),   tensor.size(-1),  batched ? tensor.stride(0) : 0,
-          tensor.stride(-2), tensor.stride(-1)};
+  return {tensor.raw(),      tensor.dtype(),    batched ? tensor.size(0) : 1,
+          tensor.size(-2),   tensor.size(-1),   batched ? tensor.stride(0) : 0,
+          tensor.stride(-2), tensor.stride(-1), tensor.storage()->read_only()};
 }
 
 void check_gemm_dtype(const Op& op, DType dtype) {

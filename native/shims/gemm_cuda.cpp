@@ -88,6 +88,9 @@ SmallGemm small_of(const OnDevice& on, const CudaGemm& p) {
   s.alpha = p.alpha, s.beta = p.beta, s.activation = p.activation;
   s.num_sms = on.properties().num_sms;
   s.has_clusters = on.properties().major >= 9;
+  s.pdl = on.properties().has_pdl;
+  s.max_shared_bytes = on.properties().max_shared_per_block;
+  s.b_is_constant = p.b.is_constant;
   return s;
 }
 

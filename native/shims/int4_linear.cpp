@@ -3,9 +3,9 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "cuda/kernel_registry.h"
-#include "kernels/cpu/w4a16/int4.h"
 #include "shims/dequantize.h"
 #include "shims/destination.h"
 #include "shims/op.h"
@@ -96,26 +96,15 @@ Int4Shape check_int4_linear(const char* op, const Tensor& x, const Tensor& weigh
   return out;
 }
 
-kernels::ScaleType scale_type_of(DType dtype) {
-  return dtype == DType::kBFloat16  ? kernels::ScaleType::kBFloat16
-         : dtype == DType::kFloat16 ? kernels::ScaleType::kFloat16
-                                    : kernels::ScaleType::kFloat32;
-}
-
 // In float32, whatever x's dtype.
 TensorPtr int4_linear_cpu(const Tensor& x, const Tensor& weight, const Tensor& scales, const Tensor* bias,
                           const Int4Shape& shape) {
-  TensorPtr rows = x.dtype() == DType::kFloat32 ? std::make_unique<Tensor>(x) : to_dtype(x, DType::kFloat32);
-  std::optional<std::int64_t> stride = row_stride_of(*rows);
-  if (!stride) {
-    rows = clone_contiguous(*rows);
-    stride = shape.x_width;
-  }
-  const TensorPtr dense_bias = bias == nullptr ? nullptr : contiguous(*to_dtype(*bias, DType::kFloat32));
+  const FloatRows rows = float_rows(x);
+  const TensorPtr dense_bias = float_bias(bias);
   TensorPtr out = Tensor::empty(shape.out_sizes, DType::kFloat32);
   kernels::Int4Linear p;
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
-  p.x = rows->data<float>(), p.x_width = shape.x_width, p.x_stride = *stride;
+  p.x = rows.tensor->data<float>(), p.x_width = shape.x_width, p.x_stride = rows.stride;
   p.weight = weight.data<std::int32_t>(), p.inner_k_tiles = shape.inner_k_tiles;
   p.scales = scales.raw(), p.scale_type = scale_type_of(scales.dtype()), p.group = shape.group;
   p.bias = dense_bias == nullptr ? nullptr : dense_bias->data<float>();
@@ -127,6 +116,16 @@ TensorPtr int4_linear_cpu(const Tensor& x, const Tensor& weight, const Tensor& s
 }  // namespace
 
 namespace untorch::shims {
+
+kernels::ScaleType scale_type_of(DType dtype) {
+  return dtype == DType::kBFloat16  ? kernels::ScaleType::kBFloat16
+         : dtype == DType::kFloat16 ? kernels::ScaleType::kFloat16
+                                    : kernels::ScaleType::kFloat32;
+}
+
+TensorPtr float_bias(const Tensor* bias) {
+  return bias == nullptr ? nullptr : contiguous(*to_dtype(*bias, DType::kFloat32));
+}
 
 TensorPtr dequantize_int4(const char* what, const Tensor& weight, const Tensor& scale_and_zero, std::int64_t group_size,
                           DType dtype) {

@@ -1,7 +1,8 @@
-// int4_linear: its contract, and its implementation on CUDA (int4_linear_cuda.cpp).
+// int4_linear: its contract, what w4a8_linear shares with it, and its implementation on CUDA (int4_linear_cuda.cpp).
 #pragma once
 
 #include "cuda/on_device.h"
+#include "kernels/cpu/w4a16/int4.h"
 #include "shims/matmul_checks.h"
 
 namespace untorch::shims {
@@ -12,6 +13,11 @@ struct Int4Shape {
   int inner_k_tiles = 8;
   Dims out_sizes;
 };
+
+kernels::ScaleType scale_type_of(DType dtype);
+
+// In float32, dense; null for null.
+TensorPtr float_bias(const Tensor* bias);
 
 // out = x · weightᵀ + bias, by the algorithm that int4_heuristic.h chooses; into `into`, or new memory where it is
 // null.

@@ -36,6 +36,7 @@ TensorPtr int4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, 
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles, p.group = shape.group;
   describe_gpu(on, p);
+  p.is_constant = weight.storage()->read_only() && scales.storage()->read_only();
   p.tile_m = static_cast<int>(thresholds().sm90_tile_m);
   const Tensor* const dequantized = dequantized_weight(weight, x.dtype(), shape.n, shape.k, scales);
   const Int4Algorithm algorithm = kernels::cuda::choose_int4_algorithm(p, thresholds(), dequantized != nullptr);

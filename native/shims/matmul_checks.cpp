@@ -85,6 +85,21 @@ GroupedShape check_grouped(const char* op, const Tensor& a, const Tensor& b, con
   return {groups, m, n, k, Dims{groups, m, n}, Dims{m * row, row, 1}};
 }
 
+void check_is(const char* op, const char* argument, const Tensor& tensor, DType dtype, const Dims& sizes) {
+  check(tensor.dtype() == dtype, op, ": argument '", argument, "' must be ", dtype_name(dtype), ", got ",
+        dtype_name(tensor.dtype()));
+  check(tensor.sizes() == sizes, op, ": argument '", argument, "' must have shape ", to_string(sizes), ", got ",
+        to_string(tensor.sizes()));
+  check(tensor.is_contiguous(), op, ": argument '", argument, "' must be contiguous, got shape ",
+        to_string(tensor.sizes()), " with strides ", to_string(tensor.strides()));
+}
+
+FloatRows float_rows(const Tensor& x) {
+  TensorPtr rows = x.dtype() == DType::kFloat32 ? std::make_unique<Tensor>(x) : to_dtype(x, DType::kFloat32);
+  if (const std::optional<std::int64_t> stride = row_stride_of(*rows)) return {std::move(rows), *stride};
+  return {clone_contiguous(*rows), x.size(-1)};
+}
+
 void check_float_rows(const char* op, const char* argument, const Tensor& x) {
   const bool served = x.dtype() == DType::kFloat32 || x.dtype() == DType::kBFloat16 || x.dtype() == DType::kFloat16;
   check(served, op, ": argument '", argument, "' must be float32, bfloat16 or float16, got ", dtype_name(x.dtype()));

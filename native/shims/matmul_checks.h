@@ -18,6 +18,8 @@ void check_added(const char* op, const Tensor& self, DType dtype, DimSpan sizes)
 
 // Throws unless x is float32, bfloat16 or float16 and has a dense last dimension.
 void check_float_rows(const char* op, const char* argument, const Tensor& x);
+// Throws unless a dense tensor of this dtype and shape.
+void check_is(const char* op, const char* argument, const Tensor& tensor, DType dtype, const Dims& sizes);
 // Throws unless the bias has n elements of this dtype.
 void check_bias(const char* op, const Tensor& bias, std::int64_t n, DType dtype);
 // M of a linear layer: x's leading dimensions multiplied.
@@ -26,6 +28,13 @@ std::int64_t rows_before_last(const Tensor& x);
 // How far apart the rows of x [.., k] lie when its leading dimensions are seen as one; empty when they do not fold into
 // one stride. k for a single row.
 std::optional<std::int64_t> row_stride_of(const Tensor& x);
+
+// x in float32, its rows one stride apart: x itself where that is so.
+struct FloatRows {
+  TensorPtr tensor;
+  std::int64_t stride;
+};
+FloatRows float_rows(const Tensor& x);
 
 // A grouped GEMM: the sizes of one GEMM, and the result's (rows start at multiples of 16 bytes, as PyTorch's do).
 struct GroupedShape {

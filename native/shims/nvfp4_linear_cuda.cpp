@@ -89,6 +89,7 @@ TensorPtr nvfp4_linear_cuda(const char* op, const OnDevice& on, const Tensor& x,
   p.m = shape.m, p.n = shape.n, p.k = shape.k;
   p.inner_k_tiles = shape.inner_k_tiles;
   describe_gpu(on, p);
+  p.is_constant = weight.storage()->read_only() && block_scale.storage()->read_only();
   p.tile_m = static_cast<int>(thresholds().sm90_tile_m);
   const Tensor* const dequantized = dequantized_weight(weight, x.dtype(), shape.n, shape.k, block_scale, &global_scale);
   const Nvfp4Algorithm algorithm =

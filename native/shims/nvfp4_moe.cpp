@@ -1,33 +1,15 @@
 // nvfp4_moe: fused MoE with NVFP4 weights, the weighted sum of each token's experts, gated MLPs.
 #include "shims/nvfp4_moe.h"
 
-#include <limits>
-
 #include "kernels/cpu/moe/nvfp4_moe.h"
 #include "shims/destination.h"
 #include "shims/nvfp4_arguments.h"
 #include "shims/op.h"
 
-namespace untorch::shims {
-
-float Nvfp4MoeArguments::limit() const {
-  constexpr float kNone = std::numeric_limits<float>::infinity();
-  return swiglu_limit == nullptr || *swiglu_limit > static_cast<double>(std::numeric_limits<float>::max())
-             ? kNone
-             : static_cast<float>(*swiglu_limit);
-}
-
-}  // namespace untorch::shims
-
 using namespace untorch;
 using namespace untorch::shims;
 
 namespace {
-
-void check_float(const char* op, const char* argument, double number) {
-  check(std::abs(number) <= static_cast<double>(std::numeric_limits<float>::max()), op, ": argument '", argument,
-        "' must be a finite number of float32, got ", number);
-}
 
 // hidden_states float32, bfloat16 or float16 [M, K] with a dense last dimension; topk_weights float32 and topk_ids
 // int32 [M, top_k]; w13 uint8 [E, 2·I, K/2] and w2 [E, K, I/2]; their scales float8_e4m3fn, a sixteenth as wide;
@@ -58,11 +40,7 @@ Nvfp4MoeShape check_nvfp4_moe(const char* op, const Nvfp4MoeArguments& given) {
   check_is(op, "w2_global", given.w2_global, DType::kFloat32, Dims{e});
   if (given.w13_bias != nullptr) check_is(op, "w13_bias", *given.w13_bias, DType::kFloat32, Dims{e, 2 * i});
   if (given.w2_bias != nullptr) check_is(op, "w2_bias", *given.w2_bias, DType::kFloat32, Dims{e, k});
-  check_float(op, "swiglu_alpha", given.swiglu_alpha);
-  check_float(op, "swiglu_beta", given.swiglu_beta);
-  check(given.swiglu_limit == nullptr || *given.swiglu_limit > 0.0, op,
-        ": argument 'swiglu_limit' must be above 0, or null for no limit, got ",
-        given.swiglu_limit == nullptr ? 0.0 : *given.swiglu_limit);
+  check_swiglu(op, given.swiglu);
   return out;
 }
 
@@ -81,13 +59,9 @@ TensorPtr nvfp4_moe_cpu(const char* op, const Nvfp4MoeArguments& given, const Nv
   p.two_scales = shape.two_scales;
   if (given.w13_bias != nullptr) p.w13_bias = given.w13_bias->data<float>();
   if (given.w2_bias != nullptr) p.w2_bias = given.w2_bias->data<float>();
-  p.swiglu = {static_cast<float>(given.swiglu_alpha), static_cast<float>(given.swiglu_beta), given.limit(),
-              given.is_silu()};
+  p.swiglu = given.swiglu.for_cpu();
   p.out = out->data<float>();
-  const std::int64_t invalid = kernels::cpu::nvfp4_moe(p);
-  check(invalid < 0, op, ": argument 'topk_ids' must have experts from 0 to ", shape.experts - 1,
-        ", or -1 for none, got ", invalid < 0 ? 0 : p.topk_ids[invalid], " for token ",
-        invalid < 0 ? 0 : invalid / shape.top_k);
+  check_pair(op, p, kernels::cpu::nvfp4_moe(p));
   return to_dtype(*out, given.hidden_states.dtype());
 }
 
@@ -115,7 +89,7 @@ Nvfp4MoeArguments moe_arguments(const Op& op, AtenTensorHandle hidden_states, At
                           op.input(w2_global, "w2_global")};
   given.w13_bias = op.optional_input(w13_bias, "w13_bias");
   given.w2_bias = op.optional_input(w2_bias, "w2_bias");
-  given.swiglu_alpha = swiglu_alpha, given.swiglu_beta = swiglu_beta, given.swiglu_limit = swiglu_limit;
+  given.swiglu = {swiglu_alpha, swiglu_beta, swiglu_limit};
   return given;
 }
 

@@ -1,9 +1,8 @@
 // nvfp4_moe: its arguments, and its implementation on CUDA (nvfp4_moe_cuda.cpp).
 #pragma once
 
-#include <cmath>
-
 #include "cuda/on_device.h"
+#include "shims/moe_arguments.h"
 #include "tensor/tensor.h"
 
 namespace untorch::shims {
@@ -16,12 +15,7 @@ struct Nvfp4MoeShape {
 struct Nvfp4MoeArguments {
   const Tensor &hidden_states, &topk_weights, &topk_ids, &w13, &w13_scale, &w2, &w2_scale, &w13_global, &w2_global;
   const Tensor *w13_bias = nullptr, *w2_bias = nullptr;
-  double swiglu_alpha = 1.0, swiglu_beta = 0.0;
-  const double* swiglu_limit = nullptr;  // none
-
-  float limit() const;  // infinity for none
-  // Plain silu(gate) · up.
-  bool is_silu() const { return swiglu_alpha == 1.0 && swiglu_beta == 0.0 && std::isinf(limit()); }
+  SwigluArguments swiglu{};
 };
 
 // Into `into`, or new memory where it is null.

@@ -63,7 +63,8 @@ TensorPtr nvfp4_moe_cuda(const char* op, const OnDevice& on, const Nvfp4MoeArgum
   p.w13 = bytes_of(*w13), p.w13_scale = bytes_of(*w13_scale), p.w2 = bytes_of(*w2), p.w2_scale = bytes_of(*w2_scale);
   p.w13_global = given.w13_global.data<float>(), p.w2_global = given.w2_global.data<float>();
   p.two_scales = shape.two_scales;
-  p.swiglu = {static_cast<float>(given.swiglu_alpha), static_cast<float>(given.swiglu_beta), given.limit()};
+  p.swiglu = {static_cast<float>(given.swiglu.alpha), static_cast<float>(given.swiglu.beta),
+              given.swiglu.limit_or_infinity()};
   const TensorPtr w2_bias = given.w2_bias == nullptr ? nullptr : aligned_cuda(*given.w2_bias);
   if (given.w13_bias != nullptr) p.w13_bias = given.w13_bias->data<float>();
   if (w2_bias != nullptr) p.w2_bias = w2_bias->data<float>();

@@ -18,6 +18,7 @@
 
 #include "base/dispatch.h"
 #include "base/export.h"
+#include "base/profile.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 #include "threads/call.h"
@@ -41,8 +42,10 @@ void record_failure(const char* op, ErrorKind kind, const char* message) noexcep
 
 // Runs the body; an exception is recorded, prefixed with the operator, and gives code 1. In a call that has failed
 // already, in a parallel region for example, it fails at once: the generated code shall end.
+// function: the shim's name, for the profiler.
 template <class Body>
-AOTITorchError guarded(const char* op, Body&& body) noexcept {
+AOTITorchError guarded(const char* op, Body&& body, const char* function = __builtin_FUNCTION()) noexcept {
+  const profile::Range range(op, function);
   if (threads::call_failed()) [[unlikely]]
     return 1;
   try {

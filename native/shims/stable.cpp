@@ -233,15 +233,24 @@ UNTORCH_SHIM aoti_torch_delete_c10_value_object(C10IValueHandle handle) {
   return 0;
 }
 
-// Marks for PyTorch's profiler, which untorch does not have: they do nothing.
-UNTORCH_SHIM aoti_record_function_start(const char*, IValueMapHandle, const C10IValueHandle*, const std::uint64_t,
+// Marks of packages that were compiled for PyTorch's profiler (cpp.enable_kernel_profile): ranges of ours. The guard is
+// the ticket plus one, null while nothing is recorded.
+UNTORCH_SHIM aoti_record_function_start(const char* name, IValueMapHandle, const C10IValueHandle*, const std::uint64_t,
                                         AtenRecordFunctionHandle* guard) {
-  return guarded("record_function_start", [&] {
-    check(guard != nullptr, "record_function_start: output pointer is null");
-    *guard = nullptr;
-  });
+  if (guard == nullptr) {
+    return guarded("record_function_start", [] { check(false, "record_function_start: output pointer is null"); });
+  }
+  *guard = nullptr;
+  if (profile::is_recording()) [[unlikely]] {
+    const std::int64_t ticket = profile::begin(profile::Kind::kKernel, name, name, false, nullptr);
+    *guard = reinterpret_cast<AtenRecordFunctionHandle>(ticket + 1);
+  }
+  return 0;
 }
-UNTORCH_SHIM aoti_record_function_end(AtenRecordFunctionHandle) { return 0; }
+UNTORCH_SHIM aoti_record_function_end(AtenRecordFunctionHandle guard) {
+  profile::end(reinterpret_cast<std::int64_t>(guard) - 1);
+  return 0;
+}
 
 UNTORCH_SHIM aoti_torch_library_init_impl(const char* ns, const char*, const char*, std::uint32_t,
                                           TorchLibraryHandle*) {
