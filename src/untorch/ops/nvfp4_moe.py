@@ -18,15 +18,13 @@ Graphs hold the operator as one node: no pass and no constant folding sees a wei
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from untorch.ops import native
 from untorch.ops.describe import kind_of
+from untorch.ops.moe import check_ids, check_numbers, check_tokens, expect, run_experts
 from untorch.ops.nvfp4_layout import BLOCK_SIZE, dequantize_nvfp4
 
 __all__ = ["C_SHIMS", "OPERATOR", "check_swiglu", "check_weights", "nvfp4_moe", "nvfp4_moe_reference"]
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 # AOTInductor declares all of them, and calls the one of the model's device.
 C_SHIMS = [
@@ -77,7 +75,7 @@ def nvfp4_moe(
     check_swiglu("nvfp4_moe", w13, w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit)
     if topk_ids.numel() and native.serves("nvfp4_moe", hidden_states):
         if not topk_ids.is_cuda:
-            _check_ids(topk_ids.flatten().tolist(), w13.shape[0])
+            check_ids("nvfp4_moe", topk_ids.flatten().tolist(), w13.shape[0])
         out = hidden_states.new_empty(hidden_states.shape)
         native.call(
             "nvfp4_moe", out, hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, w13_global,
@@ -111,43 +109,18 @@ def nvfp4_moe_reference(
     It reads the ids on the CPU.
     """
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    experts, width, top_k = w13.shape[0], w13.shape[1] // 2, topk_ids.shape[1]
-    x, weights = hidden_states.to(wide), topk_weights.to(wide).flatten()
-    y = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    # A pair is a token and one of its experts.
-    ordered, pairs = topk_ids.flatten().sort(stable=True)
-    ids, counts = torch.unique_consecutive(ordered, return_counts=True)
-    _check_ids(ids.tolist(), experts)
+    experts, width = w13.shape[0], w13.shape[1] // 2
     halves = w13_global if w13_global.dim() == 2 else w13_global[:, None].expand(experts, 2)
-    for expert, chosen in zip(ids.tolist(), torch.split(pairs, counts.tolist()), strict=True):
-        if expert < 0:
-            continue
-        tokens = chosen // top_k
+
+    def gate_up(x: torch.Tensor, expert: int) -> list[torch.Tensor]:
         packed, scale = w13[expert].reshape(2, width, -1), w13_scale[expert].reshape(2, width, -1)
-        gate, up = (x[tokens] @ matrix.T for matrix in dequantize_nvfp4(packed, scale, halves[expert], wide))
-        if w13_bias is not None:
-            gate, up = gate + w13_bias[expert, :width], up + w13_bias[expert, width:]
-        down = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], wide)
-        rows = _swiglu(gate, up, swiglu_alpha, swiglu_beta, swiglu_limit) @ down.T
-        if w2_bias is not None:
-            rows = rows + w2_bias[expert]
-        y.index_add_(0, tokens, rows * weights[chosen, None])
-    return y.to(hidden_states.dtype)
+        return [x @ matrix.T for matrix in dequantize_nvfp4(packed, scale, halves[expert], wide)]
 
-
-def _check_ids(ids: list[int], experts: int) -> None:
-    if wrong := [i for i in ids if not -1 <= i < experts]:
-        raise ValueError(
-            f"nvfp4_moe: topk_ids: expected experts from 0 to {experts - 1}, or -1 for none, got {min(wrong)}"
-        )
-
-
-def _swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> torch.Tensor:
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    # SiLU has a function of its own, which rounds otherwise.
-    activated = F.silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
-    return activated * (up if beta == 0.0 else up + beta)
+    return run_experts(
+        "nvfp4_moe", hidden_states, topk_weights, topk_ids, experts, gate_up,
+        lambda x, expert: x @ dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], wide).T,
+        w13_bias, w2_bias, swiglu_alpha, swiglu_beta, swiglu_limit,
+    )  # fmt: skip
 
 
 @nvfp4_moe.register_fake
@@ -193,11 +166,11 @@ def check_weights(
         raise ValueError(
             f"{caller}: w13: expected K and I to be multiples of {BLOCK_SIZE}, got K = {k} and I = {width}"
         )
-    _expect(caller, "w13_scale", w13_scale, torch.float8_e4m3fn, (experts, rows, k // BLOCK_SIZE))
-    _expect(caller, "w2", w2, torch.uint8, (experts, k, width // 2))
-    _expect(caller, "w2_scale", w2_scale, torch.float8_e4m3fn, (experts, k, width // BLOCK_SIZE))
-    _expect(caller, "w13_global", w13_global, torch.float32, (experts,), (experts, 2))
-    _expect(caller, "w2_global", w2_global, torch.float32, (experts,))
+    expect(caller, "w13_scale", w13_scale, torch.float8_e4m3fn, (experts, rows, k // BLOCK_SIZE))
+    expect(caller, "w2", w2, torch.uint8, (experts, k, width // 2))
+    expect(caller, "w2_scale", w2_scale, torch.float8_e4m3fn, (experts, k, width // BLOCK_SIZE))
+    expect(caller, "w13_global", w13_global, torch.float32, (experts,), (experts, 2))
+    expect(caller, "w2_global", w2_global, torch.float32, (experts,))
     for name, tensor in (
         ("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale), ("w13_global", w13_global),
         ("w2_global", w2_global),
@@ -224,50 +197,17 @@ def check_swiglu(
     for name, bias, columns in (("w13_bias", w13_bias, rows), ("w2_bias", w2_bias, 2 * half)):
         if bias is None:
             continue
-        _expect(caller, name, bias, torch.float32, (experts, columns))
+        expect(caller, name, bias, torch.float32, (experts, columns))
         if bias.device != w13.device:
             raise ValueError(f"{caller}: {name}: expected the device of w13, {w13.device}, got {bias.device}")
-    for name, number in (("swiglu_alpha", alpha), ("swiglu_beta", beta)):
-        if not abs(number) <= torch.finfo(torch.float32).max:
-            raise ValueError(f"{caller}: {name}: expected a finite number of float32, got {number}")
-    if limit is not None and not limit > 0:
-        raise ValueError(f"{caller}: swiglu_limit: expected a number above 0, or None for no limit, got {limit}")
+    check_numbers(caller, alpha, beta, limit)
 
 
 def _check(
     hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor
 ) -> None:
     _, k, _ = check_weights("nvfp4_moe", *weights)
-    if hidden_states.dtype not in _DTYPES or hidden_states.dim() != 2 or hidden_states.shape[1] != k:
-        raise ValueError(
-            f"nvfp4_moe: hidden_states: expected bfloat16, float16, float32 or float64 [tokens, {k}], the weights' K, "
-            f"got {kind_of(hidden_states)}"
-        )
-    stride = hidden_states.stride(-1)  # one that varies cannot be judged before the call
-    if isinstance(stride, int) and stride != 1:
-        raise ValueError(
-            f"nvfp4_moe: hidden_states: expected a contiguous last dimension, got the stride {stride}: copy it"
-        )
-    if topk_weights.dim() != 2:
-        raise ValueError(f"nvfp4_moe: topk_weights: expected float32 [tokens, top_k], got {kind_of(topk_weights)}")
-    shape = (hidden_states.shape[0], topk_weights.shape[1])
-    _expect("nvfp4_moe", "topk_weights", topk_weights, torch.float32, shape)
-    _expect("nvfp4_moe", "topk_ids", topk_ids, torch.int32, shape)
-    for name, tensor in (("topk_weights", topk_weights), ("topk_ids", topk_ids), ("w13", weights[0])):
-        if tensor.device != hidden_states.device:
-            raise ValueError(
-                f"nvfp4_moe: {name}: expected the device of hidden_states, {hidden_states.device}, got {tensor.device}"
-            )
-
-
-def _expect(caller: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shapes: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) not in shapes or tensor.dtype != dtype or not tensor.is_contiguous():
-        kinds = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"{caller}: {name}: expected contiguous {_name(dtype)} {kinds}, got {kind_of(tensor)}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    check_tokens("nvfp4_moe", hidden_states, topk_weights, topk_ids, weights[0], k)
 
 
 OPERATOR = torch.ops.untorch.nvfp4_moe.default

@@ -32,7 +32,7 @@ def launch(
     from untorch.ops.attention.paged_configs import PagedConfig
     from untorch.ops.attention.paged_launch import launch_paged
 
-    config = PagedConfig(PrefillConfig(block_m, block_n, 4, 2), DecodeConfig(block_n, 4, 2, 1), rows)
+    config = PagedConfig(PrefillConfig(block_m, block_n, 4, 2), DecodeConfig(block_n, 4, 2, 1), rows, 2)
     return launch_paged(**placed(given), wrap=lambda kernel: Skipping(kernel), config=config, processors=processors)
 
 
@@ -242,7 +242,9 @@ def compile_all(capability: int, dtype: str, width: int, width_v: int, group: in
         decode, prefill = config.decode, config.prefill
         done = compiled(
             paged.paged_decode, capability,
-            values | {"GROUP_TILE": few_heads, "BLOCK_M": config.rows, "BLOCK_N": decode.block_n},
+            values | {
+                "GROUP_TILE": few_heads, "BLOCK_M": config.rows, "BLOCK_N": decode.block_n,
+            },
             decode.num_warps, decode.num_stages, dtype, TRITON_TYPES[kv],
         )  # fmt: skip
         assert done.metadata.shared <= SHARED[capability], "decode"
@@ -259,7 +261,10 @@ def compile_all(capability: int, dtype: str, width: int, width_v: int, group: in
             assert "wgmma.mma_async" in done.asm["ptx"]
     values = common | {"BLOCK_D": block_width(width), "BLOCK_T": 16}
     compiled(paged.write_pages, capability, values, 4, 1, dtype, TRITON_TYPES[kv])
-    values = {"HEADS": 2 * group, "BLOCK_Q": 2, "WIDTH_V": width_v, "BLOCK_DV": block_width(width_v), "BLOCK_S": 32}
+    values = {
+        "HEADS": 2 * group, "BLOCK_Q": 2, "WIDTH_V": width_v, "BLOCK_DV": block_width(width_v), "BLOCK_S": 32,
+        "WINDOW": 0, "CHUNK": 0, "BLOCK": 16, "BLOCK_N": decode.block_n,
+    }  # fmt: skip
     compiled(paged.paged_combine, capability, values, 4, 1, dtype)
 
 

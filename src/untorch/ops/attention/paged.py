@@ -125,6 +125,22 @@ def _visible(first, last, length, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _splits(first, count, length, most, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_Q: tl.constexpr,
+            BLOCK_N: tl.constexpr):  # fmt: skip
+    """Of the queries from the first on: their first key's block, the keys of a split, and how many splits have keys.
+
+    most: splits that there are.
+    """
+    past = length - count
+    low, high, _, _ = _visible(
+        past + first, past + tl.minimum(first + BLOCK_Q, count) - 1, length, WINDOW, CHUNK
+    )  # fmt: skip
+    start = low // BLOCK_N * BLOCK_N
+    blocks = tl.maximum(tl.cdiv(tl.cdiv(high - start, BLOCK_N), most), 1)
+    return start, blocks * BLOCK_N, tl.maximum(tl.cdiv(high - start, blocks * BLOCK_N), 1)
+
+
+@triton.jit
 def _load_q(q_ptr, offsets, inside, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     d = START + tl.arange(0, SIZE)
     return tl.load(q_ptr + offsets[:, None] + d[None, :], inside[:, None] & (d < WIDTH)[None, :], other=0.0)
@@ -308,6 +324,7 @@ def paged_decode(
 ):  # fmt: skip
     """Grid: [(sequences + 1) * heads_kv * tiles of a group's heads * splits].
 
+    Splits without keys write nothing; where one has all of them, it writes the result.
     The programs behind the last sequence write zeros for the tokens behind it. With no more tokens than sequences there
     is no prefill, and a sequence of more than BLOCK_Q tokens, beside empty ones, is served here, too.
     """
@@ -346,10 +363,10 @@ def paged_decode(
         positions = past + tl.minimum(local, count - 1)
         last = past + tl.minimum(first + BLOCK_Q, count) - 1
         low, high, all_low, all_high = _visible(past + first, last, length, WINDOW, CHUNK)
-        start = low // BLOCK_N * BLOCK_N
-        part = (tl.cdiv(high - start, BLOCK_N) + splits - 1) // splits * BLOCK_N
+        start, part, used = _splits(first, count, length, splits, WINDOW, CHUNK, BLOCK_Q, BLOCK_N)
         start += split * part
         stop = tl.minimum(start + part, high)
+        inside &= split < used
 
         row = tl.cast(begin + local, tl.int64)
         q_offsets = row * stride_qt + tl.cast(heads, tl.int64) * stride_qh
@@ -366,7 +383,7 @@ def paged_decode(
             BLOCK_N, PRECISE, LARGEST,
         )  # fmt: skip
         stored = inside[:, None] & (dv < WIDTH_V)[None, :]
-        if splits == 1:
+        if used == 1:
             acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             out_rows = (row * (HEADS_KV * GROUP) + heads) * WIDTH_V
             tl.store(out_ptr + out_rows[:, None] + dv[None, :], acc.to(out_ptr.dtype.element_ty), stored)
@@ -388,25 +405,30 @@ def paged_decode(
 
 @triton.jit
 def paged_combine(
-    out_ptr, parts_ptr, peaks_ptr, totals_ptr, ends_ptr, tokens, sequences, splits,
+    out_ptr, parts_ptr, peaks_ptr, totals_ptr, ends_ptr, lengths_ptr, tokens, sequences, columns, splits,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Grid: [sequences * heads]. Reduces the partial results of decode, BLOCK_S of a row in a step."""
+    columns = tl.cast(columns, tl.int32)
     tokens, sequences, splits = tl.cast(tokens, tl.int32), tl.cast(sequences, tl.int32), tl.cast(splits, tl.int32)
     sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     begin = tl.load(ends_ptr + sequence)
     count = tl.load(ends_ptr + sequence + 1) - begin
+    length = tl.minimum(tl.load(lengths_ptr + sequence), columns * BLOCK)
     served = tl.where((count <= BLOCK_Q) | (tokens <= sequences), tl.minimum(count, tokens - begin), 0)
     s = tl.arange(0, BLOCK_S)
     dv = tl.arange(0, BLOCK_DV)
     for local in tl.range(0, served):
+        first = local // BLOCK_Q * BLOCK_Q
+        _, _, used = _splits(first, count, length, splits, WINDOW, CHUNK, BLOCK_Q, BLOCK_N)
         kept = tl.where(tokens <= sequences, begin + local, sequence * BLOCK_Q + local)
         first_row = (tl.cast(kept, tl.int64) * HEADS + head) * splits
         acc = tl.zeros((BLOCK_DV,), tl.float32)
         peak = float("-inf")
         total = 0.0
-        for start in tl.range(0, splits, BLOCK_S):
-            inside = start + s < splits
+        for start in tl.range(0, tl.where(used > 1, used, 0), BLOCK_S):
+            inside = start + s < used
             row = first_row + start + s
             peaks = tl.load(peaks_ptr + row, inside, other=float("-inf"))
             totals = tl.load(totals_ptr + row, inside, other=0.0)
@@ -423,4 +445,4 @@ def paged_combine(
             peak = new_peak
         acc = acc / tl.where(total == 0.0, 1.0, total)
         out_row = (tl.cast(begin + local, tl.int64) * HEADS + head) * WIDTH_V
-        tl.store(out_ptr + out_row + dv, acc.to(out_ptr.dtype.element_ty), dv < WIDTH_V)
+        tl.store(out_ptr + out_row + dv, acc.to(out_ptr.dtype.element_ty), (dv < WIDTH_V) & (used > 1))

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.ops.attention.configs import block_width
 from untorch.ops.attention.paged import paged_combine, paged_decode, paged_prefill, write_pages
-from untorch.ops.attention.paged_configs import PagedConfig, paged_config, split_width
+from untorch.ops.attention.paged_configs import BUSY, PagedConfig, paged_config, split_width
 from untorch.ops.kv_pages import LARGEST_CODE
 
 __all__ = ["launch_paged"]
@@ -90,7 +90,9 @@ def launch_paged(
     few = config.rows // few_heads
     tiles = -(-group // few_heads)
     # As many programs as one wave of the GPU has.
-    splits = _max(1, _min(_MOST_SPLITS, config.decode.programs * processors // (_max(1, sequences) * heads_kv * tiles)))
+    more = config.busy_programs - config.decode.programs
+    programs = config.decode.programs + more * _min(1, sequences // BUSY)
+    splits = _max(1, _min(_MOST_SPLITS, programs * processors // (_max(1, sequences) * heads_kv * tiles)))
     several = _min(splits - 1, 1)  # 0 with one split: nothing to reduce
     rows = sequences * few * heads * splits * several
     parts = q.new_empty((rows * width_v,), dtype=torch.float32)
@@ -118,7 +120,8 @@ def launch_paged(
         num_warps=config.decode.num_warps, num_stages=config.decode.num_stages,
     )  # fmt: skip
     wrap(paged_combine)[(sequences * heads * several,)](
-        out, parts, peaks, totals, cu_seqlens_q, tokens, sequences, splits,
+        out, parts, peaks, totals, cu_seqlens_q, seqlens_k, tokens, sequences, block_table.shape[1], splits,
+        WINDOW=window, CHUNK=chunk, BLOCK=block, BLOCK_N=config.decode.block_n,
         HEADS=heads, BLOCK_Q=few, WIDTH_V=width_v, BLOCK_DV=block_dv, BLOCK_S=_COMBINE_BLOCK,
         num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -1,0 +1,55 @@
+"""The layout of int4 weights for integer dot products: packing it from plain values, and its inverse, with torch alone.
+
+A weight [n, k] of values from 0 to 15, with a scale and a zero for each ``group_size`` inputs, becomes
+
+    weight          int32 [ceil(n / 16)][k / 8][16]         scale_and_zero  [ceil(n / 16)][k / group_size][2][16]
+
+padded with zeros behind n. The word [j][o][i] holds the output 16·j + i and the inputs 8·o to 8·o + 7; byte b of it has
+the input 8·o + b in its low half and 8·o + 4 + b in its high half. A mask leaves four neighbours of k in a 32-bit lane,
+which is what ``vpdpbusd`` (VNNI) multiplies, and 16 outputs beside each other are a vector of AVX-512 or two of AVX2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+__all__ = ["W4A8_BLOCK", "pack_w4a8", "unpack_w4a8"]
+
+W4A8_BLOCK = 16
+_WORD = 8  # values
+# Outputs that are packed at once: their values take a byte each.
+_ROWS = 4096
+
+
+def pack_w4a8(values: torch.Tensor, scale_and_zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packs values from 0 to 15, uint8 [n, k], and their scales and zeros [k / group_size, n, 2].
+
+    k must be a multiple of the group size, 32 or more.
+    """
+    n, k = values.shape
+    panels = -(-n // W4A8_BLOCK)
+    weight = torch.empty((panels, k // _WORD, W4A8_BLOCK), dtype=torch.int32)
+    for first in range(0, n, _ROWS):
+        part = values[first : first + _ROWS]
+        count = -(-part.shape[0] // W4A8_BLOCK)
+        padded = nn.functional.pad(part, (0, 0, 0, count * W4A8_BLOCK - part.shape[0]))
+        halves = padded.reshape(count, W4A8_BLOCK, k // _WORD, 2, 4).transpose(1, 2)
+        bytes_of_words = halves[..., 0, :] | (halves[..., 1, :] << 4)
+        start = first // W4A8_BLOCK
+        weight[start : start + count] = bytes_of_words.contiguous().view(torch.int32).squeeze(-1)
+    groups = scale_and_zero.shape[0]
+    scales = nn.functional.pad(scale_and_zero, (0, 0, 0, panels * W4A8_BLOCK - n))
+    return weight, scales.reshape(groups, panels, W4A8_BLOCK, 2).permute(1, 0, 3, 2).contiguous()
+
+
+def unpack_w4a8(
+    weight: torch.Tensor, scale_and_zero: torch.Tensor, out_features: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of ``pack_w4a8``: values [out_features, k], scales and zeros [k / group_size, out_features, 2]."""
+    panels, words, _ = weight.shape
+    halves = weight.unsqueeze(-1).contiguous().view(torch.uint8)
+    both = torch.stack([halves & 15, halves >> 4], -2).transpose(1, 2)
+    values = both.reshape(panels * W4A8_BLOCK, words * _WORD)
+    scales = scale_and_zero.permute(1, 0, 3, 2).reshape(scale_and_zero.shape[1], panels * W4A8_BLOCK, 2)
+    return values[:out_features], scales[:, :out_features]

@@ -1,0 +1,39 @@
+"""The layout of int4 weights for integers: where each value lies, and its inverse."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from untorch.ops.w4a8_layout import pack_w4a8, unpack_w4a8
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.sampled_from([32, 64]), st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_pack_and_unpack(n: int, groups: int, group: int, seed: int) -> None:
+    generator, k = torch.Generator().manual_seed(seed), groups * group
+    values = torch.randint(0, 16, (n, k), dtype=torch.uint8, generator=generator)
+    scales = torch.randn(groups, n, 2, generator=generator).to(torch.bfloat16)
+    weight, packed = pack_w4a8(values, scales)
+    panels = -(-n // 16)
+    assert (weight.shape, packed.shape) == ((panels, k // 8, 16), (panels, groups, 2, 16))
+    assert weight.is_contiguous()
+    assert packed.is_contiguous()
+    for row in range(panels * 16):
+        for column in range(k):
+            byte = (int(weight[row // 16, column // 8, row % 16]) >> 8 * (column % 4)) & 255
+            value = byte >> 4 if column % 8 >= 4 else byte & 15
+            assert value == (values[row, column] if row < n else 0)
+        for g in range(groups):
+            expected = scales[g, row] if row < n else torch.zeros(2)
+            assert torch.equal(packed[row // 16, g, :, row % 16], expected.to(torch.bfloat16))
+    back = unpack_w4a8(weight, packed, n)
+    assert torch.equal(back[0], values)
+    assert torch.equal(back[1], scales)
+
+
+def test_many_rows_are_packed_in_pieces() -> None:
+    values = torch.randint(0, 16, (4096 + 33, 32), dtype=torch.uint8)
+    weight, packed = pack_w4a8(values, torch.randn(1, 4129, 2))
+    assert torch.equal(unpack_w4a8(weight, packed, 4129)[0], values)
