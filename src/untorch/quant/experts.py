@@ -1,19 +1,38 @@
-"""``quantize_experts``: the experts of transformers' mixture-of-experts models in NVFP4."""
+"""The experts of transformers' mixture-of-experts models in NVFP4 and int4."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from untorch.ops.int4 import dequantize_int4
+from untorch.ops.int4_moe import OPERATOR as INT4_MOE
+from untorch.ops.int4_moe import check_weights
+from untorch.ops.moe import check_numbers
 from untorch.quant.modules import replace_modules
 from untorch.quant.moe import NVFP4MoE
 from untorch.quant.nvfp4 import NVFP4_METHODS, NVFP4Weight, nvfp4_error, quantize_nvfp4
-from untorch.quant.swiglu import swiglu_of
+from untorch.quant.swiglu import SwiGLU, swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["ExpertsReport", "NVFP4Experts", "experts_of", "make_experts", "obstacle", "quantize_experts"]
+if TYPE_CHECKING:
+    from untorch.quant.schemes import QuantizedTensors
+
+__all__ = [
+    "ExpertsReport",
+    "Int4Experts",
+    "NVFP4Experts",
+    "experts_of",
+    "make_experts",
+    "make_int4_experts",
+    "obstacle",
+    "quantize_experts",
+]
 
 _BIASES = ("gate_up_proj_bias", "down_proj_bias")
 
@@ -36,6 +55,102 @@ class NVFP4Experts(nn.Module):
         index = torch.where(top_k_index == self.num_experts, -1, top_k_index)
         y: torch.Tensor = self.moe(hidden_states, top_k_weights, index)
         return y
+
+
+class Int4Experts(nn.Module):
+    """Takes the place of transformers' modules of experts, with weights in int4; for CPUs.
+
+    w13, w13_scale_and_zero: of all experts' gates and ups, [E · 2·I, K] packed as for ``Int4Linear``, an expert's gate
+        before its up. w2, w2_scale_and_zero: [E · K, I].
+    w13_bias, w2_bias: float32 [E, 2·I] and [E, K], or None.
+
+    Raises InvalidArgumentError.
+    """
+
+    w13: torch.Tensor
+    w13_scale_and_zero: torch.Tensor
+    w2: torch.Tensor
+    w2_scale_and_zero: torch.Tensor
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        w13: torch.Tensor,
+        w13_scale_and_zero: torch.Tensor,
+        w2: torch.Tensor,
+        w2_scale_and_zero: torch.Tensor,
+        w13_bias: torch.Tensor | None = None,
+        w2_bias: torch.Tensor | None = None,
+        *,
+        intermediate_size: int,
+        group_size: int,
+        method: str,
+        swiglu: SwiGLU | None = None,
+    ) -> None:
+        super().__init__()
+        swiglu = swiglu or SwiGLU()
+        try:
+            self.num_experts, self.hidden_size, _ = check_weights(
+                "Int4Experts", w13, w13_scale_and_zero, w2, w2_scale_and_zero, group_size, intermediate_size
+            )
+            check_numbers("Int4Experts", swiglu.alpha, swiglu.beta, swiglu.limit)
+        except ValueError as error:
+            raise InvalidArgumentError(str(error)) from None
+        self.intermediate_size, self.group_size, self.method, self.swiglu = (
+            intermediate_size, group_size, method, swiglu,
+        )  # fmt: skip
+        self.register_buffer("w13", w13)
+        self.register_buffer("w13_scale_and_zero", w13_scale_and_zero)
+        self.register_buffer("w2", w2)
+        self.register_buffer("w2_scale_and_zero", w2_scale_and_zero)
+        self.register_buffer("w13_bias", w13_bias)
+        self.register_buffer("w2_bias", w2_bias)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [.., K], top_k_index and top_k_weights [.., top_k]; gives [.., K].
+
+        An index of num_experts, which is that of an expert elsewhere, adds nothing.
+        """
+        if hidden_states.shape[-1] != self.hidden_size:
+            raise InvalidArgumentError(
+                f"Int4Experts: expected {self.hidden_size} features in the last dimension, got "
+                f"{tuple(hidden_states.shape)}"
+            )
+        index = torch.where(top_k_index == self.num_experts, -1, top_k_index)
+        if index.dtype == torch.int64:  # a conversion alone would make some expert of an id that is out of range
+            index = index.clamp(-2, self.num_experts)
+        tokens = math.prod(hidden_states.shape[:-1])
+        y: torch.Tensor = INT4_MOE(
+            hidden_states.reshape(tokens, self.hidden_size).contiguous(),
+            top_k_weights.reshape(tokens, -1).to(torch.float32).contiguous(),
+            index.reshape(tokens, -1).to(torch.int32).contiguous(),
+            self.w13, self.w13_scale_and_zero, self.w2, self.w2_scale_and_zero, self.group_size, self.intermediate_size,
+            self.w13_bias, self.w2_bias, self.swiglu.alpha, self.swiglu.beta, self.swiglu.limit,
+        )  # fmt: skip
+        return y.view(hidden_states.shape)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights [E, 2·I, K], an expert's gate before its up, and [E, K, I] that this module multiplies with."""
+        e, k, width, group = self.num_experts, self.hidden_size, self.intermediate_size, self.group_size
+        upper = dequantize_int4(self.w13, self.w13_scale_and_zero, group, dtype)[:, :k]
+        lower = dequantize_int4(self.w2, self.w2_scale_and_zero, group, dtype)[:, :width]
+        return upper.reshape(e, 2 * width, k), lower.reshape(e, k, width)
+
+    @property
+    def weight_nbytes(self) -> int:
+        """The bytes of the packed weights with scales and zeros; biases do not count."""
+        tensors = (self.w13, self.w13_scale_and_zero, self.w2, self.w2_scale_and_zero)
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def extra_repr(self) -> str:
+        """The sizes and the method."""
+        return (
+            f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, "
+            f"intermediate_size={self.intermediate_size}, group_size={self.group_size}, method={self.method!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +206,7 @@ def experts_of(module: nn.Module) -> list[tuple[nn.Module, list[str]]]:
 
 
 def obstacle(experts: nn.Module) -> str:
-    """Why NVFP4Experts cannot take their place, or ""."""
+    """Why neither NVFP4Experts nor Int4Experts can take their place, or ""."""
     gate_up, down = experts.gate_up_proj, experts.down_proj
     assert isinstance(gate_up, nn.Parameter)
     assert isinstance(down, nn.Parameter)
@@ -155,6 +270,38 @@ def make_experts(
         _error(gate_up.reshape(2 * e, rows // 2, k), halves), _error(down, lower),
     )  # fmt: skip
     return NVFP4Experts(moe).to(home), report
+
+
+def make_int4_experts(
+    experts: nn.Module,
+    quantize: Callable[[torch.Tensor], QuantizedTensors],
+    group_size: int,
+    method: str,
+    device: torch.device | None = None,
+) -> tuple[Int4Experts, tuple[float, float]]:
+    """What takes their place, where there is no obstacle, and the errors of the two weights.
+
+    quantize: of a weight [n, k], as for linear layers. ``device`` computes, if given.
+    """
+    tensors = {field: parameter.detach() for field, parameter in experts.named_parameters()}
+    swiglu, sizes = swiglu_of(experts), _sizes(tensors["gate_up_proj"], tensors["down_proj"])
+    assert swiglu is not None
+    assert sizes is not None
+    home = tensors["gate_up_proj"].device
+    gate_up, down = (tensors[field].to(device or home) for field in ("gate_up_proj", "down_proj"))
+    if sizes[3]:
+        gate_up, down = gate_up.mT, down.mT
+    upper = quantize(_gate_first(gate_up, swiglu.interleaved).flatten(0, 1))
+    lower = quantize(down.flatten(0, 1))
+    bias, lower_bias = (tensors[field].float() if field in tensors else None for field in _BIASES)
+    (w13, w13_scales), (w2, w2_scales) = upper.tensors, lower.tensors
+    made = Int4Experts(
+        w13, w13_scales, w2, w2_scales,
+        None if bias is None else _gate_first(bias, swiglu.interleaved).to(gate_up.device, copy=True),
+        None if lower_bias is None else lower_bias.to(gate_up.device, copy=True),
+        intermediate_size=sizes[2], group_size=group_size, method=method, swiglu=swiglu,
+    )  # fmt: skip
+    return made.to(home), (upper.error, lower.error)
 
 
 def _gate_first(tensor: torch.Tensor, interleaved: bool) -> torch.Tensor:

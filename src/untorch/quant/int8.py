@@ -57,6 +57,8 @@ class Int8Linear(nn.Module):
     in_features, out_features: as nn.Linear has them.
     method: where the values come from, such as "rtn".
     input_range: how rows of x are quantised, "asymmetric" or "symmetric" (``untorch.ops.int8``).
+    input_factor: [in_features] in the dtype of the activations, or None: what x is multiplied by before it is
+        quantised, 1 / s of SmoothQuant; the weight was multiplied by s.
 
     It has no attribute ``weight``: code that reads the weight of a linear layer must not take the packed one for it.
     """
@@ -65,6 +67,7 @@ class Int8Linear(nn.Module):
     scale: torch.Tensor
     column_sums: torch.Tensor
     bias: torch.Tensor | None
+    input_factor: torch.Tensor | None
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Int8Linear(nn.Module):
         out_features: int,
         method: str,
         input_range: str = "asymmetric",
+        input_factor: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         _check(packed_weight, scale, column_sums, bias, in_features, out_features)
@@ -89,6 +93,11 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("column_sums", column_sums)
         self.register_buffer("bias", None if bias is None else bias.detach())
+        if input_factor is not None and list(input_factor.shape) != [in_features]:
+            raise InvalidArgumentError(
+                f"Int8Linear: input_factor: expected [{in_features}], got {list(input_factor.shape)}"
+            )
+        self.register_buffer("input_factor", input_factor)
 
     @classmethod
     def from_values(
@@ -116,16 +125,18 @@ class Int8Linear(nn.Module):
             raise InvalidArgumentError(
                 f"Int8Linear: expected {self.in_features} features in the last dimension, got {tuple(input.shape)}"
             )
+        x = input if self.input_factor is None else input * self.input_factor
         y: torch.Tensor = OPERATOR(
-            input, self.packed_weight, self.scale, self.column_sums, self.bias, None, "none", self.out_features,
+            x, self.packed_weight, self.scale, self.column_sums, self.bias, None, "none", self.out_features,
             self.input_range, 0.0, 0,
         )  # fmt: skip
         return y
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weight [out_features, in_features] that this layer multiplies with."""
+        """The weight [out_features, in_features] that this layer multiplies its input with."""
         values = unpack_int8(self.packed_weight, self.out_features, self.in_features)
-        return (values.float() * self.scale[: self.out_features].unsqueeze(1)).to(dtype)
+        weight = values.float() * self.scale[: self.out_features].unsqueeze(1)
+        return (weight if self.input_factor is None else weight * self.input_factor.float()).to(dtype)
 
     @property
     def weight_nbytes(self) -> int:

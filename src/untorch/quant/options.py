@@ -42,6 +42,9 @@ class QuantizeOptions:
         in floating point.
     observer: how a range comes from the batches: "minmax", "percentile" or "mse" (``untorch.quant.observers``).
     percentile: for the observer of that name, the share of values in the range.
+    smooth: with ``calibration``, the strength of SmoothQuant, 0 to 1: how much of the activations' range moves into the
+        weights of linear layers. 0.5 is usual. None: nothing.
+    embeddings: for int4 and int8, also tables of embeddings. A linear layer that is tied to one shares its tensors.
 
     Raises OptionError.
     """
@@ -55,6 +58,8 @@ class QuantizeOptions:
     calibration: Any = None
     observer: Literal["minmax", "percentile", "mse"] = "minmax"
     percentile: float = 99.99
+    embeddings: bool = False
+    smooth: float | None = None
 
     def __post_init__(self) -> None:
         check_option("quantize: dtype", self.dtype, Literal["int4", "int8", "nvfp4"])
@@ -68,6 +73,9 @@ class QuantizeOptions:
                 f"option quantize: group_size: int8 has a scale an output, no groups: leave it out, got "
                 f"{self.group_size!r}"
             )
+        check_option("quantize: embeddings", self.embeddings, bool)
+        if self.dtype == "nvfp4" and self.embeddings:
+            raise OptionError("option quantize: embeddings: nvfp4 is not for embeddings: take int8 or int4 for them")
         if self.dtype != "nvfp4" and self.prefill != "exact":
             raise OptionError(
                 f"option quantize: prefill: {self.dtype} has 'exact' alone, which need not be given; nvfp4 has others; "
@@ -89,6 +97,13 @@ class QuantizeOptions:
             raise OptionError(
                 f"option quantize: percentile: expected above 50 and at most 100, got {self.percentile!r}"
             )
+        if self.smooth is not None:
+            if isinstance(self.smooth, bool) or not isinstance(self.smooth, int | float) or not 0 <= self.smooth <= 1:
+                raise OptionError(f"option quantize: smooth: expected a number from 0 to 1, got {self.smooth!r}")
+            if self.calibration is None:
+                raise OptionError(
+                    "option quantize: smooth: it needs batches of inputs, which show activations: give 'calibration'"
+                )
         if self.calibration is None:
             return
         if self.dtype != "int8":

@@ -24,6 +24,7 @@ class LayerReport:
         is tied to the layer, or a linear layer that is not quantised.
     rtn_error: the error that rounding to nearest would have, where another method chose and it is known; else None.
     prefill: how GPUs may compute GEMMs at large M, see ``quantize``.
+    quantized_dtype: "int4", "int8" or "nvfp4"; "" where that is not recorded.
     """
 
     names: tuple[str, ...]
@@ -38,6 +39,7 @@ class LayerReport:
     kept_by: tuple[str, ...] = ()
     rtn_error: float | None = None
     prefill: str = "exact"
+    quantized_dtype: str = ""
 
     @property
     def note(self) -> str:
@@ -60,7 +62,7 @@ class LayerReport:
             "dtype": self.dtype, "group_size": self.group_size, "method": self.method,
             "error": None if math.isnan(self.error) else self.error, "before_bytes": self.nbytes_before,
             "after_bytes": self.nbytes_after, "kept_by": list(self.kept_by), "note": self.note,
-            "rtn_error": self.rtn_error, "prefill": self.prefill,
+            "rtn_error": self.rtn_error, "prefill": self.prefill, "quantized_dtype": self.quantized_dtype,
         }  # fmt: skip
 
 
@@ -96,6 +98,7 @@ class QuantizationReport:
         """A table as text: a line for each layer, the sums, and what was left alone.
 
         Where a method other than rounding to nearest chose, and its error is known, that stands beside the error.
+        Where layers have several dtypes, each line has its own.
         """
         header = ["layer", "shape", "group", "method", "error", "before", "after", "note"]
         rows = [
@@ -112,10 +115,16 @@ class QuantizationReport:
             errors = ["" if layer.rtn_error is None else f"{layer.rtn_error:.4f}" for layer in self.layers]
             for row, cell in zip([header, *rows], ["rtn error", *errors, "", ""], strict=True):
                 row.insert(5, cell)
+        mixed = len({layer.quantized_dtype for layer in self.layers}) > 1
+        if mixed:
+            dtypes = [layer.quantized_dtype for layer in self.layers]
+            for row, cell in zip([header, *rows], ["dtype", *dtypes, "", ""], strict=True):
+                row.insert(1, cell)
+        first_number = 5 if mixed else 4
         widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
         lines = [
             "  ".join(
-                cell.rjust(width) if 4 <= i < len(header) - 1 else cell.ljust(width)
+                cell.rjust(width) if first_number <= i < len(header) - 1 else cell.ljust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in (header, *rows)

@@ -12,6 +12,7 @@ from untorch.ops.int4 import GROUP_SIZES
 from untorch.ops.int4_layout import pack_int4
 from untorch.ops.int8_layout import INT8_GROUP, INT8_MAX_K, pack_int8, padded_outputs
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
+from untorch.quant.embedding import Int4Embedding, Int8Embedding, QuantizedEmbedding
 from untorch.quant.int8 import INT8_METHODS, Int8Linear, int8_error, pad_scales, quantize_int8
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.methods import METHODS, quantize_weight, relative_error
@@ -36,6 +37,7 @@ class QuantizedTensors:
 class Scheme(Protocol):
     """One dtype with its options."""
 
+    dtype: str
     method: str
     prefill: str
     serves_experts: bool
@@ -46,7 +48,7 @@ class Scheme(Protocol):
     def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
         """(n, k) of the packed weight."""
 
-    def obstacle(self, linear: nn.Linear) -> str:
+    def obstacle(self, layer: nn.Linear | nn.Embedding) -> str:
         """Why a layer cannot be quantised, or ""."""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
@@ -57,6 +59,9 @@ class Scheme(Protocol):
 
     def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> QuantizedLinear:
         """What replaces ``linear``, with its bias and those tensors."""
+
+    def embedding(self, embedding: nn.Embedding, tensors: tuple[torch.Tensor, ...]) -> QuantizedEmbedding:
+        """What replaces ``embedding``, which ``obstacle`` has none for."""
 
 
 def make_scheme(dtype: str, group_size: int | None, method: str | None, prefill: str = "exact") -> Scheme:
@@ -75,7 +80,8 @@ def make_scheme(dtype: str, group_size: int | None, method: str | None, prefill:
 
 
 class _Int4:
-    serves_experts = False
+    dtype = "int4"
+    serves_experts = True
     prefill = "exact"
 
     def __init__(self, group_size: int, method: str) -> None:
@@ -90,7 +96,7 @@ class _Int4:
     def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
         return padded_features(in_features, out_features, self._group)
 
-    def obstacle(self, linear: nn.Linear) -> str:
+    def obstacle(self, layer: nn.Linear | nn.Embedding) -> str:
         return ""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
@@ -111,8 +117,16 @@ class _Int4:
             group_size=self._group, method=self.method,
         )  # fmt: skip
 
+    def embedding(self, embedding: nn.Embedding, tensors: tuple[torch.Tensor, ...]) -> Int4Embedding:
+        packed, scale_and_zero = tensors
+        return Int4Embedding(
+            packed, scale_and_zero, num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim,
+            group_size=self._group, method=self.method, dtype=embedding.weight.dtype,
+        )  # fmt: skip
+
 
 class _Int8:
+    dtype = "int8"
     serves_experts = False
     prefill = "exact"
 
@@ -130,10 +144,10 @@ class _Int8:
     def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
         return padded_outputs(out_features), -(-in_features // INT8_GROUP) * INT8_GROUP
 
-    def obstacle(self, linear: nn.Linear) -> str:
-        if linear.in_features <= INT8_MAX_K:
+    def obstacle(self, layer: nn.Linear | nn.Embedding) -> str:
+        if layer.weight.shape[1] <= INT8_MAX_K:
             return ""
-        return f"it has {linear.in_features} inputs, and the sums of more than {INT8_MAX_K} do not fit int32"
+        return f"it has {layer.weight.shape[1]} inputs, and the sums of more than {INT8_MAX_K} do not fit int32"
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         return n * k + n * 8
@@ -144,14 +158,21 @@ class _Int8:
         return QuantizedTensors((packed, pad_scales(scales), sums), int8_error(weight, values, scales))
 
     def layer(self, linear: nn.Linear, tensors: tuple[torch.Tensor, ...]) -> Int8Linear:
-        packed, scale, sums = tensors
+        packed, scale, sums, *factor = tensors
         return Int8Linear(
             packed, scale, sums, linear.bias, in_features=linear.in_features, out_features=linear.out_features,
-            method=self.method,
+            method=self.method, input_factor=factor[0] if factor else None,
+        )  # fmt: skip
+
+    def embedding(self, embedding: nn.Embedding, tensors: tuple[torch.Tensor, ...]) -> Int8Embedding:
+        return Int8Embedding(
+            tensors[0], tensors[1], num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim,
+            method=self.method, dtype=embedding.weight.dtype,
         )  # fmt: skip
 
 
 class _NVFP4:
+    dtype = "nvfp4"
     serves_experts = True
 
     def __init__(self, group_size: int, method: str, prefill: str) -> None:
@@ -170,8 +191,8 @@ class _NVFP4:
     def padded(self, in_features: int, out_features: int) -> tuple[int, int]:
         return padded_features(in_features, out_features, BLOCK_SIZE)
 
-    def obstacle(self, linear: nn.Linear) -> str:
-        return ""
+    def obstacle(self, layer: nn.Linear | nn.Embedding) -> str:
+        return "nvfp4 is not for embeddings: take int8 or int4" if isinstance(layer, nn.Embedding) else ""
 
     def nbytes(self, n: int, k: int, element_size: int) -> int:
         return n * k // 2 + n * k // BLOCK_SIZE + n * 4
@@ -188,6 +209,9 @@ class _NVFP4:
             packed, block_scale, global_scale, linear.bias, in_features=linear.in_features,
             out_features=linear.out_features, method=self.method, prefill=self.prefill,
         )  # fmt: skip
+
+    def embedding(self, embedding: nn.Embedding, tensors: tuple[torch.Tensor, ...]) -> QuantizedEmbedding:
+        raise InvalidArgumentError(f"quantize: {self.obstacle(embedding)}")
 
 
 def _check_method(method: str, known: tuple[str, ...]) -> None:

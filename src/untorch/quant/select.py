@@ -5,16 +5,27 @@ weight.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from untorch.quant.attention import ProjectedAttention
 from untorch.quant.experts import experts_of
+from untorch.quant.exposed import reads_weights
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["Selection", "Selector", "convolutions", "left_convolutions", "linears", "select", "tensor_key"]
+__all__ = [
+    "Selection",
+    "Selector",
+    "convolutions",
+    "embeddings_of",
+    "left_convolutions",
+    "linears",
+    "select",
+    "tensor_key",
+]
 
 Selector = str | Callable[[str, nn.Module], bool]
 
@@ -23,11 +34,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Selection:
-    """What to quantise with all its names: ``chosen`` the linear layers, ``experts`` modules of them; ``skipped``: name
-    to reason.
+    """What to quantise with all its names: ``chosen`` linear layers and embeddings, ``experts`` modules of several;
+    ``skipped``: name to reason.
     """
 
-    chosen: list[tuple[nn.Linear, list[str]]]
+    chosen: list[tuple[nn.Linear | nn.Embedding, list[str]]]
     skipped: dict[str, str]
     experts: list[tuple[nn.Module, list[str]]]
 
@@ -37,6 +48,15 @@ def linears(module: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
     found: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, part in module.named_modules(remove_duplicate=False):
         if isinstance(part, nn.Linear):
+            found.setdefault(id(part), (part, []))[1].append(name)
+    return list(found.values())
+
+
+def embeddings_of(module: nn.Module) -> list[tuple[nn.Embedding, list[str]]]:
+    """Every table of embeddings once, subclasses too, each with all its names."""
+    found: dict[int, tuple[nn.Embedding, list[str]]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, nn.Embedding):
             found.setdefault(id(part), (part, []))[1].append(name)
     return list(found.values())
 
@@ -72,19 +92,28 @@ def select(
     module: nn.Module,
     include: Selector | Sequence[Selector] | None,
     exclude: Selector | Sequence[Selector] | None,
-    pays: Callable[[nn.Linear], str],
+    pays: Callable[[nn.Linear | nn.Embedding], str],
     experts_obstacle: Callable[[nn.Module], str],
-    linear_obstacle: Callable[[nn.Linear], str],
+    layer_obstacle: Callable[[nn.Linear | nn.Embedding], str],
     others: Sequence[tuple[nn.Module, list[str]]] = (),
+    only: Collection[int] | None = None,
+    embeddings: bool = False,
 ) -> Selection:
     """What to quantise. A pattern that matches neither linear layer nor experts is an InvalidArgumentError with all
     names.
 
     ``pays`` gives a reason why a layer is left alone unless ``include`` names it, or "". ``experts_obstacle`` gives one
-    why experts cannot be replaced, ``linear_obstacle`` one why a layer cannot be quantised in the wanted dtype.
-    ``others`` are modules that patterns may name as well.
+    why experts cannot be replaced, ``layer_obstacle`` one why a layer cannot be quantised in the wanted dtype.
+    ``others`` are modules that patterns may name as well. ``only``: the layers that there are, by id; None: all.
+    ``embeddings``: tables of embeddings as well.
     """
-    layers, experts = linears(module), experts_of(module)
+    layers: list[tuple[nn.Linear | nn.Embedding, list[str]]] = [*linears(module)]
+    if embeddings:
+        layers += embeddings_of(module)
+    experts = experts_of(module)
+    if only is not None:
+        layers = [entry for entry in layers if id(entry[0]) in only]
+        experts = [entry for entry in experts if id(entry[0]) in only]
     candidates: list[tuple[nn.Module, list[str]]] = [*layers, *experts, *others]
     wanted = _matcher("include", include, candidates)
     unwanted = _matcher("exclude", exclude, candidates)
@@ -101,10 +130,15 @@ def select(
             selection.skipped[names[0] or "(the module itself)"] = reason
         return bool(reason)
 
-    for linear, names in layers:
-        obstacle = _obstacle(linear, readers.get(id(linear))) or linear_obstacle(linear)
-        if not left_alone(linear, names, obstacle or (pays(linear) if include is None else "")):
-            selection.chosen.append((linear, names))
+    for layer, names in layers:
+        obstacle = _obstacle(layer, readers.get(id(layer))) or layer_obstacle(layer)
+        if not left_alone(layer, names, obstacle or (pays(layer) if include is None else "")):
+            selection.chosen.append((layer, names))
+    if only is None:
+        for name, part in module.named_modules():
+            if isinstance(part, nn.MultiheadAttention) and not isinstance(part, ProjectedAttention):
+                reason = f"it is a parameter of a {type(part).__name__}, which has forward hooks or extends its forward"
+                selection.skipped[f"{name}.in_proj" if name else "in_proj"] = reason
     for part, names in experts:
         if not left_alone(part, names, experts_obstacle(part)):
             selection.experts.append((part, names))
@@ -148,15 +182,24 @@ def _readers_of_weights(module: nn.Module) -> dict[int, str]:
     found: dict[int, str] = {}
     for part in module.modules():
         # Its inference path passes the weights to one operator for the whole layer.
-        if isinstance(part, nn.TransformerEncoderLayer):
+        if reads_weights(part):
+            assert isinstance(part, nn.TransformerEncoderLayer)
             for linear in (part.linear1, part.linear2):
                 found[id(linear)] = f"{type(part).__name__} reads its weight without calling it"
+        elif any(kind.__name__ == "ShiftedWindowAttention" for kind in type(part).__mro__):  # torchvision's
+            for child in part.children():
+                found[id(child)] = f"{type(part).__name__} reads its weight without calling it"
     return found
 
 
-def _obstacle(linear: nn.Linear, reader: str | None) -> str:
+def _obstacle(linear: nn.Linear | nn.Embedding, reader: str | None) -> str:
     """Why the layer cannot be replaced, or ""."""
-    if type(linear) is not nn.Linear:
+    if isinstance(linear, nn.Embedding):
+        if type(linear) is not nn.Embedding:
+            return f"it is a {type(linear).__name__}, not an nn.Embedding: something may extend its forward"
+        if linear.max_norm is not None:
+            return "it has max_norm, which changes its rows when it is called"
+    elif type(linear) is not nn.Linear:
         return f"it is a {type(linear).__name__}, not an nn.Linear: something may read its weight or extend its forward"
     if reader is not None:
         return reader

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from untorch.quant import Int4Linear, quantize
-from untorch.quant.apply import Quantizer
+from untorch.quant.quantizer import Quantizer
 from untorch.runtime.errors import InvalidArgumentError
 
 
@@ -194,13 +194,27 @@ def test_weights_that_are_not_finite(value: float) -> None:
     assert not quantised(model)
 
 
+class OwnAttention(nn.MultiheadAttention):
+    pass
+
+
+class OwnLayer(nn.TransformerEncoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs)
+
+
 def test_layers_that_are_left_alone_say_why() -> None:
     hooked = nn.Linear(128, 128)
     hooked.register_forward_hook(lambda *_: None)
+    encoder = OwnLayer(128, 4, 256, batch_first=True)
+    encoder.self_attn.register_forward_hook(lambda *_: None)
+    shifted = type("Version2", (type("ShiftedWindowAttention", (nn.Module,), {}),), {})()
+    shifted.qkv = nn.Linear(128, 384)
     model = nn.ModuleDict(
         {
-            "attention": nn.MultiheadAttention(128, 4),
-            "encoder": nn.TransformerEncoderLayer(128, 4, 256),
+            "attention": OwnAttention(128, 4),
+            "encoder": encoder,
+            "shifted": shifted,
             "hooked": hooked,
             "wide": nn.Linear(128, 128).double(),
             "small": nn.Linear(4, 8),
@@ -211,13 +225,17 @@ def test_layers_that_are_left_alone_say_why() -> None:
     )
     report = quantize(model, method="rtn", progress=False)
     assert quantised(model) == ["plain"]
+    in_proj = "it is a parameter of a {}, which has forward hooks or extends its forward"
     assert report.skipped == {
+        "attention.in_proj": in_proj.format("OwnAttention"),
+        "encoder.self_attn.in_proj": in_proj.format("MultiheadAttention"),
         "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear: something may read its "
         "weight or extend its forward",
         "encoder.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear: something may read "
         "its weight or extend its forward",
-        "encoder.linear1": "TransformerEncoderLayer reads its weight without calling it",
-        "encoder.linear2": "TransformerEncoderLayer reads its weight without calling it",
+        "encoder.linear1": "OwnLayer reads its weight without calling it",
+        "encoder.linear2": "OwnLayer reads its weight without calling it",
+        "shifted.qkv": "Version2 reads its weight without calling it",
         "hooked": "it has forward hooks, which a replacement would lose",
         "wide": "its weight is float64, expected float32, bfloat16 or float16",
         "small": "it would grow from 128 to 576 bytes",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from untorch.quant import NVFP4Experts, quantize, quantize_experts
-from untorch.quant.apply import Quantizer
+from untorch.quant.quantizer import Quantizer
 from untorch.runtime.errors import InvalidArgumentError
 
 
@@ -363,14 +363,14 @@ def test_quantize_takes_experts_too() -> None:
 def test_experts_that_quantize_leaves_alone() -> None:
     reasons = {}
     for name, model, dtype, options in (
-        ("int4", Model(Experts()), "int4", {}),
+        ("int8", Model(Experts()), "int8", {}),
         ("kind", Model(with_gelu()), "nvfp4", {}),
         ("include", Model(Experts()), "nvfp4", {"include": "first"}),
         ("exclude", Model(Experts()), "nvfp4", {"exclude": "exp*"}),
     ):
         reasons[name] = quantize(model, dtype, progress=False, **options).skipped["experts"]
         assert isinstance(model.experts, Experts)
-    assert reasons["int4"] == "experts stay in floating point: only nvfp4 has GEMMs for them"
+    assert reasons["int8"] == "experts stay in floating point: only int4 and nvfp4 have GEMMs for them"
     assert reasons["kind"].startswith("expected experts of two GEMMs, with both biases or none and with SiLU")
     assert (reasons["include"], reasons["exclude"]) == ("not in include", "in exclude")
     model = Model(Experts())

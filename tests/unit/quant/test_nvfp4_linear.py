@@ -21,7 +21,7 @@ from untorch.quant import (
     unpack_nvfp4,
     unpack_nvfp4_tiles,
 )
-from untorch.quant.apply import Quantizer
+from untorch.quant.quantizer import Quantizer
 from untorch.runtime.errors import InvalidArgumentError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
