@@ -35,6 +35,7 @@ WORDS = [
     ".",
     ",",
 ]
+QUERY = {"query": "the cat sat", "documents": ["a dog ran far", "the cat sat on a mat .", "photo of a cat", "mats"]}
 TEXTS = ["the cat sat on a mats .", "dogs ran", "a unknownword is far , the dogs sat on this mat of a cat"]
 MASKED = ["the cat [MASK] on a mat .", "a [MASK] ran far"]
 CANDIDATES = ["cat", "dog", "mat"]
@@ -48,7 +49,9 @@ _IMAGE = {
 }  # fmt: skip
 _DISTIL = {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 40}
 _ALBERT = {**_TEXT, "embedding_size": 16}
+_T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "pad_token_id": 0}
 _STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "num_labels": 7}
+_TEXT_TASKS = ("text-classification", "token-classification", "fill-mask")
 # name: (task, model class, config, processor class, its fields)
 FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "bert": ("text-classification", "BertForSequenceClassification", {**_TEXT, "num_labels": 3}, "", {}),
@@ -59,6 +62,13 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "bert-mlm": ("fill-mask", "BertForMaskedLM", _TEXT, "", {}),
     "albert": ("fill-mask", "AlbertForMaskedLM", _ALBERT, "", {}),
     "minilm": ("text-embedding", "BertModel", _TEXT, "", {}),
+    "labse": ("text-embedding", "BertModel", _TEXT, "", {}),
+    "cross-encoder": ("reranking", "BertForSequenceClassification", {**_TEXT, "num_labels": 1}, "", {}),
+    # With a Unigram tokenizer, as SentencePiece models have.
+    "xlm-roberta": (
+        "text-classification", "XLMRobertaForSequenceClassification", {**_TEXT, "num_labels": 3, "pad_token_id": 1}, "", {},
+    ),
+    "t5": ("text-embedding", "T5EncoderModel", _T5, "", {}),
     "mpnet": ("text-embedding", "MPNetModel", _TEXT, "", {}),
     "vit": (
         "image-classification", "ViTForImageClassification", _IMAGE, "ViTImageProcessor",
@@ -135,6 +145,10 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
         },
         "Wav2Vec2FeatureExtractor", {"do_normalize": True},
     ),
+    # Of tests/speech_models.py, with their own configs, extractors and tokenizers.
+    "ctc": ("automatic-speech-recognition", "Wav2Vec2ForCTC", {}, "", {}),
+    "hubert": ("automatic-speech-recognition", "HubertForCTC", {}, "", {}),
+    "whisper": ("automatic-speech-recognition", "WhisperForConditionalGeneration", {}, "", {}),
 }  # fmt: skip
 
 
@@ -159,6 +173,35 @@ def make_tokenizer() -> Any:
     )  # fmt: skip
 
 
+def make_unigram_tokenizer(pad: int) -> Any:
+    """Unigram with Metaspace and a byte of noise, as a SentencePiece model is converted to; ids as XLM-R's or T5's."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "</s>", "<unk>", "<s>"] if pad == 0 else ["<s>", "<pad>", "</s>", "<unk>"]
+    letters = "abcdefghijklmnopqrstuvwxyz.,"
+    pieces = [(token, 0.0) for token in special] + [
+        ("\u2581" + word, -3.0 - i / 10) for i, word in enumerate(WORDS[:12])
+    ]
+    pieces += [(letter, -9.0 - i / 50) for i, letter in enumerate(letters)] + [
+        ("\u2581", -8.0),
+        ("at", -6.5),
+        ("og", -6.7),
+    ]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=special.index("<unk>"), byte_fallback=False))
+    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    ends = [("<s>", special.index("<s>")), ("</s>", special.index("</s>"))]
+    single = "$A </s>" if pad == 0 else "<s> $A </s>"
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", bos_token="<s>",
+        model_max_length=64,
+    )  # fmt: skip
+    found.model_input_names = ["input_ids", "attention_mask"]
+    return found
+
+
 def make_folder(name: str, folder: Path) -> str:
     """Writes the folder of this name; its task."""
     import torch
@@ -166,6 +209,9 @@ def make_folder(name: str, folder: Path) -> str:
 
     torch.manual_seed(0)
     task, kind, fields, processor, settings = FOLDERS[name]
+    if task == "automatic-speech-recognition":
+        make_speech_folder(kind, folder)
+        return task
     model_class = getattr(transformers, kind)
     config = model_class.config_class(**fields)
     if task == "token-classification":
@@ -180,13 +226,19 @@ def make_folder(name: str, folder: Path) -> str:
     model.save_pretrained(folder)
     if processor:
         getattr(transformers, processor)(**settings).save_pretrained(folder)
-    if task in ("text-classification", "token-classification", "fill-mask", "text-embedding") or "zero" in task:
+    if name in ("xlm-roberta", "t5"):
+        make_unigram_tokenizer(config.pad_token_id).save_pretrained(folder)
+    elif task in (*_TEXT_TASKS, "text-embedding", "reranking") or "zero" in task:
         tokenizer = make_tokenizer()
         if name in ("clip", "roberta", "distilbert"):
             tokenizer.model_input_names = ["input_ids", "attention_mask"]
         if name == "siglip":
             tokenizer.model_input_names = ["input_ids"]
         tokenizer.save_pretrained(folder)
+    if name == "cross-encoder":
+        change_config(folder, sentence_transformers={"activation_fn": "torch.nn.modules.activation.Sigmoid"})
+    if name == "labse":
+        make_modules(folder)
     if name == "minilm":
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
@@ -195,6 +247,49 @@ def make_folder(name: str, folder: Path) -> str:
             json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules])
         )
     return task
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def make_modules(folder: Path) -> None:
+    """CLS and mean, a dense layer, normalised; a prompt by default."""
+    import torch
+    from safetensors.torch import save_file
+
+    names = ["Transformer", "1_Pooling", "2_Dense", "3_Normalize"]
+    for name in names[1:]:
+        (folder / name).mkdir()
+    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(flags))
+    dense = {
+        "in_features": 64,
+        "out_features": 8,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    (folder / "2_Dense/config.json").write_text(json.dumps(dense))
+    weights = {"linear.weight": torch.randn(8, 64) / 2, "linear.bias": torch.randn(8)}
+    save_file(weights, folder / "2_Dense/model.safetensors")
+    kinds = [{"path": name, "type": f"sentence_transformers.models.{name[2:]}"} for name in names[1:]]
+    kinds.insert(0, {"path": "", "type": "sentence_transformers.models.Transformer"})
+    (folder / "modules.json").write_text(json.dumps(kinds))
+    prompts = {"prompts": {"query": "photo of ", "none": ""}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+
+def make_speech_folder(kind: str, folder: Path) -> None:
+    from tests import speech_models
+
+    if kind.startswith("Whisper"):
+        parts = [speech_models.make_whisper(), speech_models.whisper_extractor(), speech_models.whisper_tokenizer()]
+    else:
+        model = speech_models.make_ctc(kind.removesuffix("ForCTC"))
+        parts = [model, speech_models.ctc_extractor(), speech_models.ctc_tokenizer()]
+    for part in parts:
+        part.save_pretrained(folder)
 
 
 def picture(seed: int, height: int = 61, width: int = 90) -> np.ndarray:
@@ -211,17 +306,57 @@ def takes_images(task: str) -> bool:
 
 def inputs_for(task: str) -> tuple[list[Any], dict[str, Any]]:
     """Inputs of a call, and its options."""
+    if task == "reranking":
+        return [QUERY, {**QUERY, "query": "dogs"}], {}
     if task == "fill-mask":
         return MASKED, {}
     if takes_images(task):
-        options: dict[str, dict[str, Any]] = {
+        by_task: dict[str, dict[str, Any]] = {
             "zero-shot-image-classification": {"candidate_labels": CANDIDATES}, "object-detection": {"threshold": 0.1},
             "image-classification": {"top_k": 7},
         }  # fmt: skip
-        return [picture(0), picture(1, 40, 33), picture(2, 100, 64)], options.get(task, {})
-    if task == "audio-classification":
-        return [np.sin(np.arange(n) ** 1.3 / 50).astype(np.float32) for n in (16000, 9000)], {"top_k": 6}
+        return [picture(0), picture(1, 40, 33), picture(2, 100, 64)], by_task.get(task, {})
+    if task in ("audio-classification", "automatic-speech-recognition"):
+        options = {"top_k": 6} if task == "audio-classification" else {}
+        return [np.sin(np.arange(n) ** 1.3 / 50).astype(np.float32) for n in (16000, 9000)], options
     return TEXTS, {"aggregation_strategy": "none"} if task == "token-classification" else {}
+
+
+def expected_ranking(folder: Path, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """As sentence-transformers' CrossEncoder.rank: sigmoids, the best first."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    scores = []
+    for document in given["documents"]:
+        with torch.no_grad():
+            scores.append(float(model(**tokenizer(given["query"], document, return_tensors="pt")).logits.sigmoid()))
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    return [{"index": i, "score": scores[i], "document": given["documents"][i]} for i in order]
+
+
+def expected_dense(folder: Path, texts: list[str], prompt_name: str = "query") -> list[list[float]]:
+    """Of ``make_modules``, one text at a time."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model, dense = (
+        transformers.AutoModel.from_pretrained(folder).eval(),
+        load_file(folder / "2_Dense/model.safetensors"),
+    )
+    found = []
+    for text in texts:
+        with torch.no_grad():
+            given = tokenizer({"query": "photo of ", "none": ""}[prompt_name] + text, return_tensors="pt")
+            hidden = model(**given).last_hidden_state[0]
+            pooled = torch.cat([hidden[0], hidden.mean(0)])
+            vector = (dense["linear.weight"] @ pooled + dense["linear.bias"]).tanh()
+        found.append(torch.nn.functional.normalize(vector, dim=0).tolist())
+    return found
 
 
 def expected_results(folder: Path, task: str, **changes: Any) -> Any:
@@ -232,9 +367,14 @@ def expected_results(folder: Path, task: str, **changes: Any) -> Any:
 
     inputs, options = inputs_for(task)
     options |= changes
+    if task == "reranking":
+        return [expected_ranking(folder, given) for given in inputs]
+    if (folder / "2_Dense").is_dir():
+        return expected_dense(folder, inputs, **options)
     if task == "text-embedding":
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        model = transformers.AutoModel.from_pretrained(folder).eval()
+        kind = json.loads((folder / "config.json").read_text())["architectures"][0]
+        model = getattr(transformers, kind).from_pretrained(folder).eval()
         given = tokenizer(inputs, padding=True, return_tensors="pt")
         if "MPNet" in type(model).__name__:
             given.pop("token_type_ids", None)
@@ -242,9 +382,16 @@ def expected_results(folder: Path, task: str, **changes: Any) -> Any:
             hidden, mask = model(**given).last_hidden_state, given["attention_mask"][..., None]
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).tolist()
     given = [Image.fromarray(array) for array in inputs] if takes_images(task) else inputs
-    if task == "audio-classification":
+    if task in ("audio-classification", "automatic-speech-recognition"):
         given = [{"raw": array, "sampling_rate": 16000} for array in inputs]
-    keywords = {}
+    keywords: dict[str, Any] = {}
+    if (folder / "generation_config.json").is_file() and task == "automatic-speech-recognition":
+        # Greedy, up to the decoder's last position, without times that were not asked for.
+        own = json.loads((folder / "generation_config.json").read_text())
+        size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        never = [*own["suppress_tokens"], *range(own["no_timestamps_token_id"] + 1, size)]
+        greedy = {"num_beams": 1, "task": "transcribe", "max_new_tokens": 36, "suppress_tokens": never}
+        options["generate_kwargs"] = greedy
     if takes_images(task):
         keywords = {"image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")}
     return transformers.pipeline(task, model=str(folder), device="cpu", **keywords)(given, **options)

@@ -1,4 +1,4 @@
-"""Tiny speech models with random weights, and their packages: ``python speech_models.py ctc|voxtral PATH``."""
+"""Tiny speech models with random weights, and their packages: ``python speech_models.py ctc|voxtral|whisper PATH``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHUNK_SECONDS = 3.0  # of the CTC package
+WHISPER_TEXT = 60  # tokens of text
+WHISPER_STEPS = 100  # of time, in a window
 LETTERS = "ETAONIHSRDLUMWCFGYPBVK'XJQZ"
 VOXTRAL_WORDS = [*"abcdefghijklmnopqrstuvwxyz :", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
 
@@ -102,6 +104,73 @@ def make_voxtral() -> Any:
     return model
 
 
+def whisper_tokenizer() -> Any:
+    """Characters, the special tokens of the prompt behind them, and the times behind those."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import WhisperTokenizer
+
+    special = [
+        "<|endoftext|>",
+        "<|startoftranscript|>",
+        "<|en|>",
+        "<|de|>",
+        "<|fr|>",
+        "<|translate|>",
+        "<|transcribe|>",
+    ]
+    special += ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: WHISPER_TEXT - 1]
+    vocabulary = {character: i for i, character in enumerate(["\u0120", *(c for c in alphabet if c != "\u0120")])}
+    vocabulary = dict(list(vocabulary.items())[:WHISPER_TEXT])
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in special])
+    backend.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(WHISPER_STEPS + 1)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "tokenizer.json")
+        backend.save(str(path))
+        return WhisperTokenizer(tokenizer_file=str(path), vocab=vocabulary, merges=[])
+
+
+def whisper_extractor() -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=8, chunk_length=2)
+
+
+def make_whisper() -> Any:
+    """A window is 2 seconds: 200 frames of 8 mel bins, 100 steps of time."""
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(0)
+    end = WHISPER_TEXT
+    config = WhisperConfig(
+        vocab_size=end + 11 + WHISPER_STEPS + 1, num_mel_bins=8, max_source_positions=WHISPER_STEPS,
+        max_target_positions=40, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, decoder_start_token_id=end + 1,
+        eos_token_id=end, pad_token_id=end, bos_token_id=end, suppress_tokens=None, begin_suppress_tokens=None,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed_positions" not in name:
+                parameter.normal_(0, 0.3)
+        model.model.decoder.embed_positions.weight.normal_(0, 0.5)
+        model.proj_out.weight[end].mul_(2.0)  # ends come
+    generation = model.generation_config
+    generation._from_model_config = False  # else a folder's file is not read
+    generation.is_multilingual, generation.no_timestamps_token_id = True, end + 10
+    generation.lang_to_id = {"<|en|>": end + 2, "<|de|>": end + 3, "<|fr|>": end + 4}
+    generation.task_to_id = {"translate": end + 5, "transcribe": end + 6}
+    generation.prev_sot_token_id, generation.max_initial_timestamp_index = end + 8, 20
+    generation.suppress_tokens, generation.begin_suppress_tokens = [1, 2, *range(end + 1, end + 11)], [0, end]
+    generation.eos_token_id = generation.pad_token_id = end
+    generation.decoder_start_token_id = end + 1
+    return model
+
+
 def main(kind: str, path: str) -> None:
     """Compiles the package."""
     warnings.simplefilter("ignore")
@@ -112,6 +181,11 @@ def main(kind: str, path: str) -> None:
             make_ctc(), path, feature_extractor=ctc_extractor(), tokenizer=ctc_tokenizer(), languages="en",
             chunk_seconds=CHUNK_SECONDS, progress=False,
         )  # fmt: skip
+        return
+    if kind == "whisper":
+        speech_to_text(
+            make_whisper(), path, feature_extractor=whisper_extractor(), tokenizer=whisper_tokenizer(), progress=False
+        )
         return
     assert kind == "voxtral"
     model = make_voxtral()

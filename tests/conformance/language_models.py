@@ -9,7 +9,11 @@ import torch
 import transformers
 
 from tests.unit.llm.fake import byte_tokenizer
+from untorch.ops.int4_layout import unpack_int4
 from untorch.ops.kv_pages import dequantize_rows, quantize_rows
+from untorch.ops.w4a8 import W4A8_PART, quantize_parts
+from untorch.ops.w4a8_layout import pack_w4a8
+from untorch.quant import Int4Experts, Int4Linear
 
 VOCABULARY = 258  # bytes, <s> and </s>
 
@@ -157,6 +161,31 @@ def greedy(model: Any, prompt: list[int], count: int, cache: RoundedCache | None
         )  # fmt: skip
     found: list[int] = tokens[0, len(prompt) :].tolist()
     return found
+
+
+def round_inputs(model: Any) -> None:
+    """int4 layers of the model take activations rounded to int8, as ``int8_activations`` multiplies them."""
+
+    def rounding(multiply: Any) -> Any:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            values, scale = quantize_parts(x, -(-x.shape[-1] // W4A8_PART) * W4A8_PART)
+            result: torch.Tensor = multiply((values * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype))
+            return result
+
+        return forward
+
+    for layer in model.modules():
+        if isinstance(layer, Int4Linear):
+            layer.forward = rounding(layer.forward)  # type: ignore[method-assign]
+        elif isinstance(layer, Int4Experts):  # the operator rounds, for weights in this layout
+            for name in ("w13", "w2"):
+                inputs = layer.hidden_size if name == "w13" else layer.intermediate_size
+                k = -(-inputs // layer.group_size) * layer.group_size
+                values = unpack_int4(getattr(layer, name))[:, :k]
+                scales = getattr(layer, f"{name}_scale_and_zero")[: k // layer.group_size]
+                packed, packed_scales = pack_w4a8(values, scales)
+                setattr(layer, name, packed)
+                setattr(layer, f"{name}_scale_and_zero", packed_scales)
 
 
 def tokenizer() -> bytes:

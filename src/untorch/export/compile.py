@@ -14,11 +14,18 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from untorch.export.coverage import find_missing, kernel_targets, raise_if_missing, refuse_complex_convolutions
+from untorch.export.coverage import (
+    find_missing,
+    kernel_targets,
+    raise_if_missing,
+    refuse_complex_convolutions,
+    refuse_cpu_operators,
+)
 from untorch.export.dimension_names import dimension_names, rename_dimensions
 from untorch.export.errors import CompileError
 from untorch.export.host_cpu import compiler_features
 from untorch.export.inductor import run_inductor
+from untorch.export.kernel_calls import CALLS_FILE, read_calls
 from untorch.export.kernel_sources import SUFFIX
 from untorch.export.library import runtime_functions
 from untorch.export.method import Compiled, Method, MethodReport
@@ -98,6 +105,9 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     }
     if options.keep_sources:
         packed |= {f"{stem}.{i}{SUFFIX}": text.encode() for i, text in enumerate(produced.sources)}
+    if layers := called_layers(source):
+        changed = [f"{name}: {count} calls" for name, count in layers.items()]
+        passes.append(PassReport("outline_layers", changed=changed))
     method.compiled = Compiled(
         files=packed,
         library=library,
@@ -106,12 +116,11 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         mutations=mutations,
         features=features,
         produced=produced,
+        kernel_calls=read_calls(folder / CALLS_FILE, dimension_names(method), passes),
     )
     kernels = ", ".join(dict.fromkeys(kernel_targets(extern_nodes))) or "none"
     log(INFO, "compiled method %s for %s: %d functions of the runtime, kernels by name: %s",
         method.name, target.device, len(operators), kernels)  # fmt: skip
-    if calls := called_layers(source):
-        passes.append(PassReport("outline_layers", changed=[f"{name}: {count} calls" for name, count in calls.items()]))
     method.report = MethodReport(method.name, inputs, outputs, operators, passes, quantization=_quantization(method))
     return method
 
@@ -153,6 +162,8 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 def _run_passes(method: Method, show: Callable[[str], None] | None = None) -> list[PassReport]:
     refuse_complex_convolutions(method.module.graph, f"method {method.name!r}")
+    if method.target.device != "cpu":
+        refuse_cpu_operators(method.module.graph, f"method {method.name!r}")
     if method.calibration is not None:
         if show is not None:
             method.calibration.show = show

@@ -21,21 +21,30 @@ from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS, h
 
 __all__ = [
     "MissingOperator",
+    "called_function",
     "find_missing",
     "origins_in_wrapper",
     "refuse_complex_convolutions",
+    "refuse_cpu_operators",
     "source_line",
+    "source_place",
 ]
 
 _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
+_FOR_CPUS = {
+    "untorch.int4_moe.default": "experts in int4",
+    "untorch.int8_linear.default": "linear layers in int8",
+    "untorch.w4a8_linear.default": "int4 layers with activations in int8",
+}
 _CONVOLUTION = re.compile(r"aten\._?conv(olution|\d)|aten\.conv_transpose")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _LIBRARY_CODE = (
     "/torch/",
     "/site-packages/",
     "/dist-packages/",
+    "/untorch/export/",
     "/untorch/ops/",
     "/untorch/quant/",
     "/untorch/torch_compile/",
@@ -112,15 +121,31 @@ def origins_in_wrapper(source: str) -> tuple[dict[str, set[str]], dict[int, set[
 
 def source_line(node: fx.Node) -> str | None:
     """The innermost line of the user's own code that made the node, as "file:line: text"."""
-    trace = node.meta.get("stack_trace")
-    if not trace:
+    if (frame := _own_frame(node)) is None:
         return None
-    frames = _FRAME.findall(trace)
-    own = [f for f in frames if not any(part in f[0] for part in _LIBRARY_CODE)] or frames
-    if not own:
-        return None
-    path, line, _, text = own[-1]
+    path, line, _, text = frame
     return f"{path}:{line}" + (f": {text.strip()}" if text else "")
+
+
+def source_place(node: fx.Node) -> str | None:
+    """The same without the text: "file:line". Where all is library code, of the library above torch."""
+    trace = node.meta.get("stack_trace")
+    frames = [frame for frame in _FRAME.findall(trace) if "/torch/" not in frame[0]] if trace else []
+    frame = next((f for f in reversed(frames) if not any(part in f[0] for part in _LIBRARY_CODE)), None)
+    frame = frame or (frames[-1] if frames else _own_frame(node))
+    return None if frame is None else f"{frame[0]}:{frame[1]}"
+
+
+def called_function(name: str) -> str:
+    """The symbol of a C function that generated code calls by this name."""
+    return str(_SYMBOLS.get(name, name))
+
+
+def _own_frame(node: fx.Node) -> tuple[str, str, str, str] | None:
+    trace = node.meta.get("stack_trace")
+    frames = _FRAME.findall(trace) if trace else []
+    own = [f for f in frames if not any(part in f[0] for part in _LIBRARY_CODE)] or frames
+    return own[-1] if own else None
 
 
 def refuse_complex_convolutions(graph: fx.Graph, where: str) -> None:
@@ -138,6 +163,19 @@ def refuse_complex_convolutions(graph: fx.Graph, where: str) -> None:
                 + ": there is no convolution of complex numbers. Write it with real and imaginary parts: "
                 "torch.complex(conv(x.real, w.real) - conv(x.imag, w.imag), "
                 "conv(x.real, w.imag) + conv(x.imag, w.real))"
+            )
+
+
+def refuse_cpu_operators(graph: fx.Graph, where: str) -> None:
+    """Raises UnsupportedError for quantised layers that only CPUs have kernels for, in a method for a GPU."""
+    for node in graph.nodes:
+        layer = _FOR_CPUS.get(str(node.target)) if node.op == "call_function" else None
+        if layer is not None:
+            line = source_line(node)
+            raise UnsupportedError(
+                f"{where}: operator {node.target}" + (f" ({line})" if line else "") + f": {layer} are for CPUs. Take "
+                "'nvfp4' for a GPU, exclude them when you quantise, or leave it to export(…, quantize='int4'), which "
+                "keeps experts of methods for GPUs in floating point"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import torch
 
-from untorch.archive import FORMAT_VERSION, ArchiveWriter
+from untorch.archive import EXTERNAL_VERSION, FORMAT_VERSION, ArchiveWriter
 from untorch.export.compile import compile_method, temporary_folder
 from untorch.export.coverage import kernel_targets
 from untorch.export.errors import VerificationError
+from untorch.export.external import open_weights
 from untorch.export.kernel_choice import write_tuning
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method, MethodReport
@@ -21,7 +23,14 @@ from untorch.export.methods import MethodRequest, plan_methods, read_methods, re
 from untorch.export.move import Movers
 from untorch.export.mutable_buffers import MutableBuffers, share_buffers
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.quantize import describe_convolutions, describe_merged, describe_quantized, quantize_methods
+from untorch.export.quantize import (
+    describe_convolutions,
+    describe_merged,
+    describe_quantized,
+    describe_repacked,
+    quantize_methods,
+)
+from untorch.export.torchao import convert_methods, join_reports
 from untorch.export.tracing import trace_method
 from untorch.export.training_mode import warn_if_training
 from untorch.export.verify import OutputDifference, verify_file
@@ -34,13 +43,18 @@ __all__ = ["ExportReport", "export", "write_package"]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written: the path, its size, the distinct weights' bytes, the methods, and the seconds of each step."""
+    """What was written: the path, its size, the distinct weights' bytes, the methods, and the seconds of each step.
+
+    external_files, external_nbytes: the .safetensors files that weights are taken from, and the bytes of those weights.
+    """
 
     path: Path
     nbytes: int
     weight_nbytes: int
     methods: dict[str, MethodReport]
     seconds: dict[str, float]
+    external_files: tuple[str, ...] = ()
+    external_nbytes: int = 0
 
 
 def export(
@@ -110,12 +124,15 @@ def write_package(
     for request in requests:
         warn_if_training(request.method.name, request.method.model)
     progress = Progress(resolved.progress)
-    store, buffers = WeightStore(), MutableBuffers()
+    external = open_weights(resolved.weights) if resolved.weights is not None else None
+    store, buffers = WeightStore(external), MutableBuffers()
     # The writer is opened first: a path that cannot be written is an error before minutes of compiling.
     with ArchiveWriter(target_path) as writer, temporary_folder() as folder:
+        converted = convert_methods(planned, progress)
         quantised = quantize_methods(
-            planned, wanted, progress, _common_gpu(planned), by_name=resolved.quantizes_by_name
+            converted, wanted, progress, _common_gpu(planned), by_name=resolved.quantizes_by_name
         )
+        quantised = join_reports(quantised, converted)
         movers = Movers()
         traced = [trace_method(movers.move(method, progress), progress) for method in quantised]
         share_buffers(traced)
@@ -127,7 +144,8 @@ def write_package(
             places.append(f"{method.name}.{method.target.code_name}" if is_variant else method.name)
             (folder / places[-1]).mkdir()
             compile_method(method, folder / places[-1], progress)
-            quantized_weights = describe_merged(quantized_weights, method) + describe_convolutions(method)
+            quantized_weights = describe_repacked(describe_merged(quantized_weights, method), method)
+            quantized_weights += describe_convolutions(method)
             compiled = method.compiled
             constants, storages = store.add_method(
                 compiled.constants, compiled.produced.tensors, compiled.mutations.attributes, method.target.device,
@@ -143,7 +161,7 @@ def write_package(
             entries[method.name] = _method_entry(method, code)
             if quantized_weights:
                 entries[method.name]["quantization"] = quantized_weights
-        with progress.step("write"):
+        with progress.bar("write", store.nbytes) as writer.on_bytes:
             for name, data in sorted((files or {}).items()):
                 writer.write(name, data)
             _write(writer, zip(places, traced, strict=True), store, buffers, entries, sections or {})
@@ -160,7 +178,15 @@ def write_package(
                     differences[method.name] = verify_file(
                         finished, method.name, method.program, method.report.outputs, method.options.verify_tolerance,
                         kernels, method.module if method.calibration is not None else None,
+                        external.where if external is not None and external.files else None,
                     )  # fmt: skip
+    if external is not None and not external.files:
+        warnings.warn(
+            f"option weights: none of the {len(store.entries)} weights is in {external.where} byte for byte, and all "
+            f"are stored: is it this model's, and in the same dtype? What is packed (pack_linears), merged or "
+            f"quantised is stored as well",
+            stacklevel=3,
+        )
     for method in traced:
         if method.options.record_tuning is not None:
             write_tuning(method.options.record_tuning, method.compiled.produced.choices)
@@ -170,7 +196,11 @@ def write_package(
         before = reports[name].operators if name in reports else []
         operators = sorted({*report.operators, *before})
         reports[name] = replace(report, operators=operators, differences=differences.get(name, []))
-    return ExportReport(target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds)
+    beside = tuple(external.files) if external is not None else ()
+    return ExportReport(
+        target_path, target_path.stat().st_size, store.nbytes, reports, progress.seconds, beside,
+        external.nbytes if external is not None else 0,
+    )  # fmt: skip
 
 
 def _common_gpu(methods: Sequence[Method]) -> str | None:
@@ -210,7 +240,12 @@ def _code_entry(folder: str, method: Method, constants: list[dict[str, Any]]) ->
         "extern_nodes": f"{place}/{compiled.extern_nodes}" if compiled.extern_nodes else None,
         "constants": constants,
         "operators": method.report.operators,
+        **({"kernel_calls": _calls_entry(folder)} if compiled.kernel_calls is not None else {}),
     }
+
+
+def _calls_entry(folder: str) -> str:
+    return f"extra/kernel_calls/{folder}.json"
 
 
 def _check_verifiable(method: Method, kernels: Iterable[str]) -> None:
@@ -238,13 +273,17 @@ def _write(
     for folder, method in methods:
         for name, data in sorted(method.compiled.files.items()):
             writer.write(f"data/aotinductor/{folder}/{name}", data)
+        if method.compiled.kernel_calls is not None:
+            writer.write(_calls_entry(folder), method.compiled.kernel_calls)
     for name, view in store.files:
         writer.write(name, view)
+    external = store.external.files if store.external is not None else []
     manifest = {
         "format": "untorch",
-        "format_version": FORMAT_VERSION,
+        "format_version": EXTERNAL_VERSION if external else FORMAT_VERSION,
         "untorch_version": __version__,
         "torch_version": torch.__version__,
+        **({"external_files": external} if external else {}),
         "weights": store.entries,
         "states": buffers.entries,
         "methods": entries,

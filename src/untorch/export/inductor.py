@@ -13,9 +13,17 @@ from torch import fx
 
 from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
+from untorch.export.kernel_calls import CALLS_FILE, describe_call, write_calls
 from untorch.export.library import find_runtime_library
 from untorch.export.method import Method
-from untorch.export.patches import equal_layers, has_cpp_march, neutral_paths, torch_version
+from untorch.export.patches import (
+    dependent_launches,
+    equal_layers,
+    has_cpp_march,
+    kernel_origins,
+    neutral_paths,
+    torch_version,
+)
 from untorch.export.target import Produced
 from untorch.ops import (
     byte_max_pool,
@@ -24,6 +32,7 @@ from untorch.ops import (
     computed_once,
     gated_delta_rule,
     int4,
+    int4_moe,
     int8,
     int8_convolution,
     moe_grouped_mm,
@@ -34,7 +43,9 @@ from untorch.ops import (
     paged_attention,
     proxy_result,
     recurrent,
+    w4a8,
 )
+from untorch.validation import OptionError
 
 __all__ = ["run_inductor"]
 
@@ -57,6 +68,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             packed_convolution.OPERATOR: [packed_convolution.C_SHIM],
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
+            int4_moe.OPERATOR: [int4_moe.C_SHIM],
             byte_max_pool.OPERATOR: [byte_max_pool.C_SHIM],
             int8.OPERATOR: [int8.C_SHIM],
             int8_convolution.OPERATOR: [int8_convolution.C_SHIM],
@@ -66,6 +78,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             proxy_result.CHECK_RESULT: [proxy_result.C_SHIM],
             paged_attention.OPERATOR: [paged_attention.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
+            w4a8.OPERATOR: [w4a8.C_SHIM],
             causal_conv1d.OPERATOR: [causal_conv1d.C_SHIM],
             gated_delta_rule.OPERATOR: [gated_delta_rule.C_SHIM],
         },
@@ -133,12 +146,14 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:
-            result = torch._inductor.aot_compile(module, args, kwargs, options=values)
+            with kernel_origins(describe_call) as sequence:
+                result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except Exception:
             if not generated:
                 raise
             wrapper, extern_nodes = generated[-1]
             return [wrapper, extern_nodes or ""]
+        write_calls(sequence, folder / CALLS_FILE)
         if not isinstance(result, list):
             raise CompileError(
                 f"method {method.name!r}: AOTInductor gave {type(result).__name__}, expected a list of files"
@@ -153,8 +168,18 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         _environment("TRITON_DISABLE_LINE_INFO", line_info),
         neutral_paths(output),
         equal_layers() if outlines else contextlib.nullcontext(),
+        dependent_launches() if _launches_dependent(method) else contextlib.nullcontext(),
     ):
         return method.target.run_inductor(method, aot_compile, (tuple(args), dict(kwargs)))
+
+
+def _launches_dependent(method: Method) -> bool:
+    """Whether the GPU has programmatic dependent launch, and the caller does not forbid it."""
+    architecture = method.target.architecture
+    has_pdl = architecture is not None and int(architecture.removeprefix("sm_")) >= 90
+    if method.options.pdl and not has_pdl:
+        raise OptionError(f"option pdl: sm_90 and newer GPUs have it, not {architecture or 'CPUs'}: leave it out")
+    return has_pdl and method.options.pdl is not False
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class Compiled:
 
     files: the entries of the archive by name; library and extern_nodes are two of the names.
     features: the CPU features that the host code needs.
+    kernel_calls: what the profiler knows of the code's calls, as JSON.
     """
 
     files: dict[str, bytes]
@@ -70,6 +71,7 @@ class Compiled:
     mutations: Mutations
     features: list[str]
     produced: Produced
+    kernel_calls: bytes | None = None
 
 
 _Record = TypeVar("_Record")

@@ -22,7 +22,7 @@ from untorch.runtime.names import reserved_method_names
 __all__ = ["MethodRequest", "plan_methods", "read_methods", "read_path"]
 
 # Of the file as a whole: its check, what is printed, and what is decided for all methods together.
-_OF_THE_FILE = ("verify", "progress", "quantize")
+_OF_THE_FILE = ("verify", "progress", "quantize", "weights")
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "device", "arch", "options")
 _CALLS = "the call is export(model, args, path), or export(methods={…}, path=path) for several methods"
 
@@ -59,6 +59,12 @@ def plan_methods(requests: Sequence[MethodRequest], device: str, arch: Any, opti
         hosts = resolve_host_cpus(own.cpu)
         if len(hosts) > 1 and own_device != "cpu":
             raise OptionError(f"export: method {name!r}: option cpu: several levels are for device='cpu': give one")
+        for option in ("int8_activations", "bfloat16_attention"):
+            if getattr(own, option) and own_device != "cpu":
+                raise OptionError(
+                    f"export: method {name!r}: option {option}: it is for device='cpu', got {own_device!r}: leave "
+                    f"it out, or give it in the options of methods for CPUs"
+                )
         for target in (target for host in hosts for target in resolve_targets(own_device, own_arch, host)):
             method = replace(request.method, options=own, target=target)
             target.check_request(method)

@@ -17,29 +17,42 @@ from untorch.export.passes.attributes import attribute
 from untorch.export.passes.calibration import CalibrationPlan
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
+from untorch.export.passes.quantize_int4_activations import REPACKED
 from untorch.export.signature import dtype_name
-from untorch.ops import int4, int8, int8_convolution, nvfp4, nvfp4_moe
+from untorch.ops import int4, int4_moe, int8, int8_convolution, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
 from untorch.progress import Progress
-from untorch.quant.apply import Quantizer
+from untorch.quant.by_rules import Quantizers, quantize_by_rules, quantizer_for
+from untorch.quant.exposed import expose_linears, has_hidden_linears, restore_plain
 from untorch.quant.int8 import Int8Linear
 from untorch.quant.linear import Int4Linear
 from untorch.quant.modules import module_nbytes
 from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.options import QuantizeOptions
 from untorch.quant.report import QuantizationReport
+from untorch.quant.rules import Assignment, QuantizeRules, layers_of
 from untorch.quant.schemes import QuantizedLinear
 from untorch.quant.select import convolutions, left_convolutions, linears
+from untorch.quant.smooth import smoothing_factors
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["describe_convolutions", "describe_merged", "describe_quantized", "quantize_methods", "quantized_module"]
+__all__ = [
+    "describe_convolutions",
+    "describe_merged",
+    "describe_quantized",
+    "describe_repacked",
+    "quantize_methods",
+    "quantized_module",
+    "shallow_copy",
+]
 
 # The operators, their dtype, and which of their arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
     int4.OPERATOR: ("int4", (("weight", "scale_and_zero"),)),
     int8.OPERATOR: ("int8", (("weight", "scale", "column_sums"),)),
+    int4_moe.OPERATOR: ("int4", (("w13", "w13_scale_and_zero"), ("w2", "w2_scale_and_zero"))),
     nvfp4.OPERATOR: ("nvfp4", (("weight_packed", "block_scale", "global_scale"),)),
     nvfp4_moe.OPERATOR: ("nvfp4", (("w13", "w13_scale", "w13_global"), ("w2", "w2_scale", "w2_global"))),
 }
@@ -47,7 +60,7 @@ _WEIGHT_ARGUMENTS = {
 
 def quantize_methods(
     methods: Sequence[Method],
-    wanted: Mapping[str, QuantizeOptions],
+    wanted: Mapping[str, QuantizeOptions | QuantizeRules],
     progress: Progress,
     device: str | None = None,
     *,
@@ -57,19 +70,25 @@ def quantize_methods(
 
     A weight that several methods use is quantised once for all that do it alike. ``device`` computes, if given; the
     copies lie where the modules do. Unless the caller named the methods, those without a linear layer stay as they are,
-    with a report that says so, if others have some. Raises InvalidArgumentError, or CompileError where a module cannot
-    be copied.
+    with a report that says so, if others have some; and a pattern of ``QuantizeRules`` need match in one of them only.
+    Raises InvalidArgumentError, or CompileError where a module cannot be copied.
     """
+    methods = _exposed(methods, wanted)
     if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
         raise InvalidArgumentError("option quantize: no method has a linear layer")
-    quantizers: dict[tuple[object, ...], Quantizer] = {}
+    quantizers: Quantizers = {}
     done: dict[str, tuple[nn.Module, QuantizationReport]] = {}  # by name: a method's targets have one model
     result = []
     for method in methods:
         options = wanted.get(method.name)
         if options is not None:
+            _check_method(method, options)
             if method.name not in done:
-                done[method.name] = _quantize(method, options, quantizers, progress, device, by_name)
+                if isinstance(options, QuantizeRules):
+                    sharing = [each for each in methods if wanted.get(each.name) is options]
+                    done[method.name] = _quantize_by_rules(method, options, sharing, quantizers, progress, device)
+                else:
+                    done[method.name] = _quantize(method, options, quantizers, progress, device, by_name)
             model, report = done[method.name]
             plan = _plan(method, options)
             method = dataclasses.replace(method, model=model, quantization=report, calibration=plan)
@@ -77,49 +96,120 @@ def quantize_methods(
     return result
 
 
-def _quantize(
-    method: Method,
-    options: QuantizeOptions,
-    quantizers: dict[tuple[object, ...], Quantizer],
-    progress: Progress,
-    device: str | None,
-    by_name: bool,
-) -> tuple[nn.Module, QuantizationReport]:
+def _exposed(methods: Sequence[Method], wanted: Mapping[str, QuantizeOptions | QuantizeRules]) -> list[Method]:
+    """The methods; those that are quantised, and whose modules hide linear layers, with a copy that exposes them."""
+    made: dict[int, nn.Module] = {}
+    result = []
+    for method in methods:
+        model = method.model
+        if method.name in wanted and isinstance(model, nn.Module):
+            if id(model) not in made:
+                hides = has_hidden_linears(model)
+                made[id(model)] = expose_linears(shallow_copy(method.name, model)) if hides else model
+            if made[id(model)] is not model:
+                method = dataclasses.replace(method, model=made[id(model)])
+        result.append(method)
+    return result
+
+
+def _check_method(method: Method, options: QuantizeOptions | QuantizeRules) -> None:
     if not isinstance(method.model, nn.Module):
         raise InvalidArgumentError(
             f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
             f"module with untorch.quant.quantize before torch.export.export"
         )
-    if options.dtype == "int8" and method.target.device != "cpu":
-        raise InvalidArgumentError(
-            f"method {method.name!r}: option quantize: int8 is for CPUs, and the method is for {method.target.device}: "
-            f"take 'int4' or 'nvfp4', or export it for the CPU"
-        )
+    if isinstance(options, QuantizeOptions) and options.dtype == "int8" and method.target.device != "cpu":
+        raise InvalidArgumentError(f"method {method.name!r}: {_for_cpus(method)}")
+
+
+def _for_cpus(method: Method) -> str:
+    return (
+        f"option quantize: int8 is for CPUs, and the method is for {method.target.device}: take 'int4' or 'nvfp4', or "
+        f"export it for the CPU"
+    )
+
+
+def _quantize(
+    method: Method,
+    options: QuantizeOptions,
+    quantizers: Quantizers,
+    progress: Progress,
+    device: str | None,
+    by_name: bool,
+) -> tuple[nn.Module, QuantizationReport]:
+    assert isinstance(method.model, nn.Module)
     found = convolutions(method.model) if options.dtype == "int8" else []
     static = options.calibration is not None
     if not by_name and not _has_linears(method) and not (static and found):
         size = module_nbytes(method.model)
         return method.model, QuantizationReport((), _without_calibration(found), size, size)
-    kind = options.dtype, options.group_size, options.method, options.prefill
-    if kind not in quantizers:
-        quantizers[kind] = Quantizer(
-            options.dtype,
-            group_size=options.group_size,
-            method=options.method,
-            prefill=options.prefill,
-            device=device,
-        )
-    model = _shallow_copy(method.name, method.model)
+    quantizer = quantizer_for(quantizers, options, device)
+    model = shallow_copy(method.name, method.model)
     with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
         try:
-            report = quantizers[kind].apply(
-                model, options.include, options.exclude, on_layer=show, others=found if static else ()
+            smooth = None
+            if options.smooth is not None:
+                smooth = smoothing_factors(model, options.smooth, options.calibration, show)
+            report = quantizer.apply(
+                model,
+                options.include,
+                options.exclude,
+                on_layer=show,
+                others=found if static else (),
+                embeddings=options.embeddings,
+                smooth=smooth,
+                int4_experts=method.target.device == "cpu",
             )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
     if not static:
         report = dataclasses.replace(report, skipped={**report.skipped, **_without_calibration(found)})
-    return quantizers[kind].replacement(model) or model, report
+    return quantizer.replacement(model) or restore_plain(model), report
+
+
+def _quantize_by_rules(
+    method: Method,
+    rules: QuantizeRules,
+    sharing: Sequence[Method],
+    quantizers: Quantizers,
+    progress: Progress,
+    device: str | None,
+) -> tuple[nn.Module, QuantizationReport]:
+    """``sharing``: the methods, this one among them, whose layers the patterns name."""
+    assert isinstance(method.model, nn.Module)
+    layers = {id(part): (part, names) for each in sharing if isinstance(each.model, nn.Module)
+              for part, names in layers_of(each.model)}  # fmt: skip
+    model = shallow_copy(method.name, method.model)
+    with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
+        try:
+            assigned = rules.assign(list(layers.values()))
+            # By the ids of the copy's layers, which are in the same order.
+            copies = zip(layers_of(method.model), layers_of(model), strict=True)
+            of_layer = {
+                id(copied): assigned.of_layer[id(part)]
+                for (part, _), (copied, _) in copies
+                if id(part) in assigned.of_layer
+            }
+            passed_over = frozenset(
+                id(copied)
+                for (part, _), (copied, _) in zip(layers_of(method.model), layers_of(model), strict=True)
+                if id(part) in assigned.passed_over
+            )
+            assignment = Assignment(assigned.rules, of_layer, assigned.named, passed_over)
+            if method.target.device != "cpu":
+                for part, names in layers_of(model):
+                    options = assigned.rules[of_layer[id(part)]][1] if id(part) in of_layer else None
+                    if options is not None and options.dtype == "int8" and not isinstance(part, nn.Embedding):
+                        raise InvalidArgumentError(f"{names[0]}: {_for_cpus(method)}")
+            on_cpu = method.target.device == "cpu"
+            model, report = quantize_by_rules(model, assignment, quantizers, show, device, len(sharing) > 1, on_cpu)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
+    if any(options.dtype == "int8" for options in rules.options()):
+        reason = "convolutions get static ranges, which patterns of layers do not have: give 'calibration' for all"
+        left = {names[0] or "(the module itself)": reason for _, names in convolutions(method.model)}
+        report = dataclasses.replace(report, skipped={**report.skipped, **left})
+    return restore_plain(model), report
 
 
 def _without_calibration(found: Sequence[tuple[nn.Module, list[str]]]) -> dict[str, str]:
@@ -127,22 +217,32 @@ def _without_calibration(found: Sequence[tuple[nn.Module, list[str]]]) -> dict[s
     return {names[0] or "(the module itself)": reason for _, names in found}
 
 
-def _plan(method: Method, options: QuantizeOptions) -> CalibrationPlan | None:
+def _plan(method: Method, options: QuantizeOptions | QuantizeRules) -> CalibrationPlan | None:
     """What the method is calibrated with, from its module as it is before quantising."""
-    if options.calibration is None:
+    if isinstance(options, QuantizeRules) or options.calibration is None:
         return None
     assert isinstance(method.model, nn.Module)
     return CalibrationPlan(options, left_convolutions(method.model, options.include, options.exclude))
 
 
-def quantized_module(name: str, model: Any, options: QuantizeOptions, by_name: bool) -> Any:
+def quantized_module(
+    name: str, model: Any, options: QuantizeOptions | QuantizeRules, by_name: bool, others: Sequence[nn.Module] = ()
+) -> Any:
     """A quantised copy of the module of the method ``name``, to see its operators: by the quickest method.
 
-    What is no module is returned as it is, or refused as ``quantize_methods`` does.
+    What is no module is returned as it is, or refused as ``quantize_methods`` does. ``others``: modules of other
+    methods, whose layers ``QuantizeRules`` may name.
     """
     method = Method(name, model, ())
-    if not isinstance(model, nn.Module | torch.export.ExportedProgram) or not (by_name or _has_linears(method)):
+    if not isinstance(model, nn.Module | torch.export.ExportedProgram):
         return model
+    if not (by_name or _has_linears(method) or (isinstance(model, nn.Module) and has_hidden_linears(model))):
+        return model
+    if isinstance(options, QuantizeRules):
+        rules = tuple((p, each and dataclasses.replace(each, method="rtn")) for p, each in options.rules)
+        sharing = [method, *(Method("", other, ()) for other in others)]
+        method, *_ = sharing = _exposed(sharing, dict.fromkeys(("", name), options))
+        return _quantize_by_rules(method, QuantizeRules(rules), sharing, {}, Progress(False), None)[0]
     options = dataclasses.replace(options, method="rtn")
     [method] = quantize_methods([method], {name: options}, Progress(False))
     return method.model
@@ -230,6 +330,25 @@ def describe_merged(entries: Sequence[dict[str, Any]], method: Method) -> list[d
     return list(found.values())
 
 
+def describe_repacked(entries: Sequence[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+    """The entries after the passes, of those that quantize_int4_activations repacked with their new tensors."""
+    made = {names[0]: tensors for names, tensors in method.module.meta.get(REPACKED, ())}
+    changed = []
+    for entry in entries:
+        tensors = made.get(entry["tensors"][0])
+        if tensors is not None:
+            stored = [attribute(method.module, name) for name in tensors]
+            panels, words, columns = stored[0].shape
+            entry = entry | {
+                "operator": "int4_moe" if entry["operator"] == "int4_moe" else "w4a8_linear",
+                "tensors": list(tensors),
+                "packed_shape": [panels * columns, 8 * words],
+                "nbytes": sum(tensor.numel() * tensor.element_size() for tensor in stored),
+            }
+        changed.append(entry)
+    return changed
+
+
 def _operator_name(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
 
@@ -261,10 +380,12 @@ def _has_linears(method: Method) -> bool:
     return not isinstance(method.model, nn.Module) or bool(linears(method.model))
 
 
-def _has_layers(method: Method, wanted: Mapping[str, QuantizeOptions]) -> bool:
-    """Linear layers, or convolutions that are calibrated."""
+def _has_layers(method: Method, wanted: Mapping[str, QuantizeOptions | QuantizeRules]) -> bool:
+    """Linear layers, convolutions that are calibrated, or embeddings that patterns may name."""
     options = wanted.get(method.name)
-    static = options is not None and options.calibration is not None
+    if isinstance(options, QuantizeRules) and isinstance(method.model, nn.Module) and layers_of(method.model):
+        return True
+    static = isinstance(options, QuantizeOptions) and options.calibration is not None
     return _has_linears(method) or (static and bool(convolutions(method.model)))  # type: ignore[arg-type]
 
 
@@ -278,7 +399,7 @@ def _submodule(model: object, name: str) -> QuantizedLinear | None:
     return found if isinstance(found, Int4Linear | Int8Linear | NVFP4Linear) else None
 
 
-def _shallow_copy(name: str, model: nn.Module) -> nn.Module:
+def shallow_copy(name: str, model: nn.Module) -> nn.Module:
     """A copy with modules of its own and the same parameters and buffers."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     try:

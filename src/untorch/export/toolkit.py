@@ -19,7 +19,7 @@ __all__ = ["cuda_home", "driver_library", "ptxas_version", "require_triton", "st
 _HEADER = Path("include") / "cuda_runtime.h"
 # What generated code calls; without any, some linkers leave the library out.
 _DRIVER_FUNCTIONS = ("cuLaunchKernel", "cuLaunchKernelEx", "cuModuleLoadData", "cuModuleGetFunction", "cuModuleUnload",
-    "cuFuncSetAttribute", "cuGetErrorString", "cuTensorMapEncodeTiled")  # fmt: skip
+    "cuDriverGetVersion", "cuFuncSetAttribute", "cuGetErrorString", "cuTensorMapEncodeTiled")  # fmt: skip
 
 
 def require_triton() -> None:

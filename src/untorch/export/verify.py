@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 600
 _SCRIPT = """
 import json, sys
 sys.modules["torch"] = None
-folder, path, method, kernels = sys.argv[1:]
+folder, path, method, kernels, weights = sys.argv[1:]
 import numpy
 import untorch
 
@@ -62,7 +62,7 @@ if kernels:
     connection = Client(f"{folder}/kernels", "AF_UNIX")
     for target, cast, unchecked in json.loads(kernels):
         untorch.register_kernel(target, remote(connection, target), cast=cast, unchecked=unchecked)
-program = untorch.load(path)
+program = untorch.load(path, weights=weights or None)
 results = program[method].run([load(f"input_{i}", *form) for i, form in enumerate(inputs)])
 written = []
 for i, result in enumerate(results):
@@ -97,10 +97,13 @@ def verify_file(
     tolerance: float,
     kernels: Sequence[str] = (),
     module: torch.nn.Module | None = None,
+    weights: str | None = None,
 ) -> list[OutputDifference]:
     """Compares the method in ``path`` on the program's example inputs. Raises VerificationError.
 
     module: computes what is expected, if it is not the program, whose graph has no static ranges of int8.
+
+    weights: the .safetensors file, or the folder of files, that the file takes weights from.
 
     kernels: the operators that go to Python kernels. Those that are registered in this process compute in it.
     """
@@ -130,7 +133,7 @@ def verify_file(
             None if entry is not None and "constant" in entry else leaf
             for leaf, entry in zip(expected, outputs, strict=True)
         ]
-        _run(folder, path, method, kernels)
+        _run(folder, path, method, kernels, weights)
         dtypes = json.loads((folder / "outputs.json").read_text())
         results = [
             None if dtype is None else from_numpy(numpy.load(folder / f"output_{i}.npy"), dtype)
@@ -207,10 +210,11 @@ def _difference(name: str, result: torch.Tensor, reference: torch.Tensor) -> Out
     return OutputDifference(name, largest, largest / max(scale, 1e-6))
 
 
-def _run(folder: Path, path: Path, method: str, kernels: Sequence[str]) -> None:
+def _run(folder: Path, path: Path, method: str, kernels: Sequence[str], weights: str | None) -> None:
     found = {target: find_registration(target) for target in kernels}
     own = [(target, entry.cast, entry.unchecked) for target, entry in found.items() if entry is not None]
-    command = [sys.executable, "-c", _SCRIPT, str(folder), str(path), method, json.dumps(own) if own else ""]
+    arguments = [str(folder), str(path), method, json.dumps(own) if own else "", weights or ""]
+    command = [sys.executable, "-c", _SCRIPT, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
         with _serve_kernels(folder) if own else contextlib.nullcontext():

@@ -12,6 +12,7 @@ import torch
 from untorch import _core
 from untorch.archive import BLOCK_BYTES
 from untorch.export.errors import CompileError
+from untorch.export.external import ExternalWeights
 from untorch.export.signature import dtype_name
 
 __all__ = ["Constant", "WeightStore", "parse_constants"]
@@ -61,9 +62,13 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 class WeightStore:
-    """Deduplicates storages by content, dtype and length. ``files`` holds (entry name, bytes) in order."""
+    """Deduplicates storages by content, dtype and length. ``files`` holds (entry name, bytes) in order.
 
-    def __init__(self) -> None:
+    What ``external`` has is an entry alone.
+    """
+
+    def __init__(self, external: ExternalWeights | None = None) -> None:
+        self.external = external
         self.files: list[tuple[str, memoryview]] = []
         self.entries: list[dict[str, Any]] = []
         self._by_content: dict[tuple[str, str, int], int] = {}
@@ -150,8 +155,11 @@ class WeightStore:
         digest = _core.sha256(data, BLOCK_BYTES)
         key = (digest, dtype, length)
         if key not in self._by_content:
-            self._by_content[key] = len(self.files)
-            name = f"data/weights/weight_{len(self.files)}"
+            self._by_content[key] = len(self.entries)
+            if self.external is not None and (entry := self.external.find(data, digest)) is not None:
+                self.entries.append(entry)
+                return self._by_content[key]
+            name = f"data/weights/weight_{len(self.entries)}"
             self.files.append((name, data))
             self.entries.append({"file": name, "nbytes": length})
             self._keep.append(storage)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from untorch.export.coverage import (
     MissingOperator,
@@ -15,6 +15,7 @@ from untorch.export.coverage import (
     origins_in_wrapper,
     raise_if_missing,
     source_line,
+    source_place,
 )
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import find_runtime_library
@@ -99,3 +100,15 @@ def test_find_runtime_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("UNTORCH_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(UnsupportedError, match="which is not a file: correct or unset it"):
         find_runtime_library()
+
+
+def test_the_line_of_what_a_patch_traces_is_the_users() -> None:
+    """An LSTM's operator is called by a function of ours, which stands for torch's."""
+    node = fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = (
+        '  File "/home/me/model.py", line 9, in forward\n    return self.rnn(x)\n'
+        '  File "/venv/torch/nn/modules/rnn.py", line 90, in forward\n    result = _VF.gru(x)\n'
+        '  File "/venv/untorch/export/patches/recurrent.py", line 122, in gru\n    return layer(x)\n'
+    )
+    assert source_line(node) == "/home/me/model.py:9: return self.rnn(x)"
+    assert source_place(node) == "/home/me/model.py:9"

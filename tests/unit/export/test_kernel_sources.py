@@ -14,6 +14,7 @@ from untorch.archive import MANIFEST, ArchiveReader, ArchiveWriter
 from untorch.export import CompileError, export
 from untorch.export.kernel_sources import SUFFIX, tune_file
 from untorch.runtime.errors import UnsupportedError
+from untorch.validation import OptionError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
@@ -51,6 +52,31 @@ def rewritten(path: Path, to: Path, **changed: Any) -> Path:
             writer.write(entry.name, data)
         writer.write_manifest({**archive.manifest(), **changed})
     return to
+
+
+def test_kernels_are_launched_dependent_where_the_gpu_can(file: Path) -> None:
+    with ArchiveReader(file) as archive:
+        for entry in archive:
+            if entry.name.endswith((".wrapper.cpp", SUFFIX)):
+                text = archive.read(entry.name).decode()
+                dependent = "launchDependentKernel(kernels_" in text or "tl.extra.cuda.gdc_wait()" in text
+                assert dependent == ("forward.sm_90" in entry.name), entry.name
+
+
+@pytest.mark.parametrize("device", [{"device": "cuda", "arch": "sm_80"}, {}])
+def test_where_it_cannot(device: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="option pdl") as caught:
+        export(Turned(), (torch.zeros(4, 8), torch.zeros(8, 4)), tmp_path / "m.pt2", pdl=True, progress=False, **device)
+    what = device.get("arch", "CPUs")
+    assert str(caught.value) == f"option pdl: sm_90 and newer GPUs have it, not {what}: leave it out"
+
+
+def test_without_it(tmp_path: Path) -> None:
+    export(
+        Turned(), (torch.zeros(4, 8), torch.zeros(8, 4)), tmp_path / "m.pt2", device="cuda", arch="sm_90", pdl=False,
+        keep_sources=True, progress=False,
+    )  # fmt: skip
+    assert "gdc_wait" not in "".join(sources_of(tmp_path / "m.pt2").values())
 
 
 def test_each_architecture_has_its_kernels(file: Path) -> None:

@@ -108,7 +108,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (4, "option quantize: expected str or QuantizeOptions or Mapping or NoneType, got int (4)"),
+        (4, "option quantize: expected str or QuantizeOptions or QuantizeRules or Mapping or NoneType, got int (4)"),
         ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int8'?)"),
         (
             {"dtype": "int8", "group_size": 64},
@@ -559,3 +559,38 @@ def test_the_manifest_has_no_batches() -> None:
     assert options.to_json()["quantize"] == {"dtype": "int8", "calibration": "list"}
     options = ExportOptions(quantize=QuantizeOptions("int8", calibration=[torch.ones(2)]))
     assert options.to_json()["quantize"]["calibration"] == "list"
+
+
+def test_patterns_of_layers() -> None:
+    rules = {"*.up": "int8", "out": None, "*": "nvfp4"}
+    options = ExportOptions(quantize=rules)
+    assert not options.quantizes_by_name
+    assert options.to_json()["quantize"]["out"] is None
+    assert options.to_json()["quantize"]["*.up"] == "int8"
+    models = {"encode": nn.ModuleDict({"a": Encoder()}), "decode": Decoder(Encoder()), "none": nn.ReLU()}
+    entries = {name: {"model": model, "args": (), "dynamic_shapes": None} for name, model in models.items()}
+    wanted = options.quantize_methods(list(entries))
+    encode, decode, none = quantize_methods(inputs(entries), wanted, Progress(False), by_name=False)
+    assert [type(part).__name__ for part in encode.model.a.children()] == ["Int8Linear", "NVFP4Linear"]  # type: ignore[union-attr]
+    # "*.up" and "out" are in one of the methods, which is enough.
+    assert [type(part).__name__ for part in decode.model.children()] == ["NVFP4Linear", "Linear"]  # type: ignore[union-attr]
+    assert none.quantization is not None
+    assert none.quantization.layers == ()
+    by_method = ExportOptions(quantize={"encode": rules, "decode": "int4"})
+    assert by_method.quantizes_by_name
+    with pytest.raises(InvalidArgumentError, match="method 'encode': option quantize: 'out' matches no layer"):
+        quantize_methods(inputs(entries), by_method.quantize_methods(list(entries)), Progress(False))
+    module = quantized_module("encode", models["encode"], wanted["encode"], False, [models["decode"]])
+    assert type(module.a.up).__name__ == "Int8Linear"
+
+
+def test_mixed_precision_from_end_to_end(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder, x = Encoder().eval(), torch.randn(4, 200)
+    path = tmp_path / "mixed.pt2"
+    report = export(encoder, (x,), path, quantize={"up": "int8", "*": {"dtype": "int4", "group_size": 32}}, verify=True)
+    quantization = report.methods["forward"].quantization
+    assert quantization is not None
+    assert [layer.quantized_dtype for layer in quantization.layers] == ["int8", "int4"]
+    program = untorch.load(path)
+    assert {entry["dtype"] for entry in program.manifest["methods"]["forward"]["quantization"]} == {"int8", "int4"}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import recipe_models
+import untorch
+from tests import diffusion_models, recipe_models
 from untorch.export import CompileError, export_folder
+from untorch.export.recipes.diffusion import read_schedule
+from untorch.export.recipes.hub import is_model_name, library_model
 from untorch.export.recipes.image import image_steps
+from untorch.export.recipes.sentence_transformers import Modules, read_modules
 from untorch.export.recipes.source import read_source
 from untorch.export.recipes.table import find_task, is_engine_task, list_tasks, task_names
-from untorch.runtime.errors import FileMissingError, InvalidArgumentError
+from untorch.export.recipes.text_embedding import Embedding
+from untorch.runtime.errors import ArgumentTypeError, FileMissingError, InvalidArgumentError, UnsupportedError
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
@@ -41,6 +47,7 @@ def folder_of(path: Path, architecture: str, model_type: str = "bert", files: tu
         ("Qwen3ForCausalLM", "qwen3", ("modules.json",), "text-generation"),
         ("Qwen3Model", "qwen3", ("modules.json",), "feature-extraction"),
         ("Wav2Vec2ForCTC", "wav2vec2", (), "automatic-speech-recognition"),
+        ("T5EncoderModel", "t5", ("tokenizer.json",), "text-embedding"),
         ("BertModel", "bert", (), None),
     ],
 )
@@ -51,6 +58,263 @@ def test_the_config_tells_the_task(
     assert find_task(source) == task
     if task == "text-classification":
         assert is_engine_task(source, task) == (model_type == "llama")
+
+
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        ({"id2label": {"0": "LABEL_0"}}, "text-classification"),
+        ({"id2label": {"0": "LABEL_0"}, "sbert_ce_default_activation_function": "torch.nn.Identity"}, "reranking"),
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "reranking"),
+        (
+            {"id2label": {"0": "no", "1": "yes"}, "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}},
+            "text-classification",
+        ),
+    ],
+)
+def test_cross_encoders_rerank(fields: dict[str, Any], task: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "BertForSequenceClassification")
+    recipe_models.change_config(folder, **fields)
+    assert find_task(read_source(folder, None)) == task
+    folder_of(tmp_path, "LlamaForSequenceClassification", "llama")
+    assert is_engine_task(read_source(folder, None), "reranking")
+
+
+def test_rerankers_that_are_refused(tmp_path: Path) -> None:
+    recipe_models.make_folder("bert", tmp_path)
+    with pytest.raises(CompileError, match="reranking: expected a model with one label, got BertForSequence.* with 3"):
+        export_folder(tmp_path, tmp_path / "m.pt2", task="reranking")
+    recipe_models.make_folder("cross-encoder", tmp_path)
+    recipe_models.change_config(tmp_path, sentence_transformers={"activation_fn": "torch.nn.Softmax"})
+    with pytest.raises(CompileError, match="names the activation Softmax: expected Sigmoid or Identity"):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "text"),
+    [
+        (
+            "modules.json",
+            [{"path": "", "type": "sentence_transformers.models.CNN"}],
+            "expected Transformer, Pooling, Dense and",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "median"},
+            "1_Pooling/config.json: expected a pooling of cls, max, mean",
+        ),
+        ("2_Dense/config.json", {"in_features": 64, "out_features": 8}, "an activation_function of Tanh, Identity"),
+        (
+            "2_Dense/config.json",
+            {"in_features": 64, "out_features": 9, "activation_function": "torch.nn.Tanh"},
+            "2_Dense: its weights are not those of its config: .*size mismatch for weight",
+        ),
+    ],
+)
+def test_modules_that_are_refused(file: str, content: Any, text: str, tmp_path: Path) -> None:
+    recipe_models.make_folder("labse", tmp_path)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(CompileError, match=text):
+        read_modules(read_source(tmp_path, None))
+
+
+def test_dense_layers_of_torchs_files(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    recipe_models.make_folder("labse", tmp_path)
+    modules = read_modules(read_source(tmp_path, None))
+    assert (modules.poolings, modules.names) == (["cls", "mean"], ["Dense", "Normalize"])
+    old = tmp_path / "2_Dense" / "model.safetensors"
+    torch.save(load_file(old), tmp_path / "2_Dense" / "pytorch_model.bin")
+    old.unlink()
+    again, given = read_modules(read_source(tmp_path, None)), torch.randn(2, 64)
+    torch.testing.assert_close(again.layers[0](given), modules.layers[0](given))
+    (tmp_path / "2_Dense" / "pytorch_model.bin").unlink()
+    with pytest.raises(CompileError, match="expected model.safetensors or pytorch_model.bin, got neither"):
+        read_modules(read_source(tmp_path, None))
+
+
+def test_poolings_of_weights_by_place() -> None:
+    import torch
+
+    hidden, mask = torch.tensor([[[1.0], [2.0], [6.0]]]), torch.tensor([[1, 1, 0]])
+    pool = Embedding(torch.nn.Identity(), Modules(["weightedmean"]), pads_left=False)._pool
+    torch.testing.assert_close(pool(hidden, mask, "weightedmean"), torch.tensor([[(1.0 + 2 * 2.0) / 3]]))
+
+
+def test_generic_route(tmp_path: Path) -> None:
+    """A model without a recipe: named inputs, dynamic axes, the model's own outputs by name."""
+    import torch
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
+    )
+    model = transformers.ViTModel(config).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        CompileError, match=r"no task is known for ViTModel: .*; or its inputs, inputs= \(--example-input\), such"
+    ):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+    export_folder(tmp_path, tmp_path / "m.pt2", inputs=["pixel_values=batch@2..8,3,32,32:float32"], progress=False)
+    given = torch.randn(3, 3, 32, 32)
+    with untorch.load(tmp_path / "m.pt2") as program, torch.no_grad():
+        found = program.forward(pixel_values=given.numpy())
+        wanted = model(given)
+        assert found.keys() == {"last_hidden_state", "pooler_output"}
+        for name, value in found.items():
+            torch.testing.assert_close(torch.from_numpy(value), wanted[name], rtol=1e-4, atol=1e-4)
+        with pytest.raises(InvalidArgumentError, match="9"):
+            program.forward(pixel_values=torch.zeros(9, 3, 32, 32).numpy())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ("pixel_values", "expected NAME=SIZE,SIZE,…:DTYPE, such as input_ids=.*, got 'pixel_values'"),
+        ("x=1,2:half", "inputs: x: expected a dtype of float32, .*, got half"),
+        ("x=1,batch:float32", "inputs: x: expected a size such as 3, batch@2 .*, got 'batch'"),
+        ("x=0:float32", "expected a size such as .*, got '0'"),
+        ("x=n@8..4:float32", "expected a size such as .*, got 'n@8..4'"),
+        (["x=1:int64", "x=2:int64"], "inputs: x is given twice"),
+        ("x=1:int64", "BertModel fails with the example inputs: .*: give all inputs that it needs"),
+    ],
+)
+def test_inputs_that_are_refused(inputs: Any, text: str, tmp_path: Path) -> None:
+    recipe_models.make_folder("minilm", tmp_path)
+    with pytest.raises((InvalidArgumentError, CompileError), match=text):
+        export_folder(tmp_path, tmp_path / "m.pt2", inputs=inputs)
+
+
+def test_inputs_and_tasks(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "NewForThings", "new")
+    with pytest.raises(InvalidArgumentError, match="expected inputs or a task, got both, task='fill-mask'"):
+        export_folder(folder, tmp_path / "m.pt2", inputs="x=1:int64", task="fill-mask")
+    with pytest.raises(CompileError, match="transformers has neither 'NewForThings' nor its model_type 'new'"):
+        export_folder(folder, tmp_path / "m.pt2", inputs="x=1:int64")
+    with pytest.raises(InvalidArgumentError, match="inputs: is for folders of transformers, got timm/resnet18"):
+        export_folder("timm/resnet18", tmp_path / "m.pt2", inputs="x=1:int64")
+    with pytest.raises(ArgumentTypeError, match="inputs: expected texts"):
+        export_folder(folder, tmp_path / "m.pt2", inputs=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        (
+            "PNDMScheduler",
+            {},
+            "_class_name: expected DDIMScheduler or EulerDiscreteScheduler, got PNDMScheduler: name one",
+        ),
+        ("EulerDiscreteScheduler", {"use_karras_sigmas": True}, "use_karras_sigmas: expected False, got True"),
+        (
+            "DDIMScheduler",
+            {"beta_schedule": "sigmoid"},
+            "beta_schedule: expected linear or scaled_linear, got 'sigmoid'",
+        ),
+        (
+            "DDIMScheduler",
+            {"prediction_type": "flow"},
+            "prediction_type: expected epsilon or v_prediction or sample, got",
+        ),
+        (
+            "DDIMScheduler",
+            {"timestep_spacing": "odd"},
+            "timestep_spacing: expected leading or trailing or linspace, got",
+        ),
+        ("DDIMScheduler", {"trained_betas": [0.1]}, "trained_betas: expected none, got some"),
+    ],
+)
+def test_schedules_that_are_refused(name: str, fields: dict[str, Any], text: str, tmp_path: Path) -> None:
+    diffusion_models.scheduler_config(tmp_path, name, **fields)
+    with pytest.raises(CompileError, match=text):
+        read_schedule(tmp_path)
+
+
+def test_diffusion_folders_that_are_refused(tmp_path: Path) -> None:
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(CompileError, match="expected StableDiffusionPipeline, got FluxPipeline: write a script"):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+    with pytest.raises(
+        InvalidArgumentError, match="task: expected text-to-image without inputs for Flux.*got 'fill-mask'"
+    ):
+        export_folder(tmp_path, tmp_path / "m.pt2", task="fill-mask")
+    index.write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+    with pytest.raises(InvalidArgumentError, match="expected scheduler/scheduler_config.json, got none"):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+    index.write_text("{}")
+    with pytest.raises(InvalidArgumentError, match='expected "_class_name" with the name of a pipeline'):
+        export_folder(tmp_path, tmp_path / "m.pt2")
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert library_model("timm/resnet18") == ("timm", "resnet18")
+    assert library_model("org/resnet18") is None
+    assert is_model_name("org/model-1.0")
+    for given in ("org", "a/b/c", "./model", "scripts/model.py", "/models/model", tmp_path, 3):
+        assert not is_model_name(given)
+    (tmp_path / "timm" / "resnet18").mkdir(parents=True)
+    assert library_model("timm/resnet18") is None, "a folder of that name is there"
+
+
+def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        assert "*.safetensors" in allow_patterns
+        return str(folder_of(tmp_path, "NewForThings"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CompileError, match="no task is known for NewForThings"):
+        export_folder("org/model", tmp_path / "m.pt2")
+    assert asked == ["org/model"]
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(
+        CompileError, match="there is no such folder, and it cannot be downloaded: ConnectionError: no net"
+    ):
+        export_folder("org/model", tmp_path / "m.pt2")
+
+
+def test_library_models_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="task: expected image-classification for a model of timm, got 'fill-m"
+    ):
+        export_folder("timm/resnet18", tmp_path / "m.pt2", task="fill-mask")
+    with pytest.raises(
+        InvalidArgumentError, match="state_dict: is for models of timm and torchvision, as a folder has its"
+    ):
+        export_folder(folder_of(tmp_path, "BertForMaskedLM"), tmp_path / "m.pt2", state_dict="random")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UnsupportedError, match="timm/…: models of timm need it: pip install timm"):
+        export_folder("timm/resnet18", tmp_path / "m.pt2")
+
+
+class Timm:
+    """What is asked of timm, without a network."""
+
+    def is_model(self, name: str) -> bool:
+        return True
+
+    def create_model(self, name: str, pretrained: bool) -> Any:
+        raise ConnectionError("no network")
+
+
+def test_weights_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", Timm())  # type: ignore[arg-type]
+    with pytest.raises(
+        CompileError, match=r"timm/resnet18: its weights cannot be downloaded: ConnectionError: .*--state-dict"
+    ):
+        export_folder("timm/resnet18", tmp_path / "m.pt2")
 
 
 def test_every_task_is_listed() -> None:
@@ -109,7 +373,18 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 # scripts/render_recipes.py measures the others.
-_SLOW = ("bert-mlm", "minilm", "clip", "wav2vec2", "yolos", "segformer")
+_SLOW = (
+    "bert-mlm",
+    "minilm",
+    "labse",
+    "cross-encoder",
+    "xlm-roberta",
+    "whisper",
+    "clip",
+    "wav2vec2",
+    "yolos",
+    "segformer",
+)
 
 
 @pytest.mark.parametrize("name", [*_CHANGES, *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])
@@ -122,3 +397,32 @@ def test_results_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
         expected = recipe_models.plain(recipe_models.expected_results(folder, task, **change))
         found = recipe_models.run_without_torch(package, task, **change)
         assert recipe_models.difference(expected, found) < 1e-4, (change, expected, found)
+
+
+def scores(found: Any) -> Any:
+    """Numbers in an order that small changes do not alter: by label, of each input."""
+    if isinstance(found, dict):
+        return found["score"]
+    if isinstance(found, list) and found and isinstance(found[0], dict):
+        return [one["score"] for one in sorted(found, key=lambda one: one["label"])]
+    return [scores(one) for one in found] if isinstance(found, list) else found
+
+
+_QUANTIZED = [(name, dtype) for name in ("bert", "minilm", "vit") for dtype in ("int8", "int4")]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [pytest.param(*one, marks=() if one == ("bert", "int4") else pytest.mark.slow) for one in _QUANTIZED],
+)
+def test_quantised_models_are_close(name: str, dtype: str, tmp_path: Path) -> None:
+    folder, package = tmp_path / name, tmp_path / "model.pt2"
+    folder.mkdir()
+    task = recipe_models.make_folder(name, folder)
+    report = export_folder(folder, package, quantize=dtype, progress=False)
+    quantization = report.methods["forward"].quantization
+    assert quantization is not None and len(quantization.layers) >= 12
+    expected = recipe_models.plain(recipe_models.expected_results(folder, task))
+    found = recipe_models.run_without_torch(package, task)
+    gap = recipe_models.difference(scores(expected), scores(found))
+    assert 0 < gap < (0.05 if dtype == "int8" else 0.2), "quantised, and close"

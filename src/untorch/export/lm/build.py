@@ -19,6 +19,7 @@ from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks
 from untorch.export.lm.draft import draft_methods, read_draft
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
+from untorch.export.lm.lora import LoraStep, find_lora_layers, lora_method, lora_section
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
@@ -43,6 +44,7 @@ def causal_lm(
     pooling: str | None = None,
     normalize: bool | None = None,
     inputs_embeds: bool = False,
+    lora: bool | Sequence[str] = False,
     draft: nn.Module | str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
     max_positions: int | None = None,
@@ -71,6 +73,9 @@ def causal_lm(
         normalize: For "embed": whether embeddings have length 1. Default: what the folder says, else True.
         inputs_embeds: Prompts may have embeddings in the place of tokens (images, audio): a second method for each of
             ``token_counts``.
+        lora: Adapters can be loaded beside the weights, ``Engine(…, loras={"name": folder})``: a second method for each
+            of ``token_counts``. True: for all linear layers that every token goes through; or names of layers, as
+            PEFT's target_modules, ["q_proj", "v_proj"]. Ranks and the number of adapters need not be known.
         draft: A smaller causal language model with the same tokenizer, a module or a folder, for speculative decoding:
             ``Engine(…, speculative="draft")``.
         tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
@@ -92,8 +97,9 @@ def causal_lm(
     """
     return write_language_model(
         model, path, Addition(), task=task, pooling=pooling, normalize=normalize, inputs_embeds=inputs_embeds,
-        draft=draft, tokenizer=tokenizer, max_positions=max_positions, block_size=block_size, kv_dtype=kv_dtype,
-        token_counts=token_counts, dtype=dtype, device=device, arch=arch, options=options, option_fields=option_fields,
+        lora=lora, draft=draft, tokenizer=tokenizer, max_positions=max_positions, block_size=block_size,
+        kv_dtype=kv_dtype, token_counts=token_counts, dtype=dtype, device=device, arch=arch, options=options,
+        option_fields=option_fields,
     )  # fmt: skip
 
 
@@ -115,6 +121,7 @@ def write_language_model(
     pooling: str | None = None,
     normalize: bool | None = None,
     inputs_embeds: bool = False,
+    lora: bool | Sequence[str] = False,
     draft: nn.Module | str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
     max_positions: int | None = None,
@@ -144,6 +151,8 @@ def write_language_model(
         )
     if not isinstance(inputs_embeds, bool):
         raise ArgumentTypeError(f"causal_lm: inputs_embeds: expected True or False, got {inputs_embeds!r}")
+    if lora is not False and inputs_embeds:
+        raise InvalidArgumentError("causal_lm: lora: expected False with inputs_embeds: a step takes one of the two")
     if draft is not None and inputs_embeds:
         raise InvalidArgumentError("causal_lm: draft: expected None with inputs_embeds, which it could not read")
     if task is not None and task not in TASKS:
@@ -152,6 +161,8 @@ def write_language_model(
     task = read_task(whole, task)
     if draft is not None and task != "generate":
         raise InvalidArgumentError(f"causal_lm: draft: expected None, as the model does not generate: it is to {task}")
+    if lora is not False and task != "generate":
+        raise InvalidArgumentError(f"causal_lm: lora: expected False, as the model does not generate: it is to {task}")
     weights = next((p.dtype for p in whole.parameters() if p.is_floating_point()), torch.float32)
     plan = read_pooling(task, folder, pooling, normalize, weights)
     # Layers behind the pooling are in the step where it is one token's row.
@@ -190,6 +201,12 @@ def write_language_model(
                 methods[f"step_{count}_embeds"] = embedding_method(twin, methods[f"step_{count}"], hidden)
             section["hidden"] = hidden
             section["embeds"] = [{"name": f"step_{count}_embeds", "tokens": count} for count in counts]
+        if lora is not False:
+            layers = find_lora_layers(step, lora)
+            adapted = LoraStep(step, layers)
+            for count in counts:
+                methods[f"step_{count}_lora"] = lora_method(adapted, methods[f"step_{count}"], weights)
+            section["lora"] = lora_section(layers, weights, counts)
         if task != "generate":
             width = step.width
             if plan.dense is not None and in_step is None:
@@ -228,6 +245,8 @@ def write_language_model(
         ]
         if resolved.outline_layers is None:
             resolved = replace(resolved, outline_layers=True)
+        if resolved.int8_activations is None:
+            resolved = replace(resolved, int8_activations=device == "cpu")
         return write_package(requests, target, device, arch, resolved, {"llm": section, **addition.sections}, entries)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from untorch.export.lm.step import Step
 
@@ -21,9 +20,7 @@ class EmbeddingStep(Step):
     """
 
     def __init__(self, step: Step) -> None:
-        nn.Module.__init__(self)
-        vars(self).update({name: value for name, value in vars(step).items() if name != "_modules"})
-        self._modules = dict(step._modules)
+        self.share(step)
         self._given: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(  # type: ignore[override]

@@ -71,6 +71,12 @@ class Step(nn.Module):
         last = self.layers[-1]
         return last.offset + last.elements(self.block)
 
+    def share(self, step: Step) -> None:
+        """Takes another step's modules and settings, in the place of its own: packages store their weights once."""
+        nn.Module.__init__(self)
+        vars(self).update({name: value for name, value in vars(step).items() if name != "_modules"})
+        self._modules = dict(step._modules)
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the pool."""

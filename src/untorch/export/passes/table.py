@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from untorch.export.passes.attention_in_bfloat16 import attention_in_bfloat16
 from untorch.export.passes.channels_last_weights import channels_last_weights
 from untorch.export.passes.choose_attention import choose_attention
 from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
@@ -27,10 +28,12 @@ from untorch.export.passes.fuse_attention import fuse_attention
 from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
+from untorch.export.passes.name_torchao_weights import name_torchao_weights
 from untorch.export.passes.pack_convolutions import pack_convolutions
 from untorch.export.passes.pack_linears import pack_linears
 from untorch.export.passes.paged_attention_kernels import paged_attention_kernels
 from untorch.export.passes.quantize_activations import quantize_activations
+from untorch.export.passes.quantize_int4_activations import quantize_int4_activations
 from untorch.export.passes.recurrent_kernels import recurrent_kernels
 from untorch.export.passes.repack_int4 import repack_int4
 from untorch.export.passes.report import PassReport
@@ -128,6 +131,11 @@ PASSES = (
         devices=("cpu",),
     ),
     Pass(
+        "name_torchao_weights",
+        lambda module, options, device, architecture: name_torchao_weights(module),
+        "names in the report the weights of torchao (`quantize_`) whose operators stay in the graph",
+    ),
+    Pass(
         "serve_pt2e_convolutions",
         lambda module, options, device, architecture: serve_pt2e_convolutions(module),
         "makes `untorch::int8_convolution` from 2-D convolutions that PT2E quantised (`convert_pt2e`), with "
@@ -178,6 +186,14 @@ PASSES = (
         "choose_attention",
         lambda module, options, device, architecture: choose_attention(module, options.attention, device, architecture),
         "decides what computes [attention](#attention), as the option `attention` says",
+    ),
+    Pass(
+        "attention_in_bfloat16",
+        lambda module, options, device, architecture: attention_in_bfloat16(module),
+        "with `bfloat16_attention`: rounds queries, keys and values of attention in float32 to bfloat16, and makes the "
+        "result float32 again. Masks stay in float32",
+        devices=("cpu",),
+        option="bfloat16_attention",
     ),
     Pass(
         "paged_attention_kernels",
@@ -240,6 +256,15 @@ PASSES = (
         "quantisation, and layers whose results would have to be copied "
         "([decision](decisions/0047-merge-linears-of-the-same-input.md))",
         default=("cuda",),
+    ),
+    Pass(
+        "quantize_int4_activations",
+        lambda module, options, device, architecture: quantize_int4_activations(module),
+        "with `int8_activations`: makes `untorch::w4a8_linear` of `untorch::int4_linear` with constant weights, which "
+        "are repacked: activations are quantised to int8 in parts of 32, and CPUs multiply in integers "
+        "([decision](decisions/0058-multiply-int4-with-int8-activations.md))",
+        devices=("cpu",),
+        option="int8_activations",
     ),
     Pass(
         "resize_after_convolution",

@@ -22,18 +22,21 @@ from untorch.export.patches.graphs import (
     lstm_hidden_state,
     treespec_warning,
 )
+from untorch.export.patches.launches import dependent_launches
 from untorch.export.patches.layers import called_layers, equal_layers
 from untorch.export.patches.library import declared_arrays, interface_table, neutral_paths
 from untorch.export.patches.numbers import varying_numbers
+from untorch.export.patches.origins import CallSequence, LayerCall, kernel_origins
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
 from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
 
 __all__ = [
-    "FAKE_DEVICE", "PATCHES", "Patch", "called_layers", "compile_patches", "equal_layers", "fake_cuda",
-    "forget_the_machine", "generated_only", "has_cpp_march", "interface_table", "kept_kernels", "kernel_sources",
-    "neutral_paths", "no_graph_dump", "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder",
-    "torch_version", "traceable_torchvision", "treespec_warning", "varying_numbers",
+    "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "compile_patches",
+    "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "generated_only", "has_cpp_march",
+    "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths", "no_graph_dump",
+    "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder", "torch_version",
+    "traceable_torchvision", "treespec_warning", "varying_numbers",
 ]  # fmt: skip
 
 

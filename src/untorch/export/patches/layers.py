@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from untorch.export.outline import MAY_BE_UNALIGNED, OWN_NUMBERS, WRITTEN_OPERANDS, outline_layers
+from untorch.export.patches.origins import layer_call, layer_function
 from untorch.export.patches.registry import patch, replaced
 
 __all__ = ["called_layers", "equal_layers"]
@@ -88,7 +89,10 @@ def _write_call(self: Any, call: Any) -> None:
         if not written:
             self.writeline(_OPERAND)
         written.add(name)
-        _write_function(self, name, subgraph, EnterSubgraphLine, ExitSubgraphLine)
+        with layer_function(name):
+            _write_function(self, name, subgraph, EnterSubgraphLine, ExitSubgraphLine)
+    pairs = zip(call.inputs, subgraph.graph.graph_inputs.values(), strict=True)
+    layer_call(name, [operand.get_name() for operand, inner in pairs if _is_tensor(inner)])
     numbers = _own_numbers(subgraph)
     operands = [
         operand.codegen_reference()

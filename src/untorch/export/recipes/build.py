@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,28 @@ from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm.build import causal_lm
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.recipes.source import read_source
-from untorch.export.recipes.table import ENGINE_TASKS, RECIPES, SPEECH_TASK, find_task, is_engine_task, task_names
+from untorch.export.recipes.diffusion import pipeline_of, write_diffusion
+from untorch.export.recipes.generic import generic_method, read_inputs
+from untorch.export.recipes.hub import LIBRARIES, library_model, read_folder
+from untorch.export.recipes.source import Made, read_source
+from untorch.export.recipes.table import (
+    ALIASES,
+    ENGINE_TASKS,
+    RECIPES,
+    SPEECH_TASK,
+    TEXT_TO_IMAGE,
+    find_task,
+    is_engine_task,
+    task_names,
+)
+from untorch.export.recipes.vision_library import write_library_model
 from untorch.export.speech.build import speech_to_text
 from untorch.pipeline.settings import FORMAT_VERSION
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["export_folder"]
+
+_LIBRARY_TASK = "image-classification"
 
 
 def export_folder(
@@ -29,6 +45,8 @@ def export_folder(
     *,
     task: str | None = None,
     dtype: torch.dtype | None = None,
+    state_dict: str | os.PathLike[str] | None = None,
+    inputs: str | Sequence[str] | None = None,
     device: str = "cpu",
     arch: str | Sequence[str] | None = None,
     options: ExportOptions | None = None,
@@ -41,26 +59,60 @@ def export_folder(
     text by ``speech_to_text``, for ``untorch.llm`` and ``untorch.speech``.
 
     Args:
-        folder: With config.json, safetensors, and the files of its tokenizer or processor. Nothing is downloaded.
+        folder: With config.json, safetensors, and the files of its tokenizer or processor; or a name on the Hugging
+            Face Hub (``org/name``), which huggingface_hub downloads; or a model of a library: ``timm/resnet18``,
+            ``torchvision/resnet18``, with its preprocessing.
         path: The file to write.
         task: As transformers names it; ``untorch export --list-tasks`` lists them. Default: by the config's
             architecture.
         dtype: What the weights are converted to. Default: what the config says.
-        device, arch, options, option_fields: As for ``export``. A language model takes arguments of ``causal_lm``, too.
+        state_dict: Of a library's model: a file with a state dict, or "random". Default: what the library downloads.
+        inputs: The generic route, for models without a recipe: a text for each input, ``NAME=SIZE,…:DTYPE`` with sizes
+            as ``3`` (fixed), ``batch@2`` (dynamic, 2 in the example) or ``sequence@16..512`` (at most 512). The package
+            has one method, ``forward``, of arrays; and no front end.
+        device: As for ``export``.
+        arch: As for ``export``.
+        options: As for ``export``.
+        option_fields: As for ``export``. A language model takes arguments of ``causal_lm``, too.
 
     Raises:
         CompileError: The architecture is none that the task serves, or what ``export`` raises.
         InvalidArgumentError: The task is unknown, or the folder lacks a file.
         FileMissingError: There is no such folder.
     """
+    if (named := library_model(folder)) is not None:
+        if inputs is not None:
+            raise InvalidArgumentError(f"export_folder: inputs: is for folders of transformers, got {folder}")
+        return _export_library_model(*named, path, task, dtype, state_dict, device, arch, options, option_fields)
+    if state_dict is not None:
+        raise InvalidArgumentError(
+            f"export_folder: state_dict: is for models of {' and '.join(LIBRARIES)}, as a folder has its own, got "
+            f"{state_dict!r:.80}"
+        )
+    folder = read_folder(folder)
     known = task_names()
     if task is not None and task not in known:
         raise InvalidArgumentError(f"export_folder: task: expected {', '.join(known)}, got {task!r:.80}")
+    if (found := _diffusion_pipeline(folder)) is not None:
+        if inputs is not None or task not in (None, TEXT_TO_IMAGE):
+            raise InvalidArgumentError(
+                f"export_folder: task: expected {TEXT_TO_IMAGE} without inputs for {found}, got {task!r}"
+            )
+        target, resolved = read_path(path), resolve_options(options, option_fields)
+        made = write_diffusion(Path(folder), found, dtype)
+        return _write(made, TEXT_TO_IMAGE, found, target, device, arch, resolved)
+    if inputs is not None:
+        if task is not None:
+            raise InvalidArgumentError(f"export_folder: inputs: expected inputs or a task, got both, task={task!r}")
+        return _export_generic(read_path(path), folder, dtype, inputs, device, arch, options, option_fields)
+    task = ALIASES.get(task, task) if task is not None else None
     target, source = read_path(path), read_source(folder, dtype)
     if (chosen := task or find_task(source)) is None:
         raise CompileError(
             f"export_folder: {source.folder}: no task is known for {source.architecture}: pass task= (--task), one of "
-            f"{', '.join(known)}, or write a script for untorch export SCRIPT:FUNCTION"
+            f"{', '.join(known)}; or its inputs, inputs= (--example-input), such as "
+            "input_ids=batch@2,sequence@16..512:int64, for a package without a front end; "
+            "or write a script for untorch export SCRIPT:FUNCTION"
         )
     given: dict[str, Any] = {"device": device, "arch": arch, "options": options, "dtype": dtype, **option_fields}
     if is_engine_task(source, chosen):
@@ -71,7 +123,55 @@ def export_folder(
         return speech_to_text(source.folder, target, **given)
     resolved = resolve_options(options, option_fields)
     made = RECIPES[chosen].write(source)
-    section = {"format_version": FORMAT_VERSION, "task": chosen, "architecture": source.architecture, **made.section}
+    return _write(made, chosen, source.architecture, target, device, arch, resolved)
+
+
+def _diffusion_pipeline(folder: Any) -> str | None:
+    return pipeline_of(Path(folder)) if isinstance(folder, str | os.PathLike) else None
+
+
+def _export_generic(
+    target: Path,
+    folder: Any,
+    dtype: torch.dtype | None,
+    inputs: str | Sequence[str],
+    device: str,
+    arch: str | Sequence[str] | None,
+    options: ExportOptions | None,
+    option_fields: dict[str, Any],
+) -> ExportReport:
+    specs, resolved = read_inputs(inputs), resolve_options(options, option_fields)
+    method = generic_method(read_source(folder, dtype), specs)
+    requests = read_methods(methods={"forward": method})
+    requests = [replace(request, method=replace(request.method, defers_guards=True)) for request in requests]
+    return write_package(requests, target, device, arch, resolved, {}, {})
+
+
+def _export_library_model(
+    library: str,
+    name: str,
+    path: str | os.PathLike[str],
+    task: str | None,
+    dtype: torch.dtype | None,
+    state_dict: str | os.PathLike[str] | None,
+    device: str,
+    arch: str | Sequence[str] | None,
+    options: ExportOptions | None,
+    option_fields: dict[str, Any],
+) -> ExportReport:
+    if task not in (None, _LIBRARY_TASK):
+        raise InvalidArgumentError(
+            f"export_folder: task: expected {_LIBRARY_TASK} for a model of {library}, got {task!r:.80}"
+        )
+    target, resolved = read_path(path), resolve_options(options, option_fields)
+    made, architecture = write_library_model(library, name, state_dict, dtype)
+    return _write(made, _LIBRARY_TASK, architecture, target, device, arch, resolved)
+
+
+def _write(
+    made: Made, task: str, architecture: str, target: Path, device: str, arch: Any, resolved: ExportOptions
+) -> ExportReport:
+    section = {"format_version": FORMAT_VERSION, "task": task, "architecture": architecture, **made.section}
     requests = read_methods(methods=made.methods)
     # transformers views sizes that torch.export cannot tell apart from others: they always hold.
     requests = [replace(request, method=replace(request.method, defers_guards=True)) for request in requests]

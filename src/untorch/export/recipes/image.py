@@ -14,7 +14,13 @@ from untorch.export.recipes.text import MAX_BATCH, text_front_end, text_inputs
 from untorch.pipeline.image_steps import apply_steps
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["write_image_classification", "write_zero_shot_image_classification"]
+__all__ = [
+    "check_steps",
+    "image_inputs",
+    "image_steps",
+    "write_image_classification",
+    "write_zero_shot_image_classification",
+]
 
 _TOLERANCE = 1e-4  # of pixels that were normalised
 _SIGLIP_LENGTH = 64  # that the models were trained with
@@ -128,29 +134,46 @@ def image_steps(source: Source, is_fixed: bool = True) -> tuple[list[list[Any]],
         raise InvalidArgumentError(
             f"export_folder: {source.folder}: expected a preprocessor_config.json for a task on images, got none"
         )
-    from PIL import Image
     from transformers import AutoImageProcessor
 
     kind: Any = AutoImageProcessor
     processor: Any = kind.from_pretrained(source.folder, local_files_only=True, backend="pil")
     steps = _read_steps(processor, source)
+    shape = check_steps(
+        lambda image: processor(images=[image], return_tensors="np")["pixel_values"][0], steps,
+        f"{source.folder}: {type(processor).__name__}",
+        f"{source.folder}: its processor's size {processor.size!r}" if is_fixed else None,
+    )  # fmt: skip
+    return steps, shape
+
+
+def check_steps(transform: Any, steps: list[list[Any]], name: str, size: str | None = "") -> tuple[int, ...]:
+    """The shape [3, height, width] that steps make of pictures.
+
+    transform: What they stand for: a Pillow image to an array. size: what sets the size, for an error; None: pictures
+    may get different ones.
+
+    Raises CompileError if the steps do not make what the transform makes of a picture, or sizes differ.
+    """
+    from PIL import Image
+
     rng, shapes = np.random.default_rng(0), []
-    for size in ((90, 61, 3), (57, 120, 3), (700, 500, 3)):
-        picture = rng.integers(0, 256, size, np.uint8)
-        expected = np.asarray(processor(images=[Image.fromarray(picture)], return_tensors="np")["pixel_values"][0])
+    for sizes in ((90, 61, 3), (57, 120, 3), (700, 500, 3)):
+        picture = rng.integers(0, 256, sizes, np.uint8)
+        expected = np.asarray(transform(Image.fromarray(picture)))
         found = apply_steps(Image.fromarray(picture), steps)
         if expected.shape != found.shape or np.abs(expected - found).max() > _TOLERANCE:
             raise CompileError(
-                f"export_folder: {source.folder}: {type(processor).__name__} does more than resize, crop, rescale and "
-                "normalise: write a script for untorch export SCRIPT:FUNCTION, and prepare the images yourself"
+                f"export_folder: {name} does more than resize, crop, rescale and normalise: write a script for untorch "
+                "export SCRIPT:FUNCTION, and prepare the images yourself"
             )
         shapes.append(found.shape)
-    if is_fixed and len(set(shapes)) > 1:
+    if size is not None and len(set(shapes)) > 1:
         raise CompileError(
-            f"export_folder: {source.folder}: its processor's size {processor.size!r} leaves the height and width "
-            'open: expected "height" and "width", or "shortest_edge" with a crop'
+            f"export_folder: {size or name} leaves the height and width open: expected "
+            '"height" and "width", or "shortest_edge" with a crop'
         )
-    return steps, shapes[-1]
+    return shapes[-1]
 
 
 def _read_steps(processor: Any, source: Source) -> list[list[Any]]:

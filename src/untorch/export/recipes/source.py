@@ -52,6 +52,23 @@ class Source:
         return model.eval()
 
     @cached_property
+    def any_model(self) -> Any:
+        """``model``, or what AutoModel makes of the folder where transformers has no class of that name."""
+        import transformers
+
+        if hasattr(transformers, self.architecture):
+            return self.model
+        dtype: Any = "auto" if self.dtype is None else self.dtype
+        kind: Any = transformers.AutoModel
+        try:
+            return kind.from_pretrained(self.folder, dtype=dtype, local_files_only=True).eval()
+        except (ValueError, KeyError) as error:
+            raise CompileError(
+                f"export_folder: {self.folder}: transformers has neither {self.architecture!r} nor its model_type "
+                f"{self.config.get('model_type')!r}: write a script for untorch export SCRIPT:FUNCTION"
+            ) from error
+
+    @cached_property
     def tokenizer(self) -> Any:
         """A fast tokenizer of transformers. Raises InvalidArgumentError if the folder has none."""
         if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

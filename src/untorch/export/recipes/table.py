@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 from untorch.export.recipes.audio import write_audio_classification
 from untorch.export.recipes.detection import DETECTORS, write_object_detection
+from untorch.export.recipes.diffusion import DIFFUSION_PIPELINES
+from untorch.export.recipes.diffusion import TASK as TEXT_TO_IMAGE
 from untorch.export.recipes.image import write_image_classification, write_zero_shot_image_classification
+from untorch.export.recipes.reranking import is_cross_encoder, write_reranking
 from untorch.export.recipes.segmentation import write_image_segmentation
 from untorch.export.recipes.source import Made, Source
 from untorch.export.recipes.text import write_fill_mask, write_text_classification, write_token_classification
 from untorch.export.recipes.text_embedding import write_text_embedding
-from untorch.export.speech.ctc import CTC_MODELS
-from untorch.export.speech.speech_lm import SPEECH_LANGUAGE_MODELS
+from untorch.export.speech.build import SPEECH_MODELS
 
 __all__ = [
+    "ALIASES",
     "ENGINE_TASKS",
     "RECIPES",
     "SPEECH_TASK",
+    "TEXT_TO_IMAGE",
     "Recipe",
     "find_task",
     "is_engine_task",
@@ -27,8 +31,13 @@ __all__ = [
 ]
 
 SPEECH_TASK = "automatic-speech-recognition"
+# Other names of tasks.
+ALIASES = {"speech-to-text": SPEECH_TASK}
 # Tasks of decoders, which causal_lm serves by its own names.
-ENGINE_TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
+ENGINE_TASKS = {
+    "text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify",
+    "reranking": "classify",
+}  # fmt: skip
 _ZERO_SHOT = ("CLIPModel", "SiglipModel")
 _AUDIO = ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "Data2VecAudio", "Wav2Vec2Conformer")
 
@@ -47,6 +56,7 @@ RECIPES = {
     recipe.task: recipe
     for recipe in (
         Recipe("text-classification", "…ForSequenceClassification", "label, score", write_text_classification),
+        Recipe("reranking", "…ForSequenceClassification with one label", "documents, scores", write_reranking),
         Recipe("token-classification", "…ForTokenClassification", "entities", write_token_classification),
         Recipe("fill-mask", "…ForMaskedLM", "tokens, scores", write_fill_mask),
         Recipe("text-embedding", "…Model with a tokenizer", "array [width]", write_text_embedding),
@@ -68,7 +78,7 @@ RECIPES = {
 def find_task(source: Source) -> str | None:
     """The task that the architecture is for; None: there is none that is known."""
     name = source.architecture
-    if name in (*CTC_MODELS, *SPEECH_LANGUAGE_MODELS):
+    if name in SPEECH_MODELS:
         return SPEECH_TASK
     if name in _ZERO_SHOT:
         return "zero-shot-image-classification"
@@ -79,6 +89,8 @@ def find_task(source: Source) -> str | None:
     if name.endswith("ForSemanticSegmentation"):
         return "image-segmentation"
     if name.endswith("ForSequenceClassification"):
+        if is_cross_encoder(source.config):
+            return "reranking"
         return "audio-classification" if name.removesuffix("ForSequenceClassification") in _AUDIO else (
             "text-classification"
         )  # fmt: skip
@@ -99,19 +111,21 @@ def is_engine_task(source: Source, task: str) -> bool:
     """Whether ``causal_lm`` serves it: a decoder's text generation, embeddings and scores."""
     if task not in ENGINE_TASKS:
         return False
-    return task != "text-classification" or not _is_encoder(source)
+    return task not in RECIPES or not _is_encoder(source)
 
 
 def _is_encoder(source: Source) -> bool:
-    """Whether transformers has a masked language model of the kind, or an encoder that is like one."""
+    """Whether transformers has a masked language model of the kind, or it is the encoder of a model with both."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+    if source.architecture.endswith("EncoderModel"):  # T5EncoderModel
+        return True
     return source.config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def task_names() -> list[str]:
     """All tasks, sorted."""
-    return sorted({*RECIPES, *ENGINE_TASKS, SPEECH_TASK})
+    return sorted({*RECIPES, *ENGINE_TASKS, SPEECH_TASK, TEXT_TO_IMAGE, *ALIASES})
 
 
 def list_tasks() -> list[tuple[str, str, str]]:
@@ -121,6 +135,9 @@ def list_tasks() -> list[tuple[str, str, str]]:
         ("text-generation", "…ForCausalLM", "text: untorch generate, untorch.llm"),
         ("feature-extraction", "decoders for embeddings", "array [width]: untorch.llm"),
         ("text-classification", "decoders with a score", "scores: untorch.llm"),
-        (SPEECH_TASK, ", ".join((*CTC_MODELS, *SPEECH_LANGUAGE_MODELS)), "text: untorch.speech"),
+        ("reranking", "decoders with a score", "scores: untorch.llm"),
+        (SPEECH_TASK, ", ".join(SPEECH_MODELS), "text: untorch.speech"),
     ]
+    rows.append((TEXT_TO_IMAGE, f"{', '.join(DIFFUSION_PIPELINES)} (model_index.json)", "images"))
+    rows += [(alias, "another name", name) for alias, name in ALIASES.items()]
     return sorted(rows)

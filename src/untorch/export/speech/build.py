@@ -15,9 +15,12 @@ from untorch.export.options import ExportOptions
 from untorch.export.speech.ctc import CTC_MODELS, write_ctc
 from untorch.export.speech.source import load_speech_model, read_feature_extractor, read_languages
 from untorch.export.speech.speech_lm import SPEECH_LANGUAGE_MODELS, write_speech_language_model
+from untorch.export.speech.whisper import WHISPER_MODELS, write_whisper
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["speech_to_text"]
+__all__ = ["SPEECH_MODELS", "speech_to_text"]
+
+SPEECH_MODELS = (*CTC_MODELS, *WHISPER_MODELS, *SPEECH_LANGUAGE_MODELS)
 
 
 def speech_to_text(
@@ -40,13 +43,13 @@ def speech_to_text(
     ``untorch.speech.Transcriber`` runs it, and ``untorch serve`` at ``/v1/audio/transcriptions``.
 
     Args:
-        model: A model of transformers, or a local folder with one: Wav2Vec2ForCTC, HubertForCTC and the like, or
-            VoxtralForConditionalGeneration.
+        model: A model of transformers, or a local folder with one: Wav2Vec2ForCTC, HubertForCTC and the like,
+            WhisperForConditionalGeneration, or VoxtralForConditionalGeneration.
         path: The file to write.
         feature_extractor: Of transformers. Default: the model's folder's.
         tokenizer: For CTC a Wav2Vec2CTCTokenizer; for others what ``causal_lm`` takes. Default: the model's folder's.
         languages: Those that may be asked for, ISO 639-1: of a CTC model the one that it was trained for. Default: of
-            CTC models none, of others any.
+            CTC models none, of Whisper all that it knows, of others any.
         chunk_seconds: For CTC: the longest audio that the model sees as a whole. Of longer one it sees windows, with a
             sixth of their length on each side for context.
         dtype: What the weights of a folder are converted to. Default: what its config says.
@@ -67,9 +70,9 @@ def speech_to_text(
     codes = read_languages(languages)
     module, folder = load_speech_model(model, dtype)
     name = type(module).__name__
-    if name not in (*CTC_MODELS, *SPEECH_LANGUAGE_MODELS):
+    if name not in SPEECH_MODELS:
         raise CompileError(
-            f"speech_to_text: model: expected one of {', '.join((*CTC_MODELS, *SPEECH_LANGUAGE_MODELS))}, got {name}: "
+            f"speech_to_text: model: expected one of {', '.join(SPEECH_MODELS)}, got {name}: "
             "compile its parts with untorch.export.export"
         )
     if elsewhere := {str(parameter.device) for parameter in module.parameters()} - {"cpu"}:
@@ -78,9 +81,13 @@ def speech_to_text(
             "model.cpu()"
         )
     extractor = read_feature_extractor(feature_extractor, folder)
-    if name in CTC_MODELS:
+    if name not in SPEECH_LANGUAGE_MODELS:
         if language_model:
             raise InvalidArgumentError(f"speech_to_text: language_model: {name} has none, got {language_model!r:.80}")
+        if name in WHISPER_MODELS:
+            return write_whisper(
+                module, path, extractor, tokenizer, folder, codes, device, arch, options, option_fields
+            )
         return write_ctc(
             module, path, extractor, tokenizer, folder, codes, chunk_seconds, device, arch, options, option_fields
         )

@@ -1,0 +1,77 @@
+"""A tiny Stable Diffusion with random weights, by diffusers from build/diffusers or wherever it is installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["import_diffusers", "make_folder", "scheduler_config"]
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ["a", "cat", "dog", "on", "mat", "photo", "of", "red", "the"]
+SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 100}
+
+
+def import_diffusers() -> Any:
+    """None where it is not there."""
+    if (ROOT / "build" / "diffusers" / "diffusers").is_dir() and str(ROOT / "build" / "diffusers") not in sys.path:
+        sys.path.append(str(ROOT / "build" / "diffusers"))
+    try:
+        import diffusers
+    except ImportError:
+        return None
+    return diffusers
+
+
+def scheduler_config(folder: Path, name: str, **fields: Any) -> None:
+    """Writes scheduler/scheduler_config.json."""
+    (folder / "scheduler").mkdir(exist_ok=True)
+    config = {"_class_name": name, **SCHEDULE, **fields}
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
+
+
+def make_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<|endoftext|>", "<|startoftext|>", "[UNK]", *WORDS]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("<|startoftext|>", 1), ("<|endoftext|>", 0)]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|startoftext|> $A <|endoftext|>", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|startoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>",
+        unk_token="[UNK]", model_max_length=8,
+    )  # fmt: skip
+
+
+def make_folder(diffusers: Any, folder: Path) -> None:
+    """8 × 8 latents, 16 × 16 pixels."""
+    import torch
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    torch.manual_seed(0)
+    text = CLIPTextConfig(
+        vocab_size=12, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=8, bos_token_id=1, eos_token_id=0, pad_token_id=0, projection_dim=16,
+    )  # fmt: skip
+    CLIPTextModel(text).eval().save_pretrained(folder / "text_encoder")
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(16, 32), norm_num_groups=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=32, attention_head_dim=4,
+    )  # fmt: skip
+    unet.save_pretrained(folder / "unet")
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 16), norm_num_groups=4, latent_channels=4, sample_size=16, layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+    )  # fmt: skip
+    vae.save_pretrained(folder / "vae")
+    make_tokenizer().save_pretrained(folder / "tokenizer")
+    scheduler_config(folder, "DDIMScheduler", steps_offset=1, clip_sample=False, set_alpha_to_one=False)
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))

@@ -1,0 +1,201 @@
+"""Tests of quantize_int4_activations: the values, weights that are shared, computed or written, and an exported file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pass_graphs import close, targets, unlift
+from torch import nn
+from torch.export import Dim
+
+import untorch
+from tests.unit.quant.test_experts import Experts as MakeExperts
+from untorch.export import ExportOptions, OptionError, export
+from untorch.export.passes import run_passes
+from untorch.export.passes.quantize_int4_activations import quantize_int4_activations
+from untorch.ops.int4 import OPERATOR
+from untorch.ops.int4_moe import OPERATOR as MOE
+from untorch.ops.w4a8 import w4a8_linear_reference
+from untorch.ops.w4a8_layout import unpack_w4a8
+from untorch.quant import Int4Linear, quantize
+
+
+class Layers(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(200, 99, bias), nn.Linear(99, 40, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return y
+
+
+def quantized(model: nn.Module, group_size: int = 32) -> nn.Module:
+    quantize(model, "int4", group_size=group_size, method="rtn", progress=False)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("bias", [True, False])
+def test_before_and_after(dtype: torch.dtype, group: int, bias: bool) -> None:
+    model, x = quantized(Layers(bias).to(dtype), group), torch.randn(5, 200, dtype=dtype)
+    before = model(x)
+    module = unlift(model, x)
+    report = quantize_int4_activations(module)
+    close(module)
+    assert len(report.changed) == 2
+    assert [name for name in targets(module) if name.startswith("untorch.")] == ["untorch.w4a8_linear"] * 2
+    assert not any(name.endswith("packed_weight") for name in dict(module.named_buffers()))
+    up = model.up
+    assert isinstance(up, Int4Linear)
+    values, scales = unpack_w4a8(
+        module.get_buffer("up_packed_weight_w4a8"), module.get_buffer("up_scale_and_zero_w4a8"), 104
+    )
+    matrix = (values.float().reshape(104, -1, group) - 8) * scales.float()[..., 0].T.unsqueeze(-1)
+    matrix = (matrix + scales.float()[..., 1].T.unsqueeze(-1)).reshape(104, -1)[:99, :200]
+    torch.testing.assert_close(matrix, up.dequantize())
+    # Activations are rounded to 1/127 of their part's largest.
+    assert torch.nn.functional.cosine_similarity(module(x).float(), before.float(), dim=-1).min() > 0.999
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(self.linear(x))
+        return y
+
+
+def test_a_weight_of_two_layers_is_stored_once() -> None:
+    module = unlift(quantized(Shared()), torch.randn(3, 64))
+    assert len(quantize_int4_activations(module).changed) == 2
+    close(module)
+    names = [name for name in dict(module.named_buffers()) if "w4a8" in name]
+    assert sorted(names) == ["linear_packed_weight_w4a8", "linear_scale_and_zero_w4a8"]
+
+
+class Computed(nn.Module):
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = OPERATOR(x, weight + 0, scales, 32)
+        return y
+
+
+class Written(nn.Module):
+    def __init__(self, layer: Int4Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", layer.packed_weight.clone())
+        self.register_buffer("scales", layer.scale_and_zero.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = OPERATOR(x, self.weight, self.scales, 32)
+        self.scales.mul_(2)
+        return y
+
+
+def test_weights_that_are_no_constants_stay() -> None:
+    layer = quantized(Shared()).linear
+    assert isinstance(layer, Int4Linear)
+    computed = unlift(Computed(), torch.randn(3, 64), layer.packed_weight, layer.scale_and_zero)
+    assert list(quantize_int4_activations(computed).skipped.values()) == ["the weight is computed, not a constant"]
+    written = unlift(Written(layer), torch.randn(3, 64))
+    assert list(quantize_int4_activations(written).skipped.values()) == ["the model writes into the weight scales"]
+
+
+class Routed(nn.Module):
+    """Experts in int4 behind fixed routing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts: nn.Module = MakeExperts(4, 64, 48)
+        self.register_buffer("index", torch.tensor([[0, 1], [3, 3], [2, 0]]))
+        self.register_buffer("factors", torch.rand(3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.experts(x, self.index, self.factors)
+        return y
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_experts(group: int) -> None:
+    model, x = quantized(Routed(), group), torch.randn(3, 64)
+    before = model(x)
+    module = unlift(model, x)
+    report = quantize_int4_activations(module)
+    close(module)
+    assert report.changed == ["int4_moe"]
+    [node] = [node for node in module.graph.nodes if node.target == MOE]
+    names = [str(part.target) for part in node.args[3:7]]
+    assert names == [f"experts_{name}_w4a8" for name in ("w13", "w13_scale_and_zero", "w2", "w2_scale_and_zero")]
+    weight, scales = (module.get_buffer(name) for name in names[2:])
+    k = -(-48 // group) * group
+    assert (weight.shape, scales.shape) == ((16, k // 8, 16), (16, k // group, 2, 16))
+    assert not [name for name, _ in module.named_buffers() if name.startswith("experts.")]
+    out = module(x)
+    assert 0 < float((out - before).abs().max()) < 0.02 * float(before.abs().max())
+    again = quantize_int4_activations(module)
+    assert again.skipped == {node.name: "its weights are packed for integers already"}
+
+
+def test_the_option_switches_it_on() -> None:
+    module = unlift(quantized(Shared()), torch.randn(3, 64))
+    reports = {report.name: report for report in run_passes(module, ExportOptions(), "cpu")}
+    assert reports["quantize_int4_activations"].not_run == "it is switched off by the option int8_activations"
+    reports = {report.name: report for report in run_passes(module, ExportOptions(int8_activations=True), "cpu")}
+    assert len(reports["quantize_int4_activations"].changed) == 2
+
+
+def test_other_devices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as error:
+        export(Shared(), (torch.ones(1, 64),), tmp_path / "m.pt2", device="cuda", arch="sm_90", int8_activations=True)
+    assert str(error.value) == (
+        "export: method 'forward': option int8_activations: it is for device='cpu', got 'cuda': leave it out, or give "
+        "it in the options of methods for CPUs"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it exports
+def test_an_exported_file(tmp_path: Path) -> None:
+    model, x = Layers().eval(), torch.randn(5, 200)
+    report = export(
+        model, (x,), tmp_path / "m.pt2", quantize={"dtype": "int4", "group_size": 32, "method": "rtn"},
+        dynamic_shapes={"x": {0: Dim("rows", max=64)}}, int8_activations=True, progress=False,
+    )  # fmt: skip
+    assert "aoti_torch_cpu_w4a8_linear" in report.methods["forward"].operators
+    assert "aoti_torch_cpu_int4_linear" not in report.methods["forward"].operators
+    layers = unlift(quantized(Layers()), x)
+    quantize_int4_activations(layers)
+
+    def expected(rows: torch.Tensor) -> torch.Tensor:
+        def linear(name: str, rows: torch.Tensor, outputs: int, bias: Any) -> torch.Tensor:
+            weight, scales = (layers.get_buffer(f"{name}_{part}_w4a8") for part in ("packed_weight", "scale_and_zero"))
+            padded = torch.nn.functional.pad(bias, (0, -outputs % 8))
+            return w4a8_linear_reference(rows, weight, scales, 32, padded.shape[0], padded)[:, :outputs].contiguous()
+
+        hidden = torch.relu(linear("up", rows, 99, model.up.bias.detach()))
+        return linear("down", hidden, 40, model.down.bias.detach())
+
+    with untorch.load(tmp_path / "m.pt2") as program:
+        for rows in (5, 1, 64):
+            given = torch.randn(rows, 200)
+            np.testing.assert_allclose(program.forward(given.numpy()), expected(given), rtol=1e-4, atol=1e-4)
+        entries = program.manifest["methods"]["forward"]["quantization"]
+    assert entries[0] == {
+        "name": "up", "dtype": "int4", "group_size": 32, "operator": "w4a8_linear", "activations": "float32",
+        "tensors": ["up_packed_weight_w4a8", "up_scale_and_zero_w4a8"], "packed_shape": [112, 224],
+        "shape": [99, 200], "method": "rtn", "nbytes": 112 * 224 // 2 + 7 * 112 * 2 * 4,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "untorch", "inspect", str(tmp_path / "m.pt2")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    assert "groups of 32, rtn, activations in int8" in shown.stdout
