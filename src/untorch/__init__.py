@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 if _typing.TYPE_CHECKING:
     from untorch import pipeline
     from untorch.predictor import Predictor
+    from untorch.profiler import profile
     from untorch.trust.policy import Identity, TrustPolicy
 else:  # for type checkers every name would exist
 
@@ -50,6 +51,10 @@ else:  # for type checkers every name would exist
             from untorch import predictor
 
             return predictor.Predictor
+        if name == "profile":  # for those who look for time
+            from untorch import profiler
+
+            return profiler.profile
         if name == "pipeline":  # a module that can be called; its optional packages are imported where they are used
             import importlib
 
@@ -106,6 +111,7 @@ __all__ = [
     "load",
     "manual_seed",
     "pipeline",
+    "profile",
     "register_kernel",
     "stream",
     "zeros",

@@ -15,18 +15,20 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from untorch import _core
+from untorch.files import umask
 from untorch.runtime.errors import FileOpenError, InvalidFileError, file_error
 
 __all__ = [
     "ALIGNMENT",
     "BLOCK_BYTES",
+    "EXTERNAL_VERSION",
     "FORMAT_VERSION",
     "MANIFEST",
     "ArchiveReader",
@@ -38,6 +40,7 @@ __all__ = [
 ALIGNMENT = 64
 MANIFEST = "extra/untorch.json"
 FORMAT_VERSION = 2
+EXTERNAL_VERSION = 3  # of files that take weights from .safetensors files
 # Weights are hashed in blocks, so that several threads can, and a copy of a part can be checked.
 BLOCK_BYTES = 4 << 20
 
@@ -60,6 +63,7 @@ class ArchiveWriter:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.root = "model"
+        self.on_bytes: Callable[[int], None] | None = None  # told of every part that is written
         self._names: dict[str, tuple[int, int]] = {}  # size and checksum
         self._digests: dict[str, dict[str, str]] = {"entries": {}, "blocks": {}}
         self._serialization = hashlib.sha256()
@@ -113,7 +117,10 @@ class ArchiveWriter:
         info.extra = struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
         with self._zip.open(info, "w", force_zip64=zip64) as entry:
             for at in range(0, len(view), _CHUNK):
-                entry.write(view[at : at + _CHUNK])
+                part = view[at : at + _CHUNK]
+                entry.write(part)
+                if self.on_bytes is not None:
+                    self.on_bytes(len(part))
         self._names[name] = (len(view), info.CRC)
         if name.startswith(_WEIGHTS) and len(view) > BLOCK_BYTES:
             self._digests["blocks"][name] = _core.sha256(view, BLOCK_BYTES)
@@ -157,7 +164,7 @@ class ArchiveWriter:
     def close(self) -> None:
         """Finish the file and rename it into place."""
         temporary = self.finish()
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, self.path)
         with contextlib.suppress(OSError):
             directory = os.open(self.path.parent, os.O_RDONLY)
@@ -174,12 +181,6 @@ class ArchiveWriter:
             self._file.close()
         with contextlib.suppress(FileNotFoundError):
             self._temporary.unlink()
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
 
 
 def _name_problem(name: str) -> str | None:
@@ -272,6 +273,15 @@ class ArchiveReader:
         Raises InvalidFileError at a mismatch.
         """
         self.core.verify()
+
+    def verify_external(self, weights: str | os.PathLike[str] | None = None) -> None:
+        """Compare the weights in .safetensors files, if there are any, with their SHA-256 in the manifest.
+
+        weights: that file, or the folder of several; None: where ``load`` looks. Raises InvalidFileError at a mismatch,
+        FileMissingError if a file is not there.
+        """
+        if self.has_manifest() and self.manifest().get("external_files"):
+            self.core.verify_external(None if weights is None else os.fsencode(weights))
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of every entry as it is in the file, in hexadecimal digits, by name. On all cores."""

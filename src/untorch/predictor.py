@@ -62,6 +62,7 @@ class Predictor:
         trust = options["trust"]
         check_load_options(**{name: value for name, value in options.items() if name != "trust"})
         options["trust"] = os.path.abspath(trust) if isinstance(trust, str | os.PathLike) else trust
+        options["weights"] = os.path.abspath(options["weights"]) if options["weights"] is not None else None
         self._path = os.path.abspath(os.fsdecode(path))
         self._name = method
         self._options = options

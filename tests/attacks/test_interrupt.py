@@ -99,6 +99,6 @@ program.long(x)
 print(len(handled), time.perf_counter() - handled[0] > whole / 8)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(kernel_package)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(kernel_package)], capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 True\n", "")

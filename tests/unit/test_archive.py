@@ -222,8 +222,11 @@ def manifest(**changes: object) -> dict[str, object]:
         (b"{", "is no valid JSON: expected a member name"),
         (b"[" * 100000, "is no valid JSON: nested too deeply"),
         (b"[]", "is not an object"),
-        (manifest(format_version=1), "has format version 1; this untorch reads 2: export it again"),
-        (manifest(format_version=9), "has format version 9; this untorch reads 2: upgrade untorch on this machine"),
+        (manifest(format_version=1), "has format version 1; this untorch reads 2 and 3: export it again"),
+        (
+            manifest(format_version=9),
+            "has format version 9; this untorch reads 2 and 3: upgrade untorch on this machine",
+        ),
         (manifest(weights={}), "weights is not a list"),
         (manifest(methods=[]), "methods is not an object"),
         (manifest(weights=[{"file": "nope", "nbytes": 1}]), "names 'nope', which is not in the archive"),

@@ -29,7 +29,7 @@ int main(void) {
   const int64_t one = 1;
   float value = 0;
   untorch_view view = {&value, UNTORCH_FLOAT32, UNTORCH_CPU, -1, 1, &one, &one, 0};
-  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER, -1};
+  untorch_load_options options = {sizeof options, NULL, 1, 0, 0, 0, 0, UNTORCH_TF32_NEVER, -1, NULL};
   return is_float(&view) && options.struct_size == sizeof(untorch_load_options) ? 0 : 1;
 }
 """,
@@ -136,13 +136,14 @@ class Options(ctypes.Structure):
         ("copy", ctypes.c_int32),
         ("tf32", ctypes.c_int32),
         ("spin_us", ctypes.c_int32),
+        ("weights", ctypes.c_char_p),
         ("later", ctypes.c_int64),
     )
 
 
 KNOWN = Options.later.offset
-FIRST, SECOND, THIRD, FOURTH = (
-    getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32", "spin_us")
+FIRST, SECOND, THIRD, FOURTH, FIFTH = (
+    getattr(Options, name).offset for name in ("dequantize_weights", "verify", "tf32", "spin_us", "weights")
 )
 Open = Callable[..., tuple[int, str]]
 
@@ -157,7 +158,7 @@ def open_with(tmp_path_factory: pytest.TempPathFactory) -> Open:
     folder = tmp_path_factory.mktemp("options")
     path = helpers.write_package(folder / "affine.pt2", helpers.build_library(folder), "forward")
 
-    def call(size: int, **fields: int) -> tuple[int, str]:
+    def call(size: int, **fields: Any) -> tuple[int, str]:
         options = Options(**{"struct_size": size, "num_runners": 1, **fields})
         program = ctypes.c_void_p()
         status = library.untorch_program_open(str(path).encode(), ctypes.byref(options), ctypes.byref(program))
@@ -181,6 +182,8 @@ def test_options_of_the_library_s_own_size_are_read(open_with: Open) -> None:
     for spin_us in (-2, 1_000_001):
         text = f"untorch_load_options: spin_us must be from -1 to 1000000, got {spin_us}"
         assert open_with(KNOWN, spin_us=spin_us) == (2, text)
+    status, text = open_with(KNOWN, weights=b"/tmp")
+    assert status == 2 and text.endswith("affine.pt2 has all of its own: leave weights out")
 
 
 def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
@@ -191,6 +194,7 @@ def test_a_smaller_struct_is_an_older_header(open_with: Open) -> None:
     assert open_with(SECOND, dequantize_weights=2)[0] == 2
     assert open_with(THIRD, tf32=3) == (0, "") and open_with(THIRD, copy=2)[0] == 2
     assert open_with(FOURTH, spin_us=-2) == (0, "") and open_with(FOURTH, tf32=3)[0] == 2
+    assert open_with(FIFTH, weights=b"/tmp") == (0, "") and open_with(FIFTH, spin_us=-2)[0] == 2
     assert open_with(FIRST, num_threads=-1)[0] == 2  # the first version's fields are read
     for size in (0, 8, FIRST - 1):
         status, text = open_with(size)

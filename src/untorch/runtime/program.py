@@ -11,7 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from untorch import _core
-from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError, UnknownMethodError
+from untorch.runtime.errors import (
+    ArgumentTypeError,
+    ClosedError,
+    FileOpenError,
+    InvalidArgumentError,
+    UnknownMethodError,
+)
 from untorch.runtime.log import INFO, log
 from untorch.runtime.method import Method
 from untorch.runtime.process import Lock, Shared, file_identity, import_numpy
@@ -39,6 +45,7 @@ def load(
     tf32: bool | None = None,
     verify: bool = False,
     copy: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     trust: TrustPolicy | str | os.PathLike[str] | None = None,
 ) -> Program:
     """Load a ``.pt2`` file made by ``untorch.export`` or by PyTorch's ``aoti_compile_and_package``.
@@ -70,6 +77,10 @@ def load(
         verify: Compare every entry with its SHA-256 in the manifest first (in a stock package with its CRC-32), on all
             cores; reads the whole file. ``UNTORCH_VERIFY=1`` in the environment does it for every load.
         copy: Read the whole file into memory instead of mapping it.
+        weights: For a file that was exported with ``weights``: the .safetensors file that it takes weights from, or the
+            folder that has several. None: in the file's own folder, then where ``UNTORCH_WEIGHTS`` in the environment
+            says. It is mapped and shared like the file itself. Names, dtypes, shapes and the first and last bytes of
+            its tensors are compared with the manifest; all bytes with ``verify``, or if there is a trust policy.
         trust: A TrustPolicy, or the path of a policy file, that has to accept the file before any code of it is mapped
             executable. The environment's ``UNTORCH_TRUST``, the path of a policy file, has to accept it as well.
 
@@ -83,7 +94,7 @@ def load(
         InvalidArgumentError: An argument has a wrong value. Also a ValueError.
         OutOfMemoryError: There is not enough memory, or address space, for the file. Also a MemoryError.
     """
-    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32, spin_us)
+    check_load_options(device, num_runners, num_threads, dequantize_weights, verify, copy, tf32, spin_us, weights)
     requirements = []
     if trust is not None or "UNTORCH_TRUST" in os.environ:
         from untorch.trust.check import policies_of
@@ -96,7 +107,14 @@ def load(
         from untorch.trust.check import admit
 
         admit(archive, path, requirements)
-    core = _core.Program(archive, device, num_runners, num_threads, dequantize_weights, verify, tf32, spin_us)
+    where = None if weights is None else os.fsencode(weights)
+    try:
+        core = _core.Program(
+            archive, device, num_runners, num_threads, dequantize_weights, verify, tf32, spin_us, copy, where,
+        )  # fmt: skip
+    except FileOpenError as error:  # of a .safetensors file
+        error.filename = path if weights is None else os.fspath(weights)
+        raise
     options = {
         "device": device,
         "num_runners": num_runners,
@@ -106,6 +124,7 @@ def load(
         "tf32": tf32,
         "verify": verify,
         "copy": copy,
+        "weights": None if weights is None else os.path.abspath(weights),
         "trust": os.path.abspath(trust) if isinstance(trust, str | os.PathLike) else trust,
     }
     has_path = isinstance(source, str | os.PathLike)

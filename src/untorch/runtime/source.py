@@ -56,6 +56,7 @@ def check_load_options(
     copy: Any,
     tf32: Any,
     spin_us: Any,
+    weights: Any = None,
 ) -> None:
     """Raises ArgumentTypeError or InvalidArgumentError for a wrong option of ``load``."""
     for name, value, least, most, otherwise in (
@@ -73,5 +74,13 @@ def check_load_options(
             raise ArgumentTypeError(f"load: {name}: expected True or False, got {value!r}")
     if tf32 is not None and not isinstance(tf32, bool):
         raise ArgumentTypeError(f"load: tf32: expected True, False or None, got {tf32!r}")
+    if weights is not None and not isinstance(weights, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"load: weights: expected the path of a .safetensors file or of a folder with some, got {weights!r}"
+        )
+    if weights is not None and (not os.fspath(weights) or "\0" in os.fsdecode(weights)):
+        raise InvalidArgumentError(
+            f"load: weights: expected the path of a .safetensors file or of a folder with some, got {weights!r}"
+        )
     if device is not None and not isinstance(device, str):
         raise ArgumentTypeError(f"load: device: expected a string such as 'cpu' or 'cuda:0', got {device!r}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
-import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from untorch.archive import ALIGNMENT, ArchiveReader
-from untorch.runtime.errors import InvalidFileError, file_error
+from untorch.files import replacing
+from untorch.runtime.errors import InvalidFileError
 from untorch.trust.bundle import Signer, Statement, sign_entries
 from untorch.trust.digests import SIGNATURE, digests_of
 
@@ -48,7 +46,7 @@ def sign(path: str | os.PathLike[str], signer: Signer, *, inside: bool = False, 
         _embed(Path(name), digests.root, data)
         return Path(name)
     target = Path(output if output is not None else f"{name}.sig")
-    with _replacing(target) as temporary:
+    with replacing(target) as temporary:
         temporary.write_bytes(data)
     return target
 
@@ -56,7 +54,7 @@ def sign(path: str | os.PathLike[str], signer: Signer, *, inside: bool = False, 
 def _embed(path: Path, root: str, data: bytes) -> None:
     """Adds the signature, or exchanges it. What lies before it in the file is copied as it is."""
     name = f"{root}/{SIGNATURE}"
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         with open(path, "rb") as source, open(temporary, "wb") as target:
             _copy(source.fileno(), target.fileno(), os.fstat(source.fileno()).st_size)
         with zipfile.ZipFile(temporary, "a", zipfile.ZIP_STORED) as archive:
@@ -86,32 +84,3 @@ def _copy(source: int, target: int, size: int) -> None:
         if count == 0:
             raise InvalidFileError("the file became shorter while it was copied")
         done += count
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path``, renamed to it at the end, or removed on an error."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise file_error(f"cannot write {path}: {error.strerror}", error.errno, str(path)) from None
-    temporary = Path(name)
-    os.fchmod(descriptor, 0o666 & ~_umask())
-    os.close(descriptor)
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise file_error(f"cannot write {path}: {error.strerror}", error.errno, str(path)) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
