@@ -87,12 +87,12 @@ class Core:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, request: Request) -> None:
-        """A new request. Raises ClosedError."""
+    def add(self, *requests: Request) -> None:
+        """New requests, which the same step sees. Raises ClosedError."""
         with self._changed:
             if self._closed:
                 raise ClosedError("submit: the engine is closed")
-            self._inbox.append(request)
+            self._inbox.extend(requests)
             self._changed.notify_all()
 
     def cancel(self, request: Request) -> None:

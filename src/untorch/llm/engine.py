@@ -15,6 +15,7 @@ from untorch.llm.blocks import BlockManager
 from untorch.llm.core import Core
 from untorch.llm.graphs import read_sizes
 from untorch.llm.handle import Generation
+from untorch.llm.lora_methods import LoraMethods
 from untorch.llm.outputs import Chunk, Completion, RequestOutput, Usage
 from untorch.llm.params import SamplingParams
 from untorch.llm.pooled_methods import PooledMethods
@@ -69,7 +70,7 @@ class EngineStats:
     accepted_tokens: int
 
 
-class Engine(PooledMethods):
+class Engine(PooledMethods, LoraMethods):
     """Serves a package of ``untorch.export.causal_lm``: continuous batching over a paged KV cache.
 
     Methods may be called from any thread. Use it as a context manager, or call ``close()``.
@@ -89,6 +90,8 @@ class Engine(PooledMethods):
         num_speculative_tokens: The most tokens that are proposed at a time, 1 to 64.
         prompt_lookup_min: For "ngram": the fewest of the last tokens that have to match.
         prompt_lookup_max: For "ngram": the most that are compared. The longest match counts.
+        loras: Adapters (LoRA) to load beside the weights, folders of PEFT by name: ``submit(…, lora=name)``. The
+            package has to be exported with ``lora``.
         text: False: no text at all, only token ids, and the package ``tokenizers`` is not needed.
         num_threads: As for ``untorch.load``.
         cuda_graphs: On a GPU: whether steps that decode are CUDA graphs, captured now for 1, 2, 4, 8, 16, 24 …
@@ -114,6 +117,7 @@ class Engine(PooledMethods):
         num_speculative_tokens: int = 4,
         prompt_lookup_min: int = 2,
         prompt_lookup_max: int = 5,
+        loras: Mapping[str, str | os.PathLike[str]] | None = None,
         text: bool = True,
         num_threads: int = 0,
         cuda_graphs: bool | Sequence[int] = True,
@@ -139,6 +143,8 @@ class Engine(PooledMethods):
         )
         try:
             settings = self._settings = self._runner.settings
+            for name, folder in (loras or {}).items():
+                self._loras("Engine").load(name, folder)
             speculator = None if options is None else make_speculator(options, self._runner, max_batch_tokens)
             self._tokenizer = (
                 Tokenizer(self._runner.file(settings.tokenizer)) if text and settings.tokenizer is not None else None
@@ -199,6 +205,7 @@ class Engine(PooledMethods):
         prompt: PromptLike,
         params: SamplingParams | None = None,
         *,
+        lora: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> Generation:
@@ -207,6 +214,7 @@ class Engine(PooledMethods):
         Args:
             prompt: Text, token ids, or a Prompt with embeddings.
             params: Default: ``default_params``.
+            lora: The name of an adapter that is loaded. None: the model itself.
             priority: Requests with smaller numbers run first, and are preempted last.
             timeout: Seconds from now on after which it ends with the reason "timeout" and the tokens that it has.
 
@@ -214,18 +222,22 @@ class Engine(PooledMethods):
             InvalidArgumentError: The prompt or a parameter does not fit the model.
             ClosedError: The engine is closed.
         """
-        return self._submit(prompt, params, priority, timeout, True)
+        request, handle = self._request(prompt, params, lora, priority, timeout, streams=True)
+        self._core.add(request)
+        return handle
 
-    def _submit(
-        self, prompt: PromptLike, params: SamplingParams | None, priority: int, timeout: float | None, streams: bool
-    ) -> Generation:  # fmt: skip
-        """streams: chunks are wanted, and not the result alone."""
+    def _request(
+        self, prompt: PromptLike, params: SamplingParams | None, lora: str | None, priority: int = 0,
+        timeout: float | None = None, streams: bool = False,
+    ) -> tuple[Request, Generation]:  # fmt: skip
+        """One that the core does not have yet. streams: chunks are wanted, and not the result alone."""
         self._expect("submit", "generate")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ArgumentTypeError(f"submit: params: expected SamplingParams, got {type(params).__name__}")
         deadline = self._read_times("submit", priority, timeout)
         ids, embeddings = self._read_prompt(prompt)
+        adapter = self._adapter(lora)
         self._check(params)
         with self._grammar_lock:
             matcher = self._grammars.matcher(params)
@@ -235,42 +247,55 @@ class Engine(PooledMethods):
         holder.append(request)
         sequence = TokenSequence(
             list(ids), priority, (self._next_arrival(), 0), params.samples, embeddings=embeddings,
-            shares_prefix=params.prompt_logprobs is None,
+            shares_prefix=params.prompt_logprobs is None, salt=b"" if adapter is None else adapter.salt, lora=adapter,
         )  # fmt: skip
         held_back = (*self._settings.stop_ids, *params.stop_token_ids)
         state = SamplerState(params, frozenset(ids) if params.has_penalties else frozenset(), held_back, 0, matcher)
         sample = sequence.owner = Sample(request, sequence, state)
         request.samples.append(sample)
+        return request, handle
+
+    def _run_one(self, prompt: PromptLike, params: SamplingParams | None, lora: str | None) -> RequestOutput:
+        request, handle = self._request(prompt, params, lora)
         self._core.add(request)
-        return handle
+        return _result(handle)
 
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: str, params: SamplingParams | None = None
+        self, prompts: str, params: SamplingParams | None = None, *, lora: str | None = None
     ) -> RequestOutput: ...
 
     @overload
-    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> RequestOutput: ...
+    def generate(
+        self, prompts: Sequence[int], params: SamplingParams | None = None, *, lora: str | None = None
+    ) -> RequestOutput: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[PromptLike], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]: ...
 
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
     ) -> Any:
         """The results of one prompt, or of a list of them: a RequestOutput, or a list.
 
+        lora: The name of an adapter; of several prompts also a list, one a prompt.
         Of several, one that fails has its error in ``error``; the error of a single one is raised.
         """
         self._expect("generate", "generate")
         if is_prompt(prompts):
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
-            return _result(self._submit(prompts, params, 0, None, False))  # type: ignore[arg-type]
+            return self._run_one(prompts, params, lora)  # type: ignore[arg-type]
         if not isinstance(prompts, Iterable):
             raise ArgumentTypeError(
                 f"generate: prompts: expected text, token ids or a list of prompts, got {type(prompts).__name__}"
@@ -279,20 +304,29 @@ class Engine(PooledMethods):
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise InvalidArgumentError(f"generate: params: expected {len(many)}, one a prompt, got {len(each)}")
+        names = [lora] * len(many) if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != len(many):
+            raise InvalidArgumentError(f"generate: lora: expected {len(many)}, one a prompt, got {len(names)}")
         handles: list[Generation | UntorchError] = []
-        for prompt, own in zip(many, each, strict=True):
+        requests: list[Request] = []
+        for prompt, given, name in zip(many, each, names, strict=True):
             try:
-                handles.append(self._submit(prompt, own, 0, None, False))
+                request, handle = self._request(prompt, given, name)
             except ClosedError:
                 raise
             except UntorchError as error:
                 handles.append(error)
+            else:
+                requests.append(request)
+                handles.append(handle)
+        # At once: the first is not run alone, and how they are batched does not depend on when the thread looks.
+        self._core.add(*requests)
         try:
-            return [handle.wait() if isinstance(handle, Generation) else _refused(handle) for handle in handles]
+            return [one.wait() if isinstance(one, Generation) else _refused(one) for one in handles]
         except BaseException:  # an interrupt
-            for handle in handles:
-                if isinstance(handle, Generation):
-                    handle.cancel()
+            for one in handles:
+                if isinstance(one, Generation):
+                    one.cancel()
             raise
 
     async def stream(
@@ -300,13 +334,14 @@ class Engine(PooledMethods):
         prompt: PromptLike,
         params: SamplingParams | None = None,
         *,
+        lora: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[Chunk]:
         """Chunks as they come. Leaving the loop cancels the request."""
         if params is not None and params.samples > params.n:
             raise InvalidArgumentError("stream: params: best_of decides at the end: use generate")
-        handle = self.submit(prompt, params, priority=priority, timeout=timeout)
+        handle = self.submit(prompt, params, lora=lora, priority=priority, timeout=timeout)
         try:
             async for chunk in handle:
                 yield chunk
@@ -324,10 +359,15 @@ class Engine(PooledMethods):
         return self._tokenizer.encode(self._template.render(messages, **variables), add_special_tokens=False)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        lora: str | None = None,
+        **variables: Any,
     ) -> RequestOutput:
-        """The answer to a conversation: ``[{"role": "user", "content": "…"}]``."""
-        return _result(self._submit(self.chat_prompt(messages, **variables), params, 0, None, False))
+        """The answer to a conversation: ``[{"role": "user", "content": "…"}]``. The template gets the variables."""
+        return self._run_one(self.chat_prompt(messages, **variables), params, lora)
 
     def stats(self) -> EngineStats:
         """Counters, and what runs and waits."""

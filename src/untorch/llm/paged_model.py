@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from untorch._core import Tensor
 from untorch.llm.graphs import StepGraphs
 from untorch.llm.logits import DeviceLogits, Draws, Logits
+from untorch.llm.lora import Loras
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.slots import NO_SLOT
 from untorch.runtime.method import Graph, Method
 
-__all__ = ["Batch", "PagedModel", "plan_embeddings"]
+__all__ = ["Batch", "PagedModel", "plan_embeddings", "plan_loras"]
 
 
 class Batch:
@@ -97,13 +98,24 @@ def plan_embeddings(plan: Plan, hidden: int) -> tuple[NDArray[np.float32], NDArr
     return rows, mask
 
 
+def plan_loras(plan: Plan, loras: Loras) -> tuple[Any, NDArray[np.int32]] | None:
+    """The array of all adapters, and the columns of each token's [T, 2]; None: no token goes through one."""
+    if all(item.sequence.lora is None for item in plan.items):
+        return None
+    now = loras.now
+    ranges = np.array(
+        [(0, 0) if item.sequence.lora is None else now.columns[item.sequence.lora] for item in plan.items], np.int32
+    )
+    return now.array, np.repeat(ranges, [item.count for item in plan.items], axis=0)
+
+
 class PagedModel:
     """The methods of one model of a package, with the pools that they write.
 
-    methods, embeds: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens on the
-    GPU. block_size: positions a page. hidden: the width of embeddings as inputs. graph_sizes: numbers of sequences
-    whose steps are CUDA graphs; most_tokens: of a sequence in them. vocabulary: tokens from there on are unknown to
-    the model, and are 0 to it.
+    methods, embeds, adapted: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens
+    on the GPU. block_size: positions a page. hidden: the width of embeddings as inputs. graph_sizes: numbers of
+    sequences whose steps are CUDA graphs; most_tokens: of a sequence in them. vocabulary: tokens from there on are
+    unknown to the model, and are 0 to it. adapted: the methods of steps with adapters, which ``loras`` has.
     """
 
     def __init__(
@@ -118,10 +130,13 @@ class PagedModel:
         graph_sizes: Sequence[int] = (),
         most_tokens: int = 1,
         vocabulary: int | None = None,
+        adapted: Sequence[tuple[int, Method]] = (),
+        loras: Loras | None = None,
     ) -> None:
         self._methods, self._embeds, self._choose = methods, embeds, choose
         self._block_size, self._hidden = block_size, hidden
         self._pool, self._states, self._vocabulary = pool, states, vocabulary
+        self._adapted, self._loras = adapted, loras
         self._last: tuple[Plan, Batch] | None = None
         self._most_tokens = most_tokens
         self._graphs = StepGraphs(graph_sizes, pool, self._capture, states, most_tokens)
@@ -162,18 +177,20 @@ class PagedModel:
         sequences, count = len(batch.seqlens_k), len(batch.tokens)
         given = batch.tokens if tokens is None else tokens
         embeddings = plan_embeddings(plan, self._hidden) if self._embeds and tokens is None else None
+        loras = None if self._loras is None else plan_loras(plan, self._loras)
         each = range(sequences)
         is_plain = count == sequences and (rows == each or list(rows) == list(each))
-        if embeddings is None and self._graphs.serves(count, sequences, is_plain):
+        if embeddings is None and loras is None and self._graphs.serves(count, sequences, is_plain):
             logits: Any = self._graphs.replay(
                 given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots,
                 *(() if is_plain else (batch.cu_seqlens_q, rows)),
             )  # fmt: skip
         else:
-            method = self._method(count, self._methods if embeddings is None else self._embeds)
+            methods = self._adapted if loras is not None else self._methods if embeddings is None else self._embeds
+            method = self._method(count, methods)
             logits = method(
                 given, batch.positions, np.array(rows or [0], np.int64), batch.block_table, batch.cu_seqlens_q,
-                batch.seqlens_k, batch.slot_mapping, self._pool, *(embeddings or ()),
+                batch.seqlens_k, batch.slot_mapping, self._pool, *(loras or embeddings or ()),
                 *(() if self._states is None else (batch.state_slots, self._states)),
             )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):

@@ -126,14 +126,21 @@ class PooledMethods:
         """
         if self._settings.task == "generate":
             self._refuse("submit_pooled")
+        request, handle = self._pooled_request(prompt, priority, timeout)
+        self._core.add(request)
+        return handle
+
+    def _pooled_request(
+        self, prompt: PromptLike, priority: int, timeout: float | None
+    ) -> tuple[PooledRequest, Pooling]:
+        """One that the core does not have yet."""
         deadline = self._read_times("submit_pooled", priority, timeout)
         ids, embeddings = self._read_prompt(prompt)
         sequence = TokenSequence(ids, priority, (self._next_arrival(), 0), embeddings=embeddings)
         holder: list[PooledRequest] = []
         handle = Pooling(lambda: self._core.cancel(holder[0]))
         holder.append(PooledRequest(sequence, self._settings.pooling, deadline, handle))
-        self._core.add(holder[0])
-        return handle
+        return holder[0], handle
 
     def _read_prompt(self, prompt: Any) -> Any:
         raise NotImplementedError
@@ -163,19 +170,16 @@ class PooledMethods:
             raise ArgumentTypeError(
                 f"{method}: prompts: expected text, token ids or a list of prompts, got {type(prompts).__name__}"
             )
-        handles: list[Pooling] = []
-        try:
-            for at, prompt in enumerate(prompts):
-                if isinstance(prompt, str):
-                    prompt = prefix + prompt
-                try:
-                    handles.append(self.submit_pooled(prompt, priority=priority, timeout=timeout))
-                except InvalidArgumentError as error:
-                    raise type(error)(f"{method}: prompts[{at}]: {error}") from None
-        except BaseException:
-            _cancel(handles)
-            raise
-        return handles
+        made: list[tuple[PooledRequest, Pooling]] = []
+        for at, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                prompt = prefix + prompt
+            try:
+                made.append(self._pooled_request(prompt, priority, timeout))
+            except InvalidArgumentError as error:
+                raise type(error)(f"{method}: prompts[{at}]: {error}") from None
+        self._core.add(*(request for request, _ in made))
+        return [handle for _, handle in made]
 
     def _wait(self, handles: list[Pooling]) -> NDArray[np.float32]:
         try:

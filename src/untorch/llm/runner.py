@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from untorch._core import Tensor
 from untorch.llm.logits import Logits
+from untorch.llm.lora import Loras
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.scheduler import Plan
 from untorch.llm.settings import KV_ITEMSIZE, Settings, read_settings
@@ -22,6 +23,7 @@ from untorch.runtime.program import Program, load
 
 if TYPE_CHECKING:
     from untorch.llm.speculation import SpeculativeOptions
+    from untorch.runtime.method import Method
     from untorch.trust.policy import TrustPolicy
 
 __all__ = ["PackageRunner", "Runner", "kv_bytes"]
@@ -37,6 +39,7 @@ class Runner(ABC):
 
     settings: Settings
     blocks: int
+    loras: Loras | None = None  # the adapters beside its weights; only where ``settings.lora`` is set
 
     @abstractmethod
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
@@ -91,6 +94,10 @@ class PackageRunner(Runner):
             if draft is not None:
                 row += draft.block_elements * KV_ITEMSIZE[draft.dtype]
             on_gpu = program.device != "cpu"
+            adapted: list[tuple[int, Method]] = []
+            if settings.lora is not None:
+                self.loras = Loras(settings.lora, program.device)
+                adapted = [(tokens, program[name]) for tokens, name in settings.lora.methods]
             sizes = graph_sizes if on_gpu and settings.task == "generate" else ()
 
             def make(blocks: int, max_sequences: int) -> list[PagedModel]:
@@ -109,6 +116,8 @@ class PackageRunner(Runner):
                         states,
                         sizes,
                         1 if speculative is None else speculative.num_speculative_tokens + 1,
+                        adapted=adapted,
+                        loras=self.loras,
                     )
                 ]
                 if draft is not None:

@@ -20,6 +20,7 @@ class Sequence:
     becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. embeddings: of its
     prompt, in the place of tokens. slot: of the state pool, while it runs. wanted: tokens behind the last one that the
     next step should verify. draft: those tokens. draft_computed: as computed, by the draft model.
+    lora: the adapter that its tokens go through; salt: what its keys and values depend on beside the tokens.
     """
 
     tokens: list[int]
@@ -28,6 +29,7 @@ class Sequence:
     samples: int = 1
     shares_prefix: bool = True
     salt: bytes = b""
+    lora: Any = None
     embeddings: Embeddings | None = None
     owner: Any = None
     prompt_length: int = -1

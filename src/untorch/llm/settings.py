@@ -10,7 +10,8 @@ from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
-    "FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "DraftSettings", "Settings", "read_settings",
+    "FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "DraftSettings", "LoraLayer", "LoraSettings",
+    "Settings", "read_settings",
 ]  # fmt: skip
 
 TASKS = ("generate", "embed", "classify")
@@ -31,6 +32,26 @@ class DraftSettings:
     methods: tuple[tuple[int, str], ...]
     choose: str | None = None
     architecture: str = ""
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """A linear layer that adapters may change. offset: its first row in the array of adapters."""
+
+    name: str
+    inputs: int
+    outputs: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Of adapters beside the weights. rows, dtype: of the array of adapters. methods: as in Settings, with adapters."""
+
+    dtype: str
+    rows: int
+    layers: tuple[LoraLayer, ...]
+    methods: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,7 @@ class Settings:
     embeds: tuple[tuple[int, str], ...] = ()  # as methods, with embeddings [T, hidden] as inputs
     hidden: int = 0
     draft: DraftSettings | None = None
+    lora: LoraSettings | None = None
 
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend; max_tokens None: as many as fit."""
@@ -127,6 +149,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             embeds=_methods(section.get("embeds", ())),
             hidden=int(section.get("hidden", 0)),
             draft=_draft(section.get("draft")),
+            lora=_lora(section.get("lora")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: {error!r}") from None
@@ -140,12 +163,36 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
         )
     if (settings.task != "generate" and settings.width < 1) or (settings.embeds and settings.hidden < 1):
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a width is wrong")
+    if settings.lora is not None and (settings.embeds or not _fits(settings.lora)):
+        raise InvalidFileError(
+            f"{path}: the manifest's adapters are damaged: a size or dtype is wrong, or it takes embeddings, too"
+        )
     draft = settings.draft
     if draft is not None and (
         min(draft.vocabulary, draft.block_elements) < 1 or not draft.methods or draft.dtype not in KV_ITEMSIZE
     ):
         raise InvalidFileError(f"{path}: the manifest's draft model is damaged: a size or dtype is wrong")
     return settings
+
+
+def _lora(given: Any) -> LoraSettings | None:
+    if given is None:
+        return None
+    layers = tuple(
+        LoraLayer(str(layer["name"]), int(layer["inputs"]), int(layer["outputs"]), int(layer["offset"]))
+        for layer in given["layers"]
+    )
+    return LoraSettings(str(given["dtype"]), int(given["rows"]), layers, _methods(given["methods"]))
+
+
+def _fits(lora: LoraSettings) -> bool:
+    """The layers lie one behind the other in the rows."""
+    end = 0
+    for layer in lora.layers:
+        if min(layer.inputs, layer.outputs) < 1 or layer.offset != end:
+            return False
+        end += layer.inputs + layer.outputs
+    return end == lora.rows and bool(lora.layers and lora.methods) and lora.dtype in ("float32", "bfloat16", "float16")
 
 
 def _draft(given: Any) -> DraftSettings | None:

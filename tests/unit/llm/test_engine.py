@@ -41,20 +41,8 @@ def no_thread_stays() -> Iterator[None]:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_continuous_batching_is_invisible(prompts: list[list[int]], gpu: bool) -> None:
-    submitted = threading.Semaphore(0)
-
-    class Patient(FakeRunner):
-        """Its first step waits until all prompts are there, however slow the thread is that brings them."""
-
-        def run(self, *given: Any) -> Logits:
-            if not self.plans:
-                assert all(submitted.acquire(timeout=30) for _ in prompts)
-            return super().run(*given)
-
-    runner = Patient(blocks=200, gpu=gpu)
+    runner = FakeRunner(blocks=200, gpu=gpu)
     with engine(runner) as made:
-        add = made._core.add
-        made._core.add = lambda request: (add(request), submitted.release())[0]  # type: ignore[method-assign]
         results = made.generate(prompts, GREEDY)
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
         assert {r.finish_reason for r in results} == {"length"}
@@ -68,12 +56,20 @@ def test_continuous_batching_is_invisible(prompts: list[list[int]], gpu: bool) -
     assert runner.closed
 
 
+def test_prompts_of_a_list_begin_together() -> None:
+    runner = FakeRunner()
+    with engine(runner) as made:
+        results = made.generate([[1, 2], "text", [3], [4, 5]], SamplingParams(temperature=0, max_tokens=1))
+    assert [r.error is None for r in results] == [True, False, True, True]
+    assert [sorted(count for _, count in plan) for plan in runner.plans] == [[1, 2, 2]]
+
+
 def test_a_step_is_enqueued_before_the_tokens_of_the_last_one_are_here() -> None:
     runner = FakeRunner(gpu=True)
     with engine(runner) as made:
         results = made.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5))
         assert [r.token_ids for r in results] == [greedy([1, 2, 3], 5), greedy([4, 5], 5)]
-        # The prompts are one step or two, as they come; from then on each step runs before the last one is waited for.
+        # Each step runs before the last one is waited for.
         last = max(step for _, step in runner.events)
         assert runner.events[-5:] == [
             ("run", last - 1), ("wait", last - 2), ("run", last), ("wait", last - 1), ("wait", last),

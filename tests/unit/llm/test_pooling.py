@@ -110,6 +110,13 @@ def test_a_sequence_that_begins_again() -> None:
         assert list(Pooler(kind).rows(Scheduled(sequence, *chunk))) == wanted
 
 
+def test_prompts_of_a_list_begin_together() -> None:
+    runner = FakeRunner(**EMBED)
+    with engine(runner) as made:
+        made.embed([[1, 2], [3], [4, 5]])
+    assert [sorted(count for _, count in plan) for plan in runner.plans] == [[1, 2, 2]]
+
+
 def test_prompts_as_long_as_the_model() -> None:
     with engine(FakeRunner(**EMBED, max_positions=30)) as made:
         assert made.embed([1] * 30).shape == (1, VOCABULARY)

@@ -45,6 +45,29 @@ def test_other_tasks() -> None:
     )
 
 
+LORA: dict[str, Any] = {
+    "dtype": "bfloat16", "rows": 7, "methods": [{"name": "a_lora", "tokens": 16}],
+    "layers": [{"name": "l.q", "inputs": 2, "outputs": 1, "offset": 0}, {"name": "l.o", "inputs": 1, "outputs": 3, "offset": 3}],
+}  # fmt: skip
+
+
+def test_adapters() -> None:
+    assert read_settings({"llm": SECTION}, "m.pt2").lora is None
+    lora = read_settings({"llm": {**SECTION, "lora": LORA}}, "m.pt2").lora
+    assert lora is not None
+    assert (lora.dtype, lora.rows, lora.methods) == ("bfloat16", 7, ((16, "a_lora"),))
+    assert [(layer.name, layer.offset) for layer in lora.layers] == [("l.q", 0), ("l.o", 3)]
+    for wrong in (
+        {"rows": 8}, {"dtype": "int8"}, {"methods": []}, {"layers": []}, {"layers": LORA["layers"][1:]},
+        {"layers": [{**LORA["layers"][0], "inputs": 0}, LORA["layers"][1]]}, {"rows": "x"}, {"layers": 3}, {"layers": [{}]},
+    ):  # fmt: skip
+        with pytest.raises(InvalidFileError, match="is damaged|are damaged"):
+            read_settings({"llm": {**SECTION, "lora": {**LORA, **wrong}}}, "m.pt2")
+    embeds = {"embeds": [{"name": "e", "tokens": 9}], "hidden": 7}
+    with pytest.raises(InvalidFileError, match="adapters are damaged: .* or it takes embeddings, too"):
+        read_settings({"llm": {**SECTION, **embeds, "lora": LORA}}, "m.pt2")
+
+
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("int8", 1), ("float8_e4m3fn", 1)])
 def test_dtypes_of_pages(dtype: str, size: int) -> None:
     assert read_settings({"llm": {**SECTION, "dtype": dtype}}, "m.pt2").dtype == dtype
