@@ -58,8 +58,8 @@ def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float3
     """[3, height, width], float32. A step is a name and its arguments:
 
     ["resize", height, width, filter], ["resize_shortest", size, filter], ["resize_edges", shortest, longest, multiple,
-    filter], ["center_crop", height, width], ["rescale", factor], ["normalize", means, deviations]. Filters are Pillow's
-    numbers.
+    filter], ["center_crop", height, width], ["center_crop_even", height, width], ["rescale", factor], ["normalize",
+    means, deviations]. Filters are Pillow's numbers.
 
     Raises ValueError, TypeError for steps that are damaged.
     """
@@ -77,6 +77,8 @@ def apply_steps(image: Any, steps: Sequence[Sequence[Any]]) -> NDArray[np.float3
             image = image.resize(_within(image.size, shortest, longest, multiple), resample)
         elif name == "center_crop":
             image = _center_crop(image, *arguments)
+        elif name == "center_crop_even":
+            image = _center_crop_even(image, *arguments)
         elif name == "rescale":
             array = np.asarray(image, np.float32) * np.float32(arguments[0])
         elif name == "normalize":
@@ -112,6 +114,12 @@ def _within(size: tuple[int, int], shortest: int, longest: int, multiple: int) -
         other = int(wanted * long / short)
         found = (round(wanted), other) if size[0] < size[1] else (other, round(wanted))
     return max(found[0] // multiple, 1) * multiple, max(found[1] // multiple, 1) * multiple
+
+
+def _center_crop_even(image: Any, height: int, width: int) -> Any:
+    """As torchvision has it: half a pixel is rounded to the even one."""
+    left, top = round((image.size[0] - width) / 2), round((image.size[1] - height) / 2)
+    return image.crop((left, top, left + width, top + height))
 
 
 def _center_crop(image: Any, height: int, width: int) -> Any:

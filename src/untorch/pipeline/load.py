@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 from untorch.pipeline.audio import AudioClassification
 from untorch.pipeline.base import Pipeline
 from untorch.pipeline.detection import ObjectDetection
+from untorch.pipeline.diffusion import TextToImage
 from untorch.pipeline.image import ImageClassification
+from untorch.pipeline.reranking import Reranking
 from untorch.pipeline.segmentation import ImageSegmentation
 from untorch.pipeline.settings import read_settings
+from untorch.pipeline.speech import SpeechRecognition
 from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
 from untorch.pipeline.token_classification import TokenClassification
 from untorch.pipeline.zero_shot import ZeroShotImageClassification
@@ -24,6 +27,7 @@ __all__ = ["PIPELINES", "open_pipeline"]
 
 PIPELINES: dict[str, type[Pipeline]] = {
     "text-classification": TextClassification,
+    "reranking": Reranking,
     "token-classification": TokenClassification,
     "fill-mask": FillMask,
     "text-embedding": TextEmbedding,
@@ -31,6 +35,7 @@ PIPELINES: dict[str, type[Pipeline]] = {
     "zero-shot-image-classification": ZeroShotImageClassification,
     "object-detection": ObjectDetection,
     "image-segmentation": ImageSegmentation,
+    "text-to-image": TextToImage,
     "audio-classification": AudioClassification,
 }
 
@@ -43,11 +48,16 @@ def open_pipeline(
     num_threads: int = 0,
     trust: TrustPolicy | str | os.PathLike[str] | None = None,
 ) -> Pipeline:
-    """The pipeline of a package that ``untorch.export.export_folder`` made. ``untorch.pipeline`` is this function.
+    """The pipeline of a package that ``untorch.export.export_folder`` or ``speech_to_text`` made.
+
+    ``untorch.pipeline`` is this function.
 
     Args:
         source: The package's path, or a loaded program, which stays open.
-        device, num_runners, num_threads, trust: As for ``untorch.load``.
+        device: As for ``untorch.load``.
+        num_runners: As for ``untorch.load``.
+        num_threads: As for ``untorch.load``.
+        trust: As for ``untorch.load``.
 
     Raises:
         InvalidFileError: The package is damaged or has no pipeline.
@@ -60,6 +70,8 @@ def open_pipeline(
         else load(source, device=device, num_runners=num_runners, num_threads=num_threads, trust=trust)
     )
     try:
+        if "speech" in program.manifest and "pipeline" not in program.manifest:
+            return SpeechRecognition(program, owned)
         settings = read_settings(program.manifest, program.path)
         task = settings.get("task", str)
         if task not in PIPELINES:

@@ -49,8 +49,6 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
         hint = ""
         if "llm" in manifest:
             hint = "; this one holds a language model: use untorch.llm.Engine"
-        elif "speech" in manifest:
-            hint = "; this one holds a speech model: use untorch.speech.Transcriber"
         raise InvalidFileError(
             f"{path} holds no pipeline: packages with one are made by untorch export DIR, or "
             f"untorch.export.export_folder{hint}"

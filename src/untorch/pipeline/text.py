@@ -84,11 +84,35 @@ class FillMask(TextPipeline):
 
 
 class TextEmbedding(TextPipeline):
-    """An array [width] of a text, pooled and normalised as the model's modules.json says."""
+    """An array [width] of a text, pooled and normalised as the model's modules.json says.
 
-    options = ("truncation",)
+    prompt: a text before each of the texts. prompt_name: one of the package's, such as "query".
+    """
+
+    options = ("truncation", "prompt", "prompt_name")
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class. Texts are truncated by default, as sentence-transformers does."""
+        if prompt := self._prompt(options):
+            inputs = [prompt + text if isinstance(text, str) else text for text in inputs]
         encodings = self.tokens.encode(inputs, options.get("truncation", True))
         return [*self.call("forward", self.tokens.arrays(encodings))]
+
+    def _prompt(self, options: Mapping[str, Any]) -> str:
+        """What stands before a text: given, one of the package's by its name, or its default."""
+        text, name = options.get("prompt"), options.get("prompt_name")
+        if text is not None:
+            if not isinstance(text, str):
+                raise InvalidArgumentError(f"pipeline: prompt: expected a string, got {text!r:.80}")
+            if name is not None:
+                raise InvalidArgumentError("pipeline: prompt_name: expected prompt or prompt_name, got both")
+            return text
+        # Packages before prompts have none.
+        prompts: dict[str, Any] = self.settings.optional("prompts", dict) or {}
+        name = self.settings.optional("default_prompt", str) if name is None else name
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in prompts:
+            known = ", ".join(sorted(prompts)) or "none, as the package has no prompts"
+            raise InvalidArgumentError(f"pipeline: prompt_name: expected {known}, got {name!r:.80}")
+        return str(prompts[name])

@@ -30,7 +30,9 @@ class CtcModel:
 
     parameters: frozenset[str] = frozenset()
     has_times = True
+    has_words = True
     translates = False
+    engine = None
 
     def __init__(self, program: Program, settings: SpeechSettings) -> None:
         self._settings = settings
@@ -54,6 +56,9 @@ class CtcModel:
             )
         control = Control(request.deadline)
         return StepRecognition(self._steps(samples, control), control)
+
+    def close(self) -> None:
+        """There is nothing that runs by itself."""
 
     def _steps(self, samples: NDArray[np.float32], control: Control) -> Generator[str, None, Transcription]:
         settings = self._settings

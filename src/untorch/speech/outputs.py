@@ -25,7 +25,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Segment:
-    """A phrase. start, end: seconds. tokens: the model's. avg_logprob: of the tokens, by the model."""
+    """A phrase. start, end: seconds. tokens: the model's. avg_logprob: of the tokens, by the model.
+
+    no_speech_prob: that nobody speaks; None: the model does not tell.
+    """
 
     text: str
     start: float
@@ -33,6 +36,7 @@ class Segment:
     tokens: tuple[int, ...] = ()
     avg_logprob: float | None = None
     words: tuple[Word, ...] = ()
+    no_speech_prob: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ __all__ = ["TranscriptionRequest"]
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """None: as the model decides. task: "transcribe" or "translate". deadline: of time.monotonic()."""
+    """None: as the model decides. task: "transcribe" or "translate". timestamps: segments with times are wanted.
+
+    deadline: of time.monotonic().
+    """
 
     task: str = "transcribe"
     language: str | None = None
@@ -17,3 +20,4 @@ class TranscriptionRequest:
     temperature: float | None = None
     seed: int | None = None
     deadline: float | None = None
+    timestamps: bool = False

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 from untorch.speech.resample import HIGHEST_RATE, LOWEST_RATE
+from untorch.speech.seq2seq_settings import Seq2SeqSettings, read_seq2seq
+
+if TYPE_CHECKING:
+    from untorch.runtime.program import Program
 
 __all__ = ["DECODERS", "FORMAT_VERSION", "SpeechSettings", "read_settings"]
 
 FORMAT_VERSION = 1
-DECODERS = ("ctc", "causal_lm")
+DECODERS = ("ctc", "causal_lm", "seq2seq")
 _MOST_SAMPLES = 1 << 26  # of a call
 
 
@@ -22,7 +29,9 @@ class SpeechSettings:
 
     Attributes:
         decoder: "ctc": logits of frames. "causal_lm": a language model that reads embeddings of the sound.
-        method: Of the package: waveform or features in, logits or embeddings out.
+            "seq2seq": an encoder, and a decoder that attends to it.
+        method: Of the package: waveform or features in, logits or embeddings out. Of "seq2seq": the encoder, which
+            gives the logits of the first token.
         sampling_rate: In hertz.
         chunk_samples: Samples of a call. For "ctc", the most; for others, audio is padded to a multiple of it.
         languages: The languages that may be asked for, ISO 639-1; empty: "ctc": not known; others: any.
@@ -36,6 +45,7 @@ class SpeechSettings:
         template: "causal_lm": the prompt: token ids, "audio", and texts in which "{language}" is filled, which are left
             out where no language is given.
         placeholder: "causal_lm": the token in whose place there are embeddings.
+        seq2seq: Of "seq2seq": the decoder and its tokens.
     """
 
     decoder: str
@@ -58,6 +68,21 @@ class SpeechSettings:
     lower_case: bool = False
     template: tuple[int | str, ...] = ()
     placeholder: int = 0
+    seq2seq: Seq2SeqSettings | None = None
+
+    @property
+    def window_frames(self) -> int:
+        """Of the spectrogram of chunk_samples."""
+        return self.chunk_samples // self.hop_length
+
+    def read_filters(self, program: Program) -> NDArray[np.float32]:
+        """The mel filters [n_fft / 2 + 1, n_mels]. Raises InvalidFileError."""
+        data, bins = program._program.entry(self.mel_filters), self.n_fft // 2 + 1
+        if len(data) != bins * self.n_mels * 4:
+            raise InvalidFileError(
+                f"{program.path}: {self.mel_filters}: expected {bins} × {self.n_mels} float32, got {len(data)} bytes"
+            )
+        return np.frombuffer(data, np.float32).reshape(bins, self.n_mels)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's member "speech"."""
@@ -66,6 +91,7 @@ class SpeechSettings:
             **vars(self),
             "languages": [*self.languages],
             "template": [*self.template],
+            "seq2seq": None if self.seq2seq is None else self.seq2seq.to_json(),
         }
 
 
@@ -80,7 +106,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> SpeechSettings:
     if version != FORMAT_VERSION or section.get("decoder") not in DECODERS:
         raise UnsupportedError(
             f"{path}: its speech model has format {version!r} and decoder {section.get('decoder')!r}, this untorch "
-            f"reads {FORMAT_VERSION} with {' and '.join(DECODERS)}: export it again, or upgrade untorch"
+            f"reads {FORMAT_VERSION} with {', '.join(DECODERS)}: export it again, or upgrade untorch"
         )
     try:
         settings = SpeechSettings(
@@ -104,6 +130,7 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> SpeechSettings:
             lower_case=bool(section["lower_case"]),
             template=tuple(item if isinstance(item, str) else int(item) for item in section["template"]),
             placeholder=int(section["placeholder"]),
+            seq2seq=read_seq2seq(section["seq2seq"]) if section["decoder"] == "seq2seq" else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFileError(f"{path}: the manifest's speech model is damaged: {error!r}") from None
@@ -129,8 +156,11 @@ def _problem(settings: SpeechSettings) -> str | None:
         return f"n_fft: {settings.n_fft}, hop_length: {settings.hop_length}"
     if not 1 <= settings.n_mels <= 4096 or settings.chunk_samples % settings.hop_length:
         return f"n_mels: {settings.n_mels}, chunk_samples: {settings.chunk_samples}"
+    own = settings.seq2seq
+    if own is not None and own.languages and not set(settings.languages) <= own.languages.keys():
+        return f"languages: {settings.languages}"
     if settings.chunk_samples <= settings.n_fft // 2:
         return f"chunk_samples: {settings.chunk_samples}"
-    if settings.template.count("audio") != 1:
+    if settings.decoder == "causal_lm" and settings.template.count("audio") != 1:
         return 'template: expected one "audio"'
     return None

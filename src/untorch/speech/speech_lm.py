@@ -27,20 +27,13 @@ class SpeechLanguageModel:
 
     parameters: frozenset[str] = frozenset({"language", "temperature", "seed"})
     has_times = False
+    has_words = False
     translates = False
 
     def __init__(self, program: Program, settings: SpeechSettings, **options: Any) -> None:
         self._settings = settings
         self._encode = program[settings.method]
-        data = program._program.entry(settings.mel_filters)
-        bins = settings.n_fft // 2 + 1
-        if len(data) != bins * settings.n_mels * 4:
-            raise InvalidFileError(
-                f"{program.path}: {settings.mel_filters}: expected {bins} × {settings.n_mels} float32, got "
-                f"{len(data)} bytes"
-            )
-        filters = np.frombuffer(data, np.float32).reshape(bins, settings.n_mels)
-        self._log_mel = LogMel(filters, settings.n_fft, settings.hop_length)
+        self._log_mel = LogMel(settings.read_filters(program), settings.n_fft, settings.hop_length)
         self.engine = Engine(program, **options)
         try:
             if any(isinstance(item, str) and item != "audio" for item in settings.template):

@@ -17,6 +17,7 @@ from untorch.speech.settings import SpeechSettings, read_settings
 
 if TYPE_CHECKING:
     from untorch.llm import Engine
+    from untorch.speech.seq2seq import Seq2SeqModel
     from untorch.speech.speech_lm import SpeechLanguageModel
     from untorch.trust.policy import TrustPolicy
 
@@ -33,7 +34,10 @@ class Transcriber:
     Args:
         source: The package's path, or a loaded program, which stays open.
         max_seconds: Longer audio is refused.
-        device, num_runners, num_threads, trust: As for ``untorch.load``.
+        device: As for ``untorch.load``.
+        num_runners: As for ``untorch.load``.
+        num_threads: As for ``untorch.load``.
+        trust: As for ``untorch.load``.
         engine: For a package with a language model: further arguments of ``untorch.llm.Engine``.
 
     Raises:
@@ -62,15 +66,20 @@ class Transcriber:
             else load(source, device=device, num_runners=num_runners, num_threads=num_threads, trust=trust)
         )
         self._max_seconds = max_seconds
-        self._model: CtcModel | SpeechLanguageModel
+        self._model: CtcModel | Seq2SeqModel | SpeechLanguageModel
         try:
             self.settings: SpeechSettings = read_settings(self._program.manifest, self._program.path)
-            if self.settings.decoder == "ctc":
+            if self.settings.decoder != "causal_lm":
                 if engine:
                     raise ArgumentTypeError(
                         f"Transcriber: {', '.join(engine)}: unknown, as the package has no language model"
                     )
-                self._model = CtcModel(self._program, self.settings)
+                if self.settings.decoder == "ctc":
+                    self._model = CtcModel(self._program, self.settings)
+                else:
+                    from untorch.speech.seq2seq import Seq2SeqModel
+
+                    self._model = Seq2SeqModel(self._program, self.settings)
             else:
                 from untorch.speech.speech_lm import SpeechLanguageModel
 
@@ -83,7 +92,7 @@ class Transcriber:
     @property
     def engine(self) -> Engine | None:
         """Of the language model; None: the package has none."""
-        return None if isinstance(self._model, CtcModel) else self._model.engine
+        return self._model.engine
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -93,8 +102,13 @@ class Transcriber:
 
     @property
     def has_times(self) -> bool:
-        """Whether results have segments and words with their times."""
+        """Whether results have segments with their times."""
         return self._model.has_times
+
+    @property
+    def has_words(self) -> bool:
+        """Whether segments have words with their times."""
+        return self._model.has_words
 
     @property
     def translates(self) -> bool:
@@ -111,11 +125,12 @@ class Transcriber:
         prompt: str | None = None,
         temperature: float | None = None,
         seed: int | None = None,
+        timestamps: bool = False,
     ) -> Transcription:
         """The text of a file, or of an array of samples at ``sampling_rate``, as ``submit`` takes them."""
         handle = self.submit(
             audio, sampling_rate=sampling_rate, task=task, language=language, prompt=prompt, temperature=temperature,
-            seed=seed,
+            seed=seed, timestamps=timestamps,
         )  # fmt: skip
         try:
             return handle.result()
@@ -134,6 +149,7 @@ class Transcriber:
         temperature: float | None = None,
         seed: int | None = None,
         timeout: float | None = None,
+        timestamps: bool = False,
     ) -> Recognition:
         """Read the audio, and begin to transcribe it.
 
@@ -145,6 +161,8 @@ class Transcriber:
             prompt: Text before the audio's, where ``parameters`` has it.
             temperature: 0: the likeliest text. Default: 0.
             seed: Equal seeds give equal texts.
+            timestamps: For Whisper: segments with the times that the model writes. Without it, and for audio of one
+                window, the whole text is a segment; longer audio always has them, and so have CTC models.
             timeout: Seconds from now on after which it ends with the reason "timeout" and the text so far.
 
         Raises:
@@ -152,8 +170,9 @@ class Transcriber:
             UnsupportedError: A file needs the package soundfile.
         """
         request = TranscriptionRequest(
-            task, language, prompt, temperature, seed, None if timeout is None else time.monotonic() + timeout
-        )
+            task, language, prompt, temperature, seed, None if timeout is None else time.monotonic() + timeout,
+            timestamps,
+        )  # fmt: skip
         self._check(request)
         samples = read_audio(
             audio, self.settings.sampling_rate, source_rate=sampling_rate, max_seconds=self._max_seconds
@@ -162,8 +181,7 @@ class Transcriber:
 
     def close(self) -> None:
         """End what runs, and free the model."""
-        if not isinstance(self._model, CtcModel):
-            self._model.close()
+        self._model.close()
         if self._owned:
             self._program.close()
 
@@ -181,6 +199,12 @@ class Transcriber:
             )  # fmt: skip
         if request.task == "translate" and not self.translates:
             raise InvalidArgumentError(f'transcribe: task: expected "transcribe", as {name} does not translate')
+        if not isinstance(request.timestamps, bool):
+            raise InvalidArgumentError(
+                f"transcribe: timestamps: expected True or False, got {request.timestamps!r:.80}"
+            )
+        if request.timestamps and not self.has_times:
+            raise InvalidArgumentError(f"transcribe: timestamps: {name} does not know when words were said")
         known = self.parameters
         for parameter in ("language", "prompt", "temperature", "seed"):
             value = getattr(request, parameter)

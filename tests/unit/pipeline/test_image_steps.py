@@ -89,3 +89,11 @@ def test_refusals(tmp_path: Path) -> None:
         read_image(np.zeros((2, 2)))
     with pytest.raises(ArgumentTypeError, match="expected a path, bytes, a Pillow image, an array.*got int"):
         read_image(7)
+
+
+def test_a_crop_with_half_a_pixel() -> None:
+    """torchvision rounds to the even pixel: 0.5 → 0, 1.5 → 2."""
+    image = read_image(np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3))
+    given = np.asarray(image, np.float32).transpose(2, 0, 1)
+    np.testing.assert_array_equal(apply_steps(image, [["center_crop_even", 4, 4]]), given[:, 0:4, 2:6])
+    np.testing.assert_array_equal(apply_steps(image, [["center_crop", 4, 4]]), given[:, 0:4, 1:5])

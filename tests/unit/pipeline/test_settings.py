@@ -17,7 +17,6 @@ from untorch.runtime.errors import FileMissingError, InvalidFileError, Unsupport
     [
         ({}, InvalidFileError, "m.pt2 holds no pipeline: packages with one are made by untorch export DIR"),
         ({"llm": {}}, InvalidFileError, "use untorch.llm.Engine"),
-        ({"speech": {}}, InvalidFileError, "use untorch.speech.Transcriber"),
         ({"pipeline": {"format_version": 9}}, UnsupportedError, "its pipeline has format 9, this untorch reads 1"),
     ],
 )

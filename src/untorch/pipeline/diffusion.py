@@ -1,0 +1,93 @@
+"""Text to image by latent diffusion: a text encoder, a U-Net in a loop, and the decoder of an autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from untorch.pipeline.base import Pipeline, read_count
+from untorch.pipeline.extras import import_extra
+from untorch.pipeline.noise_schedules import Ddim, Euler, make_sampler
+from untorch.pipeline.settings import Settings
+from untorch.pipeline.tokens import Tokens
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.runtime.program import Program
+
+__all__ = ["TextToImage"]
+
+_OUTPUTS = ("pil", "np")
+
+
+class TextToImage(Pipeline):
+    """A Pillow image of a text; with output_type="np" an array [height, width, 3], float32 from 0 to 1.
+
+    num_inference_steps: 50 by default. guidance_scale: 7.5 by default; up to 1: the text is not strengthened.
+    negative_prompt: what the image is to be unlike. seed: equal seeds give equal images. latents: the noise to begin
+    with, [channels, height, width] float32, instead of a seed.
+    """
+
+    options = ("num_inference_steps", "guidance_scale", "negative_prompt", "seed", "latents", "output_type")
+
+    def __init__(self, program: Program, settings: Settings, owned: bool) -> None:
+        super().__init__(program, settings, owned)
+        self._tokens = Tokens(program, settings)
+        self._shape = tuple(int(size) for size in settings.get("latent_shape", list))
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class. An image at a time."""
+        steps = read_count("num_inference_steps", options.get("num_inference_steps", 50))
+        scale, kind = options.get("guidance_scale", 7.5), options.get("output_type", "pil")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not np.isfinite(scale):
+            raise InvalidArgumentError(f"pipeline: guidance_scale: expected a number, got {scale!r:.80}")
+        if kind not in _OUTPUTS:
+            raise InvalidArgumentError(f"pipeline: output_type: expected {' or '.join(_OUTPUTS)}, got {kind!r:.80}")
+        random = np.random.default_rng(options.get("seed"))
+        found = []
+        for text in inputs:
+            if not isinstance(text, str):
+                raise ArgumentTypeError(f"pipeline: inputs: expected a string, got {type(text).__name__}")
+            sampler = self._sampler(steps)
+            latents = self._noise(options.get("latents"), random) * np.float32(sampler.initial_scale)
+            found.append(self._image(text, options.get("negative_prompt") or "", latents, sampler, float(scale), kind))
+        return found
+
+    def _sampler(self, steps: int) -> Ddim | Euler:
+        schedule = self.settings.get("schedule", dict)
+        if steps > len(schedule.get("alphas", ())):
+            raise InvalidArgumentError(
+                f"pipeline: num_inference_steps: expected at most {len(schedule.get('alphas', ()))}, got {steps}"
+            )
+        try:
+            return make_sampler(schedule, steps)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.settings.damaged(f"schedule: {error}") from None
+
+    def _noise(self, given: Any, random: np.random.Generator) -> NDArray[np.float32]:
+        if given is None:
+            return random.standard_normal((1, *self._shape), np.float32)
+        if not isinstance(given, np.ndarray) or given.dtype != np.float32 or given.shape != self._shape:
+            got = f"{given.dtype} {list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
+            raise InvalidArgumentError(f"pipeline: latents: expected float32 {list(self._shape)}, got {got}")
+        return given[None]
+
+    def _image(
+        self, text: str, negative: str, latents: NDArray[np.float32], sampler: Ddim | Euler, scale: float, kind: str
+    ) -> Any:
+        is_guided = scale > 1
+        encodings = self._tokens.encode([negative, text] if is_guided else [text], truncation=True)
+        hidden = self.call("encode_text", self._tokens.arrays(encodings))
+        for index, time in enumerate(sampler.timesteps):
+            given = np.repeat(sampler.scale(latents, index), len(hidden), 0)
+            arguments = {"latents": given, "timestep": np.asarray([time], np.float32), "hidden": hidden}
+            output = self.call("predict", arguments)
+            if is_guided:
+                output = output[:1] + np.float32(scale) * (output[1:] - output[:1])
+            latents = np.ascontiguousarray(sampler.step(output, latents, index))
+        pixels = self.call("decode", {"latents": latents})[0].transpose(1, 2, 0)
+        image = (pixels / 2 + np.float32(0.5)).clip(0, 1)
+        if kind == "np":
+            return image
+        return import_extra("PIL.Image", "pillow", "an image").fromarray((image * 255).round().astype(np.uint8))

@@ -1,0 +1,59 @@
+"""Reranking: how well each of some documents answers a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from untorch.pipeline.base import read_count
+from untorch.pipeline.scores import activate
+from untorch.pipeline.text import TextPipeline
+from untorch.runtime.errors import ArgumentTypeError
+
+__all__ = ["Reranking"]
+
+_BATCH = 32  # pairs of a call
+
+
+class Reranking(TextPipeline):
+    """``[{"index": …, "score": …, "document": …}]``, the best first, of ``{"query": …, "documents": […]}``.
+
+    top_k: how many. Pairs are truncated by default, as sentence-transformers does.
+    """
+
+    options = ("top_k", "function_to_apply", "truncation")
+
+    def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
+        """See the class."""
+        top_k = options.get("top_k")
+        if top_k is not None:
+            read_count("top_k", top_k)
+        name = options.get("function_to_apply") or self.settings.get("activation", str)
+        truncation, found = options.get("truncation", True), []
+        for given in inputs:
+            query, documents = _read(given)
+            pairs = [{"text": query, "text_pair": document} for document in documents]
+            rows = [np.empty(0, np.float32)]
+            for begin in range(0, len(pairs), _BATCH):
+                encodings = self.tokens.encode(pairs[begin : begin + _BATCH], truncation)
+                logits = self.call("forward", self.tokens.arrays(encodings))
+                if logits.shape[1] != 1:
+                    raise self.settings.damaged(f"labels: expected one, got {logits.shape[1]}")
+                rows.append(logits[:, 0])
+            scores = activate(np.concatenate(rows), name)
+            order = np.argsort(-scores, kind="stable")[:top_k]
+            found.append([{"index": int(i), "score": float(scores[i]), "document": documents[i]} for i in order])
+        return found
+
+
+def _read(given: Any) -> tuple[str, list[str]]:
+    if isinstance(given, dict) and given.keys() == {"query", "documents"} and isinstance(given["query"], str):
+        documents = given["documents"]
+        if isinstance(documents, list | tuple) and all(isinstance(one, str) for one in documents):
+            return given["query"], list(documents)
+    raise ArgumentTypeError(
+        'pipeline: inputs: expected {"query": a string, "documents": a list of strings}, or a list of them, got '
+        f"{type(given).__name__} {given!r:.80}"
+    )
