@@ -60,11 +60,15 @@ class LanguageModel:
         prompts = [self._text(item) for item in texts.reshape(-1)]
         if self._engine.settings.task != "generate":
             return {self.outputs[0].name: await self._pool(prompts, parameters, timeout)}
-        params = dataclasses.replace(self._engine.default_params, **self._fields(parameters))
+        lora = parameters.get("lora")
+        if lora is not None and not isinstance(lora, str):
+            raise InvalidArgumentError(f"model '{self.name}': parameter 'lora': expected str, got {lora!r:.80}")
+        others = {name: value for name, value in parameters.items() if name != "lora"}
+        params = dataclasses.replace(self._engine.default_params, **self._fields(others))
         handles = []
         try:
             for prompt in prompts:
-                handles.append(self._engine.submit(prompt, params, timeout=timeout))
+                handles.append(self._engine.submit(prompt, params, lora=lora, timeout=timeout))
             results = await asyncio.gather(*(self._result(handle) for handle in handles))
         finally:
             for handle in handles:
@@ -112,7 +116,7 @@ class LanguageModel:
             kinds = _PARAMETERS.get(name)
             if kinds is None:
                 raise InvalidArgumentError(
-                    f"model '{self.name}': parameter '{name:.80}': expected one of {', '.join(_PARAMETERS)}"
+                    f"model '{self.name}': parameter '{name:.80}': expected one of {', '.join(_PARAMETERS)}, lora"
                 )
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise InvalidArgumentError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["ServeOptions", "parse_bytes", "parse_models"]
+__all__ = ["ServeOptions", "parse_bytes", "parse_loras", "parse_models"]
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -54,6 +54,7 @@ class ServeOptions:
         num_speculative_tokens: The most tokens to propose at a time.
         prompt_lookup_min: The fewest of the last tokens that have to match.
         prompt_lookup_max: The most that are compared.
+        loras: Folders of adapters (LoRA) by name: for all language models, or as "model:name" for one of them.
         max_audio: Seconds of the longest audio that is transcribed.
         log_format: "text", "json", or "none".
         tls_certificate: PEM file with the server's certificate and those between it and the root.
@@ -92,6 +93,7 @@ class ServeOptions:
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_audio: float = 3600.0
     log_format: str = "text"
     tls_certificate: str | None = None
@@ -118,8 +120,17 @@ class ServeOptions:
             raise InvalidArgumentError("tls_certificate, tls_key: expected both or none")
         if not self.models and self.repository is None:
             raise InvalidArgumentError("models: expected a package, or a repository, got neither")
-        for name in self.models:
+        for name in (*self.models, *(part for lora in self.loras for part in lora.split(":", 1))):
             check_name(name)
+
+    def loras_of(self, model: str) -> dict[str, str]:
+        """The adapters of a language model, by name."""
+        found = {}
+        for key, folder in self.loras.items():
+            base, colon, name = key.rpartition(":")
+            if not colon or base == model:
+                found[name] = folder
+        return found
 
     def to_json(self) -> str:
         """For a worker process."""
@@ -154,6 +165,19 @@ def parse_models(texts: list[str]) -> dict[str, str]:
             raise InvalidArgumentError(f"two packages are named {name!r}: name one of them with NAME={path}")
         models[name] = os.path.abspath(path)
     return models
+
+
+def parse_loras(texts: list[str]) -> dict[str, str]:
+    """``["sql=adapters/sql", "model:sql=adapters/sql"]`` → names and absolute paths. Raises InvalidArgumentError."""
+    loras: dict[str, str] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise InvalidArgumentError(f"lora: expected NAME=DIR or MODEL:NAME=DIR, got {text!r}")
+        if name in loras:
+            raise InvalidArgumentError(f"lora: two adapters are named {name!r}")
+        loras[name] = os.path.abspath(path)
+    return loras
 
 
 def parse_bytes(text: str, what: str) -> int:

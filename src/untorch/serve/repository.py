@@ -296,8 +296,9 @@ class Repository:
             names = ("speculative", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
             given = {name: value for name in names if (value := getattr(options, name)) is not None}
             package.engine = Engine(
-                package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust, **given
-            )
+                package.path, kv_memory=options.kv_memory, num_threads=options.num_threads, trust=options.trust,
+                loras=options.loras_of(package.name), **given,
+            )  # fmt: skip
         assert package.engine is not None
         package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
 

@@ -29,6 +29,7 @@ class Vectors:
         self.settings = dataclasses.replace(engine.settings, task="embed", width=3)
         self.tokenizer = engine.tokenizer
         self.max_prompt_tokens, self.chat_template = engine.max_prompt_tokens, None
+        self.loras: list[str] = []
 
     async def aembed(self, prompts: list[Any]) -> np.ndarray:
         assert self.tokenizer is not None

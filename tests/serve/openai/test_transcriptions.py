@@ -32,9 +32,9 @@ def wav(seconds: float, rate: int = 16000, kind: str = "WAV", channels: int = 1,
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    ctc, voxtral = packages.compiled(MODELS, "ctc"), packages.compiled(MODELS, "voxtral")
+    served = [f"{kind}={packages.compiled(MODELS, kind)}" for kind in ("ctc", "voxtral", "whisper")]
     folder = tmp_path_factory.mktemp("speech")
-    with serve(folder, f"ctc={ctc}", f"voxtral={voxtral}", "--kv-memory", "8MiB", "--max-audio", "60") as one:
+    with serve(folder, *served, "--kv-memory", "8MiB", "--max-audio", "60") as one:
         yield one
 
 
@@ -111,10 +111,32 @@ def test_speech_language_model(client: Any) -> None:
     assert client.completions.create(model="voxtral", prompt="abc", max_tokens=4).usage.completion_tokens <= 4
 
 
+def test_whisper(client: Any) -> None:
+    found = create(client, "whisper")
+    assert found.text
+    assert found.usage.type == "duration"
+    assert create(client, "whisper", response_format="text") == found.text + "\n"
+    assert create(client, "whisper", language="de", prompt="AB").text != found.text
+    assert create(client, "whisper", temperature=1).text != found.text
+    # More than a window of two seconds; the times are its own.
+    timed = create(client, "whisper", file=wav(5.0), response_format="verbose_json", language="fr")
+    assert (timed.language, timed.duration) == ("fr", 5.0)
+    assert len(timed.segments) > 2
+    assert "".join(one.text for one in timed.segments).strip() == timed.text.strip()
+    assert [one.start for one in timed.segments] == sorted(one.start for one in timed.segments)
+    assert all(0 < one.no_speech_prob < 1 for one in timed.segments)
+    assert create(client, "whisper", response_format="srt").startswith("1\n00:00:0")
+    events = list(create(client, "whisper", file=wav(5.0), language="fr", stream=True))
+    assert "".join(one.delta for one in events[:-1]) == events[-1].text == timed.text
+    assert len(events) > 3
+    translated = client.audio.translations.create(model="whisper", file=("a.wav", wav(1.0)))
+    assert translated.text != found.text
+
+
 def test_models(client: Any, server: Server) -> None:
-    assert {model.id for model in client.models.list()} == {"ctc", "voxtral"}
+    assert {model.id for model in client.models.list()} == {"ctc", "voxtral", "whisper"}
     assert client.models.retrieve("ctc").id == "ctc"
-    with pytest.raises(openai.NotFoundError, match=r"expected one that is served \(voxtral, ctc\)"):
+    with pytest.raises(openai.NotFoundError, match=r"expected one that is served \(voxtral, ctc, whisper\)"):
         create(client, "nobody")
     with pytest.raises(openai.BadRequestError, match="it transcribes speech: use /v1/audio/transcriptions"):
         client.completions.create(model="ctc", prompt="a")
@@ -136,6 +158,13 @@ def test_models(client: Any, server: Server) -> None:
         ({"response_format": "srt", "stream": True}, "stream", 'expected response_format "json" or "text" with it'),
         ({"timestamp_granularities": ["word"]}, "timestamp_granularities", 'expected response_format "verbose_json"'),
         ({"include": ["logprobs"]}, "include", "not served"),
+        ({"model": "whisper", "language": "es"}, "language", "expected one of en, de, fr, got 'es'"),
+        ({"model": "whisper", "prompt": "<|transcribe|>"}, "prompt", "expected text without special tokens"),
+        (
+            {"model": "whisper", "timestamp_granularities": ["word"], "response_format": "verbose_json"},
+            "timestamp_granularities",
+            "not served: the model knows the times of segments alone",
+        ),
         ({"extra_body": {"beam": 5}}, "beam", "unknown parameter"),
         ({"file": b"RIFF no sound"}, "file", "expected a file that libsndfile reads"),
         ({"file": wav(0.0)}, "file", "expected samples, got none"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from untorch.runtime.errors import InvalidArgumentError
-from untorch.serve.options import ServeOptions, parse_bytes, parse_models
+from untorch.serve.options import ServeOptions, parse_bytes, parse_loras, parse_models
 
 MODELS = {"m": "/m.pt2"}
 
@@ -32,8 +32,27 @@ def test_wrong_values(fields: dict[str, Any], text: str) -> None:
     assert str(caught.value) == text
 
 
+def test_adapters(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loras = parse_loras(["sql=a/b", "m:chat=/c", "other:chat=/d"])
+    assert loras == {"sql": f"{tmp_path}/a/b", "m:chat": "/c", "other:chat": "/d"}
+    options = ServeOptions(models=MODELS, loras=loras)
+    assert options.loras_of("m") == {"sql": f"{tmp_path}/a/b", "chat": "/c"}
+    assert options.loras_of("x") == {"sql": f"{tmp_path}/a/b"}
+    for text, message in (
+        ("sql", "lora: expected NAME=DIR or MODEL:NAME=DIR, got 'sql'"),
+        ("=x", "lora: expected NAME=DIR or MODEL:NAME=DIR, got '=x'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            parse_loras([text])
+    with pytest.raises(InvalidArgumentError, match="two adapters are named 'a'"):
+        parse_loras(["a=1", "a=2"])
+    with pytest.raises(InvalidArgumentError, match="model name: expected letters"):
+        ServeOptions(models=MODELS, loras={"a/b": "x"})
+
+
 def test_a_worker_gets_the_same() -> None:
-    options = ServeOptions(models=MODELS, api_keys=("a", "b"), grpc_port=None, max_wait=0.5)
+    options = ServeOptions(models=MODELS, api_keys=("a", "b"), grpc_port=None, max_wait=0.5, loras={"a": "/b"})
     assert ServeOptions.from_json(options.to_json()) == options
 
 

@@ -29,8 +29,10 @@ async def retrieve_model(service: Service, request: Request) -> Response:
 
 
 def _model(service: Service, name: str) -> dict[str, Any] | None:
-    engine = service.engines.get(name)
+    engine = service.find(name)
     if engine is None and service.transcribers.get(name) is None:
         return None
     length = {} if engine is None else {"max_model_len": engine.settings.max_positions}
-    return {"id": name, "object": "model", "created": service.created, "owned_by": "untorch", **length}
+    base = service.base(name)
+    parent = {} if base is None else {"parent": base}
+    return {"id": name, "object": "model", "created": service.created, "owned_by": "untorch", **length, **parent}

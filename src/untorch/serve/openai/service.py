@@ -188,7 +188,7 @@ class Service:
     def engine(self, fields: Fields, task: str = "generate") -> tuple[str, Engine]:
         """The request's model, which has to have this task. Raises ApiError."""
         name = _name(fields)
-        engine = self.engines.get(name)
+        engine = self.find(name)
         if engine is None:
             if self.transcribers.get(name) is not None:
                 raise invalid("model", "it transcribes speech: use /v1/audio/transcriptions", "unsupported")
@@ -202,14 +202,32 @@ class Service:
         name = _name(fields)
         found = self.transcribers.get(name)
         if found is None:
-            if self.engines.get(name) is not None:
+            if self.find(name) is not None:
                 raise invalid("model", "it transcribes no speech, it is a language model for text", "unsupported")
             raise model_not_found(name, self.names())
         return name, found
 
     def names(self) -> list[str]:
-        """Of all models."""
-        return list(dict.fromkeys([*self.engines.names(), *self.transcribers.names()]))
+        """Of all models, and of the adapters beside them."""
+        models = self.engines.names()
+        loras = [lora for name in models if (engine := self.engines.get(name)) is not None for lora in engine.loras]
+        return list(dict.fromkeys([*models, *self.transcribers.names(), *loras]))
+
+    def find(self, name: str) -> Engine | None:
+        """The engine of a language model, or of the model that has an adapter of this name."""
+        engine = self.engines.get(name)
+        base = self.base(name)
+        return self.engines.get(base) if engine is None and base is not None else engine
+
+    def base(self, name: str) -> str | None:
+        """The model that has an adapter of this name; None if the name is a model's, or unknown."""
+        if self.engines.get(name) is not None or self.transcribers.get(name) is not None:
+            return None
+        for model in self.engines.names():
+            engine = self.engines.get(model)
+            if engine is not None and name in engine.loras:
+                return model
+        return None
 
     def check_length(self, engine: Engine, prompt: Sequence[int], param: str) -> None:
         """Raises ApiError if the prompt is empty or does not fit."""
@@ -222,12 +240,14 @@ class Service:
         self, model: str, engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int
     ) -> Submission:
         """Give the prompts to the engine. Raises ApiError, and what ``Engine.submit`` raises."""
-        release = self.admit(model, len(prompts), "prompt")
+        base = self.base(model)
+        release = self.admit(base or model, len(prompts), "prompt")
+        lora = None if base is None else model
         generations: list[Timed] = []
         submission = Submission(generations, release)
         try:
             for prompt in prompts:
-                handle = engine.submit(prompt, params, priority=priority, timeout=self.options.timeout)
+                handle = engine.submit(prompt, params, lora=lora, priority=priority, timeout=self.options.timeout)
                 generations.append(Timed(handle, model, self.options.metrics))
         except BaseException:
             submission.close()

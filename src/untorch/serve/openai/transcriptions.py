@@ -87,10 +87,12 @@ def _read(service: Service, fields: Fields, task: str, table: dict[str, Paramete
     if form in _TIMED and not transcriber.has_times:
         raise not_served("response_format", f'the model does not know when words were said: use "json", not "{form}"')
     granularities = _granularities(fields, form)
+    if "word" in granularities and not transcriber.has_words:
+        raise not_served("timestamp_granularities", 'the model knows the times of segments alone: use "segment"')
     stream = fields.boolean("stream")
     if stream and form not in ("json", "text"):
         raise invalid("stream", f'expected response_format "json" or "text" with it, got "{form}"')
-    arguments = {
+    arguments: dict[str, Any] = {
         "language": fields.string("language"), "prompt": fields.string("prompt"),
         "temperature": fields.number("temperature", 0, 1),
     }  # fmt: skip
@@ -98,6 +100,7 @@ def _read(service: Service, fields: Fields, task: str, table: dict[str, Paramete
         neutral = name == "temperature" and value == 0
         if value is not None and not neutral and name not in transcriber.parameters:
             raise not_served(name, f"{transcriber.settings.architecture} has no such setting")
+    arguments["timestamps"] = form in _TIMED
     return _Job(service, model, transcriber, task, file, arguments, form, granularities, stream)
 
 
@@ -204,4 +207,5 @@ def _segment(index: int, segment: Segment, temperature: float) -> dict[str, Any]
         "id": index, "seek": 0, "start": segment.start, "end": segment.end, "text": segment.text,
         "tokens": [*segment.tokens], "temperature": temperature, "avg_logprob": segment.avg_logprob,
         "compression_ratio": len(text) / len(zlib.compress(text)),
+        **({} if segment.no_speech_prob is None else {"no_speech_prob": segment.no_speech_prob}),
     }  # fmt: skip
