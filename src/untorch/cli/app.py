@@ -22,6 +22,7 @@ from untorch.cli.generate import generate
 from untorch.cli.inspect import inspect
 from untorch.cli.ops import ops
 from untorch.cli.output import one_line
+from untorch.cli.profile import profile
 from untorch.cli.quantize_report import quantize_report
 from untorch.cli.run import run
 from untorch.cli.serve import serve
@@ -130,7 +131,7 @@ def _root(
 
 
 for _command in (
-    export, run, bench, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
+    export, run, bench, profile, inspect, sign, verify, ops, doctor, quantize_report, tune, generate, chat, bench_llm,
     serve, triton,
 ):  # fmt: skip
     app.command()(_command)

@@ -22,6 +22,7 @@ from untorch.cli.options import (
     SpinUsOption,
     Tf32Option,
     TrustOption,
+    WeightsOption,
 )
 from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text, shape_text
 from untorch.cli.run import pick_method
@@ -72,9 +73,14 @@ def bench(
     cold: Annotated[bool, typer.Option("--cold", help="Also time new processes up to their first output.")] = False,
     cold_runs: Annotated[int, typer.Option("--cold-runs", metavar="N", min=1, help="New processes for --cold.")] = 3,
     device: DeviceOption = None,
-    graph: Annotated[bool, typer.Option("--graph", help="Replay a CUDA graph of the call.")] = False,
+    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph of the call.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="PATH", help="Plot the figures to a file: .svg; errors also to .png and .pdf."),
+    ] = None,
     dequantize_weights: DequantizeWeightsOption = False,
     tf32: Tf32Option = None,
+    weights: WeightsOption = None,
     trust: TrustOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -90,15 +96,21 @@ def bench(
     from untorch.runtime.errors import InvalidArgumentError
 
     counts = _thread_counts(num_threads, sweep_threads)
-    if graph and concurrency > 1:
-        raise InvalidArgumentError("--graph: a graph runs one call at a time: leave --concurrency out")
+    if cuda_graph and concurrency > 1:
+        raise InvalidArgumentError("--cuda-graph: a graph runs one call at a time: leave --concurrency out")
+    if plot is not None:
+        from untorch.cli.bench_plot import check_plot
+
+        check_plot(plot)
     plan = Plan(warmup, iterations, seconds, concurrency)
+    latencies: list[list[float]] = []
     texts, dim_texts = list(inputs or ()), list(dims or ())
     measured = [
         _measure_one(
-            file, method, texts, dim_texts, seed, plan, graph,
+            file, method, texts, dim_texts, seed, plan, cuda_graph, latencies,
             {"device": device, "num_runners": num_runners or concurrency, "num_threads": count,
-             "spin_us": spin_us, "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": trust},
+             "spin_us": spin_us, "dequantize_weights": dequantize_weights, "tf32": tf32, "weights": weights,
+             "trust": trust},
         )
         for count in counts
     ]  # fmt: skip
@@ -108,7 +120,7 @@ def bench(
         "file_bytes": file.stat().st_size,
         "method": first["method"],
         "device": first["device"],
-        "graph": graph,
+        "graph": cuda_graph,
         "dequantize_weights": dequantize_weights,
         "tf32": tf32,
         "spin_us": spin_us,
@@ -125,7 +137,7 @@ def bench(
     if cold:
         from untorch.cli.cold import measure_cold
 
-        with untorch.load(file, device=device, trust=trust) as program:
+        with untorch.load(file, device=device, weights=weights, trust=trust) as program:
             chosen = pick_method(program, method)
             specs = program.manifest.get("methods", {}).get(chosen.name, {}).get("inputs")
             number = chosen.num_inputs
@@ -133,8 +145,14 @@ def bench(
             "file": str(file), "method": document["method"], "inputs": specs, "count": number, "texts": texts,
             "dims": dim_texts, "seed": seed, "threads": counts[0], "spin_us": spin_us,
             "dequantize_weights": dequantize_weights, "tf32": tf32, "trust": None if trust is None else str(trust),
+            "weights": None if weights is None else str(weights),
         }  # fmt: skip
         document["cold"] = measure_cold(request, cold_runs)
+    if plot is not None:
+        from untorch.cli.bench_plot import plot_latencies, title_of
+
+        labels = [f"{count} threads" if count else "default threads" for count in counts]
+        plot_latencies(plot, title_of(document), list(zip(labels, latencies, strict=True)))
     emit(document, json, lambda console: _render(console, document))
 
 
@@ -153,9 +171,9 @@ def _thread_counts(number: int, text: str | None) -> list[int]:
 
 def _measure_one(
     file: Path, name: str | None, texts: list[str], dims: list[str], seed: int, plan: Plan, graph: bool,
-    how: dict[str, Any],
+    latencies: list[list[float]], how: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Load with the options ``how`` and measure calls."""
+    """Load with the options ``how`` and measure calls, whose seconds are added to ``latencies``."""
     import time
 
     import untorch
@@ -183,10 +201,11 @@ def _measure_one(
             times, on_gpu = measure_gpu(method, arrays, plan, graph)
             on_gpu["gpu_memory"] = program.memory()
         elif graph:
-            raise InvalidArgumentError(f"--graph: method {method.name} runs on the CPU")
+            raise InvalidArgumentError(f"--cuda-graph: method {method.name} runs on the CPU")
         else:
             times = measure(lambda: method.run(arrays), plan)
         after, peak = memory()
+        latencies.append(times.latencies)
         return {
             "method": method.name,
             "device": method.device,

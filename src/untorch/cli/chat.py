@@ -11,6 +11,7 @@ import typer
 
 from untorch.cli.language_model import (
     KvMemoryOption,
+    LoraOption,
     MaxTokensOption,
     NumSpeculativeTokensOption,
     PromptLookupMaxOption,
@@ -47,6 +48,7 @@ def chat(
     top_p: TopPOption = None,
     top_k: TopKOption = None,
     sampling_seed: SamplingSeedOption = None,
+    lora: LoraOption = None,
     kv_memory: KvMemoryOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
@@ -65,7 +67,7 @@ def chat(
     with open_engine(
         file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
         num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
-        prompt_lookup_max=prompt_lookup_max,
+        prompt_lookup_max=prompt_lookup_max, loras=None if lora is None else {"lora": lora},
     ) as engine:  # fmt: skip
         params = sampling_params(
             engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed
@@ -112,7 +114,7 @@ def _answer(engine: Engine, params: SamplingParams, messages: list[dict[str, str
     """The answer's text, and its speeds in words."""
     begin = time.perf_counter()
     first = None
-    handle = engine.submit(engine.chat_prompt(messages), params)
+    handle = engine.submit(engine.chat_prompt(messages), params, lora=next(iter(engine.loras), None))
     try:
         for chunk in handle:
             first = first or time.perf_counter()

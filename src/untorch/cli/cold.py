@@ -80,6 +80,7 @@ def child(text: str, started: float) -> None:
         spin_us=request["spin_us"],
         dequantize_weights=request["dequantize_weights"],
         tf32=request["tf32"],
+        weights=request["weights"],
         trust=request["trust"],
     )
     method = program[request["method"]]

@@ -18,7 +18,9 @@ from untorch.cli.options import (
     OutputOption,
     QuantizeOption,
     QuietOption,
+    RecipeOption,
     VerifyOption,
+    WeightsOption,
 )
 from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text, shape_text
 
@@ -51,7 +53,8 @@ def export(
         typer.Argument(
             metavar="SCRIPT:FUNCTION",
             help="A function that returns (model, args), (model, args, kwargs), a dictionary of export()'s "
-            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module. Or a Hugging Face folder.",
+            "arguments, or a dictionary of methods. SCRIPT is a .py file or a module. Or a Hugging Face folder, a name "
+            "on the Hub (org/name), or a model of timm or torchvision (timm/resnet18).",
             show_default=False,
         ),
     ],
@@ -77,6 +80,23 @@ def export(
             help="Of a Hugging Face folder: float32, bfloat16 or float16 weights. Default: as its config.json says.",
         ),
     ] = None,
+    example_inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--example-input",
+            metavar="NAME=SIZES:DTYPE",
+            help="Of a Hugging Face folder without a recipe: an input, repeatable: "
+            "input_ids=batch@2,sequence@16..512:int64 (dynamic axes by name), pixel_values=1,3,64,64:float32.",
+        ),
+    ] = None,
+    state_dict: Annotated[
+        str | None,
+        typer.Option(
+            "--state-dict",
+            metavar="FILE",
+            help='Of timm/… and torchvision/…: a state dict, or "random". Default: what the library downloads.',
+        ),
+    ] = None,
     list_tasks: Annotated[
         bool,
         typer.Option(
@@ -99,10 +119,21 @@ def export(
             help="With --task text-generation: a smaller model with the same tokenizer, for --speculative draft.",
         ),
     ] = None,
+    lora_layers: Annotated[
+        str | None,
+        typer.Option(
+            "--lora-layers",
+            metavar="LAYERS",
+            help="With --task text-generation: the linear layers that adapters (LoRA) may change at run time: all, or "
+            "names with commas, q_proj,v_proj.",
+        ),
+    ] = None,
+    weights: WeightsOption = None,
     device: DeviceOption = None,
     arch: ArchOption = None,
     cpu: CpuOption = None,
     quantize: QuantizeOption = None,
+    recipe: RecipeOption = None,
     verify: VerifyOption = False,
     options: FieldOption = None,
     quiet: QuietOption = False,
@@ -117,8 +148,12 @@ def export(
         # Beside its own options, --option quantize.group_size=64, it is their dtype.
         given = fields.get("quantize")
         fields["quantize"] = {"dtype": quantize, **given} if isinstance(given, dict) else quantize
+    if recipe is not None and "quantize" in fields:
+        raise typer.BadParameter("is in the place of --quantize and --option quantize", param_hint="--recipe")
     if verify:
         fields["verify"] = True
+    if weights is not None:
+        fields["weights"] = weights
     if quiet or json:
         fields["progress"] = False
     if not check and output is None:
@@ -129,12 +164,23 @@ def export(
     from untorch.cli.script import export_arguments, load_models
     from untorch.export.options import resolve_options
 
+    if recipe is not None:
+        from untorch.quant.recipe import read_recipe
+
+        fields["quantize"] = read_recipe(recipe)
     # A wrong option is an error before the script spends minutes loading a model.
     resolve_options(None, fields)
-    if task is not None or os.path.isdir(source):
-        given = {"kv_dtype": kv_dtype, "draft": draft}
+    from untorch.export.recipes.hub import is_model_name
+
+    if task is not None or os.path.isdir(source) or is_model_name(source):
+        engine: dict[str, Any] = {
+            "kv_dtype": kv_dtype, "draft": draft, "state_dict": state_dict, "inputs": example_inputs or None,
+        }  # fmt: skip
+        if lora_layers is not None:
+            names = [name.strip() for name in lora_layers.split(",")]
+            engine["lora"] = True if names == ["all"] else [name for name in names if name]
         report = _export_task(
-            source, task, dtype, output, check, device, arch, fields, given,
+            source, task, dtype, output, check, device, arch, fields, engine,
         )  # fmt: skip
         document = {"source": source, **_describe(report)}
         if not quiet or json:
@@ -142,10 +188,16 @@ def export(
         return
     if dtype is not None:
         raise typer.BadParameter("is for a Hugging Face folder", param_hint="--dtype")
+    if example_inputs:
+        raise typer.BadParameter("is for a Hugging Face folder", param_hint="--example-input")
+    if state_dict is not None:
+        raise typer.BadParameter("is for models of timm and torchvision", param_hint="--state-dict")
     if kv_dtype is not None:
         raise typer.BadParameter("is for --task text-generation", param_hint="--kv-dtype")
     if draft is not None:
         raise typer.BadParameter("is for --task text-generation", param_hint="--draft")
+    if lora_layers is not None:
+        raise typer.BadParameter("is for --task text-generation", param_hint="--lora-layers")
     model, keywords = export_arguments(load_models(source), source)
     archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:
@@ -203,8 +255,14 @@ def _export_task(
     given = {
         "dtype": None if dtype is None else getattr(torch, dtype), "device": device or "cpu", "arch": arch, **fields,
     }  # fmt: skip
+    from untorch.export.recipes.hub import library_model, read_folder
+
+    if library_model(source) is None:
+        source = str(read_folder(source))
     # Scores are an encoder's as well: its config tells which.
-    if task in _TASKS and not (task == "text-classification" and _has_config(source)):
+    own = {name: value for name in ("state_dict", "inputs") if (value := engine.pop(name)) is not None}
+    engine |= own
+    if task in _TASKS and not own and not (task == "text-classification" and _has_config(source)):
         return untorch.export.causal_lm(source, output, task=_TASKS[task], **given, **engine)
     given |= {name: value for name, value in engine.items() if value is not None}
     return untorch.export.export_folder(source, output, task=task, **given)
@@ -242,6 +300,8 @@ def _describe(report: Any) -> dict[str, Any]:
         "file": str(report.path),
         "file_bytes": report.nbytes,
         "weight_bytes": report.weight_nbytes,
+        "external_files": list(report.external_files),
+        "external_bytes": report.external_nbytes,
         "seconds": dict(report.seconds),
         "methods": [
             {
@@ -278,7 +338,11 @@ def _plain(value: Any) -> Any:
 def _render(console: Console, document: dict[str, Any]) -> None:
     steps = ", ".join(f"{name} {seconds_text(value)}" for name, value in document["seconds"].items())
     size = f"{bytes_text(document['file_bytes'])}, weights {bytes_text(document['weight_bytes'])}"
-    print_fields(console, [("written", f"{document['file']} ({size})"), ("time", steps)])
+    fields = [("written", f"{document['file']} ({size})"), ("time", steps)]
+    if document["external_files"]:
+        left = f"{bytes_text(document['external_bytes'])} of the weights, in {', '.join(document['external_files'])}"
+        fields.append(("not stored", left))
+    print_fields(console, fields)
     for method in document["methods"]:
         console.print(f"\nmethod {method['name']}", style="bold")
         rows = [("input", *_type_of(item)) for item in method["inputs"]]

@@ -49,7 +49,11 @@ def forecast(
     for name, variants in planned.items():
         method = variants[0]
         if name in quantized:
-            method.model = quantized_module(name, method.model, quantized[name], options.quantizes_by_name)
+            others = [request.method.model for request in requests if request.method.name != name]
+            method.model = quantized_module(
+                name, method.model, quantized[name], options.quantizes_by_name,
+                [other for other in others if isinstance(other, torch.nn.Module)],
+            )  # fmt: skip
         with torch.no_grad():
             program = export_program(method, False).program
         counts: Counter[str] = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")

@@ -9,6 +9,7 @@ import typer
 
 from untorch.cli.language_model import (
     KvMemoryOption,
+    LoraOption,
     MaxTokensOption,
     NumSpeculativeTokensOption,
     PromptLookupMaxOption,
@@ -50,6 +51,7 @@ def generate(
         typer.Option("--json-schema", metavar="JSON", help="The text is JSON of this schema. Needs llguidance."),
     ] = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
+    lora: LoraOption = None,
     kv_memory: KvMemoryOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
@@ -70,14 +72,14 @@ def generate(
     with open_engine(
         file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
         num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
-        prompt_lookup_max=prompt_lookup_max,
+        prompt_lookup_max=prompt_lookup_max, loras=None if lora is None else {"lora": lora},
     ) as engine:  # fmt: skip
         params = sampling_params(
             engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed,
             stop=stop, json_schema=json_schema, n=samples,
         )  # fmt: skip
         has_text = engine.tokenizer is not None
-        handle = engine.submit(given, params)
+        handle = engine.submit(given, params, lora=None if lora is None else "lora")
         try:
             if not json and samples == 1:
                 comma = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,10 @@ def inspect(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read the whole file first, like untorch verify.")
     ] = False,
+    graph: Annotated[
+        Path | None,
+        typer.Option("--graph", metavar="PATH", help="Also draw the methods, into an .svg or .html file."),
+    ] = None,
     device: DeviceOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -32,6 +37,10 @@ def inspect(
     from untorch.cli.package import describe_package
 
     document = describe_package(file, checksums=checksums, device=device)
+    if graph is not None:
+        from untorch.cli.graph import write_graph
+
+        write_graph(file, graph)
     emit(document, json, lambda console: _render(console, document, operators))
 
 
@@ -50,6 +59,9 @@ def _render(console: Console, document: dict[str, Any], operators: bool) -> None
         if weights["shared"]:
             text += f"; {weights['shared']} used by several methods (saves {bytes_text(weights['saved_bytes'])})"
         fields.append(("weights", text))
+    for external in document["external_files"][:_MAX_METHODS]:
+        text = f"{external['weights']} weights, {bytes_text(external['bytes'])}, in {one_line(external['file'])}"
+        fields.append(("not in the file", text))
     if document["language_model"] is not None:
         fields.append(("language model", _language_model(document["language_model"])))
     if document["checksums"] is not None:
@@ -97,6 +109,8 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
         how = f", {', '.join(quantized['methods'])}" if quantized["methods"] else ""
         if quantized["prefills"]:
             how += f", prefill in {', '.join(quantized['prefills'])}"
+        if quantized["int8_activations"]:
+            how += ", activations in int8"
         bits = 8 * quantized["bytes"] / max(1, quantized["values"])
         console.print(
             f"quantised: {quantized['weights']} weights in {', '.join(quantized['dtypes'])}, "

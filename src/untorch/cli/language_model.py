@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KvMemoryOption",
+    "LoraOption",
     "MaxBatchTokensOption",
     "MaxTokensOption",
     "NumSpeculativeTokensOption",
@@ -78,6 +79,10 @@ PromptLookupMaxOption = Annotated[
     int | None,
     typer.Option("--prompt-lookup-max", metavar="N", min=1, help="Of ngram: the most tokens that are compared: 5."),
 ]
+LoraOption = Annotated[
+    str | None,
+    typer.Option("--lora", metavar="DIR", help="An adapter (LoRA) of PEFT that the request goes through."),
+]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="A string that ends the text, repeatable.")
 ]
@@ -86,11 +91,13 @@ StopOption = Annotated[
 def open_engine(file: Path, **options: Any) -> Engine:
     """Options that are None have the engine's default."""
     from untorch.llm import Engine
+    from untorch.progress import large_file
 
     # The engine's thread gets the interpreter back after 0.5 ms from threads that consume tokens, not after 5.
     sys.setswitchinterval(5e-4)
     given = {name: value for name, value in options.items() if value is not None}
-    return Engine(file, progress=_show_progress if sys.stderr.isatty() else None, **given)
+    with large_file("loading", file):
+        return Engine(file, progress=_show_progress if sys.stderr.isatty() else None, **given)
 
 
 def _show_progress(done: int, of: int) -> None:

@@ -27,12 +27,14 @@ __all__ = [
     "OutputOption",
     "QuantizeOption",
     "QuietOption",
+    "RecipeOption",
     "RequiredOutputOption",
     "SeedOption",
     "SigstoreTrustConfigOption",
     "SpinUsOption",
     "TrustOption",
     "VerifyOption",
+    "WeightsOption",
 ]  # fmt: skip
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The .pt2 file.", show_default=False)]
@@ -85,6 +87,16 @@ Tf32Option = Annotated[
     typer.Option("--tf32/--no-tf32", help="Whether float32 operators on a GPU may use TF32. Default: as exported."),
 ]
 
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        metavar="PATH",
+        help="A .safetensors file with weights of the package, or the folder of several: export leaves them there, "
+        "other commands find them there. Default: the package's folder, then UNTORCH_WEIGHTS.",
+    ),
+]
+
 TrustOption = Annotated[
     Path | None,
     typer.Option("--trust", metavar="POLICY", help="A trust policy (JSON or TOML) that must accept the file."),
@@ -132,6 +144,15 @@ CpuOption = Annotated[
 ]
 QuantizeOption = Annotated[
     str | None, typer.Option("--quantize", metavar="DTYPE", help="Quantise linear layers: int4, int8 (CPUs) or nvfp4.")
+]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE",
+        help="A recipe, .json or .toml, with a dtype for each pattern of layers: quantize-report writes it, with the "
+        "sensitivity of each layer, and export quantises by it.",
+    ),
 ]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Run the file in a process without torch and compare it with eager.")

@@ -36,6 +36,7 @@ def describe_package(path: str | Path, *, checksums: bool = False, device: str |
     with ArchiveReader(path) as archive:
         if checksums:
             archive.verify()
+            archive.verify_external()
         known = archive.methods()
         manifest = archive.manifest() if archive.has_manifest() else None
         return {
@@ -48,6 +49,7 @@ def describe_package(path: str | Path, *, checksums: bool = False, device: str |
             "checksums": "all right" if checksums else None,
             "parts_bytes": _parts(archive),
             "weights": _weights(manifest) if manifest is not None else None,
+            "external_files": _external(manifest) if manifest is not None else [],
             "language_model": _language_model(manifest, str(path)) if manifest is not None else None,
             "methods": _methods(archive, known, manifest, device),
         }
@@ -107,6 +109,16 @@ def _weights(manifest: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _external(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The .safetensors files that weights are taken from, and how many of them."""
+    files = [{"file": name, "weights": 0, "bytes": 0} for name in manifest.get("external_files", [])]
+    for weight in manifest["weights"]:
+        if "external" in weight:
+            files[weight["external"]]["weights"] += 1
+            files[weight["external"]]["bytes"] += weight["nbytes"]
+    return files
+
+
 def _methods(
     archive: ArchiveReader, known: list[dict[str, Any]], manifest: Mapping[str, Any] | None, where: str | None
 ) -> list[dict[str, Any]]:
@@ -146,6 +158,7 @@ def _quantization(weights: list[Mapping[str, Any]]) -> dict[str, Any] | None:
         "group_sizes": sorted({int(weight["group_size"]) for weight in weights}),
         "methods": sorted({str(weight["method"]) for weight in weights if "method" in weight}),
         "prefills": sorted({str(weight["prefill"]) for weight in weights if "prefill" in weight}),
+        "int8_activations": any(weight.get("operator") == "w4a8_linear" for weight in weights),
     }
 
 

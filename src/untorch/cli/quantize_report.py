@@ -1,15 +1,15 @@
-"""``untorch quantize-report``: error and bytes of each linear layer of a script's model when quantised."""
+"""``untorch quantize-report``: error, bytes and sensitivity of each linear layer of a script's model when quantised."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.options import DebugOption, DeviceOption, JsonOption, QuantizeOption, QuietOption
+from untorch.cli.options import DebugOption, DeviceOption, JsonOption, QuantizeOption, QuietOption, RecipeOption
 from untorch.cli.output import bytes_text, emit, make_table, print_fields, seconds_text
 
 if TYPE_CHECKING:
@@ -50,15 +50,35 @@ def quantize_report(
         list[str] | None,
         typer.Option("--exclude", metavar="PATTERN", help="No layers of this name, repeatable; * matches any text."),
     ] = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Also tables of embeddings; for int4 and int8.")
+    ] = False,
     device: DeviceOption = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="PATH", help="Plot the errors to a .png, .svg or .pdf file.")
+        Path | None,
+        typer.Option("--plot", metavar="PATH", help="Plot the figures to a file: .svg; errors also to .png and .pdf."),
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Also run the model on its example inputs for each layer, with that layer alone quantised: the "
+            "relative error of the outputs.",
+        ),
+    ] = False,
+    recipe: RecipeOption = None,
+    limit: Annotated[
+        float | None,
+        typer.Option("--limit", metavar="ERROR", help="Layers of a larger sensitivity get --fallback in the recipe."),
+    ] = None,
+    fallback: Annotated[
+        str, typer.Option("--fallback", metavar="DTYPE", help="With --limit: none (default), int8, int4 or nvfp4.")
+    ] = "none",
     quiet: QuietOption = False,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show the error and the bytes of each linear layer, by default in int4. Writes nothing but the plot.
+    """Show the error and the bytes of each linear layer, by default in int4. Writes nothing but plot and recipe.
 
     Weights are quantised where they are, or on the given device.
     """
@@ -69,6 +89,7 @@ def quantize_report(
             what = "quantize-report needs PyTorch" if package == "torch" else "--plot needs matplotlib"
             raise UnsupportedError(f"{what}: pip install 'untorch[{extra}]'")
     from untorch.cli.script import load_models
+    from untorch.cli.sensitivity import check_recipe, measure_sensitivity, recipe_rules
     from untorch.export.method import Method
     from untorch.export.options import ExportOptions
     from untorch.export.quantize import quantize_methods
@@ -77,19 +98,34 @@ def quantize_report(
 
     dtype = quantize or "int4"
     given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": quantize_method}
-    given |= {"include": include or None, "exclude": exclude or None}
+    given |= {"include": include or None, "exclude": exclude or None, "embeddings": embeddings}
     options = QuantizeOptions(**given)  # a wrong option is an error before the script loads a model
+    check_recipe(recipe, limit, fallback)
     wanted = ExportOptions(quantize=options)
-    methods = [Method(name, model, ()) for name, model in _modules(load_models(source), source).items()]
+    loaded = load_models(source)
+    methods = [Method(name, model, ()) for name, model in _modules(loaded, source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
     quantised = quantize_methods(methods, by_name, Progress(not (quiet or json)), device, by_name=False)
     reports = {item.name: item.quantization for item in quantised if item.quantization is not None}
+    progress = Progress(not (quiet or json))
+    measured = measure_sensitivity(loaded, source, methods, options, progress) if sensitivity or recipe else {}
+    if recipe is not None:
+        from untorch.quant.recipe import write_recipe
+
+        rules = {
+            name: recipe_rules(report, options, measured.get(name, {}), limit, fallback)
+            for name, report in reports.items()
+            if report.layers
+        }
+        write_recipe(recipe, rules["forward"] if list(rules) == ["forward"] else rules, measured)
     if plot is not None:
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {
         "source": source, "dtype": dtype, "group_size": options.group_size, "method": options.method,
-        "plot": None if plot is None else str(plot),
-        "methods": [{"name": name, **report.to_json()} for name, report in reports.items()],
+        "plot": None if plot is None else str(plot), "recipe": None if recipe is None else str(recipe),
+        "methods": [
+            {"name": name, **report.to_json(), "sensitivity": measured.get(name)} for name, report in reports.items()
+        ],
     }  # fmt: skip
     if not quiet or json:
         emit(document, json, lambda console: _render(console, document))
@@ -145,19 +181,21 @@ def _render(console: Console, document: dict[str, Any]) -> None:
     for method in document["methods"]:
         console.print(f"method {method['name']}", style="bold")
         compared = any(layer["rtn_error"] is not None for layer in method["layers"])
+        measured = method["sensitivity"]
         rows = [
             (
                 layer["names"][0] or "(the module itself)",
                 " × ".join(map(str, layer["shape"])),
                 f"{layer['error']:.4f}",
                 *(("" if layer["rtn_error"] is None else f"{layer['rtn_error']:.4f}",) if compared else ()),
+                *(() if measured is None else (_sensitivity_text(measured, layer["names"]),)),
                 bytes_text(layer["before_bytes"]),
                 bytes_text(layer["after_bytes"]),
                 layer["note"],
             )
             for layer in method["layers"]
         ]
-        errors = (">error", ">rtn error") if compared else (">error",)
+        errors = [">error", *([">rtn error"] if compared else []), *([] if measured is None else [">sensitivity"])]
         console.print(make_table(None, ("layer", "shape", *errors, ">before", ">after", "note"), rows))
         share = method["after_bytes"] / max(1, method["before_bytes"])
         sizes = [
@@ -173,5 +211,10 @@ def _render(console: Console, document: dict[str, Any]) -> None:
                 *(("left alone", f"{name}: {reason}") for name, reason in method["skipped"].items()),
             ],
         )
-    if document["plot"] is not None:
-        console.print(f"plot: {document['plot']}")
+    for what in ("plot", "recipe"):
+        if document[what] is not None:
+            console.print(f"{what}: {document[what]}")
+
+
+def _sensitivity_text(measured: Mapping[str, float], names: Sequence[str]) -> str:
+    return next((f"{measured[name]:.2g}" for name in names if name in measured), "")

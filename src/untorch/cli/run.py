@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from untorch.cli.options import (
     OutputOption,
     SeedOption,
     TrustOption,
+    WeightsOption,
 )
 from untorch.cli.output import emit, make_table, seconds_text
 
@@ -38,6 +40,7 @@ def run(
     output: OutputOption = None,
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
+    weights: WeightsOption = None,
     trust: TrustOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -51,10 +54,15 @@ def run(
 
     import untorch
     from untorch.cli.inputs import make_inputs
+    from untorch.progress import large_file
 
-    with untorch.load(file, device=device, num_threads=num_threads, trust=trust) as program:
-        chosen = pick_method(program, method)
-        chosen.open()
+    with contextlib.ExitStack() as stack:
+        with large_file("loading", file):
+            program = stack.enter_context(
+                untorch.load(file, device=device, num_threads=num_threads, weights=weights, trust=trust)
+            )
+            chosen = pick_method(program, method)
+            chosen.open()
         arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
         start = time.perf_counter()
         results = chosen.run(arrays)

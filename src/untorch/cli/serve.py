@@ -82,6 +82,15 @@ def serve(
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
     prompt_lookup_max: PromptLookupMaxOption = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora-module",
+            metavar="[MODEL:]NAME=DIR",
+            help="An adapter (LoRA) of PEFT for the language models, or for one of them, repeatable: requests to the "
+            "OpenAI API name it as their model.",
+        ),
+    ] = None,
     max_audio: Annotated[
         float, typer.Option("--max-audio", metavar="SECONDS", min=1, help="The longest audio that is transcribed.")
     ] = 3600.0,
@@ -117,7 +126,7 @@ def serve(
     from json import dumps
 
     from untorch.runtime.errors import UnsupportedError
-    from untorch.serve.options import ServeOptions, parse_bytes, parse_models
+    from untorch.serve.options import ServeOptions, parse_bytes, parse_loras, parse_models
 
     missing = [
         name
@@ -149,6 +158,7 @@ def serve(
         num_speculative_tokens=num_speculative_tokens,
         prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max,
+        loras=parse_loras(lora_modules or []),
         max_audio=max_audio,
         tool_format=tool_format,
         trust=None if trust is None else str(trust.absolute()),

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from untorch.cli.options import DebugOption, FileArgument, JsonOption, SigstoreTrustConfigOption, TrustOption
+from untorch.cli.options import (
+    DebugOption,
+    FileArgument,
+    JsonOption,
+    SigstoreTrustConfigOption,
+    TrustOption,
+    WeightsOption,
+)
 from untorch.cli.output import bytes_text, emit, print_fields, seconds_text
 
 if TYPE_CHECKING:
@@ -18,16 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["verify", "verify_integrity"]
 
 
-def verify_integrity(archive: ArchiveReader) -> dict[str, Any]:
-    """Compares every entry with its digest; what was compared. Raises InvalidFileError."""
+def verify_integrity(archive: ArchiveReader, weights: Path | None = None) -> dict[str, Any]:
+    """Compares every entry with its digest, and weights in .safetensors files; what was compared.
+
+    Raises InvalidFileError; FileMissingError for a .safetensors file that is not there.
+    """
     start = time.perf_counter()
     archive.verify()
+    archive.verify_external(weights)
     own = archive.has_manifest()
+    external = [weight for weight in archive.manifest()["weights"] if "external" in weight] if own else []
     return {
         "format": "untorch" if own else "stock",
         "algorithm": "SHA-256" if own else "CRC-32",
         "entries": len(archive.entries),
         "bytes": sum(entry.size for entry in archive),
+        "external_weights": len(external),
+        "external_bytes": sum(weight["nbytes"] for weight in external),
         "seconds": time.perf_counter() - start,
     }
 
@@ -54,6 +68,7 @@ def verify(
         str | None, typer.Option("--issuer", metavar="URL", help="The OpenID Connect issuer of the identity.")
     ] = None,
     sigstore_trust_config: SigstoreTrustConfigOption = None,
+    weights: WeightsOption = None,
     trust: TrustOption = None,
     signature: Annotated[
         Path | None,
@@ -67,6 +82,8 @@ def verify(
 ) -> None:
     """Compare every entry of a file with its SHA-256; in a stock package with its CRC-32.
 
+    Weights that it takes from .safetensors files are compared as well.
+
     The digests are the file's own: they find damage, not an exchange of the whole file. With --key, --certificate,
     --identity or --trust also check who signed it. That needs pip install 'untorch[sign]', and no network.
     """
@@ -74,6 +91,7 @@ def verify(
         raise typer.BadParameter("expected --identity and --issuer together")
 
     from untorch.archive import ArchiveReader
+    from untorch.progress import large_file
     from untorch.trust.check import Requirement, Subject, require
     from untorch.trust.policy import Identity, TrustPolicy, read_policy
 
@@ -92,8 +110,8 @@ def verify(
         raise typer.BadParameter("--signature: expected also --key, --certificate, --identity or --trust")
     if trust is not None:
         requirements.append(Requirement(str(trust), read_policy(trust)))
-    with ArchiveReader(file) as archive:
-        checked = verify_integrity(archive)
+    with large_file("verifying", file), ArchiveReader(file) as archive:
+        checked = verify_integrity(archive, weights)
         subject = Subject(archive.core, str(file), None if signature is None else str(signature))
         digests = subject.digests(with_file=True)
         accepted = require(subject, requirements)
@@ -108,6 +126,9 @@ def verify(
         f"{checked['entries']} entries, {bytes_text(checked['bytes'])} by {checked['algorithm']} in "
         f"{seconds_text(checked['seconds'])}: all right"
     )
+    if checked["external_weights"]:
+        size = bytes_text(checked["external_bytes"])
+        text += f", with {checked['external_weights']} weights ({size}) in .safetensors files"
     fields = [
         ("file", str(file)),
         ("checked", text),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from untorch.cli.bench_plot import plot_latencies
 from untorch.cli.measure import Plan, Times, measure, percentile, summarise
 
 
@@ -104,8 +107,8 @@ def test_percentiles() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("--graph",), "--graph: method forward runs on the CPU"),
-     (("--graph", "--concurrency", 2), "--graph: a graph runs one call at a time: leave --concurrency out"),
+    [(("--cuda-graph",), "--cuda-graph: method forward runs on the CPU"),
+     (("--cuda-graph", "--concurrency", 2), "--cuda-graph: a graph runs one call at a time: leave --concurrency out"),
      (("--dequantize-weights",), "dequantize_weights: expected a file with methods for a GPU"),
      (("--device", "cuda"), "was compiled for cpu and cannot run on cuda")],
 )  # fmt: skip
@@ -123,3 +126,33 @@ def test_parts_of_a_gpus_time() -> None:
     assert len(times.latencies) == 3
     assert len(between) == 5
     assert max(times.latencies) < 0.02 < times.wall
+
+
+def test_plot(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "latency.svg"
+    done = cli("bench", package, "--iterations", 700, "--sweep-threads", "1,2", "--plot", out, "--json")
+    assert done.code == 0, done.err
+    root = ElementTree.fromstring(out.read_text())
+    texts = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("}text")]
+    assert texts[0] == "affine.pt2: forward(float32[8, 4]) on cpu"
+    assert [text.partition(":")[0] for text in texts if "calls, p50" in text] == ["1 threads", "2 threads"]
+    counts = [re.search(r": (\d+) calls$", node.text or "") for node in root.iter() if node.tag.endswith("}title")]
+    slower = [int(match[1]) for text in texts if (match := re.search(r"latency.*; (\d+) slower", text))]
+    assert sum(int(count[1]) for count in counts if count) + sum(slower) == 1400
+    assert any(text.startswith("call (the slowest of every 2)") for text in texts)
+
+
+def test_plot_of_equal_latencies(tmp_path: Path) -> None:
+    plot_latencies(tmp_path / "one.svg", "t", [("one", [0.001]), ("equal", [0.002] * 5)])
+    assert "logarithmic" not in (tmp_path / "one.svg").read_text()
+    plot_latencies(tmp_path / "wide.svg", "t", [("wide", [0.001] * 95 + [0.05] * 5)])
+    text = (tmp_path / "wide.svg").read_text()
+    assert ElementTree.fromstring(text) is not None
+    assert "latency, logarithmic" in text and "7.07 ms" in text  # the middle between 1 and 50 ms
+
+
+def test_plot_name(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
+    done = cli("bench", package, "--plot", tmp_path / "latency.png")
+    assert (done.code, done.err) == (
+        1, f"untorch: --plot {tmp_path / 'latency.png'}: expected a name that ends with .svg\n",
+    )  # fmt: skip

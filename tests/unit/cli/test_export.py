@@ -232,7 +232,10 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
     done = run_process("export", f"{script}:build", "-o", path, "--cpu", "x86-64-v3", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert set(document) == {"source", "file", "file_bytes", "weight_bytes", "seconds", "methods"}
+    assert set(document) == {
+        "source", "file", "file_bytes", "weight_bytes", "external_files", "external_bytes", "seconds", "methods",
+    }  # fmt: skip
+    assert (document["external_files"], document["external_bytes"]) == ([], 0)
     assert document["file_bytes"] == path.stat().st_size
     (method,) = document["methods"]
     assert set(method) == {"name", "inputs", "outputs", "operators", "passes", "differences", "quantization"}

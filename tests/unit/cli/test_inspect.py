@@ -33,6 +33,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "torch_version": "2.13.0",
         "checksums": None,
         "weights": {"count": 1, "bytes": 4, "shared": 0, "saved_bytes": 0},
+        "external_files": [],
         "language_model": None,
     }
     assert set(parts) == {"libraries", "weights", "sources", "descriptions", "zip"}
@@ -89,7 +90,7 @@ def test_quantised_weights(cli: Callable[..., Any], library: bytes, tmp_path: Pa
     (method,) = cli("inspect", path, "--json").document()["methods"]
     assert method["quantization"] == {
         "dtypes": ["int4"], "weights": 3, "bytes": 3 * 4608, "values": 128 * (64 + 60 + 64), "group_sizes": [32, 128],
-        "methods": ["hqq", "rtn"], "prefills": ["fp8"],
+        "methods": ["hqq", "rtn"], "prefills": ["fp8"], "int8_activations": False,
     }  # fmt: skip
     out = cli("inspect", path).out
     assert (

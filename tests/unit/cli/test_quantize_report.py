@@ -125,3 +125,48 @@ def test_plot(script: Path, tmp_path: Path) -> None:
     done = run_process("quantize-report", f"{script}:methods", "--plot", tmp_path / "errors.xyz")
     assert done.returncode == 1
     assert done.stderr.startswith(f"untorch: --plot {tmp_path}/errors.xyz: Format 'xyz' is not supported")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+def test_a_recipe_with_the_sensitivity_of_layers(script: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.json"
+    done = cli(
+        "quantize-report", f"{script}:pair", "--quantize", "int8", "--recipe", recipe, "--limit", 1e-9, "--fallback",
+        "none", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    [method] = done.document()["methods"]
+    [first] = json.loads(recipe.read_text())["rules"]
+    assert first["match"] == "0"
+    assert first["dtype"] == "none"  # above the limit
+    assert first["sensitivity"] == pytest.approx(method["sensitivity"]["0"], rel=1e-3)
+    assert 1e-4 < method["sensitivity"]["0"] < 0.1
+    out = cli("quantize-report", f"{script}:methods", "--sensitivity", "--include", "0")
+    assert "decode': sensitivity needs example inputs: return (model, args)" in out.err
+    out = cli("quantize-report", f"{script}:pair", "--sensitivity").out
+    assert "sensitivity" in out
+    toml = tmp_path / "recipe.toml"
+    assert cli("quantize-report", f"{script}:pair", "--recipe", toml).code == 0
+    assert 'match = "0"\ndtype = "int4"' in toml.read_text()
+    file = tmp_path / "model.pt2"
+    done = cli("export", f"{script}:pair", "--recipe", toml, "-o", file, "--json")
+    assert done.code == 0, done.err
+    [layer] = done.document()["methods"][0]["quantization"]["layers"]
+    assert (layer["names"], layer["quantized_dtype"]) == (["0"], "int4")
+    done = cli("export", f"{script}:pair", "--recipe", toml, "--quantize", "int4", "-o", file)
+    assert "is in the place of --quantize" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--recipe", "a.yaml"), "--recipe a.yaml: expected a name that ends in .json or .toml"),
+        (("--limit", "0.1"), "--limit 0.1: it is for the recipe: name its file with --recipe"),
+        (("--fallback", "int8"), "--fallback int8: it is for layers above a limit"),
+        (("--fallback", "int3"), "--fallback int3: expected none, int8, int4 or nvfp4"),
+    ],
+)
+def test_wrong_options_of_recipes(script: Path, cli: Callable[..., Any], arguments: tuple[str, ...], text: str) -> None:
+    done = cli("quantize-report", f"{script}:pair", *arguments)
+    assert done.code != 0
+    assert text in done.err

@@ -41,6 +41,8 @@ def test_a_key(cli: Callable[..., Any], file: Path, keys: Any) -> None:
         "format": "untorch",
         "algorithm": "SHA-256",
         "entries": 8,
+        "external_weights": 0,
+        "external_bytes": 0,
         "hashes": document["hashes"],
         "signed_inside": False,
         "trusted": [f"{file}.sig is by the key {keys.public}"],

@@ -20,6 +20,8 @@ def test_verify(kind: str, algorithm: str, cli: Callable[..., Any], request: pyt
         "algorithm": algorithm,
         "entries": document["entries"],
         "bytes": document["bytes"],
+        "external_weights": 0,
+        "external_bytes": 0,
         "hashes": document["hashes"],
         "signed_inside": False,
         "trusted": None,
