@@ -23,13 +23,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "bench"  # packages, inputs and references; results of --quick runs
 
-_VERSIONS = ("untorch", "numpy", "torch", "onnxruntime", "openvino", "transformers")
+_VERSIONS = ("untorch", "numpy", "torch", "onnxruntime", "openvino", "nncf", "transformers")
 _SETTLE_SECONDS = 0.05  # OpenMP and TBB threads spin for some milliseconds after a call before they block
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The options that every benchmark has: --quick and --output."""
+def arguments(description: str | None, cpu_time: bool = False) -> argparse.Namespace:
+    """The options that every benchmark has: --quick and --output; with ``cpu_time`` also --cpu-time."""
     parser = argparse.ArgumentParser(description=description)
+    if cpu_time:
+        parser.add_argument(
+            "--cpu-time", action="store_true", help="CPU time of one thread, for a machine that others use"
+        )
     parser.add_argument("--quick", action="store_true", help="few repetitions, to try the script: no numbers to quote")
     parser.add_argument("--output", type=pathlib.Path, help="folder of the JSON file")
     options = parser.parse_args()
@@ -169,13 +173,18 @@ def ensure_models(*names: str) -> None:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A runtime with a file: ``runtime`` names a function of runtimes.py, ``options`` are its keyword arguments."""
+    """A runtime with a file: ``runtime`` names a function of runtimes.py, ``options`` are its keyword arguments.
+
+    worker: the script that its process runs. python: the interpreter of that process.
+    """
 
     key: str
     label: str
     runtime: str
     file: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    worker: str = "worker.py"
+    python: str = sys.executable
 
     def request(self, threads: int | None) -> str:
         """What the worker and the cold start get as their argument."""
@@ -192,7 +201,7 @@ class Worker:
 
     def __init__(self, contestant: Contestant, threads: int) -> None:
         self.contestant = contestant
-        command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), contestant.request(threads)]
+        command = [contestant.python, str(ROOT / "benchmarks" / contestant.worker), contestant.request(threads)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -203,9 +212,13 @@ class Worker:
         """The largest absolute difference from eager's output for the case."""
         return float(self._ask(do="check", case=_case_file(case))["difference"])
 
-    def time(self, case: str, seconds: float, inner: int = 1) -> list[float]:
-        """Seconds of each call (of each ``inner`` calls, divided) for about ``seconds``, after a call to warm up."""
-        return list(self._ask(do="time", case=_case_file(case), seconds=seconds, inner=inner)["times"])
+    def time(self, case: str, seconds: float, inner: int = 1, cpu_time: bool = False) -> list[float]:
+        """Seconds of each call (of each ``inner`` calls, divided) for about ``seconds``, after a call to warm up.
+
+        cpu_time: the CPU time of the process, which others on the machine disturb less, in the place of the time.
+        """
+        request = {"case": _case_file(case), "seconds": seconds, "inner": inner, "cpu_time": cpu_time}
+        return list(self._ask(do="time", **request)["times"])
 
     def cpu_seconds(self) -> float:
         """CPU time that all threads of the process have used so far."""
@@ -274,7 +287,7 @@ class Workers:
         return differences
 
     def rounds(
-        self, cases: Sequence[str], rounds: int, seconds: float, inner: int = 1
+        self, cases: Sequence[str], rounds: int, seconds: float, inner: int = 1, cpu_time: bool = False
     ) -> dict[str, dict[str, list[list[float]]]]:
         """Times by contestant, case and round. Each round visits all cases and contestants, in a rotating order.
 
@@ -293,7 +306,7 @@ class Workers:
                     others = [other for other in self.workers if other is not worker]
                     before = sum(other.cpu_seconds() for other in others)
                     start = time.perf_counter()
-                    times[worker.contestant.key][case].append(worker.time(case, seconds, inner))
+                    times[worker.contestant.key][case].append(worker.time(case, seconds, inner, cpu_time))
                     measured += time.perf_counter() - start
                     idle += sum(other.cpu_seconds() for other in others) - before
         self.idle_share = idle / measured if measured else 0.0

@@ -22,9 +22,10 @@ def main() -> None:
     quality = Quality()
     rows = []
     for group_size, exclude in CASES[-1:] if options.quick else CASES:
-        for method in ("rtn", "hqq"):
-            values = quality.values("int4", group_size=group_size, method=method, exclude=exclude)
+        for method, int8_activations in (("rtn", False), ("hqq", False), ("hqq", True)):
+            values = quality.values("int4", int8_activations, group_size=group_size, method=method, exclude=exclude)
             label = f"{method}, {group_size}" + (f", {exclude} in float32" if exclude else "")
+            label += ", int8 activations" if int8_activations else ""
             report.values[label] = values
             rows.append([label, *(f"{value:.4f}" for value in values.values())])
     report.tables["int4_quality"] = Table(["Method, group size", *COLUMNS], rows, quality.note)

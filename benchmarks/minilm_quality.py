@@ -17,7 +17,8 @@ from common import ROOT
 sys.path.insert(0, str(ROOT / "examples" / "sentence_embeddings"))
 
 from build import load_model, model_directory, tokenize
-from untorch.quant import quantize
+from untorch.ops.w4a8 import W4A8_PART, quantize_parts
+from untorch.quant import Int4Linear, quantize
 
 COLUMNS = ["Min. cosine", "Mean cosine", "Min., short inputs", "Weight error", "Size"]
 
@@ -41,10 +42,14 @@ class Quality:
             f"{self._nbytes / 2**20:.1f} MiB."
         )
 
-    def values(self, dtype: str, **options: Any) -> dict[str, float]:
+    def values(self, dtype: str, int8_activations: bool = False, **options: Any) -> dict[str, float]:
         """One value for each of COLUMNS, of a copy that is quantised so."""
         quantised = copy.deepcopy(self._model)
         found = quantize(quantised, dtype, progress=False, **options)
+        if int8_activations:
+            for layer in quantised.modules():
+                if isinstance(layer, Int4Linear):
+                    layer.register_forward_pre_hook(_round_input)
         with torch.no_grad():
             similarity = (quantised(self._ids, self._mask) * self._expected).sum(1)
         of, of_short = similarity[: self._count], similarity[self._count :]
@@ -55,3 +60,10 @@ class Quality:
             "error": sum(layer.error for layer in found.layers) / len(found.layers),
             "share": (found.nbytes_after + self._nbytes - found.nbytes_before) / self._nbytes,
         }
+
+
+def _round_input(layer: torch.nn.Module, args: tuple[Any, ...]) -> torch.Tensor:
+    """The input as ``int8_activations`` multiplies it."""
+    [x] = args
+    values, scale = quantize_parts(x, -(-x.shape[-1] // W4A8_PART) * W4A8_PART)
+    return (values * scale).flatten(-2)[..., : x.shape[-1]]

@@ -31,11 +31,19 @@ def minilm_case(batch: int, length: int) -> str:
     return f"minilm_{batch}x{length}"
 
 
+# torchvision's first: where its library does not load, transformers needs the stand-ins of cpu_zoo.py.
 INT8_MODELS = {
+    "resnet50": "ResNet-50, 224 × 224",
+    "mobilenet_v3_large": "MobileNet-v3 large, 224 × 224",
+    "vit_b_16": "ViT-B/16, 224 × 224",
     "mlp": "MLP 512–2048–512, 16 rows",
     "minilm": "MiniLM, 128 tokens",
     "bert_base": "BERT base, 128 tokens",
+    "whisper_tiny_encoder": "Whisper tiny encoder, 30 s",
 }
+# SmoothQuant for static ranges of transformers: convolutions are not smoothed.
+INT8_SMOOTH = ("minilm", "bert_base", "vit_b_16", "whisper_tiny_encoder")
+INT8_BATCHES = 4
 
 
 INT8 = WORK / "int8.json"  # the models that were built
@@ -54,18 +62,22 @@ def zoo_case(model: str, dtype: str) -> str:
     return f"zoo_{model}_{dtype}"
 
 
-def _fingerprint() -> str:
-    """Changes when a package would come out differently: untorch's own files, this file, and the versions."""
+def package_fingerprint(file: str, *versions: str) -> str:
+    """Changes when a package would come out differently: untorch's own files, this builder's, and the versions."""
     digest = hashlib.sha256()
     spec = importlib.util.find_spec("untorch")
     if spec is None or spec.origin is None:
         raise SystemExit("untorch is not installed in this environment")
     package = pathlib.Path(spec.origin).parent
-    for path in (*sorted(package.rglob("*.py")), package / "libuntorch.so", pathlib.Path(__file__)):
+    for path in (*sorted(package.rglob("*.py")), package / "libuntorch.so", pathlib.Path(file)):
         digest.update(path.read_bytes())
-    for name in ("torch", "onnxruntime", "openvino"):
+    for name in versions:
         digest.update(importlib.metadata.version(name).encode())
     return digest.hexdigest()
+
+
+def _fingerprint() -> str:
+    return package_fingerprint(__file__, "torch", "onnxruntime", "openvino")
 
 
 def _builder_of_the_example() -> types.ModuleType:
@@ -278,11 +290,12 @@ def build_zoo() -> None:
 
 
 def build_int8() -> None:
-    """The models of cpu_int8.py: float32 and int8 for untorch, float32 and dynamic qint8 for ONNX Runtime."""
-    import onnxruntime.quantization as quantization  # type: ignore[import-untyped,unused-ignore]
+    """The models of cpu_int8.py: float32, dynamic and static int8 of untorch, ONNX Runtime, and OpenVINO by NNCF.
+
+    A file that a peer cannot make is left out, and is in ``int8.json`` with the reason.
+    """
     import torch
-    from cpu_zoo import load_model
-    from onnxruntime.quantization.shape_inference import quant_pre_process  # type: ignore[import-untyped,unused-ignore]
+    from cpu_zoo import MODELS, load_model
 
     from untorch.export import export
 
@@ -292,29 +305,96 @@ def build_int8() -> None:
     cases: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
         "mlp": lambda: (torch.nn.Sequential(*layers).eval(), (torch.randn(16, 512),)),
         "minilm": lambda: (_builder_of_the_example().load_model(), tokens),
-        "bert_base": lambda: load_model("bert_base"),
+        **{name: partial(load_model, name) for name in INT8_MODELS if name in MODELS},
     }
-    names = os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(cases)
+    wanted = os.environ.get("UNTORCH_BENCH_MODELS", "").split() or list(cases)
+    names = [name for name in INT8_MODELS if name in wanted]
+    refused: dict[str, str] = {}
     for name in names:
         case = int8_case(name)
         model, inputs = cases[name]()
+        batches = [tuple(_another(x) for x in inputs) for _ in range(INT8_BATCHES)]
         _write_case(case, model, inputs)
-        plain, prepared = WORK / f"{case}.onnx", WORK / f"{case}_prepared.onnx"
-        arguments = [f"x{i}" for i in range(len(inputs))]
-        _step(f"{name}, ONNX", partial(_onnx, model, inputs, plain, arguments, None))
-        quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
-        for kind in ("tensor", "channel"):
-            quantization.quantize_dynamic(
-                str(prepared), str(WORK / f"{case}_{kind}.onnx"), weight_type=quantization.QuantType.QInt8,
-                per_channel=kind == "channel",
-            )  # fmt: skip
-        options = {"cpu": "native", "progress": False}
-        _step(f"{name}, untorch", partial(export, model, inputs, WORK / f"{case}.pt2", **options))
-        _step(
-            f"{name}, untorch int8",
-            partial(export, model, inputs, WORK / f"{case}_int8.pt2", quantize="int8", **options),
+        refused |= _peers_of_int8(name, case, model, inputs, batches)
+        options: dict[str, Any] = {"cpu": "native", "progress": False}
+        static = {"dtype": "int8", "calibration": batches, **({"smooth": 0.5} if name in INT8_SMOOTH else {})}
+        packages = [("", None, {}), ("_int8", "int8", {}), ("_static", static, {})]
+        if name in INT8_SMOOTH:  # transformers
+            packages.append(("_bf16", static, {"bfloat16_attention": True}))
+        for ending, quantize, own in packages:
+            work = partial(export, model, inputs, WORK / f"{case}{ending}.pt2", quantize=quantize, **options, **own)
+            _step(f"{name}, untorch{ending.replace('_', ' ')}", work)
+    INT8.write_text(json.dumps({"models": names, "refused": refused}) + "\n")
+
+
+def _another(x: Any) -> Any:
+    """Random values like those of an example input; masks stay."""
+    import torch
+
+    if x.dtype.is_floating_point:
+        return torch.randn_like(x)
+    return x.clone() if bool((x == 1).all()) else torch.randint_like(x, int(x.min()), int(x.max()) + 1)
+
+
+def _peers_of_int8(
+    name: str, case: str, model: Any, inputs: tuple[Any, ...], batches: list[tuple[Any, ...]]
+) -> dict[str, str]:
+    """ONNX files in float32, qint8 and QDQ, and OpenVINO's if NNCF is installed; what failed, with the reason."""
+    import onnxruntime.quantization as quantization  # type: ignore[import-untyped,unused-ignore]
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # type: ignore[import-untyped,unused-ignore]
+
+    plain, prepared = WORK / f"{case}.onnx", WORK / f"{case}_prepared.onnx"
+    arguments = [f"x{i}" for i in range(len(inputs))]
+    _step(f"{name}, ONNX", partial(_onnx, model, inputs, plain, arguments, None))
+    quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
+    feeds = [{key: x.numpy() for key, x in zip(arguments, batch, strict=True)} for batch in batches]
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            self._feeds = iter(feeds)
+
+        def get_next(self) -> Any:
+            return next(self._feeds, None)
+
+    def dynamic(path: pathlib.Path, per_channel: bool) -> None:
+        quantization.quantize_dynamic(
+            str(prepared), str(path), weight_type=quantization.QuantType.QInt8, per_channel=per_channel
         )
-    INT8.write_text(json.dumps(names) + "\n")
+
+    def static(path: pathlib.Path) -> None:
+        quantization.quantize_static(
+            str(prepared), str(path), Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
+            activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
+        )  # fmt: skip
+
+    work: dict[pathlib.Path, Callable[[pathlib.Path], None]] = {
+        WORK / f"{case}_tensor.onnx": partial(dynamic, per_channel=False),
+        WORK / f"{case}_channel.onnx": partial(dynamic, per_channel=True),
+        WORK / f"{case}_qdq.onnx": static,
+    }
+    if importlib.util.find_spec("nncf") is not None:
+        work[WORK / f"{case}_nncf.xml"] = partial(_nncf, plain, feeds, name in INT8_SMOOTH)
+    refused = {}
+    for path, make in work.items():
+        path.unlink(missing_ok=True)
+        try:
+            _step(f"{name}, {path.stem.removeprefix(case + '_')}", partial(make, path))
+        except Exception as error:  # whatever a peer raises
+            refused[path.name] = f"{type(error).__name__}: {str(error)[:300]}"
+            print(f" {refused[path.name]}", file=sys.stderr, flush=True)
+    return refused
+
+
+def _nncf(plain: pathlib.Path, feeds: list[dict[str, Any]], transformer: bool, path: pathlib.Path) -> None:
+    """NNCF's post-training quantisation of the ONNX file, as its documentation has it."""
+    import nncf  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    openvino = import_openvino()
+    quantized = nncf.quantize(
+        openvino.Core().read_model(str(plain)), nncf.Dataset(feeds),
+        model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+    )  # fmt: skip
+    openvino.save_model(quantized, str(path), compress_to_fp16=False)
 
 
 BUILDERS = {
