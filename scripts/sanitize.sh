@@ -20,7 +20,7 @@ esac
 # The CUDA kernels are no host code, and compiling them takes minutes; without them there are no CUDA shims.
 # -Og compiles in half of the time of -O1. -O0 would keep calls of CUDA kernels in branches that are never taken.
 cmake -S "$root" -B "$build" -G Ninja -DUNTORCH_CUDA=OFF -DUNTORCH_SANITIZE=$sanitizers -DUNTORCH_PYTHON=ON \
-  -DUNTORCH_VERSION=0.1.0 -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 ninja -C "$build"
 
@@ -46,10 +46,9 @@ if [ $kind = address ]; then
   export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:detect_odr_violation=0:allocator_may_return_null=1:verify_asan_link_order=0:handle_sigbus=0:handle_sigfpe=0"
   export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
   tests="tests/attacks tests/native -n 2 --dist worksteal"
-  # What is left out measures memory or limits it, or forks beside threads that allocate: the sanitizer's allocator does not
-  # free its locks in the child.
+  # What is left out measures memory or limits it.
   left_out="not stays_level and not leave_nothing_behind and not own_results and not runs_out_of_memory"
-  left_out="$left_out and not takes_much and not no_memory_and_no_descriptors and not beside_calls_and_loads"
+  left_out="$left_out and not takes_much and not no_memory_and_no_descriptors"
 else
   # Python, numpy and the compiled models are not instrumented. What they do among themselves is not looked at, so there
   # is nothing to suppress; what they do to our memory through our functions is.
@@ -59,6 +58,9 @@ else
   # ThreadSanitizer delays signals until a call that may block.
   left_out="not signal_handler"
 fi
+# Forks beside threads that allocate: the sanitizers' allocators keep in the child what another thread had locked, and the
+# child hangs (ThreadSanitizer: llvm-project#96600, in GCC from 15).
+left_out="$left_out and not forked_child and not beside_calls_and_loads"
 cd "$root"
 if [ $# -eq 0 ]; then
   # Words of its own.

