@@ -91,7 +91,7 @@ untorch_event* record_event(std::int32_t device, untorch::cuda::Stream stream) {
 }
 
 // A JSON string.
-std::string quoted(const std::string& text) {
+std::string json_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -165,14 +165,14 @@ const char* untorch_cuda_devices(void) {
   std::string reason;
   try {
     if (untorch::cuda::try_driver(&reason) == nullptr) {
-      text = "{\"error\": " + quoted(reason) + "}";
+      text = "{\"error\": " + json_string(reason) + "}";
       return text.c_str();
     }
     std::string list;
     for (int i = 0; i < untorch::cuda::device_count(); ++i) {
       const untorch::cuda::DeviceProperties& p = untorch::cuda::device_properties(i);
-      list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) + ", \"name\": " + quoted(p.name) +
-              ", \"architecture\": " + quoted(p.architecture()) +
+      list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) + ", \"name\": " + json_string(p.name) +
+              ", \"architecture\": " + json_string(p.architecture()) +
               ", \"multiprocessors\": " + std::to_string(p.num_sms) +
               ", \"total_memory\": " + std::to_string(p.total_memory) +
               ", \"l2_bytes\": " + std::to_string(p.l2_bytes) + "}";
@@ -182,7 +182,7 @@ const char* untorch_cuda_devices(void) {
     text = "{\"driver\": " + std::to_string(version) +
            ", \"kernels\": " + (untorch::cuda::has_kernels() ? "true" : "false") + ", \"devices\": [" + list + "]}";
   } catch (const std::exception& e) {
-    text = "{\"error\": " + quoted(e.what()) + "}";
+    text = "{\"error\": " + json_string(e.what()) + "}";
   }
   return text.c_str();
 }
