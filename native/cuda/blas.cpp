@@ -77,6 +77,7 @@ enum : std::uint32_t {
   kRowwise = 256,
   kFastAccumulation = 512,
   kBlockScales = 1024,
+  kScalesOf128 = 2048,
 };
 
 struct KeyHash {
@@ -148,7 +149,10 @@ Descriptor make_descriptor(const char* op, const Functions& library, const Key& 
       ((key.flags & kHasBias) != 0 ? 4 : 0) | ((key.flags & kRelu) != 0 ? 2 : 0) | ((key.flags & kGelu) != 0 ? 32 : 0);
   set(kDescEpilogue, epilogue == 0 ? 1 : epilogue);
   if ((key.flags & kHasBias) != 0) set(kDescBiasType, key.bias_type);
-  if ((key.flags & (kRowwise | kBlockScales)) != 0) {
+  if ((key.flags & kScalesOf128) != 0) {
+    set(kDescScaleModeA, kScaleBlocksOf128);
+    set(kDescScaleModeB, kScaleVectorsOf128);
+  } else if ((key.flags & (kRowwise | kBlockScales)) != 0) {
     const std::int32_t mode = (key.flags & kRowwise) != 0 ? kScaleOuterVector : kScaleBlocksOf16;
     set(kDescScaleModeA, mode);
     set(kDescScaleModeB, mode);
@@ -159,8 +163,8 @@ Descriptor make_descriptor(const char* op, const Functions& library, const Key& 
   }
   if (status != kOk) {
     (void)library.descriptor_destroy(descriptor);
-    // Row-wise and block scales are newer than the rest.
-    if ((key.flags & (kRowwise | kBlockScales)) != 0) return nullptr;
+    // Scales of rows and blocks are newer than the rest.
+    if ((key.flags & (kRowwise | kBlockScales | kScalesOf128)) != 0) return nullptr;
     throw_status(op, "setting up a descriptor", status);
   }
   return descriptor;
@@ -277,6 +281,7 @@ Key key_of(const char* op, const BlasGemm& p, int device) {
   flag(p.scale_a != nullptr, kHasScaleA), flag(p.scale_b != nullptr, kHasScaleB);
   flag(p.scale_d != nullptr, kHasScaleD), flag(p.rowwise_scales, kRowwise);
   flag(p.fast_accumulation, kFastAccumulation), flag(p.block_scale_a != nullptr, kBlockScales);
+  flag(p.scales_of_128, kScalesOf128);
   int shift = 0;
   for (const void* const pointer : {p.a.data, p.b.data, p.c != nullptr ? p.c : p.d, static_cast<const void*>(p.d),
                                     p.bias, static_cast<const void*>(p.scale_a), static_cast<const void*>(p.scale_b)}) {

@@ -38,6 +38,9 @@ struct BlasGemm {
   // Scales of float8 operands and of a float8 result, on the device; null: 1.
   const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
   bool rowwise_scales = false;  // scale_a has m values and scale_b has n, instead of one each
+  // scale_a has one for each 128 along k of a row of a, [⌈k / 128⌉][m] with m a multiple of 4; scale_b one for 128 ×
+  // 128 of b, [⌈n / 128⌉][⌈k / 128⌉, padded to a multiple of 4].
+  bool scales_of_128 = false;
   // Block scales of E2M1 operands (two per byte), in cuBLASLt's tiles: E4M3 for each 16 along k; null for others.
   const void *block_scale_a = nullptr, *block_scale_b = nullptr;
   bool fast_accumulation = false;

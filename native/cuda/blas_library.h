@@ -56,7 +56,8 @@ enum : int {
   kDescScaleModeB = 32,
 };
 // cublasLtMatmulMatrixScale_t
-inline constexpr std::int32_t kScaleBlocksOf16 = 1, kScaleOuterVector = 3;
+inline constexpr std::int32_t kScaleBlocksOf16 = 1, kScaleOuterVector = 3, kScaleVectorsOf128 = 4,
+                              kScaleBlocksOf128 = 5;
 // cublasLtMatrixLayoutAttribute_t
 enum : int { kLayoutBatch = 5, kLayoutBatchStride = 6 };
 // cublasLtMatmulPreferenceAttributes_t

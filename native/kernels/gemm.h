@@ -110,10 +110,11 @@ int w8a16_gemv(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, cons
 int scale_columns(std::int64_t m, std::int64_t n, DType dtype, const float* sums, const void* scales, void* out,
                   Stream stream);
 
-// out[m, n] = sums[m, n] · row[m] · column[n] + bias[n]: the scales of a float8 GEMM, one for each row and column.
+// out[m, n] = sums[m, n] · row[m] · column[n] + bias[n]: the scales of an 8-bit GEMM, one for each row and column.
 struct ScaledSums {
   std::int64_t m = 0, n = 0;
-  const float* sums = nullptr;
+  const void* sums = nullptr;
+  bool integer_sums = false;  // int32, instead of float32
   std::int64_t sums_row = 0;  // elements between rows
   const float *row = nullptr, *column = nullptr;
   bool one_column = false;     // column has one scale, for all

@@ -171,8 +171,8 @@ const char* untorch_cuda_devices(void) {
     std::string list;
     for (int i = 0; i < untorch::cuda::device_count(); ++i) {
       const untorch::cuda::DeviceProperties& p = untorch::cuda::device_properties(i);
-      list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) + ", \"name\": " + json_string(p.name) +
-              ", \"architecture\": " + json_string(p.architecture()) +
+      list += std::string(i == 0 ? "" : ", ") + "{\"index\": " + std::to_string(i) +
+              ", \"name\": " + json_string(p.name) + ", \"architecture\": " + json_string(p.architecture()) +
               ", \"multiprocessors\": " + std::to_string(p.num_sms) +
               ", \"total_memory\": " + std::to_string(p.total_memory) +
               ", \"l2_bytes\": " + std::to_string(p.l2_bytes) + "}";

@@ -44,6 +44,7 @@ from untorch.ops import (
     proxy_result,
     recurrent,
     w4a8,
+    w8a8,
 )
 from untorch.validation import OptionError
 
@@ -79,6 +80,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             paged_attention.OPERATOR: [paged_attention.C_SHIM],
             recurrent.OPERATOR: [recurrent.C_SHIM],
             w4a8.OPERATOR: [w4a8.C_SHIM],
+            w8a8.OPERATOR: [w8a8.C_SHIM],
             causal_conv1d.OPERATOR: [causal_conv1d.C_SHIM],
             gated_delta_rule.OPERATOR: [gated_delta_rule.C_SHIM],
         },

@@ -9,8 +9,10 @@ Each row of x, or with scales of blocks each 128 values of a row, is rounded to 
 operator runs, symmetrically: s = max|x| / 127 or max|x| / 448, and x ≈ round(x / s) · s. The sums of int8 are in int32,
 those of float8 in float32. A row with a value that is not finite gives NaN.
 
-On GPUs up to ``EXACT_M`` rows are multiplied as they are: reading the weight takes all the time there, and rounding x
-would gain nothing. So do GPUs that have no GEMM for scales of blocks (all but sm_90), for any number of rows.
+On GPUs up to ``EXACT_M`` rows keep 16 bits for int8, and 8 significant ones for float8, as many as bfloat16 has:
+reading the weight takes all the time there, and rounding x further would gain nothing. x is multiplied as it is where
+there is no GEMM of these types: scales of blocks on other GPUs than sm_90, or in float32 with a bias; float8 before
+sm_89.
 
 libuntorch.so computes it on CUDA, for torch's tensors as in files (``native``). The reference here, which rounds x, is
 for CPUs, where no file has the operator.
@@ -52,7 +54,7 @@ def w8a8_linear(
     scale: float32 [n], or ``block_scale_shape(n, k)`` for float8, contiguous.
     bias: [n] in x's dtype, or None.
 
-    Raises ValueError; RuntimeError for what the GPU cannot do: float8 needs compute capability 8.9.
+    Raises ValueError; RuntimeError for what the GPU cannot do: it needs compute capability 8.0.
     """
     n = _check(x, weight, scale, bias)
     if x.device.type == "cuda" and native.serves("w8a8_linear", x):
@@ -80,10 +82,11 @@ def round_rows(x: torch.Tensor, dtype: torch.dtype, part: int) -> torch.Tensor:
     if x.numel() == 0:
         return x.double()
     parts = -(-k // part)
-    values = torch.nn.functional.pad(x.float(), (0, parts * part - k)).unflatten(-1, (parts, part))
+    values = torch.nn.functional.pad(x.float(), (0, parts * part - k)).reshape(*x.shape[:-1], parts, part)
     largest = values.abs().amax(-1, keepdim=True)
     scale = largest / LARGEST[dtype]
-    steps = torch.where(largest == 0, 0.0, values * (LARGEST[dtype] / largest))
+    # A number over a tensor would be its reciprocal times the number.
+    steps = torch.where(largest == 0, 0.0, values * (torch.full_like(largest, LARGEST[dtype]) / largest))
     rounded = steps.round() if dtype == torch.int8 else steps.to(dtype).float()
     finite = torch.isfinite(values).all(-1, keepdim=True)
     made = torch.where(finite, rounded.double() * scale.double(), torch.nan)

@@ -65,15 +65,48 @@ __global__ void __launch_bounds__(kThreads) int8_tiles(Int8Gemm p) {
   }
 }
 
-template <class T>
+// A thread has four columns of every gridDim.y-th row.
+template <class T, class S>
 __global__ void __launch_bounds__(kThreads) scale_both(ScaledSums p) {
+  constexpr int kColumns = 4;
   const auto* const bias = static_cast<const T*>(p.bias);
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.m * p.n; i += step) {
-    const std::int64_t r = i / p.n, c = i - r * p.n;
-    float value = p.sums[r * p.sums_row + c] * (p.row[r] * p.column[p.one_column ? 0 : c]);
-    if (bias != nullptr) value += widen(bias[c]);
-    static_cast<T*>(p.out)[r * p.out_row + c] = narrow<T>(value);
+  const auto* const sums = static_cast<const S*>(p.sums);
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kColumns;
+  const int count = static_cast<int>(p.n - first < kColumns ? p.n - first : kColumns);
+  float column[kColumns] = {}, added[kColumns] = {};
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    if (j >= count) break;
+    column[j] = p.column[p.one_column ? 0 : first + j];
+    if (bias != nullptr) added[j] = widen(bias[first + j]);
+  }
+  const bool whole = count == kColumns && p.sums_row % kColumns == 0 && p.out_row % kColumns == 0 &&
+                     (reinterpret_cast<std::uintptr_t>(sums) | reinterpret_cast<std::uintptr_t>(p.out)) % 16 == 0;
+  for (std::int64_t r = blockIdx.y; r < p.m; r += gridDim.y) {
+    S from[kColumns] = {};
+    const S* const row = sums + r * p.sums_row + first;
+    T* const out = static_cast<T*>(p.out) + r * p.out_row + first;
+    if (whole) {
+      const uint4 word = *reinterpret_cast<const uint4*>(row);
+      memcpy(from, &word, 16);
+    } else {
+      for (int j = 0; j < count; ++j) from[j] = row[j];
+    }
+    alignas(16) T values[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      float value = static_cast<float>(from[j]) * (p.row[r] * column[j]);
+      if (bias != nullptr) value += added[j];
+      values[j] = narrow<T>(value);
+    }
+    if (whole) {
+      using Word = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
+      Word word;
+      memcpy(&word, values, sizeof word);
+      *reinterpret_cast<Word*>(out) = word;
+    } else {
+      for (int j = 0; j < count; ++j) out[j] = values[j];
+    }
   }
 }
 
@@ -95,7 +128,12 @@ int scale_rows_and_columns(const ScaledSums& p, Stream stream) {
     if constexpr (std::is_same_v<T, double>) {
       return kNoKernel;
     } else {
-      scale_both<T><<<blocks_for(p.m * p.n, kThreads), kThreads, 0, stream>>>(p);
+      const dim3 blocks(blocks_for(p.n, 4 * kThreads), static_cast<unsigned>(p.m < 0xffff ? p.m : 0xffff));
+      if (p.integer_sums) {
+        scale_both<T, std::int32_t><<<blocks, kThreads, 0, stream>>>(p);
+      } else {
+        scale_both<T, float><<<blocks, kThreads, 0, stream>>>(p);
+      }
       return cudaGetLastError();
     }
   });

@@ -12,64 +12,13 @@
 // four, touch all banks once.
 //
 // Roofline: memory; b is read once, a once a group of tiles from L2.
-#include "kernels/cuda/common/launch.cuh"
-#include "kernels/cuda/gemm/small_m.cuh"
+#include "kernels/cuda/gemm/bulk_ring.cuh"
 #include "kernels/cuda/mma/mma_sync.cuh"
-#include "kernels/cuda/sm90/mbarrier.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
 
-constexpr int kTile = 8, kGroup = 4, kStepK = 32, kMaxChunk = 256;
-constexpr int kMaxStages = 12;  // of a warp
-// Left beside a CTA, for those of attention and norms: the next kernel's start before this one's have ended, and this
-// one's before those of the kernels before it.
-constexpr int kSpareBytes = 48 * 1024;
-constexpr int kMbarrierBytes = kGemmWarps * kMaxStages * 8;
-
-// How K and shared memory are divided.
-struct BulkPlan {
-  int chunk = 0;       // of K
-  int rounds = 0;      // chunks of a warp
-  int stages = 0;      // of a warp
-  int column = 0;      // bytes from column to column of a stage
-  bool early = false;  // b is constant: it is loaded before the kernels before this one have ended
-};
-
-template <int Rows>
-constexpr int kSumsBytes = 2 * kGroup * kGemmWarps * Rows * kTile * 4;
-
-// A tile's chunk of K, in the order in which a warp loads and multiplies them: groups of tiles, rounds along K, tiles
-// of the group.
-struct BulkUnit {
-  int group = 0, round = 0, tile = 0;  // group: its first tile; tile: in the group
-
-  __device__ __forceinline__ void advance(int tiles, int rounds) {
-    const int left = tiles - group;
-    if (++tile < (left < kGroup ? left : kGroup)) return;
-    tile = 0;
-    if (++round < rounds) return;
-    round = 0;
-    group += kGroup;
-  }
-};
-
-#if __CUDA_ARCH__ >= 900
-// `bytes`, a multiple of 16, between addresses that are aligned to 16; the mbarrier expects them.
-__device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t mbarrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :
-               : "r"(to), "l"(from), "r"(bytes), "r"(mbarrier)
-               : "memory");
-}
-__device__ __forceinline__ uint4 load_shared_16(std::uint32_t from) {
-  uint4 value;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(from));
-  return value;
-}
-#endif
+constexpr int kStepK = 32, kMaxChunk = 256;
 
 // Rows: 1, or 8 for M up to 8.
 template <class T, int Rows>
@@ -188,14 +137,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) rows_bulk(SmallGemm p, BulkPl
 
 template <class T, int Rows>
 int launch_bulk(const SmallGemm& p, BulkPlan plan, Stream stream) {
-  const int ring = p.max_shared_bytes - kSumsBytes<Rows> - kMbarrierBytes - kSpareBytes;
-  plan.stages = std::min(kMaxStages, ring / (kGemmWarps * kTile * plan.column));
-  const std::int64_t tiles = (p.n + kTile - 1) / kTile;
-  Launch how;
-  how.blocks = dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, p.num_sms)));
-  how.threads = kGemmThreads;
-  how.shared_bytes = kSumsBytes<Rows> + kGemmWarps * plan.stages * kTile * plan.column;
-  how.pdl = p.pdl;
+  const Launch how = bulk_launch<Rows>(plan, p.n, p.num_sms, p.max_shared_bytes, p.pdl);
   return launch_kernel(rows_bulk<T, Rows>, how, stream, p, plan);
 }
 
@@ -207,14 +149,7 @@ int bulk_of_dtype(const SmallGemm& p, const BulkPlan& plan, Stream stream) {
 }  // namespace
 
 int gemm_rows_bulk(const SmallGemm& p, Stream stream) {
-  const auto k = static_cast<int>(p.k);
-  BulkPlan plan;
-  plan.rounds = (k + kGemmWarps * kMaxChunk - 1) / (kGemmWarps * kMaxChunk);
-  const int share = (k + kGemmWarps * plan.rounds - 1) / (kGemmWarps * plan.rounds);
-  plan.chunk = (share + kStepK - 1) / kStepK * kStepK;
-  plan.column = plan.chunk * 2;
-  if (plan.column % 128 == 0) plan.column += 64;
-  plan.early = p.pdl && p.b_is_constant;
+  const BulkPlan plan = bulk_plan(static_cast<int>(p.k), 2, kStepK, kMaxChunk, p.pdl && p.b_is_constant);
   return p.dtype == DType::kFloat16 ? bulk_of_dtype<__half>(p, plan, stream)
                                     : bulk_of_dtype<__nv_bfloat16>(p, plan, stream);
 }

@@ -1,4 +1,4 @@
-"""Linear layers in a graph, whatever operator computes them: aten.linear, GEMMs with a constant, int4 and NVFP4."""
+"""Linear layers in a graph, by any operator: aten.linear, GEMMs with a constant, those of 4-bit and 8-bit weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.epilogues import value_of
-from untorch.ops import int4, nvfp4
+from untorch.ops import int4, nvfp4, w8a8
 from untorch.ops.int4_layout import N_TILE
 
 __all__ = ["LinearCall", "read_linear"]
@@ -27,7 +27,7 @@ class LinearCall:
     dims: along which of each tensor's dimensions the outputs lie.
     outputs: the columns of its result, with padding.
     inputs: the columns of x.
-    family: "linear" (rows of the weight are outputs), "mm" (columns are), "int4" or "nvfp4".
+    family: "linear" (rows of the weight are outputs), "mm" (columns are), "int4", "nvfp4" or "w8a8".
     kind: what calls must have in common to be one: the family, sizes of K, dtypes, options.
     """
 
@@ -50,6 +50,10 @@ def read_linear(node: fx.Node) -> LinearCall | None:
         return _quantised(node, "int4", ("weight", "scale_and_zero"), (0, 1), ("group_size",))
     if node.target == nvfp4.OPERATOR:
         return _quantised(node, "nvfp4", ("weight_packed", "block_scale", "global_scale"), (0, 0, 0), ("prefill",))
+    if node.target == w8a8.OPERATOR:
+        call = _quantised(node, "w8a8", ("weight", "scale"), (0, 0), ())
+        # Blocks of outputs must not begin within another layer's.
+        return None if call is not None and _has_part_of_a_block(call) else call
     if node.target == _aten.linear.default:
         x, weight, bias = arguments_of(node).values()
         return _dense(node, x, weight, bias, "linear")
@@ -98,8 +102,14 @@ def _quantised(
     kind = (
         family, packed.dtype, tuple(packed.shape[1:]), tuple(scale.dtype for scale in scales), x.dtype,
         tuple(given[name] for name in options), str(packed.device),
+        scales[0].dim() if family == "w8a8" else None,
     )  # fmt: skip
     return LinearCall(node, given["x"], weights, dims, given["bias"], outputs, int(x.shape[-1]), family, kind)
+
+
+def _has_part_of_a_block(call: LinearCall) -> bool:
+    scale = value_of(call.weights[1])
+    return scale is not None and scale.dim() == 2 and call.outputs % w8a8.SCALE_BLOCK != 0
 
 
 def _is_transpose(node: Any) -> bool:

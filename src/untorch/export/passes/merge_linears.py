@@ -28,7 +28,7 @@ from untorch.export.passes.linear_calls import LinearCall, read_linear
 from untorch.export.passes.merged_weights import byte_range, merge_tensors
 from untorch.export.passes.report import PassReport
 from untorch.export.passes.strides import propagate
-from untorch.ops import int4, nvfp4
+from untorch.ops import int4, nvfp4, w8a8
 
 __all__ = ["MERGED", "merge_linears"]
 
@@ -150,6 +150,8 @@ class _Merger:
         given = arguments_of(first.node)
         if first.family == "int4":
             return add_call(graph, first.node, int4.OPERATOR, (x, *weights, given["group_size"], bias))
+        if first.family == "w8a8":
+            return add_call(graph, first.node, w8a8.OPERATOR, (x, *weights, bias))
         return add_call(graph, first.node, nvfp4.OPERATOR, (x, *weights, bias, given["prefill"]))
 
     def _store(self, group: list[LinearCall]) -> tuple[str, ...]:

@@ -1,0 +1,102 @@
+// Dynamic quantization of activations for W8A8 GEMMs: int8 with a scale a row, FP8 with a scale for 128 of a row.
+//
+// A CTA has a row of int8: absmax first, then the row again, from L1. A warp has 128 values of FP8, in registers.
+// Bytes: 2 an element read (4 of float32), 1 written.
+#include "kernels/cuda/quantize/fp8_rows.h"
+#include "kernels/cuda/quantize/row_absmax.cuh"
+#include "kernels/cuda/w8a8/w8a8.h"
+
+namespace untorch::kernels::cuda {
+namespace {
+
+constexpr float kInt8Max = 127.0f;
+constexpr int kWarps = kThreads / 32, kLaneElements = static_cast<int>(kW8ScaleBlock) / 32;
+
+__device__ __forceinline__ float scale_of(bool finite, float absmax, float largest) {
+  return finite ? absmax / largest : __uint_as_float(0x7fc00000u);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) quantize_int8_kernel(W8Rows p) {
+  for (std::int64_t m = blockIdx.x; m < p.m; m += gridDim.x) {
+    const T* const from = static_cast<const T*>(p.x) + m * p.row;
+    auto* const to = static_cast<std::uint8_t*>(p.to) + m * p.to_width;
+    const RowAbsMax found = row_absmax(from, p.width);
+    const float inverse = kInt8Max / found.absmax;
+    if (threadIdx.x == 0) p.scales[m] = scale_of(found.finite, found.absmax, kInt8Max);
+    for (std::int64_t k = std::int64_t{threadIdx.x} * kStep; k < p.to_width; k += std::int64_t{kThreads} * kStep) {
+      uint2 bytes{0, 0};
+      if (k < p.width) {
+        float values[kStep];
+        load_step(from + k, values);
+        const auto rounded = [&](int i) {
+          return static_cast<std::uint32_t>(__float2int_rn(values[i] * inverse)) & 0xffu;
+        };
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bytes.x |= rounded(i) << 8 * i, bytes.y |= rounded(4 + i) << 8 * i;
+      }
+      *reinterpret_cast<uint2*>(to + k) = bytes;
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) quantize_parts_kernel(W8Rows p, std::int64_t parts) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t step = std::int64_t{gridDim.x} * kWarps;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < p.m * parts; i += step) {
+    const std::int64_t m = i / parts, part = i % parts, k = part * kW8ScaleBlock + lane * kLaneElements;
+    const T* const from = static_cast<const T*>(p.x) + m * p.row + k;
+    float values[kLaneElements] = {};
+    if (k < p.width) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) values[j] = widen(from[j]);
+    }
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneElements; ++j) largest = max(largest, __float_as_uint(values[j]) & 0x7fffffffu);
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    const bool finite = largest < 0x7f800000u;
+    const float absmax = fmaxf(finite ? __uint_as_float(largest) : 1.0f, kMinAbsMax), inverse = kE4m3Max / absmax;
+    if (lane == 0) p.scales[part * p.scales_row + m] = scale_of(finite, absmax, kE4m3Max);
+    std::uint32_t bytes = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneElements; ++j) bytes |= e4m3_of(values[j] * inverse) << 8 * j;
+    if (k < p.to_width)
+      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(p.to) + m * p.to_width + k) = bytes;
+  }
+}
+
+// body(Type<T>{}) for float32, bfloat16 and float16.
+template <class Body>
+int dispatch_rows(DType dtype, Body&& body) {
+  return dispatch_floating(dtype, [&](auto type) -> int {
+    if constexpr (std::is_same_v<typename decltype(type)::type, double>) {
+      return kNoKernel;
+    } else {
+      return body(type);
+    }
+  });
+}
+
+}  // namespace
+
+int quantize_rows_int8(const W8Rows& p, Stream stream) {
+  if (p.m == 0) return 0;
+  return dispatch_rows(p.dtype, [&](auto type) -> int {
+    quantize_int8_kernel<typename decltype(type)::type><<<blocks_for(p.m, 1), kThreads, 0, stream>>>(p);
+    return cudaGetLastError();
+  });
+}
+
+int quantize_parts_fp8(const W8Rows& p, Stream stream) {
+  const std::int64_t parts = (p.to_width + kW8ScaleBlock - 1) / kW8ScaleBlock;
+  if (p.m == 0 || parts == 0) return 0;
+  return dispatch_rows(p.dtype, [&](auto type) -> int {
+    quantize_parts_kernel<typename decltype(type)::type>
+        <<<blocks_for(p.m * parts, kWarps), kThreads, 0, stream>>>(p, parts);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace untorch::kernels::cuda
