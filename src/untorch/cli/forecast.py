@@ -52,7 +52,7 @@ def forecast(
             others = [request.method.model for request in requests if request.method.name != name]
             method.model = quantized_module(
                 name, method.model, quantized[name], options.quantizes_by_name,
-                [other for other in others if isinstance(other, torch.nn.Module)],
+                [other for other in others if isinstance(other, torch.nn.Module)], method.target,
             )  # fmt: skip
         with torch.no_grad():
             program = export_program(method, False).program

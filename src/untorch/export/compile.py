@@ -19,7 +19,7 @@ from untorch.export.coverage import (
     kernel_targets,
     raise_if_missing,
     refuse_complex_convolutions,
-    refuse_cpu_operators,
+    refuse_other_devices,
 )
 from untorch.export.dimension_names import dimension_names, rename_dimensions
 from untorch.export.errors import CompileError
@@ -162,18 +162,18 @@ def _check_device(name: str, metadata: Path | None, device: str) -> None:
 
 def _run_passes(method: Method, show: Callable[[str], None] | None = None) -> list[PassReport]:
     refuse_complex_convolutions(method.module.graph, f"method {method.name!r}")
-    if method.target.device != "cpu":
-        refuse_cpu_operators(method.module.graph, f"method {method.name!r}")
+    target = method.target
+    refuse_other_devices(method.module.graph, f"method {method.name!r}", target.device, target.architecture)
     if method.calibration is not None:
         if show is not None:
             method.calibration.show = show
         method.module.meta[PLAN] = method.calibration
-    passes = run_passes(method.module, method.options, method.target.device, method.name, method.target.architecture)
+    passes = run_passes(method.module, method.options, target.device, method.name, target.architecture)
     if method.traced.refusal is not None:
         refuse_fused_attention(method, passes)
     if method.traced.notes:
         passes = [PassReport("torch_export", changed=method.traced.notes), *passes]
-    method.target.check_graph(method, passes)
+    target.check_graph(method, passes)
     return passes
 
 

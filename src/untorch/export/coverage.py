@@ -14,18 +14,21 @@ from torch import fx
 
 from untorch.export.errors import UnsupportedOperatorsError
 from untorch.export.library import runtime_functions
-from untorch.ops import byte_max_pool, int8_convolution, packed_convolution, packed_linear
+from untorch.ops import byte_max_pool, int8_convolution, packed_convolution, packed_linear, w8a8
 from untorch.runtime.coverage import has_kernel, names_for_models
 from untorch.runtime.errors import UnsupportedError
 from untorch.runtime.unsupported import BUILT_WITHOUT_CUDA, UNSUPPORTED_SHIMS, has_cuda_kernels
 
 __all__ = [
+    "FIRST_WITH_FP8",
+    "FIRST_WITH_INT8",
     "MissingOperator",
     "called_function",
     "find_missing",
     "origins_in_wrapper",
     "refuse_complex_convolutions",
-    "refuse_cpu_operators",
+    "refuse_other_devices",
+    "sm_number",
     "source_line",
     "source_place",
 ]
@@ -34,10 +37,22 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FOR_CPUS = {
-    "untorch.int4_moe.default": "experts in int4",
-    "untorch.int8_linear.default": "linear layers in int8",
-    "untorch.w4a8_linear.default": "int4 layers with activations in int8",
+    "untorch.int4_moe.default": (
+        "experts in int4",
+        "take 'nvfp4' for a GPU, exclude them when you quantise, or leave it to export(…, quantize='int4'), which "
+        "keeps experts of methods for GPUs in floating point",
+    ),
+    "untorch.int8_linear.default": (
+        "linear layers in int8 for CPUs (Int8Linear)",
+        "leave it to export(…, quantize='int8'), or quantise with target='cuda', which makes those for GPUs",
+    ),
+    "untorch.w4a8_linear.default": (
+        "int4 layers with activations in int8",
+        "leave int8_activations out, which keeps activations in floating point",
+    ),
 }
+# The first GPUs whose kernels multiply W8A8 layers, sm_…
+FIRST_WITH_INT8, FIRST_WITH_FP8 = 80, 89
 _CONVOLUTION = re.compile(r"aten\._?conv(olution|\d)|aten\.conv_transpose")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _LIBRARY_CODE = (
@@ -166,17 +181,42 @@ def refuse_complex_convolutions(graph: fx.Graph, where: str) -> None:
             )
 
 
-def refuse_cpu_operators(graph: fx.Graph, where: str) -> None:
-    """Raises UnsupportedError for quantised layers that only CPUs have kernels for, in a method for a GPU."""
+def refuse_other_devices(graph: fx.Graph, where: str, device: str, architecture: str | None) -> None:
+    """Raises UnsupportedError for quantised layers that the method's device has no kernels for."""
     for node in graph.nodes:
-        layer = _FOR_CPUS.get(str(node.target)) if node.op == "call_function" else None
-        if layer is not None:
+        if node.op != "call_function":
+            continue
+        reason = _for_gpus(node, device, architecture)
+        if device != "cpu" and (layer := _FOR_CPUS.get(str(node.target))) is not None:
+            reason = f"{layer[0]} have no kernel for GPUs: {layer[1]}"
+        if reason:
             line = source_line(node)
-            raise UnsupportedError(
-                f"{where}: operator {node.target}" + (f" ({line})" if line else "") + f": {layer} are for CPUs. Take "
-                "'nvfp4' for a GPU, exclude them when you quantise, or leave it to export(…, quantize='int4'), which "
-                "keeps experts of methods for GPUs in floating point"
-            )
+            raise UnsupportedError(f"{where}: operator {node.target}" + (f" ({line})" if line else "") + f": {reason}")
+
+
+def sm_number(architecture: str | None) -> int:
+    """89 for "sm_89"; a large one where the architecture is not known."""
+    return 1 << 30 if architecture is None else int(architecture.removeprefix("sm_").rstrip("af"))
+
+
+def _for_gpus(node: fx.Node, device: str, architecture: str | None) -> str:
+    """Why the target cannot multiply a W8A8 layer, or ""."""
+    if node.target != w8a8.OPERATOR:
+        return ""
+    weight = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
+    is_int8 = isinstance(weight, fx.Node) and weight.meta["val"].dtype == torch.int8
+    layers = f"linear layers in {'int8' if is_int8 else 'fp8'} for GPUs (W8A8Linear)"
+    if device == "cpu":
+        return (
+            f"{layers} have no kernel for CPUs: export it with device='cuda', or quantise the model in floating point "
+            "with export(…, quantize='int8')"
+        )
+    first = FIRST_WITH_INT8 if is_int8 else FIRST_WITH_FP8
+    return (
+        ""
+        if sm_number(architecture) >= first
+        else f"{layers} need sm_{first} or newer, and the method is for {architecture}"
+    )
 
 
 def find_missing(

@@ -40,11 +40,11 @@ class ExportOptions:
     matmul: what computes GEMMs on CUDA. "library": the runtime's operators (cuBLAS, and its own GEMV kernels for small
         M); "auto": those or Triton templates that are compiled into the file, whichever is the fastest: timed on the
         GPU, read from ``tuning``, or estimated for a cross-compilation target.
-    quantize: how linear layers are quantised: "int4", "int8", "nvfp4", QuantizeOptions, a dictionary of its fields
-        ({"dtype": "int4", "group_size": 64}), patterns of layers' names with any of these or None, of which the first
-        that matches decides ({"*.down_proj": "int8", "lm_head": None, "*": "int4"}), or a dictionary of methods with
-        any of all these ({"decoder": "int4"}). Keys with * ? [ or a dot are patterns. A copy is quantised; the module
-        stays as it is. Methods without a linear layer are left as they are, unless they are named.
+    quantize: how linear layers are quantised: "int4", "int8", "fp8", "nvfp4", QuantizeOptions, a dictionary of its
+        fields ({"dtype": "int4", "group_size": 64}), patterns of layers' names with any of these or None, of which the
+        first that matches decides ({"*.down_proj": "int8", "lm_head": None, "*": "int4"}), or a dictionary of methods
+        with any of all these ({"decoder": "int4"}). Keys with * ? [ or a dot are patterns. A copy is quantised; the
+        module stays as it is. Methods without a linear layer are left as they are, unless they are named.
     int8_activations: on CPUs, linear layers in int4 multiply in integers: activations are quantised to int8, in parts
         of 32 inputs with a scale each. Two to four times as fast as with activations in floating point. None: for
         language models (causal_lm).
@@ -144,9 +144,9 @@ class ExportOptions:
         for name, value in self.quantize.items():
             if not isinstance(value, str | Mapping | QuantizeOptions | QuantizeRules | None):
                 raise OptionError(
-                    f"option quantize: {name}: expected 'int4', 'int8', 'nvfp4', QuantizeOptions, a dictionary of "
-                    f"options or None for the method, got {type(value).__name__} ({value!r}); a dictionary of options "
-                    f"has the key 'dtype'"
+                    f"option quantize: {name}: expected 'int4', 'int8', 'fp8', 'nvfp4', QuantizeOptions, a "
+                    f"dictionary of options or None for the method, got {type(value).__name__} ({value!r}); a "
+                    f"dictionary of options has the key 'dtype'"
                 )
             found[name] = None if value is None else _read_quantize(value)
         return found

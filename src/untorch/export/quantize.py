@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from untorch.export.coverage import FIRST_WITH_FP8, FIRST_WITH_INT8, sm_number
 from untorch.export.errors import CompileError
 from untorch.export.method import Method
 from untorch.export.passes.attributes import attribute
@@ -19,7 +20,9 @@ from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.merge_linears import MERGED
 from untorch.export.passes.quantize_int4_activations import REPACKED
 from untorch.export.signature import dtype_name
-from untorch.ops import int4, int4_moe, int8, int8_convolution, nvfp4, nvfp4_moe
+from untorch.export.target import CpuTarget
+from untorch.export.target import Target as CompileTarget
+from untorch.ops import int4, int4_moe, int8, int8_convolution, nvfp4, nvfp4_moe, w8a8
 from untorch.ops.int4_layout import K_TILE, N_TILE
 from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP
 from untorch.ops.nvfp4_layout import BLOCK_SIZE
@@ -33,9 +36,11 @@ from untorch.quant.nvfp4_linear import NVFP4Linear
 from untorch.quant.options import QuantizeOptions
 from untorch.quant.report import QuantizationReport
 from untorch.quant.rules import Assignment, QuantizeRules, layers_of
-from untorch.quant.schemes import QuantizedLinear
+from untorch.quant.schemes import QuantizedLinear, Target
 from untorch.quant.select import convolutions, left_convolutions, linears
 from untorch.quant.smooth import smoothing_factors
+from untorch.quant.w8a8 import DTYPES as W8A8_DTYPES
+from untorch.quant.w8a8 import W8A8Linear
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = [
@@ -45,17 +50,21 @@ __all__ = [
     "describe_repacked",
     "quantize_methods",
     "quantized_module",
+    "serves_fp8",
     "shallow_copy",
 ]
 
-# The operators, their dtype, and which of their arguments are a weight, the packed values first.
+# The operators, their dtype ("": by that of the values), and which arguments are a weight, the packed values first.
 _WEIGHT_ARGUMENTS = {
     int4.OPERATOR: ("int4", (("weight", "scale_and_zero"),)),
     int8.OPERATOR: ("int8", (("weight", "scale", "column_sums"),)),
     int4_moe.OPERATOR: ("int4", (("w13", "w13_scale_and_zero"), ("w2", "w2_scale_and_zero"))),
     nvfp4.OPERATOR: ("nvfp4", (("weight_packed", "block_scale", "global_scale"),)),
     nvfp4_moe.OPERATOR: ("nvfp4", (("w13", "w13_scale", "w13_global"), ("w2", "w2_scale", "w2_global"))),
+    w8a8.OPERATOR: ("", (("weight", "scale"),)),
 }
+# What layers call the tensor of their values.
+_VALUES = ("packed_weight", "weight_values")
 
 
 def quantize_methods(
@@ -65,13 +74,15 @@ def quantize_methods(
     device: str | None = None,
     *,
     by_name: bool = True,
+    target: Target | None = None,
 ) -> list[Method]:
     """The methods; those in ``wanted`` have a quantised copy of their module, and ``quantization`` says what was done.
 
     A weight that several methods use is quantised once for all that do it alike. ``device`` computes, if given; the
     copies lie where the modules do. Unless the caller named the methods, those without a linear layer stay as they are,
     with a report that says so, if others have some; and a pattern of ``QuantizeRules`` need match in one of them only.
-    Raises InvalidArgumentError, or CompileError where a module cannot be copied.
+    ``target``: the type of the device that the layers are for, whatever the methods' targets are. Raises
+    InvalidArgumentError, or CompileError where a module cannot be copied.
     """
     methods = _exposed(methods, wanted)
     if wanted and not by_name and not any(_has_layers(method, wanted) for method in methods):
@@ -82,13 +93,16 @@ def quantize_methods(
     for method in methods:
         options = wanted.get(method.name)
         if options is not None:
-            _check_method(method, options)
+            layers_for: Target = target or method.target.device  # type: ignore[assignment]
+            _check_method(method, options, layers_for)
             if method.name not in done:
                 if isinstance(options, QuantizeRules):
                     sharing = [each for each in methods if wanted.get(each.name) is options]
-                    done[method.name] = _quantize_by_rules(method, options, sharing, quantizers, progress, device)
+                    done[method.name] = _quantize_by_rules(
+                        method, options, sharing, quantizers, progress, device, layers_for
+                    )
                 else:
-                    done[method.name] = _quantize(method, options, quantizers, progress, device, by_name)
+                    done[method.name] = _quantize(method, options, quantizers, progress, device, by_name, layers_for)
             model, report = done[method.name]
             plan = _plan(method, options)
             method = dataclasses.replace(method, model=model, quantization=report, calibration=plan)
@@ -112,21 +126,43 @@ def _exposed(methods: Sequence[Method], wanted: Mapping[str, QuantizeOptions | Q
     return result
 
 
-def _check_method(method: Method, options: QuantizeOptions | QuantizeRules) -> None:
+def _check_method(method: Method, options: QuantizeOptions | QuantizeRules, target: Target) -> None:
     if not isinstance(method.model, nn.Module):
         raise InvalidArgumentError(
             f"method {method.name!r}: option quantize: an ExportedProgram has no modules to replace: quantise the "
             f"module with untorch.quant.quantize before torch.export.export"
         )
-    if isinstance(options, QuantizeOptions) and options.dtype == "int8" and method.target.device != "cpu":
-        raise InvalidArgumentError(f"method {method.name!r}: {_for_cpus(method)}")
+    if isinstance(options, QuantizeOptions) and (reason := _unserved(method, options, target)):
+        raise InvalidArgumentError(f"method {method.name!r}: option quantize: {reason}")
 
 
-def _for_cpus(method: Method) -> str:
-    return (
-        f"option quantize: int8 is for CPUs, and the method is for {method.target.device}: take 'int4' or 'nvfp4', or "
-        f"export it for the CPU"
-    )
+def _unserved(method: Method, options: QuantizeOptions, target: Target) -> str:
+    """Why the method's target has no layers of that kind, or ""."""
+    if target == "cpu":
+        if options.dtype == "fp8":
+            return (
+                "fp8 is for GPUs, and the method is for the CPU: take 'int8', 'int4' or 'nvfp4', or export it for a "
+                "GPU with device='cuda'"
+            )
+        return ""
+    if options.calibration is not None:
+        return (
+            f"calibration: static ranges are for CPUs, and the method is for {target}: leave calibration, observer and "
+            f"smooth out, as rows of activations are rounded when a layer runs"
+        )
+    architecture = method.target.architecture
+    first = {"fp8": FIRST_WITH_FP8, "int8": FIRST_WITH_INT8}.get(options.dtype, 0)
+    if sm_number(architecture) < first:
+        others = "'int8', 'int4' or 'nvfp4'" if options.dtype == "fp8" else "floating point"
+        return (
+            f"{options.dtype} needs a GPU of sm_{first} or newer, and the method is for {architecture}: take {others}"
+        )
+    return ""
+
+
+def serves_fp8(architecture: str | None) -> bool:
+    """Whether GPUs of the architecture multiply in FP8; True for one that is not known."""
+    return sm_number(architecture) >= FIRST_WITH_FP8
 
 
 def _quantize(
@@ -136,14 +172,16 @@ def _quantize(
     progress: Progress,
     device: str | None,
     by_name: bool,
+    target: Target,
 ) -> tuple[nn.Module, QuantizationReport]:
     assert isinstance(method.model, nn.Module)
     found = convolutions(method.model) if options.dtype == "int8" else []
     static = options.calibration is not None
+    left = {} if static else dict.fromkeys(_first_names(found), _WHY_NO_CONVOLUTIONS[target])
     if not by_name and not _has_linears(method) and not (static and found):
         size = module_nbytes(method.model)
-        return method.model, QuantizationReport((), _without_calibration(found), size, size)
-    quantizer = quantizer_for(quantizers, options, device)
+        return method.model, QuantizationReport((), left, size, size)
+    quantizer = quantizer_for(quantizers, options, device, target)
     model = shallow_copy(method.name, method.model)
     with progress.step(f"{method.name}: quantise") as show, torch.no_grad():
         try:
@@ -158,12 +196,11 @@ def _quantize(
                 others=found if static else (),
                 embeddings=options.embeddings,
                 smooth=smooth,
-                int4_experts=method.target.device == "cpu",
             )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
-    if not static:
-        report = dataclasses.replace(report, skipped={**report.skipped, **_without_calibration(found)})
+    if left:
+        report = dataclasses.replace(report, skipped={**report.skipped, **left})
     return quantizer.replacement(model) or restore_plain(model), report
 
 
@@ -174,6 +211,7 @@ def _quantize_by_rules(
     quantizers: Quantizers,
     progress: Progress,
     device: str | None,
+    target: Target,
 ) -> tuple[nn.Module, QuantizationReport]:
     """``sharing``: the methods, this one among them, whose layers the patterns name."""
     assert isinstance(method.model, nn.Module)
@@ -196,25 +234,31 @@ def _quantize_by_rules(
                 if id(part) in assigned.passed_over
             )
             assignment = Assignment(assigned.rules, of_layer, assigned.named, passed_over)
-            if method.target.device != "cpu":
-                for part, names in layers_of(model):
-                    options = assigned.rules[of_layer[id(part)]][1] if id(part) in of_layer else None
-                    if options is not None and options.dtype == "int8" and not isinstance(part, nn.Embedding):
-                        raise InvalidArgumentError(f"{names[0]}: {_for_cpus(method)}")
-            on_cpu = method.target.device == "cpu"
-            model, report = quantize_by_rules(model, assignment, quantizers, show, device, len(sharing) > 1, on_cpu)
+            for part, names in layers_of(model):
+                options = assigned.rules[of_layer[id(part)]][1] if id(part) in of_layer else None
+                if options is None or isinstance(part, nn.Embedding):
+                    continue
+                if reason := _unserved(method, options, target):
+                    raise InvalidArgumentError(f"{names[0]}: option quantize: {reason}")
+            model, report = quantize_by_rules(model, assignment, quantizers, show, device, len(sharing) > 1, target)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"method {method.name!r}: {error}") from error
     if any(options.dtype == "int8" for options in rules.options()):
-        reason = "convolutions get static ranges, which patterns of layers do not have: give 'calibration' for all"
-        left = {names[0] or "(the module itself)": reason for _, names in convolutions(method.model)}
+        why = "convolutions get static ranges, which patterns of layers do not have: give 'calibration' for all"
+        why = why if target == "cpu" else _WHY_NO_CONVOLUTIONS[target]
+        left = dict.fromkeys(_first_names(convolutions(method.model)), why)
         report = dataclasses.replace(report, skipped={**report.skipped, **left})
     return restore_plain(model), report
 
 
-def _without_calibration(found: Sequence[tuple[nn.Module, list[str]]]) -> dict[str, str]:
-    reason = "convolutions need static ranges: give 'calibration', batches of inputs"
-    return {names[0] or "(the module itself)": reason for _, names in found}
+_WHY_NO_CONVOLUTIONS = {
+    "cpu": "convolutions need static ranges: give 'calibration', batches of inputs",
+    "cuda": "convolutions stay in floating point: those in int8 are for CPUs",
+}
+
+
+def _first_names(found: Sequence[tuple[nn.Module, list[str]]]) -> list[str]:
+    return [names[0] or "(the module itself)" for _, names in found]
 
 
 def _plan(method: Method, options: QuantizeOptions | QuantizeRules) -> CalibrationPlan | None:
@@ -226,14 +270,19 @@ def _plan(method: Method, options: QuantizeOptions | QuantizeRules) -> Calibrati
 
 
 def quantized_module(
-    name: str, model: Any, options: QuantizeOptions | QuantizeRules, by_name: bool, others: Sequence[nn.Module] = ()
+    name: str,
+    model: Any,
+    options: QuantizeOptions | QuantizeRules,
+    by_name: bool,
+    others: Sequence[nn.Module] = (),
+    target: CompileTarget | None = None,
 ) -> Any:
     """A quantised copy of the module of the method ``name``, to see its operators: by the quickest method.
 
     What is no module is returned as it is, or refused as ``quantize_methods`` does. ``others``: modules of other
-    methods, whose layers ``QuantizeRules`` may name.
+    methods, whose layers ``QuantizeRules`` may name. ``target``: what the method is compiled for; None: this CPU.
     """
-    method = Method(name, model, ())
+    method = Method(name, model, (), target=target or CpuTarget())
     if not isinstance(model, nn.Module | torch.export.ExportedProgram):
         return model
     if not (by_name or _has_linears(method) or (isinstance(model, nn.Module) and has_hidden_linears(model))):
@@ -242,7 +291,8 @@ def quantized_module(
         rules = tuple((p, each and dataclasses.replace(each, method="rtn")) for p, each in options.rules)
         sharing = [method, *(Method("", other, ()) for other in others)]
         method, *_ = sharing = _exposed(sharing, dict.fromkeys(("", name), options))
-        return _quantize_by_rules(method, QuantizeRules(rules), sharing, {}, Progress(False), None)[0]
+        layers_for: Target = method.target.device  # type: ignore[assignment]
+        return _quantize_by_rules(method, QuantizeRules(rules), sharing, {}, Progress(False), None, layers_for)[0]
     options = dataclasses.replace(options, method="rtn")
     [method] = quantize_methods([method], {name: options}, Progress(False))
     return method.model
@@ -262,12 +312,14 @@ def describe_quantized(method: Method) -> list[dict[str, Any]]:
                 continue  # computed by the model
             tensors = [attribute(method.module, str(part.target)) for part in parts]
             packed = parts[0]
-            name = str(packed.target).removesuffix(".packed_weight")
+            name = str(packed.target)
+            for values in _VALUES:
+                name = name.removesuffix(f".{values}")
             layer = _submodule(method.model, name)
             found[str(packed.target)] = {
                 "name": name,
-                "dtype": dtype,
-                "group_size": _group_size(dtype, arguments),
+                "dtype": dtype or W8A8_DTYPES[tensors[0].dtype],
+                "group_size": _group_size(dtype, arguments, tensors),
                 "operator": _operator_name(node),
                 "tensors": [str(part.target) for part in parts],
                 "activations": dtype_name(node.meta["val"].dtype),
@@ -353,9 +405,11 @@ def _operator_name(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
 
 
-def _group_size(dtype: str, arguments: Mapping[str, Any]) -> int:
-    """The inputs that share a scale; in int8 all of them."""
-    if dtype == "int8":
+def _group_size(dtype: str, arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> int:
+    """The inputs that share a scale; in int8 all of them, and in fp8 without blocks."""
+    if not dtype and tensors[1].dim() == 2:
+        return w8a8.SCALE_BLOCK
+    if dtype in ("int8", ""):
         return int(arguments["x"].meta["val"].shape[-1])
     return int(arguments.get("group_size", BLOCK_SIZE))
 
@@ -366,7 +420,9 @@ def _prefill(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _packed_shape(packed: torch.Tensor) -> list[int]:
-    """[n, k] of a weight in tiles, or in NVFP4's bytes; of experts all of their rows."""
+    """[n, k] of a weight in tiles, in bytes, or in NVFP4's bytes; of experts all of their rows."""
+    if packed.dtype in W8A8_DTYPES and packed.dim() == 2:
+        return list(packed.shape)
     if packed.dim() <= 3:
         return [packed.shape[:-1].numel(), 2 * packed.shape[-1]]
     tiles, outer, _, words = packed.shape
@@ -393,10 +449,10 @@ def _submodule(model: object, name: str) -> QuantizedLinear | None:
     if not isinstance(model, nn.Module):
         return None
     try:
-        found = model.get_submodule("" if name == "packed_weight" else name)
+        found = model.get_submodule("" if name in _VALUES else name)
     except AttributeError:
         return None
-    return found if isinstance(found, Int4Linear | Int8Linear | NVFP4Linear) else None
+    return found if isinstance(found, Int4Linear | Int8Linear | NVFP4Linear | W8A8Linear) else None
 
 
 def shallow_copy(name: str, model: nn.Module) -> nn.Module:

@@ -26,13 +26,14 @@ from untorch.ops import native
 from untorch.ops.describe import kind_of
 
 __all__ = [
-    "C_SHIM", "EXACT_M", "OPERATOR", "SCALE_BLOCK", "SIZE_STEP", "block_scale_shape", "dequantize_w8", "round_rows",
-    "w8a8_linear", "w8a8_linear_reference",
+    "C_SHIM", "EXACT_M", "INT8_MAX_K", "LARGEST", "OPERATOR", "SCALE_BLOCK", "SIZE_STEP", "block_scale_shape",
+    "dequantize_w8", "round_rows", "w8a8_linear", "w8a8_linear_reference",
 ]  # fmt: skip
 
 SIZE_STEP = 16  # of n and k
 SCALE_BLOCK = 128
 EXACT_M = 8
+INT8_MAX_K = (2**31 - 1) // (127 * 128)  # sums of more do not fit int32
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _BLOCKS_STEP = 4  # of the scales of blocks along k, as cuBLASLt reads them
 
@@ -67,12 +68,16 @@ def w8a8_linear(
 def w8a8_linear_reference(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The operator in torch's own operators, on any device, with the rows of x rounded. Sums are in float64."""
+    """The operator in torch's own operators, on any device, with the rows of x rounded.
+
+    Sums are in float64, for x of 16 bits in float32.
+    """
+    dtype = torch.float32 if x.dtype.itemsize == 2 else torch.float64
     rounded = round_rows(x, weight.dtype, SCALE_BLOCK if scale.dim() == 2 else x.shape[-1])
-    matrix = dequantize_w8(weight, scale, torch.float64)[:, : x.shape[-1]]
-    y = rounded.double() @ matrix.T
+    matrix = dequantize_w8(weight, scale, dtype)[:, : x.shape[-1]]
+    y = rounded.to(dtype) @ matrix.T
     if bias is not None:
-        y = y + bias.double()
+        y = y + bias.to(dtype)
     return y.to(x.dtype).contiguous()
 
 

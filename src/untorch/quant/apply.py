@@ -10,9 +10,11 @@ from torch import nn
 
 from untorch.quant.by_rules import quantize_by_rules
 from untorch.quant.exposed import expose_linears, restore_plain
+from untorch.quant.modules import device_type
 from untorch.quant.quantizer import Quantizer, show_steps
 from untorch.quant.report import QuantizationReport
 from untorch.quant.rules import QuantizeRules, layers_of
+from untorch.quant.schemes import Target, check_target
 from untorch.quant.select import Selector
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -30,11 +32,12 @@ def quantize(
     exclude: Selector | Sequence[Selector] | None = None,
     embeddings: bool = False,
     device: str | torch.device | None = None,
+    target: Target | None = None,
     progress: bool = True,
 ) -> QuantizationReport:
-    """Replaces linear layers of ``module`` by ``Int4Linear``, ``Int8Linear`` or ``NVFP4Linear``, in place, and reports
-    each; for nvfp4 also the experts of transformers' models by ``NVFP4Experts``, see ``quantize_experts``, and for int4
-    by ``Int4Experts``, which are for CPUs: for GPUs name them in ``exclude``, or quantise while exporting.
+    """Replaces linear layers of ``module`` by ``Int4Linear``, ``Int8Linear``, ``W8A8Linear`` or ``NVFP4Linear``, in
+    place, and reports each; for nvfp4 also the experts of transformers' models by ``NVFP4Experts``, see
+    ``quantize_experts``, and for int4 on CPUs by ``Int4Experts``.
 
     Layers are taken that are an nn.Linear with a float32, bfloat16 or float16 weight, and not a subclass; so are the
     projections of nn.MultiheadAttention, called q_proj, k_proj, v_proj and out_proj, and transformers' Conv1D. Without
@@ -45,16 +48,18 @@ def quantize(
     Args:
         module: Changed in place. Its biases and everything else stay as they are.
         dtype: "int4": 16 values, a scale and a zero for each group, in the dtype of the weight. "int8": a scale an
-            output; activations are quantised too, a row at a time when the layer is called, and CPUs multiply in
-            integers. "nvfp4": floating point of four bits, a scale in float8_e4m3fn for each 16 inputs, and a scale of
-            all. Or a dictionary of patterns of layers' names, with a dtype, a dictionary of ``QuantizeOptions``'
-            fields, or None for floating point: the first pattern that matches a layer decides. The options below,
-            but for device and progress, are then those of each pattern.
+            output; activations are quantised too, a row at a time when the layer is called, and CPUs and GPUs multiply
+            in integers. "fp8": likewise in float8_e4m3fn, for GPUs alone. "nvfp4": floating point of four bits, a scale
+            in float8_e4m3fn for each 16 inputs, and a scale of all. Or a dictionary of patterns of layers' names, with
+            a dtype, a dictionary of ``QuantizeOptions``' fields, or None for floating point: the first pattern that
+            matches a layer decides. The options below, but for device, target and progress, are then those of each
+            pattern.
         group_size: For int4, inputs that share a scale: 32, 64, 128 (None) or 256. For nvfp4 16, which cannot be
-            chosen; int8 has no groups. Inputs that fill no group are padded.
+            chosen; int8 and fp8 have no groups. Inputs that fill no group are padded.
         method: For int4 "hqq" (None): the zeros are optimised so that outliers do not spoil the rest (half-quadratic
             quantisation). "rtn": rounded to the nearest of 16 steps between the group's least and largest value.
-            For int8 "rtn" (None): to the nearest of 255 steps, the output's largest magnitude at the end.
+            For int8 "rtn" (None): to the nearest of 255 steps, the output's largest magnitude at the end. For fp8
+            "rtn" (None): to the nearest value, the output's largest magnitude at 448, the largest of E4M3.
             For nvfp4 "search" (None): each scale is that of the least squared error. "rtn": the scale that makes the
             largest value 6, E2M1's largest.
         prefill: For nvfp4, how GPUs may compute linear layers at large M. "exact": with the activations as they
@@ -64,9 +69,11 @@ def quantize(
         include: Which layers and experts: patterns of dotted names ("layers.*.mlp.*", as in a shell), or functions of
             (name, module). None: all.
         exclude: Which of them not, likewise.
-        embeddings: For int4 and int8, also tables of embeddings, by ``Int4Embedding`` and ``Int8Embedding``. A linear
-            layer that is tied to one shares its tensors.
+        embeddings: For int4 and int8, also tables of embeddings, by ``Int4Embedding`` and ``Int8Embedding``, for GPUs
+            ``W8Embedding``. A linear layer that is tied to one shares its tensors.
         device: Where to compute, such as "cuda". None: where each weight lies. The result lies where the weight was.
+        target: What the module will run on: "cpu" or "cuda". int8 has other layers for GPUs than for CPUs, fp8 is for
+            GPUs, and experts in int4 are for CPUs. None: "cuda" if weights of the module lie on a GPU, else "cpu".
         progress: Show the running layer when stderr is a terminal.
 
     Raises:
@@ -80,6 +87,9 @@ def quantize(
             "quantize: module: an nn.Linear cannot be replaced in place: put it into another module, such as "
             "nn.Sequential(linear)"
         )
+    if target is not None:
+        check_target(target)
+    target = target or device_type(module)
     if isinstance(dtype, Mapping):
         given = {"group_size": group_size, "method": method, "include": include, "exclude": exclude}
         given["prefill"] = None if prefill == "exact" else prefill
@@ -93,10 +103,10 @@ def quantize(
         expose_linears(module, in_place=True)
         try:
             with show_steps(progress, None) as show:
-                return quantize_by_rules(module, rules.assign(layers_of(module)), {}, show, device)[1]
+                return quantize_by_rules(module, rules.assign(layers_of(module)), {}, show, device, target=target)[1]
         finally:
             restore_plain(module)
-    quantizer = Quantizer(dtype, group_size=group_size, method=method, prefill=prefill, device=device)
+    quantizer = Quantizer(dtype, group_size=group_size, method=method, prefill=prefill, device=device, target=target)
     expose_linears(module, in_place=True)
     try:
         return quantizer.apply(module, include, exclude, progress=progress, embeddings=embeddings)

@@ -14,6 +14,7 @@ from untorch.quant.options import QuantizeOptions
 from untorch.quant.quantizer import Quantizer
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.rules import Assignment, layers_of
+from untorch.quant.schemes import Target
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["Quantizers", "quantize_by_rules", "quantizer_for"]
@@ -23,14 +24,15 @@ Quantizers = MutableMapping[tuple[object, ...], Quantizer]
 
 
 def quantizer_for(
-    quantizers: Quantizers, options: QuantizeOptions, device: str | torch.device | None = None
+    quantizers: Quantizers, options: QuantizeOptions, device: str | torch.device | None = None, target: Target = "cpu"
 ) -> Quantizer:
-    """The one of ``options``, made if it is missing."""
-    kind = options.dtype, options.group_size, options.method, options.prefill
+    """The one of ``options`` for ``target``, made if it is missing."""
+    kind = options.dtype, options.group_size, options.method, options.prefill, target
     if kind not in quantizers:
         quantizers[kind] = Quantizer(
-            options.dtype, group_size=options.group_size, method=options.method, prefill=options.prefill, device=device
-        )
+            options.dtype, group_size=options.group_size, method=options.method, prefill=options.prefill, device=device,
+            target=target,
+        )  # fmt: skip
     return quantizers[kind]
 
 
@@ -41,11 +43,11 @@ def quantize_by_rules(
     on_layer: Callable[[str], None],
     device: str | torch.device | None = None,
     allow_nothing: bool = False,
-    int4_experts: bool = True,
+    target: Target = "cpu",
 ) -> tuple[nn.Module, QuantizationReport]:
     """Quantises ``module`` in place; gives it, or what replaces it where it is a linear layer itself, and the report.
 
-    ``int4_experts``: as for ``Quantizer.apply``. Raises InvalidArgumentError: nothing is left to quantise, unless
+    ``target``: as for ``Quantizer``. Raises InvalidArgumentError: nothing is left to quantise, unless
     ``allow_nothing``.
     """
     start, before = time.perf_counter(), module_nbytes(module)
@@ -57,11 +59,10 @@ def quantize_by_rules(
     for index, (_, options) in enumerate(assignment.rules):
         if options is None or not (only := assignment.layers(index)):
             continue
-        quantizer = quantizer_for(quantizers, options, device)
+        quantizer = quantizer_for(quantizers, options, device, target)
         report = quantizer.apply(
-            module, on_layer=on_layer, only=only, even_if_larger=index in assignment.named, embeddings=True,
-            int4_experts=int4_experts,
-        )  # fmt: skip
+            module, on_layer=on_layer, only=only, even_if_larger=index in assignment.named, embeddings=True
+        )
         layers += report.layers
         skipped |= report.skipped
         root = quantizer.replacement(module) or root

@@ -1,9 +1,10 @@
-"""``Int8Embedding`` and ``Int4Embedding``: tables of embeddings in the layouts of the linear layers of these dtypes.
+"""``Int8Embedding``, ``W8Embedding`` and ``Int4Embedding``: tables of embeddings in the layouts of linear layers.
 
 So a linear layer that is tied to the table, such as ``lm_head``, has the same tensors. A call gathers the rows of its
 ids and dequantises those alone, in operators that Inductor compiles into one loop, on CPUs and on GPUs.
 
-A row of int8 is [k / 4] words of 4 bytes, 64 bytes apart. A row of int4 is [k / 128] runs of 64 bytes.
+A row of int8 is [k / 4] words of 4 bytes, 64 bytes apart; for GPUs its k bytes one behind the other. A row of int4 is
+[k / 128] runs of 64 bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from untorch.ops.int4_layout import K_TILE, LANES, N_TILE
 from untorch.ops.int8_layout import INT8_BLOCK, unpack_int8
 from untorch.quant.linear import Int4Linear
 
-__all__ = ["Int4Embedding", "Int8Embedding", "QuantizedEmbedding"]
+__all__ = ["Int4Embedding", "Int8Embedding", "QuantizedEmbedding", "W8Embedding"]
 
 _WORDS = 4  # of a lane, in the layout that untorch packs
 
@@ -86,6 +87,41 @@ class Int8Embedding(QuantizedEmbedding):
         """The table [num_embeddings, embedding_dim]."""
         values = unpack_int8(self.packed_weight, self.num_embeddings, self.embedding_dim)
         return (values.float() * self.scale[: self.num_embeddings].unsqueeze(1)).to(dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedEmbedding:
+        before = self.scale
+        super()._apply(fn, recurse)
+        if self.scale.dtype != before.dtype:  # scales move, and stay in float32
+            self.scale = before.to(self.scale.device)
+        return self
+
+
+class W8Embedding(QuantizedEmbedding):
+    """w = q · scale, a scale a row, in the layout of ``W8A8Linear``: for GPUs.
+
+    weight_values: int8 [n, k], scale: float32 [n], n and k padded.
+    """
+
+    weight_values: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(
+        self, weight_values: torch.Tensor, scale: torch.Tensor, *, num_embeddings: int, embedding_dim: int, method: str,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__(num_embeddings, embedding_dim, method, dtype)
+        self.register_buffer("weight_values", weight_values)
+        self.register_buffer("scale", scale)
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        # An id that the table does not have is an error here, as it is in nn.Embedding.
+        scale = nn.functional.embedding(ids, self.scale[: self.num_embeddings].unsqueeze(1))
+        return self.weight_values[ids].float() * scale
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The table [num_embeddings, embedding_dim]."""
+        table = self.weight_values.float() * self.scale.unsqueeze(1)
+        return table[: self.num_embeddings, : self.embedding_dim].to(dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedEmbedding:
         before = self.scale

@@ -116,4 +116,4 @@ def _has_own(part: nn.Module) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return not any("packed_weight" in part._buffers for part in module.modules())
+    return not any({"packed_weight", "weight_values"} & part._buffers.keys() for part in module.modules())

@@ -1,13 +1,14 @@
-"""Modules as quantising sees them: their bytes, and replacing parts of them."""
+"""Modules as quantising sees them: their bytes, where they lie, and replacing parts of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import nn
 
-__all__ = ["module_nbytes", "replace_modules"]
+__all__ = ["device_type", "module_nbytes", "replace_modules"]
 
 
 def replace_modules(module: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
@@ -16,6 +17,12 @@ def replace_modules(module: nn.Module, replacements: Mapping[int, nn.Module]) ->
         for name, part in list(owner._modules.items()):
             if part is not None and id(part) in replacements:
                 owner._modules[name] = replacements[id(part)]
+
+
+def device_type(module: nn.Module) -> Literal["cpu", "cuda"]:
+    """ "cuda" where weights of the module lie on a GPU, else "cpu"."""
+    on_gpu = any(tensor.device.type == "cuda" for tensor in (*module.parameters(), *module.buffers()))
+    return "cuda" if on_gpu else "cpu"
 
 
 def module_nbytes(module: nn.Module) -> int:

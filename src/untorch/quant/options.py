@@ -17,11 +17,13 @@ __all__ = ["QuantizeOptions"]
 _CHOICES = {
     "int4": (Literal[32, 64, 128, 256], Literal["hqq", "rtn"], Literal["exact"]),
     "int8": (Literal[None], Literal["rtn"], Literal["exact"]),
+    "fp8": (Literal[None], Literal["rtn"], Literal["exact"]),
     "nvfp4": (Literal[16], Literal["search", "rtn"], Literal["exact", "fp8", "fp4"]),
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "int4": {"group_size": 128, "method": "hqq"},
     "int8": {"group_size": None, "method": "rtn"},
+    "fp8": {"group_size": None, "method": "rtn"},
     "nvfp4": {"group_size": 16, "method": "search"},
 }
 
@@ -30,16 +32,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class QuantizeOptions:
     """How the linear layers of a method are quantised: the arguments of ``untorch.quant.quantize``.
 
-    dtype: "int4", "int8" or "nvfp4". int8 also quantises activations, a row at a time when the layer is called; it is
-        for CPUs.
-    group_size: inputs that share a scale; None: 128 for int4, 16 for nvfp4. int8 has no groups.
-    method: "hqq" or "rtn" for int4, "rtn" for int8, "search" or "rtn" for nvfp4; None: the first of these.
+    dtype: "int4", "int8", "fp8" or "nvfp4". int8 and fp8 also quantise activations, a row at a time when the layer is
+        called; fp8 is for GPUs, from sm_89 on.
+    group_size: inputs that share a scale; None: 128 for int4, 16 for nvfp4. int8 and fp8 have no groups.
+    method: "hqq" or "rtn" for int4, "rtn" for int8 and fp8, "search" or "rtn" for nvfp4; None: the first of these.
     include, exclude: the layers, by name or by a function, as ``untorch.quant.quantize`` takes them.
     prefill: for nvfp4, how GPUs may multiply at large M: "exact", "fp8" or "fp4".
-    calibration: for int8, batches of inputs: the graph runs them, and convolutions and linear layers get static ranges
-        of activations. An iterable that can be iterated for each method; each batch is a tensor, a tuple of arguments,
-        or a dictionary of keyword arguments. None: linear layers quantise each row when they run, and convolutions stay
-        in floating point.
+    calibration: for int8 on CPUs, batches of inputs: the graph runs them, and convolutions and linear layers get static
+        ranges of activations. An iterable that can be iterated for each method; each batch is a tensor, a tuple of
+        arguments, or a dictionary of keyword arguments. None: linear layers quantise each row when they run, and
+        convolutions stay in floating point.
     observer: how a range comes from the batches: "minmax", "percentile" or "mse" (``untorch.quant.observers``).
     percentile: for the observer of that name, the share of values in the range.
     smooth: with ``calibration``, the strength of SmoothQuant, 0 to 1: how much of the activations' range moves into the
@@ -49,7 +51,7 @@ class QuantizeOptions:
     Raises OptionError.
     """
 
-    dtype: Literal["int4", "int8", "nvfp4"]
+    dtype: Literal["int4", "int8", "fp8", "nvfp4"]
     group_size: int | None = None
     method: str | None = None
     include: Any = None
@@ -62,20 +64,22 @@ class QuantizeOptions:
     smooth: float | None = None
 
     def __post_init__(self) -> None:
-        check_option("quantize: dtype", self.dtype, Literal["int4", "int8", "nvfp4"])
+        check_option("quantize: dtype", self.dtype, Literal["int4", "int8", "fp8", "nvfp4"])
         if self.dtype == "nvfp4" and self.group_size not in (None, 16):
             raise OptionError(
                 f"option quantize: group_size: nvfp4 has blocks of 16, which cannot be chosen: leave it out, got "
                 f"{self.group_size!r}"
             )
-        if self.dtype == "int8" and self.group_size is not None:
+        if self.dtype in ("int8", "fp8") and self.group_size is not None:
             raise OptionError(
-                f"option quantize: group_size: int8 has a scale an output, no groups: leave it out, got "
+                f"option quantize: group_size: {self.dtype} has a scale an output, no groups: leave it out, got "
                 f"{self.group_size!r}"
             )
         check_option("quantize: embeddings", self.embeddings, bool)
-        if self.dtype == "nvfp4" and self.embeddings:
-            raise OptionError("option quantize: embeddings: nvfp4 is not for embeddings: take int8 or int4 for them")
+        if self.dtype in ("nvfp4", "fp8") and self.embeddings:
+            raise OptionError(
+                f"option quantize: embeddings: {self.dtype} is not for embeddings: take int8 or int4 for them"
+            )
         if self.dtype != "nvfp4" and self.prefill != "exact":
             raise OptionError(
                 f"option quantize: prefill: {self.dtype} has 'exact' alone, which need not be given; nvfp4 has others; "

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from untorch.quant.embedding import QuantizedEmbedding
-from untorch.quant.experts import make_experts, make_int4_experts, obstacle
+from untorch.quant.experts import obstacle
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.report import LayerReport, QuantizationReport
-from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, make_scheme
+from untorch.quant.schemes import QuantizedLinear, QuantizedTensors, Target, make_scheme
 from untorch.quant.select import Selector, select, tensor_key
 from untorch.quant.swiglu import swiglu_of
 from untorch.runtime.errors import InvalidArgumentError
@@ -31,7 +31,10 @@ class _Weight:
 
 
 class Quantizer:
-    """Quantises modules one after the other; a weight that several of them use is quantised once."""
+    """Quantises modules one after the other; a weight that several of them use is quantised once.
+
+    target: the type of the device that the modules are for, "cpu" or "cuda". device: what quantises them, if given.
+    """
 
     def __init__(
         self,
@@ -41,8 +44,9 @@ class Quantizer:
         method: str | None = None,
         prefill: str = "exact",
         device: str | torch.device | None = None,
+        target: Target = "cpu",
     ) -> None:
-        self._scheme = make_scheme(dtype, group_size, method, prefill)
+        self._scheme = make_scheme(dtype, group_size, method, prefill, target)
         self._device = None if device is None else _usable(device)
         self._weights: dict[tuple[object, ...], _Weight] = {}
         self._layers: dict[int, tuple[nn.Linear | nn.Embedding, QuantizedLinear | QuantizedEmbedding]] = {}
@@ -62,7 +66,6 @@ class Quantizer:
         even_if_larger: bool = False,
         embeddings: bool = False,
         smooth: Mapping[int, torch.Tensor] | None = None,
-        int4_experts: bool = True,
     ) -> QuantizationReport:
         """As ``untorch.quant.quantize``. ``on_layer`` is told each layer when it begins.
 
@@ -70,15 +73,14 @@ class Quantizer:
         only: the layers that there are for this call, by id; the report does not name others, and none need be left.
         even_if_larger: with ``only``, take layers that would grow, too.
         embeddings: tables of embeddings as well.
-        smooth: for int8, the factors of ``smoothing_factors``, by the id of the layer.
-        int4_experts: whether the module is for CPUs, which alone have GEMMs for experts in int4.
+        smooth: for int8 on CPUs, the factors of ``smoothing_factors``, by the id of the layer.
         """
         start = time.perf_counter()
         smooth = smooth or {}
         before = module_nbytes(module)
         selection = select(
             module, include, exclude, (lambda linear: "") if even_if_larger else self._pays,
-            lambda part: self._cannot(part, part is module, int4_experts), self._scheme.obstacle, others, only,
+            lambda part: self._cannot(part, part is module), self._scheme.obstacle, others, only,
             embeddings,
         )  # fmt: skip
         if not selection.chosen and not selection.experts and not others and only is None:
@@ -161,12 +163,10 @@ class Quantizer:
             quantized_dtype=self._scheme.dtype,
         )
 
-    def _cannot(self, experts: nn.Module, is_root: bool, int4_experts: bool) -> str:
+    def _cannot(self, experts: nn.Module, is_root: bool) -> str:
         """Why experts are left alone, or ""."""
-        if not self._scheme.serves_experts:
-            return "experts stay in floating point: only int4 and nvfp4 have GEMMs for them"
-        if self._scheme.dtype == "int4" and not int4_experts:
-            return "experts stay in floating point: their GEMMs in int4 are for CPUs"
+        if reason := self._scheme.experts_obstacle():
+            return reason
         if is_root:
             return "experts cannot be replaced in place: give what has them"
         return obstacle(experts)
@@ -179,9 +179,9 @@ class Quantizer:
             for field, tensor in given.items():
                 if not bool(torch.isfinite(tensor).all()):
                     raise InvalidArgumentError(f"quantize: {names[0]}: its {field} has values that are not finite")
-            made, parts = self._make_experts(names[0], experts)
+            made = self._scheme.experts(names[0], experts, self._device)
             reports = []
-            for field, (error, shape, tensors) in parts.items():
+            for field, (error, shape, tensors) in made.parts.items():
                 weight = given[field]
                 nbytes = [sum(t.numel() * t.element_size() for t in each) for each in ((weight,), tensors)]
                 every = tuple(f"{name}.{field}" for name in names)
@@ -192,29 +192,9 @@ class Quantizer:
                         self._scheme.method, error, nbytes[0], nbytes[1], quantized_dtype=self._scheme.dtype,
                     )
                 )  # fmt: skip
-            self._experts[key] = made.train(experts.training), tuple(reports), experts
-        made, found, _ = self._experts[key]
-        return made, found
-
-    def _make_experts(
-        self, name: str, experts: nn.Module
-    ) -> tuple[nn.Module, dict[str, tuple[float, tuple[int, int], tuple[torch.Tensor, ...]]]]:
-        """What takes their place; of each weight its error, its rows and columns, and its tensors."""
-        if self._scheme.dtype == "int4":
-            group = self._scheme.group_size(0)
-            int4, errors = make_int4_experts(experts, self._scheme.quantize, group, self._scheme.method, self._device)
-            e, k, width = int4.num_experts, int4.hidden_size, int4.intermediate_size
-            return int4, {
-                "gate_up_proj": (errors[0], (2 * e * width, k), (int4.w13, int4.w13_scale_and_zero)),
-                "down_proj": (errors[1], (e * k, width), (int4.w2, int4.w2_scale_and_zero)),
-            }
-        made, report = make_experts(name, experts, self._scheme.method == "search", self._device)
-        moe = made.moe
-        e, k, width = moe.num_experts, moe.hidden_size, moe.intermediate_size
-        return made, {
-            "gate_up_proj": (report.error_gate_up, (2 * e * width, k), (moe.w13, moe.w13_scale, moe.w13_global)),
-            "down_proj": (report.error_down, (e * k, width), (moe.w2, moe.w2_scale, moe.w2_global)),
-        }
+            self._experts[key] = made.module.train(experts.training), tuple(reports), experts
+        module, found, _ = self._experts[key]
+        return module, found
 
     def _input_factor(self, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """1 / s, the same tensor for all layers that share s."""

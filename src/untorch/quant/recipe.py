@@ -132,7 +132,7 @@ def _read_rules(where: str, value: Any) -> QuantizeRules:
         if pattern in rules:
             raise OptionError(f"{place}: match: {pattern!r} is there twice: the first decides, leave this one out")
         if "dtype" not in entry:
-            raise OptionError(f"{place}: dtype: expected 'int4', 'int8', 'nvfp4' or 'none', got nothing")
+            raise OptionError(f"{place}: dtype: expected 'int4', 'int8', 'fp8', 'nvfp4' or 'none', got nothing")
         fields = {name: entry[name] for name in _FIELDS if name in entry}
         rules[pattern] = None if entry["dtype"] in (None, "none") else fields
     try:

@@ -16,7 +16,7 @@ class LayerReport:
     names: the linear layers that use it, dotted; more than one if the weight is tied between them.
     shape: (out_features, in_features); ``packed_shape`` is (n, k) with the padding.
     dtype: the weight's before, which scales and zeros of int4 have as well.
-    group_size: inputs that share a scale; in int8 all of a layer's.
+    group_size: inputs that share a scale; in int8 and fp8 all of a layer's, or 128 in fp8 with scales of blocks.
     error: ‖W' − W‖ / ‖W‖, the relative Frobenius error of the weight; 0 for a weight of zeros. Not known (NaN) for
         what was read from a checkpoint.
     nbytes_before, nbytes_after: of the weight; after with scales, zeros and padding.
@@ -24,7 +24,7 @@ class LayerReport:
         is tied to the layer, or a linear layer that is not quantised.
     rtn_error: the error that rounding to nearest would have, where another method chose and it is known; else None.
     prefill: how GPUs may compute GEMMs at large M, see ``quantize``.
-    quantized_dtype: "int4", "int8" or "nvfp4"; "" where that is not recorded.
+    quantized_dtype: "int4", "int8", "fp8" or "nvfp4"; "" where that is not recorded.
     """
 
     names: tuple[str, ...]

@@ -11,8 +11,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from untorch.quant.by_rules import Quantizers, quantize_by_rules
+from untorch.quant.modules import device_type
 from untorch.quant.options import QuantizeOptions
 from untorch.quant.rules import Assignment, layers_of
+from untorch.quant.schemes import Target, check_target
 from untorch.runtime.errors import InvalidArgumentError
 
 __all__ = ["layer_sensitivity"]
@@ -23,6 +25,7 @@ def layer_sensitivity(
     options: str | Mapping[str, Any] | QuantizeOptions,
     batches: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
     on_layer: Callable[[str], None] = lambda name: None,
+    target: Target | None = None,
 ) -> dict[str, float]:
     """The relative error of the outputs for each layer, when it alone is quantised: ‖y' − y‖ / ‖y‖, by its first name.
 
@@ -30,9 +33,14 @@ def layer_sensitivity(
     be quantised are left out, and a layer that no batch reaches has 0. ``module`` stays as it is. ``include``,
     ``exclude`` and ``calibration`` of the options are not read.
 
-    batches: (args, kwargs) of calls. Raises InvalidArgumentError: there is none, or outputs are not finite.
+    batches: (args, kwargs) of calls. target: "cpu" or "cuda", as for ``quantize``.
+
+    Raises InvalidArgumentError: there is no batch, or outputs are not finite.
     """
     options = QuantizeOptions.read(options)
+    if target is not None:
+        check_target(target)
+    target = target or device_type(module)
     if not batches:
         raise InvalidArgumentError("layer_sensitivity: batches: expected at least one (args, kwargs), got none")
 
@@ -55,7 +63,9 @@ def layer_sensitivity(
             changed = copied()
             part = layers_of(changed)[index][0]
             rule = Assignment((("*", options),), {id(part): 0}, frozenset({0}))
-            changed, report = quantize_by_rules(changed, rule, quantizers, lambda name: None, allow_nothing=True)
+            changed, report = quantize_by_rules(
+                changed, rule, quantizers, lambda name: None, allow_nothing=True, target=target
+            )
             if not report.layers:
                 continue
             wrong = 0.0

@@ -12,7 +12,7 @@ from untorch.ops.w8a8 import LARGEST, OPERATOR, SCALE_BLOCK, SIZE_STEP, block_sc
 from untorch.quant.methods import chunks
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["FP8_METHODS", "W8A8Linear", "padded_w8", "quantize_fp8"]
+__all__ = ["DTYPES", "FP8_METHODS", "W8A8Linear", "padded_w8", "quantize_fp8"]
 
 FP8_METHODS = ("rtn",)
 DTYPES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}

@@ -20,14 +20,16 @@ from torch import nn
 import untorch
 from untorch.export import CompileError, ExportReport, OptionError, QuantizeOptions, export
 from untorch.export.compile import generate_code
+from untorch.export.coverage import refuse_other_devices
 from untorch.export.method import Method
 from untorch.export.options import ExportOptions
 from untorch.export.quantize import describe_quantized, quantize_methods, quantized_module
+from untorch.export.target import CpuTarget, resolve_targets
 from untorch.export.tracing import trace_method
 from untorch.export.verify import from_numpy, to_numpy
 from untorch.progress import Progress
-from untorch.quant import Int4Linear, quantize, quantize_nvfp4
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.quant import Int4Linear, Int8Linear, QuantizeRules, W8A8Linear, quantize, quantize_nvfp4
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 
@@ -109,7 +111,10 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
     ("value", "text"),
     [
         (4, "option quantize: expected str or QuantizeOptions or QuantizeRules or Mapping or NoneType, got int (4)"),
-        ("int2", "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int2' (did you mean 'int8'?)"),
+        (
+            "int2",
+            "option quantize: dtype: expected one of 'int4', 'int8', 'fp8', 'nvfp4', got 'int2' (did you mean 'int8'?)",
+        ),
         (
             {"dtype": "int8", "group_size": 64},
             "option quantize: group_size: int8 has a scale an output, no groups: leave it out, got 64",
@@ -159,7 +164,7 @@ def test_forms_of_the_option(value: Any, expected: dict[str, QuantizeOptions]) -
         ),
         (
             {"group_size": 64},
-            "option quantize: group_size: expected 'int4', 'int8', 'nvfp4', QuantizeOptions, a dictionary of options or ",
+            "option quantize: group_size: expected 'int4', 'int8', 'fp8', 'nvfp4', QuantizeOptions, a dictionary of options or ",
         ),
         ({"group_size": 64}, "None for the method, got int (64); a dictionary of options has the key 'dtype'"),
         ({"decode": {"group_size": 64}}, "option quantize: a dictionary of options needs 'dtype', such as {'dtype'"),
@@ -486,7 +491,7 @@ def _array(x: torch.Tensor) -> Any:
     return to_numpy(x).view(ml_dtypes.bfloat16)
 
 
-def test_int8_is_described_and_for_cpus(tmp_path: Path) -> None:
+def test_int8_is_described() -> None:
     made, _ = quantised(methods(), {"encode": "int8"})
     up, down = describe_quantized(trace_method(made[0]))
     assert up == {
@@ -495,12 +500,121 @@ def test_int8_is_described_and_for_cpus(tmp_path: Path) -> None:
         "packed_shape": [112, 200], "shape": [99, 200], "method": "rtn", "nbytes": 112 * 200 + 112 * 8,
     }  # fmt: skip
     assert (down["packed_shape"], down["shape"], down["group_size"]) == ([208, 100], [200, 99], 99)
+
+
+def for_gpu(entries: dict[str, Any], value: Any, gpu: str = "sm_90") -> list[Method]:
+    options = ExportOptions(quantize=value)
+    [target] = resolve_targets("cuda", gpu)
+    given = [replace(method, target=target) for method in inputs(entries)]
+    return quantize_methods(given, options.quantize_methods(list(entries)), Progress(False))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_eight_bits_for_gpus_are_described(dtype: str) -> None:
+    encode, decode = for_gpu(methods(), dtype)
+    assert isinstance(encode.model, nn.Module)
+    assert isinstance(encode.model.up, W8A8Linear)
+    assert encode.model.up.weight_values is decode.model.first.weight_values  # type: ignore[union-attr]
+    up, down = describe_quantized(trace_method(replace(encode, target=CpuTarget())))
+    assert up == {
+        "name": "up", "dtype": dtype, "group_size": 200, "operator": "w8a8_linear",
+        "tensors": ["up.weight_values", "up.scale"], "activations": "float32",
+        "packed_shape": [112, 208], "shape": [99, 200], "method": "rtn", "nbytes": 112 * 208 + 112 * 4,
+    }  # fmt: skip
+    assert (down["packed_shape"], down["shape"], down["group_size"]) == ([208, 112], [200, 99], 99)
+
+
+def test_scales_of_blocks_are_described() -> None:
+    values, scale = torch.randn(200, 300).to(torch.float8_e4m3fn), torch.rand(2, 3)
+    layer = W8A8Linear.from_values(values, scale, None, method="fp8")
+    [entry] = describe_quantized(trace_method(Method("m", layer, (torch.randn(2, 300),))))
+    assert entry == {
+        "name": "weight_values", "dtype": "fp8", "group_size": 128, "operator": "w8a8_linear",
+        "tensors": ["weight_values", "scale"], "activations": "float32", "packed_shape": [208, 304],
+        "shape": [200, 300], "method": "fp8", "nbytes": 208 * 304 + 2 * 4 * 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "gpu", "text"),
+    [
+        (
+            {"encode": "fp8"}, "sm_80",
+            "method 'encode': option quantize: fp8 needs a GPU of sm_89 or newer, and the method is for sm_80: take "
+            "'int8', 'int4' or 'nvfp4'",
+        ),
+        (
+            {"encode": {"up*": "fp8"}}, "sm_86",
+            "method 'encode': up: option quantize: fp8 needs a GPU of sm_89 or newer, and the method is for sm_86: take "
+            "'int8', 'int4' or 'nvfp4'",
+        ),
+        (
+            {"encode": {"dtype": "int8", "calibration": [1]}}, "sm_90",
+            "method 'encode': option quantize: calibration: static ranges are for CPUs, and the method is for cuda: leave "
+            "calibration, observer and smooth out, as rows of activations are rounded when a layer runs",
+        ),
+        (
+            "fp8", None,
+            "method 'encode': option quantize: fp8 is for GPUs, and the method is for the CPU: take 'int8', 'int4' or "
+            "'nvfp4', or export it for a GPU with device='cuda'",
+        ),
+        (
+            {"encode": {"*": "fp8"}}, None,
+            "method 'encode': up: option quantize: fp8 is for GPUs, and the method is for the CPU: take 'int8', 'int4' or "
+            "'nvfp4', or export it for a GPU with device='cuda'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_target_does_not_serve(value: Any, gpu: str | None, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as error:
-        export(methods=methods(), path=tmp_path / "m.pt2", quantize="int8", device="cuda", arch="sm_90", progress=False)
-    assert str(error.value) == (
-        "method 'encode': option quantize: int8 is for CPUs, and the method is for cuda: take 'int4' or 'nvfp4', or "
-        "export it for the CPU"
+        for_gpu(methods(), value, gpu) if gpu is not None else quantised(methods(), value)
+    assert str(error.value) == text
+
+
+def test_convolutions_stay_in_floating_point_on_gpus() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 16, 64))
+    entries = {"m": {"model": model, "args": (torch.ones(1, 3, 6, 6),), "dynamic_shapes": None}}
+    for value in ("int8", {"[2]": "int8"}):
+        [made] = for_gpu(entries, value)
+        assert made.quantization is not None
+        assert made.quantization.skipped == {"0": "convolutions stay in floating point: those in int8 are for CPUs"}
+
+
+def test_methods_for_cpus_and_gpus_share_weights_by_target() -> None:
+    [target] = resolve_targets("cuda", "sm_90")
+    encode, decode = inputs(methods())
+    options = QuantizeOptions("int8")
+    made = quantize_methods(
+        [encode, replace(decode, target=target)], {"encode": options, "decode": options}, Progress(False)
     )
+    assert isinstance(made[0].model.up, Int8Linear)  # type: ignore[union-attr]
+    assert isinstance(made[1].model.first, W8A8Linear)  # type: ignore[union-attr]
+    forecast = quantized_module("decode", decode.model, options, True, target=target)
+    assert isinstance(forecast.first, W8A8Linear)
+    forecast = quantized_module("decode", decode.model, QuantizeRules.read({"*": "fp8"}), True, target=target)
+    assert forecast.first.dtype == "fp8"
+
+
+def test_layers_for_gpus_in_a_method_for_a_cpu_and_for_old_gpus(tmp_path: Path) -> None:
+    for dtype in ("int8", "fp8"):
+        model = nn.Sequential(nn.Linear(64, 64))
+        quantize(model, dtype, target="cuda", progress=False)
+        with pytest.raises(UnsupportedError) as error:
+            export(model, (torch.randn(2, 64),), tmp_path / "m.pt2", progress=False)
+        assert str(error.value).startswith("method 'forward': operator untorch.w8a8_linear.default")
+        assert str(error.value).endswith(
+            f": linear layers in {dtype} for GPUs (W8A8Linear) have no kernel for CPUs: export it with device='cuda', or "
+            "quantise the model in floating point with export(…, quantize='int8')"
+        )
+        traced = trace_method(Method("m", model, (torch.randn(2, 64),)))
+        refuse_other_devices(traced.module.graph, "method 'm'", "cuda", "sm_90")
+        old, first = ("sm_75", "sm_80") if dtype == "int8" else ("sm_86", "sm_89")
+        with pytest.raises(UnsupportedError) as error:
+            refuse_other_devices(traced.module.graph, "method 'm'", "cuda", old)
+        assert (
+            f"linear layers in {dtype} for GPUs (W8A8Linear) need {first} or newer, and the method is for {old}"
+            in str(error.value)
+        )
 
 
 def test_int8_from_end_to_end(tmp_path: Path) -> None:

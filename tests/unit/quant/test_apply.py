@@ -148,7 +148,22 @@ def test_include_and_exclude(options: dict[str, Any], chosen: list[str], reason:
         ({"exclude": ["head", "x"]}, "exclude: 'x' matches no linear layer; there are: layers.0.up,"),
         ({"include": [3]}, "include: expected name patterns or functions of (name, module), got int"),
         ({"exclude": "*"}, "quantize: nothing to quantise: layers.0.up: in exclude; layers.0.down: in exclude;"),
-        ({"dtype": "fp8"}, "quantize: dtype: expected 'int4', 'int8' or 'nvfp4', got 'fp8'"),
+        ({"dtype": "fp4"}, "quantize: dtype: expected 'int4', 'int8', 'fp8' or 'nvfp4', got 'fp4'"),
+        (
+            {"dtype": "fp8"},
+            "quantize: dtype: fp8 is for GPUs, and the module is for CPUs: take 'int8', which they multiply in integers, "
+            "or give target='cuda' for a module that will run on a GPU",
+        ),
+        (
+            {"dtype": "fp8", "target": "cuda", "group_size": 64},
+            "quantize: group_size: fp8 has a scale an output, no groups: leave it out, got 64",
+        ),
+        (
+            {"dtype": "fp8", "target": "cuda", "prefill": "fp8"},
+            "quantize: prefill: fp8 has 'exact' alone, which need not be given; nvfp4 has others; got 'fp8'",
+        ),
+        ({"dtype": "fp8", "target": "cuda", "method": "hqq"}, "quantize: method: expected one of 'rtn', got 'hqq'"),
+        ({"target": "gpu"}, "quantize: target: expected 'cpu' or 'cuda', got 'gpu'"),
         (
             {"dtype": "int8", "group_size": 64},
             "quantize: group_size: int8 has a scale an output, no groups: leave it out, got 64",

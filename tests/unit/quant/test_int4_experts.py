@@ -139,7 +139,19 @@ class Routed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
-@pytest.mark.parametrize(("dtype", "layer"), [("int4", "experts in int4"), ("int8", "linear layers in int8")])
+@pytest.mark.parametrize(
+    ("dtype", "layer"),
+    [
+        (
+            "int4",
+            "experts in int4 have no kernel for GPUs: take 'nvfp4' for a GPU, exclude them when you quantise, or leave",
+        ),
+        (
+            "int8",
+            "linear layers in int8 for CPUs (Int8Linear) have no kernel for GPUs: leave it to export(…, quantize=",
+        ),
+    ],
+)
 def test_quantised_in_place_and_exported_for_a_gpu(dtype: str, layer: str, tmp_path: Path) -> None:
     model = Routed() if dtype == "int4" else nn.Sequential(nn.Linear(32, 32))
     quantize(model, dtype, method="rtn", progress=False)
@@ -147,4 +159,4 @@ def test_quantised_in_place_and_exported_for_a_gpu(dtype: str, layer: str, tmp_p
         export(model, (torch.randn(3, 32),), tmp_path / "m.pt2", device="cuda", arch="sm_90", progress=False)
     operator = "untorch.int4_moe.default" if dtype == "int4" else "untorch.int8_linear.default"
     assert str(error.value).startswith(f"method 'forward': operator {operator}")
-    assert f": {layer} are for CPUs. Take 'nvfp4' for a GPU, exclude them when you quantise" in str(error.value)
+    assert f": {layer}" in str(error.value)

@@ -40,7 +40,10 @@ def test_what_is_written_is_read_again(tmp_path: Path, kind: str) -> None:
         ({"format_version": 1, "rule": []}, "unknown key 'rule': did you mean 'rules'?"),
         ({"format_version": 1, "rules": []}, "rules: expected a list of rules with 'match' and 'dtype', got []"),
         ({"format_version": 1, "rules": [{"dtype": "int4"}]}, "rule 1: match: expected a pattern of layers' names"),
-        ({"format_version": 1, "rules": [{"match": "*"}]}, "rule 1: dtype: expected 'int4', 'int8', 'nvfp4' or 'none'"),
+        (
+            {"format_version": 1, "rules": [{"match": "*"}]},
+            "rule 1: dtype: expected 'int4', 'int8', 'fp8', 'nvfp4' or 'none'",
+        ),
         (
             {"format_version": 1, "rules": [{"match": "*", "dtype": "none"}, {"match": "*", "dtype": "int4"}]},
             "rule 2: match: '*' is there twice",

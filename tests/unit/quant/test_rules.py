@@ -75,7 +75,7 @@ def test_a_pattern_that_matches_no_whole_name_is_for_ends_of_names() -> None:
             "'head' first",
         ),
         ({"*": 4}, "'*': expected a dtype, a dictionary of options, QuantizeOptions or None for the layers, got int (4)"),
-        ({"*": "int5"}, "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'int5'"),
+        ({"*": "int5"}, "option quantize: dtype: expected one of 'int4', 'int8', 'fp8', 'nvfp4', got 'int5'"),
         ({"*": {"dtype": "int4", "include": "x"}}, "'*': include: not with patterns of layers: the pattern names the"),
         ({"*": {"dtype": "int8", "calibration": []}}, "'*': calibration: not with patterns of layers: give it for all"),
         ({}, "expected at least one pattern of layers' names, got none"),
