@@ -104,7 +104,9 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if method["quantization"] is not None:
         quantized = method["quantization"]
         groups = "a scale an output"
-        if quantized["dtypes"] != ["int8"]:
+        if quantized["scale_blocks"]:
+            groups = "a scale for 128 × 128 weights"
+        if set(quantized["dtypes"]) - {"int8", "fp8"}:
             groups = f"groups of {', '.join(map(str, quantized['group_sizes']))}"
         how = f", {', '.join(quantized['methods'])}" if quantized["methods"] else ""
         if quantized["prefills"]:

@@ -143,7 +143,8 @@ CpuOption = Annotated[
     ),
 ]
 QuantizeOption = Annotated[
-    str | None, typer.Option("--quantize", metavar="DTYPE", help="Quantise linear layers: int4, int8 (CPUs) or nvfp4.")
+    str | None,
+    typer.Option("--quantize", metavar="DTYPE", help="Quantise linear layers: int4, int8, fp8 (GPUs) or nvfp4."),
 ]
 RecipeOption = Annotated[
     Path | None,

@@ -155,11 +155,18 @@ def _quantization(weights: list[Mapping[str, Any]]) -> dict[str, Any] | None:
         "weights": len(weights),
         "bytes": sum(int(weight["nbytes"]) for weight in weights),
         "values": sum(math.prod(map(int, weight.get("shape") or weight["packed_shape"])) for weight in weights),
+        "scale_blocks": any(weight.get("operator") == "w8a8_linear" and _has_blocks(weight) for weight in weights),
         "group_sizes": sorted({int(weight["group_size"]) for weight in weights}),
         "methods": sorted({str(weight["method"]) for weight in weights if "method" in weight}),
         "prefills": sorted({str(weight["prefill"]) for weight in weights if "prefill" in weight}),
         "int8_activations": any(weight.get("operator") == "w4a8_linear" for weight in weights),
     }
+
+
+def _has_blocks(weight: Mapping[str, Any]) -> bool:
+    """Whether scales are of 128 × 128 weights: they share fewer inputs than a layer has."""
+    inputs = (weight.get("shape") or weight["packed_shape"])[1]
+    return int(weight["group_size"]) != int(inputs)
 
 
 def _method(

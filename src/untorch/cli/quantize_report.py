@@ -39,7 +39,7 @@ def quantize_report(
         typer.Option(
             "--quantize-method",
             metavar="NAME",
-            help="int4: hqq (default) or rtn; int8: rtn; nvfp4: search (default) or rtn.",
+            help="int4: hqq (default) or rtn; int8 and fp8: rtn; nvfp4: search (default) or rtn.",
         ),
     ] = None,
     include: Annotated[
@@ -54,6 +54,15 @@ def quantize_report(
         bool, typer.Option("--embeddings", help="Also tables of embeddings; for int4 and int8.")
     ] = False,
     device: DeviceOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="TYPE",
+            help="What the layers are for: cpu (default) or cuda, which is the default for fp8. int8 has other layers "
+            "for GPUs, fp8 none for CPUs.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="PATH", help="Plot the figures to a file: .svg; errors also to .png and .pdf."),
@@ -72,7 +81,7 @@ def quantize_report(
         typer.Option("--limit", metavar="ERROR", help="Layers of a larger sensitivity get --fallback in the recipe."),
     ] = None,
     fallback: Annotated[
-        str, typer.Option("--fallback", metavar="DTYPE", help="With --limit: none (default), int8, int4 or nvfp4.")
+        str, typer.Option("--fallback", metavar="DTYPE", help="With --limit: none (default), int8, fp8, int4 or nvfp4.")
     ] = "none",
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -89,7 +98,7 @@ def quantize_report(
             what = "quantize-report needs PyTorch" if package == "torch" else "--plot needs matplotlib"
             raise UnsupportedError(f"{what}: pip install 'untorch[{extra}]'")
     from untorch.cli.script import load_models
-    from untorch.cli.sensitivity import check_recipe, measure_sensitivity, recipe_rules
+    from untorch.cli.sensitivity import check_recipe, measure_sensitivity, read_target, recipe_rules
     from untorch.export.method import Method
     from untorch.export.options import ExportOptions
     from untorch.export.quantize import quantize_methods
@@ -100,15 +109,20 @@ def quantize_report(
     given: dict[str, Any] = {"dtype": dtype, "group_size": group_size, "method": quantize_method}
     given |= {"include": include or None, "exclude": exclude or None, "embeddings": embeddings}
     options = QuantizeOptions(**given)  # a wrong option is an error before the script loads a model
-    check_recipe(recipe, limit, fallback)
+    layers_for = read_target(target, dtype)
+    check_recipe(recipe, limit, fallback, layers_for)
     wanted = ExportOptions(quantize=options)
     loaded = load_models(source)
     methods = [Method(name, model, ()) for name, model in _modules(loaded, source).items()]
     by_name = wanted.quantize_methods([item.name for item in methods])
-    quantised = quantize_methods(methods, by_name, Progress(not (quiet or json)), device, by_name=False)
+    quantised = quantize_methods(
+        methods, by_name, Progress(not (quiet or json)), device, by_name=False, target=layers_for
+    )
     reports = {item.name: item.quantization for item in quantised if item.quantization is not None}
     progress = Progress(not (quiet or json))
-    measured = measure_sensitivity(loaded, source, methods, options, progress) if sensitivity or recipe else {}
+    measured = {}
+    if sensitivity or recipe:
+        measured = measure_sensitivity(loaded, source, methods, options, progress, layers_for)
     if recipe is not None:
         from untorch.quant.recipe import write_recipe
 
@@ -122,7 +136,8 @@ def quantize_report(
         plot_report(plot, {name: report.to_json() for name, report in reports.items()})
     document = {
         "source": source, "dtype": dtype, "group_size": options.group_size, "method": options.method,
-        "plot": None if plot is None else str(plot), "recipe": None if recipe is None else str(recipe),
+        "target": layers_for, "plot": None if plot is None else str(plot),
+        "recipe": None if recipe is None else str(recipe),
         "methods": [
             {"name": name, **report.to_json(), "sensitivity": measured.get(name)} for name, report in reports.items()
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -13,23 +13,39 @@ if TYPE_CHECKING:
     from untorch.progress import Progress
     from untorch.quant import QuantizationReport, QuantizeOptions, QuantizeRules
 
-__all__ = ["check_recipe", "measure_sensitivity", "recipe_rules"]
+__all__ = ["check_recipe", "measure_sensitivity", "read_target", "recipe_rules"]
 
 
-def check_recipe(recipe: Path | None, limit: float | None, fallback: str) -> None:
+def read_target(target: str | None, dtype: str) -> Literal["cpu", "cuda"]:
+    """What the layers are for. Raises InvalidArgumentError."""
+    if target not in (None, "cpu", "cuda"):
+        raise InvalidArgumentError(f"--target {target}: expected cpu or cuda")
+    if dtype == "fp8" and target == "cpu":
+        raise InvalidArgumentError("--quantize fp8: it is for GPUs: leave --target cpu out, or take int8")
+    return "cuda" if target == "cuda" or dtype == "fp8" else "cpu"
+
+
+def check_recipe(recipe: Path | None, limit: float | None, fallback: str, target: str) -> None:
     """Raises InvalidArgumentError before a model is loaded."""
     if recipe is not None and recipe.suffix.lower() not in (".json", ".toml"):
         raise InvalidArgumentError(f"--recipe {recipe}: expected a name that ends in .json or .toml")
     if limit is not None and recipe is None:
         raise InvalidArgumentError(f"--limit {limit}: it is for the recipe: name its file with --recipe")
-    if fallback not in ("none", "int8", "int4", "nvfp4"):
-        raise InvalidArgumentError(f"--fallback {fallback}: expected none, int8, int4 or nvfp4")
+    if fallback not in ("none", "int8", "fp8", "int4", "nvfp4"):
+        raise InvalidArgumentError(f"--fallback {fallback}: expected none, int8, fp8, int4 or nvfp4")
+    if fallback == "fp8" and target == "cpu":
+        raise InvalidArgumentError("--fallback fp8: it is for GPUs: give --target cuda")
     if fallback != "none" and limit is None:
         raise InvalidArgumentError(f"--fallback {fallback}: it is for layers above a limit: give one with --limit")
 
 
 def measure_sensitivity(
-    loaded: Any, source: str, methods: Sequence[Method], options: QuantizeOptions, progress: Progress
+    loaded: Any,
+    source: str,
+    methods: Sequence[Method],
+    options: QuantizeOptions,
+    progress: Progress,
+    target: Literal["cpu", "cuda"],
 ) -> dict[str, dict[str, float]]:
     """By method and layer, on the example inputs. Raises InvalidArgumentError where a script gives none."""
     import torch
@@ -46,7 +62,7 @@ def measure_sensitivity(
         if isinstance(method.model, torch.nn.Module):
             with progress.step(f"{method.name}: sensitivity") as show:
                 batches = [(tuple(args or ()), dict(kwargs or {}))]
-                found[method.name] = layer_sensitivity(method.model, options, batches, show)
+                found[method.name] = layer_sensitivity(method.model, options, batches, show, target)
     return found
 
 

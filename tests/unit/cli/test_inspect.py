@@ -90,13 +90,27 @@ def test_quantised_weights(cli: Callable[..., Any], library: bytes, tmp_path: Pa
     (method,) = cli("inspect", path, "--json").document()["methods"]
     assert method["quantization"] == {
         "dtypes": ["int4"], "weights": 3, "bytes": 3 * 4608, "values": 128 * (64 + 60 + 64), "group_sizes": [32, 128],
-        "methods": ["hqq", "rtn"], "prefills": ["fp8"], "int8_activations": False,
+        "methods": ["hqq", "rtn"], "prefills": ["fp8"], "int8_activations": False, "scale_blocks": False,
     }  # fmt: skip
     out = cli("inspect", path).out
     assert (
         "quantised: 3 weights in int4, 13.5 KiB (4.60 bits a weight), groups of 32, 128, hqq, rtn, prefill in fp8"
         in out
     )
+
+
+@pytest.mark.parametrize("group", [128, 256])
+def test_weights_in_eight_bits_for_gpus(group: int, cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["methods"]["forward"]["quantization"] = [{
+            "name": "up", "dtype": "fp8", "group_size": group, "packed_shape": [64, 256], "shape": [64, 256],
+            "operator": "w8a8_linear", "method": "rtn", "nbytes": 64 * 256 + 256,
+        }]  # fmt: skip
+
+    path = write_package(tmp_path / "quantised.pt2", library, "forward", change=change)
+    scales = "a scale an output" if group == 256 else "a scale for 128 × 128 weights"
+    line = f"quantised: 1 weights in fp8, 16.2 KiB (8.12 bits a weight), {scales}, rtn"
+    assert line in cli("inspect", path).out
 
 
 def test_shared_weights(cli: Callable[..., Any], two_methods: Path) -> None:

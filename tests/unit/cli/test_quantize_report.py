@@ -93,7 +93,7 @@ def test_wrong_options_before_the_script_runs(cli: Callable[..., Any]) -> None:
     text = "nvfp4 has blocks of 16, which cannot be chosen: leave it out, got 32"
     assert done.err == f"untorch: option quantize: group_size: {text}\n"
     done = cli("quantize-report", "no_such.py:build", "--quantize", "fp4")
-    assert "option quantize: dtype: expected one of 'int4', 'int8', 'nvfp4', got 'fp4'" in done.err
+    assert "option quantize: dtype: expected one of 'int4', 'int8', 'fp8', 'nvfp4', got 'fp4'" in done.err
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,40 @@ def test_a_recipe_with_the_sensitivity_of_layers(script: Path, cli: Callable[...
     assert "is in the place of --quantize" in done.err
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_layers_for_gpus(script: Path, cli: Callable[..., Any], dtype: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.json"
+    target = ("--target", "cuda") if dtype == "int8" else ()
+    done = cli("quantize-report", f"{script}:pair", "--quantize", dtype, *target, "--recipe", recipe, "--json")
+    assert done.code == 0, done.err
+    document = done.document()
+    assert document["target"] == "cuda"
+    [method] = document["methods"]
+    [layer] = method["layers"]
+    assert (layer["quantized_dtype"], layer["packed_shape"]) == (dtype, [48, 256])
+    assert layer["after_bytes"] == 48 * 256 + 48 * 4
+    assert layer["error"] < (0.006 if dtype == "int8" else 0.03)
+    assert 0 < method["sensitivity"]["0"] < (0.01 if dtype == "int8" else 0.04)
+    [rule] = json.loads(recipe.read_text())["rules"]
+    assert (rule["match"], rule["dtype"]) == ("0", dtype)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (
+            ("--quantize", "fp8", "--target", "cpu"),
+            "--quantize fp8: it is for GPUs: leave --target cpu out, or take int8",
+        ),
+        (("--target", "gpu"), "--target gpu: expected cpu or cuda"),
+        (
+            ("--recipe", "a.json", "--limit", "0.1", "--fallback", "fp8"),
+            "--fallback fp8: it is for GPUs: give --target",
+        ),
         (("--recipe", "a.yaml"), "--recipe a.yaml: expected a name that ends in .json or .toml"),
         (("--limit", "0.1"), "--limit 0.1: it is for the recipe: name its file with --recipe"),
         (("--fallback", "int8"), "--fallback int8: it is for layers above a limit"),
-        (("--fallback", "int3"), "--fallback int3: expected none, int8, int4 or nvfp4"),
+        (("--fallback", "int3"), "--fallback int3: expected none, int8, fp8, int4 or nvfp4"),
     ],
 )
 def test_wrong_options_of_recipes(script: Path, cli: Callable[..., Any], arguments: tuple[str, ...], text: str) -> None:
