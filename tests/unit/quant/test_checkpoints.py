@@ -277,7 +277,8 @@ def compressed(**weights: Any) -> dict[str, Any]:
         (PACKED, compressed(group_size=32), InvalidFileError, "2 scales an output do not fit 128 inputs"),
         (
             PACKED, {**compressed(), "format": "marlin-24"}, UnsupportedError,
-            "compressed-tensors' format 'marlin-24' is not read, only 'pack-quantized' and 'nvfp4-pack-quantized' are",
+            "compressed-tensors' format 'marlin-24' is not read, only 'pack-quantized', 'nvfp4-pack-quantized', "
+            "'float-quantized', 'int-quantized', 'naive-quantized' are",
         ),
         (PACKED, {"quant_method": "bitsandbytes"}, UnsupportedError, "quantisation by 'bitsandbytes' is not read, expect"),
         (GPTQ, {"quant_method": "gptq", "bits": 8}, UnsupportedError, "expected 4 bits, the configuration says 8"),
@@ -287,7 +288,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
         ),
         (changed(GPTQ, qzeros=torch.zeros(2, 1).int()), None, InvalidFileError, "qzeros: expected int32 [2, 2], got"),
         (AWQ, {"quant_method": "awq", "version": "gemv"}, UnsupportedError, "AWQ's version 'gemv' is not read, only"),
-        ({"inner.0.weight": torch.zeros(2)}, None, UnsupportedError, "it has no weights in four bits that are known"),
+        ({"inner.0.weight": torch.zeros(2)}, None, UnsupportedError, "it has no weights in four or eight bits that are"),
         (
             {"inner.0.weight": torch.zeros(2)}, {"quant_method": "gptq", "bits": 4}, InvalidFileError,
             "it is a gptq checkpoint and has no quantised layer",

@@ -277,7 +277,10 @@ NEGATIVE = torch.full((16, 8), 0xB8, dtype=torch.uint8).view(torch.float8_e4m3fn
             changed(MODELOPT, pre_quant_scale=torch.ones(128)), None, UnsupportedError,
             "inner.0: its activations are scaled (pre_quant_scale), which is not read: take a checkpoint with the algori",
         ),
-        (MODELOPT, modelopt(quant_algo="FP8"), UnsupportedError, "ModelOpt's algorithm 'FP8' is not read, only 'NVFP4' is"),
+        (
+            MODELOPT, modelopt(quant_algo="FP8_PB_WO"), UnsupportedError,
+            "ModelOpt's algorithm 'FP8_PB_WO' is not read, only 'NVFP4' and 'FP8' are",
+        ),
         (MODELOPT, modelopt(quant_algo="NVFP4_AWQ"), UnsupportedError, "ModelOpt's algorithm 'NVFP4_AWQ' is not read"),
         (
             MODELOPT, modelopt(group_size=32), UnsupportedError,
@@ -297,7 +300,8 @@ NEGATIVE = torch.full((16, 8), 0xB8, dtype=torch.uint8).view(torch.float8_e4m3fn
         ),
         (
             {"inner.0.weight": torch.zeros(2)}, None, UnsupportedError,
-            "expected compressed-tensors (pack-quantized, nvfp4-pack-quantized), gptq, awq or modelopt (NVFP4)",
+            "expected compressed-tensors (pack-quantized, nvfp4-pack-quantized, float-quantized, int-quantized, "
+            "naive-quantized), gptq, awq, fp8, fbgemm_fp8 or modelopt (NVFP4, FP8)",
         ),
         (
             ONE.tensors("inner.7", "modelopt"), None, InvalidArgumentError,

@@ -1,4 +1,4 @@
-"""Weights that others have quantised to int4 and NVFP4, into our layouts without another rounding."""
+"""Weights that others have quantised to int4, NVFP4, int8 and FP8, into our layouts without another rounding."""
 
 from untorch.quant.checkpoints.load import load_checkpoint
 from untorch.quant.checkpoints.torchao import convert_torchao

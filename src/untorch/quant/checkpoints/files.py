@@ -11,7 +11,7 @@ import torch
 
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "open_checkpoint", "read_configuration"]
 
 _MODELOPT = "hf_quant_config.json"
 _CONFIGURATIONS = ("config.json", _MODELOPT, "quantize_config.json", "quant_config.json")
@@ -38,6 +38,10 @@ class Checkpoint:
             raise InvalidFileError(f"{self.path}: there is no tensor {name!r}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
+
+    def kind(self, name: str) -> str:
+        """The dtype as safetensors writes it, "F8_E4M3", without reading the tensor; "" if there is none."""
+        return str(self._files[name].get_slice(name).get_dtype()) if name in self._files else ""
 
     def expect(self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...]) -> torch.Tensor:
         """The tensor, if it has one of the dtypes and the shape; None in it is any size. Raises InvalidFileError."""
@@ -77,10 +81,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             if name in tensors:
                 raise InvalidFileError(f"{path}: two files have a tensor {name!r}")
             tensors[name] = opened
-    return Checkpoint(path, tensors, _configuration(folder))
+    return Checkpoint(path, tensors, read_configuration(folder))
 
 
-def _configuration(folder: Path) -> Mapping[str, Any]:
+def read_configuration(folder: Path) -> Mapping[str, Any]:
     """What the folder's configuration says about quantisation; those of their own are older than config.json's."""
     for name in _CONFIGURATIONS:
         file = folder / name

@@ -19,9 +19,18 @@ import torch
 
 from untorch.quant.checkpoints.files import Checkpoint
 from untorch.quant.checkpoints.nvfp4 import MODELOPT, NVFP4_PACKED
+from untorch.quant.checkpoints.w8 import (
+    COMPRESSED_W8,
+    FBGEMM,
+    FP8,
+    MODELOPT_FP8,
+    W8_FORMATS,
+    w8_form_of_tensors,
+    w8_layer_names,
+)
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["FORMATS", "QuantizedWeight", "find_format", "layer_names"]
+__all__ = ["FORMATS", "METHODS", "QuantizedWeight", "find_format", "layer_names"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # What a quantised layer has. ModelOpt's has both: one of them alone is an error, not another layer.
@@ -32,6 +41,10 @@ _SUFFIXES = {
     MODELOPT: (".weight_scale", ".weight_scale_2"),
     NVFP4_PACKED: (".weight_packed",),
 }
+# What a configuration's quant_method may be.
+METHODS = ("compressed-tensors", "gptq", "awq", "modelopt", "modelopt_fp4", FP8, FBGEMM)
+_COMPRESSED = ("pack-quantized", NVFP4_PACKED, *COMPRESSED_W8)
+_MODELOPT = {"NVFP4": MODELOPT, "FP8": MODELOPT_FP8}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -51,20 +64,20 @@ def find_format(checkpoint: Checkpoint) -> str:
     suffixes = {name.rpartition(".")[2] for name in checkpoint.names}
     if method == "compressed-tensors":
         found = str(checkpoint.config.get("format", "pack-quantized"))
-        if found not in ("pack-quantized", NVFP4_PACKED):
+        if found not in _COMPRESSED:
             raise UnsupportedError(
-                f"{checkpoint.path}: compressed-tensors' format {found!r} is not read, only 'pack-quantized' and "
-                f"{NVFP4_PACKED!r} are"
+                f"{checkpoint.path}: compressed-tensors' format {found!r} is not read, only "
+                f"{', '.join(map(repr, _COMPRESSED))} are"
             )
         return found
     if method in ("modelopt", "modelopt_fp4"):
-        algorithm = checkpoint.config.get("quant_algo", "NVFP4")
-        if algorithm != "NVFP4":
+        algorithm = str(checkpoint.config.get("quant_algo", "NVFP4"))
+        if algorithm not in _MODELOPT:
             raise UnsupportedError(
-                f"{checkpoint.path}: ModelOpt's algorithm {algorithm!r} is not read, only 'NVFP4' is"
+                f"{checkpoint.path}: ModelOpt's algorithm {algorithm!r} is not read, only 'NVFP4' and 'FP8' are"
             )
-        return MODELOPT
-    if method in ("gptq", "awq"):
+        return _MODELOPT[algorithm]
+    if method in ("gptq", "awq", FP8, FBGEMM):
         return method
     if method:
         raise UnsupportedError(f"{checkpoint.path}: quantisation by {method!r} is not read, expected {_known()}")
@@ -76,18 +89,24 @@ def find_format(checkpoint: Checkpoint) -> str:
         # They name their tensors alike. Each has its own packed dimension.
         name = next(name for name in checkpoint.names if name.endswith(".qweight")).removesuffix("qweight")
         return "gptq" if checkpoint.tensor(name + "qweight").shape[1] == _columns(checkpoint, name) else "awq"
-    raise UnsupportedError(f"{checkpoint.path}: it has no weights in four bits that are known, expected {_known()}")
+    if (form := w8_form_of_tensors(checkpoint)) is not None:
+        return form
+    raise UnsupportedError(
+        f"{checkpoint.path}: it has no weights in four or eight bits that are known, expected {_known()}"
+    )
 
 
 def layer_names(checkpoint: Checkpoint, form: str) -> list[str]:
     """The linear layers that are quantised in the file, in its order."""
+    if form in W8_FORMATS:
+        return w8_layer_names(checkpoint)
     suffixes = _SUFFIXES[form]
     found = (name.removesuffix(suffix) for name in checkpoint.names for suffix in suffixes if name.endswith(suffix))
     return list(dict.fromkeys(found))
 
 
 def _known() -> str:
-    return f"compressed-tensors (pack-quantized, {NVFP4_PACKED}), gptq, awq or modelopt (NVFP4)"
+    return f"compressed-tensors ({', '.join(_COMPRESSED)}), gptq, awq, {FP8}, {FBGEMM} or modelopt (NVFP4, FP8)"
 
 
 def _columns(checkpoint: Checkpoint, prefix: str) -> int:

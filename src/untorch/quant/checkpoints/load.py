@@ -1,4 +1,4 @@
-"""``load_checkpoint``: linear layers of a module become those of a checkpoint in four bits."""
+"""``load_checkpoint``: linear layers of a module become those of a checkpoint in four or eight bits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from untorch.ops.int4_layout import pack_int4
 from untorch.quant.checkpoints.files import Checkpoint, open_checkpoint
 from untorch.quant.checkpoints.formats import FORMATS, QuantizedWeight, find_format, layer_names
 from untorch.quant.checkpoints.nvfp4 import NVFP4_FORMATS, check_config, excluded
+from untorch.quant.checkpoints.w8 import W8_FORMATS, check_w8_config, read_w8
 from untorch.quant.linear import Int4Linear, padded_features
 from untorch.quant.modules import module_nbytes, replace_modules
 from untorch.quant.nvfp4_linear import NVFP4Linear, check_prefill
 from untorch.quant.report import LayerReport, QuantizationReport
 from untorch.quant.select import linears
+from untorch.quant.w8a8 import W8A8Linear
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["int4_layer", "load_checkpoint"]
+
+_Layer = Int4Linear | NVFP4Linear | W8A8Linear
 
 
 def load_checkpoint(
     module: nn.Module, path: str | Path, *, prefix: str = "", prefill: str = "exact", progress: bool = True
 ) -> QuantizationReport:
-    """Replaces the linear layers that a checkpoint names by ``Int4Linear`` or ``NVFP4Linear``, in place.
+    """Replaces the linear layers that a checkpoint names by ``Int4Linear``, ``NVFP4Linear`` or ``W8A8Linear`` in place.
 
-    Read are .safetensors of compressed-tensors (``pack-quantized``), GPTQ and AWQ (``gemm``), in int4, and those of
-    ModelOpt and compressed-tensors (``nvfp4-pack-quantized``) in NVFP4. Values and scales are taken over as they are,
-    without another rounding; a divisor of NVFP4 becomes its reciprocal. Symmetric weights of int4 have zeros of 0. Zero
-    points become (8 − zero_point)·scale, in the scale's dtype if it holds all of a layer's exactly, else scales and
-    zeros are stored in float32. Scales for activations in four bits are not read: activations stay as they are. Biases
-    are taken from the file if it has them. All other tensors of the file (embeddings, norms) are the caller's to load.
+    Read are .safetensors of compressed-tensors (``pack-quantized``), GPTQ and AWQ (``gemm``), in int4; those of
+    ModelOpt and compressed-tensors (``nvfp4-pack-quantized``) in NVFP4; and in eight bits those of compressed-tensors
+    (``float-quantized``, ``int-quantized``, ``naive-quantized``), DeepSeek-V3 and Qwen3 (``fp8``, also with blocks of
+    128 × 128), ``fbgemm_fp8`` and ModelOpt (FP8), whose layers are for GPUs. Values and scales are taken over as they
+    are, without another rounding; a divisor of NVFP4 becomes its reciprocal. Symmetric weights of int4 have zeros of 0.
+    Zero points become (8 − zero_point)·scale, in the scale's dtype if it holds all of a layer's exactly, else scales
+    and zeros are stored in float32; scales of eight bits always are. Scales for activations (``input_scale``) are not
+    read: activations stay as they are, or get the scale of their row's largest value in ``W8A8Linear``. Biases are
+    taken from the file if it has them. All other tensors of the file (embeddings, norms) are the caller's to load.
 
     Args:
         module: Changed in place, whole or not at all.
@@ -44,7 +51,7 @@ def load_checkpoint(
         progress: Show the running layer when stderr is a terminal.
 
     Raises:
-        InvalidArgumentError: No such file, or the module does not fit it, or prefill is unknown or not for int4.
+        InvalidArgumentError: No such file, or the module does not fit it, or prefill is unknown or not for its format.
         InvalidFileError: The file is damaged, or its tensors do not fit each other.
         UnsupportedError: Another format, other bits, an order of activations; or safetensors is not installed.
     """
@@ -56,10 +63,13 @@ def load_checkpoint(
     form = find_format(checkpoint)
     if prefill != "exact" and form not in NVFP4_FORMATS:
         raise InvalidArgumentError(
-            f"load_checkpoint: prefill: {path} is in int4 ({form}), which has 'exact' alone; got {prefill!r}"
+            f"load_checkpoint: prefill: {path} is in {'eight bits' if form in W8_FORMATS else 'int4'} ({form}), which "
+            f"has 'exact' alone; got {prefill!r}"
         )
     if form in NVFP4_FORMATS:
         check_config(checkpoint)
+    elif form in W8_FORMATS:
+        check_w8_config(checkpoint, form)
     names = layer_names(checkpoint, form)
     if not names:
         raise InvalidFileError(f"{path}: it is a {form} checkpoint and has no quantised layer")
@@ -122,7 +132,12 @@ def _split(group_size: int, k: int) -> tuple[int, int]:
     raise UnsupportedError(f"groups of {group_size} cannot be held: expected a multiple of 32")
 
 
-def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear, prefill: str) -> Int4Linear | NVFP4Linear:
+def _layer(checkpoint: Checkpoint, name: str, form: str, linear: nn.Linear, prefill: str) -> _Layer:
+    if form in W8_FORMATS:
+        w8 = read_w8(checkpoint, name, form)
+        n, k = w8.values.shape
+        _check_features(checkpoint, name, n, k, linear)
+        return W8A8Linear.from_values(w8.values, w8.scale, _bias(checkpoint, name, linear), method=form)
     if form in NVFP4_FORMATS:
         nvfp4 = NVFP4_FORMATS[form](checkpoint, name)
         n, half_k = nvfp4.packed.shape
@@ -165,11 +180,16 @@ def _bias(checkpoint: Checkpoint, name: str, linear: nn.Linear) -> torch.Tensor 
     return bias.to(linear.weight.dtype)
 
 
-def _report(layer: Int4Linear | NVFP4Linear, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
-    n, k = padded_features(linear.in_features, linear.out_features, layer.group_size)
+def _report(layer: _Layer, linear: nn.Linear, names: tuple[str, ...]) -> LayerReport:
+    if isinstance(layer, W8A8Linear):
+        dtype, (n, k) = layer.dtype, layer.weight_values.shape
+    else:
+        dtype = "int4" if isinstance(layer, Int4Linear) else "nvfp4"
+        n, k = padded_features(linear.in_features, linear.out_features, layer.group_size)
     return LayerReport(
         names=names, shape=(linear.out_features, linear.in_features), packed_shape=(n, k),
         dtype=str(linear.weight.dtype).removeprefix("torch."), group_size=layer.group_size, method=layer.method,
         error=math.nan, nbytes_before=linear.weight.numel() * linear.weight.element_size(),
         nbytes_after=layer.weight_nbytes, prefill=layer.prefill if isinstance(layer, NVFP4Linear) else "exact",
+        quantized_dtype=dtype,
     )  # fmt: skip
