@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from untorch.export.method import Method
-from untorch.export.quantize import shallow_copy
+from untorch.export.quantize import serves_fp8, shallow_copy
 from untorch.progress import Progress
 from untorch.quant.checkpoints.torchao import convert_torchao, is_torchao
 from untorch.quant.report import QuantizationReport
+from untorch.quant.schemes import Target
 from untorch.quant.select import linears
 
 __all__ = ["convert_methods", "join_reports"]
@@ -29,8 +30,11 @@ def convert_methods(methods: Sequence[Method], progress: Progress) -> list[Metho
             names = {name for part, every in linears(method.model) if is_torchao(part.weight) for name in every[:1]}
             if names:
                 with progress.step(f"{method.name}: convert torchao's layers"):
+                    target: Target = method.target.device  # type: ignore[assignment]
                     model = shallow_copy(method.name, method.model)
-                    report = convert_torchao(model, int8=method.target.device == "cpu", allow_nothing=True)
+                    same = [each.target.architecture for each in methods if each.name == method.name]
+                    float8 = all(serves_fp8(architecture) for architecture in same)
+                    report = convert_torchao(model, target=target, float8=float8, allow_nothing=True)
                 skipped = {name: reason for name, reason in report.skipped.items() if name in names}
                 done[key] = model, dataclasses.replace(report, skipped=skipped)
         if key in done:

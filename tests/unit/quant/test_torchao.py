@@ -18,7 +18,7 @@ from torch import nn
 
 import untorch
 from untorch.export import export
-from untorch.quant import Int4Linear, Int8Linear, quantize_int8
+from untorch.quant import Int4Linear, Int8Linear, W8A8Linear, quantize_fp8, quantize_int8
 from untorch.quant.checkpoints import convert_torchao
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -63,6 +63,11 @@ class IntxUnpackedToInt8Tensor:
 @dataclass
 class Float8Tensor:
     qdata: torch.Tensor
+    scale: torch.Tensor | None = None
+    block_size: list[int] = field(default_factory=list)
+    act_quant_kwargs: Any = None
+    act_quant_scale: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
 
 def int8(**fields: Any) -> Int8Tensor:
@@ -139,11 +144,62 @@ def test_what_stays(weight: Any, reason: str) -> None:
     assert type(model[0]) is nn.Linear
 
 
-def test_int8_is_for_cpus() -> None:
-    report = convert_torchao(with_weight(int8(), 21, 90), int8=False, allow_nothing=True)
-    assert report.skipped["0"] == "int8 linear layers are for CPUs: torchao's operators stay"
-    with pytest.raises(InvalidArgumentError, match="another that can be converted: 0: int8 linear layers are for CPUs"):
-        convert_torchao(with_weight(int8(), 21, 90), int8=False)
+def test_int8_for_gpus() -> None:
+    weight = int8()
+    model = with_weight(weight, 21, 90)
+    report = convert_torchao(model, target="cuda")
+    layer = model[0]
+    assert isinstance(layer, W8A8Linear)
+    assert torch.equal(layer.dequantize(), weight.qdata.float() * weight.scale)
+    assert (report.layers[0].quantized_dtype, report.layers[0].packed_shape) == ("int8", (32, 96))
+    asymmetric = int8(act_quant_kwargs=dynamic(mapping="MappingType.ASYMMETRIC"))
+    with pytest.raises(
+        InvalidArgumentError, match="converted: 0: its activations have asymmetric ranges, which are for"
+    ):
+        convert_torchao(with_weight(asymmetric, 21, 90), target="cuda")
+    with pytest.raises(InvalidArgumentError, match="target: expected 'cpu' or 'cuda', got 'gpu'"):
+        convert_torchao(model, target="gpu")  # type: ignore[arg-type]
+
+
+def float8(**fields: Any) -> Float8Tensor:
+    torch.manual_seed(0)
+    values, scales = quantize_fp8(torch.randn(21, 90))
+    given = {"qdata": values, "scale": scales.unsqueeze(1), "block_size": [1, 90], "act_quant_kwargs": dynamic()}
+    return Float8Tensor(**{**given, **fields})
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_float8_for_gpus(whole: bool) -> None:
+    weight = float8(**({"scale": torch.full((1, 1), 0.5), "block_size": [21, 90]} if whole else {}))
+    model = with_weight(weight, 21, 90)
+    report = convert_torchao(model, target="cuda")
+    layer = model[0]
+    assert isinstance(layer, W8A8Linear)
+    assert weight.scale is not None
+    assert torch.equal(layer.dequantize(), weight.qdata.float() * weight.scale)
+    assert (report.layers[0].quantized_dtype, report.layers[0].packed_shape) == ("fp8", (32, 96))
+
+
+def test_float8_for_old_gpus() -> None:
+    report = convert_torchao(with_weight(float8(), 21, 90), target="cuda", float8=False, allow_nothing=True)
+    assert report.skipped["0"] == "its weight is float8, which needs sm_89 or newer: torchao's operators stay"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"act_quant_kwargs": None}, "its weight is float8 and its activations are not (weight-only): torchao's"),
+        ({"act_quant_kwargs": dynamic(PerTensor())}, "its activations have one range for the whole tensor"),
+        ({"act_quant_scale": torch.ones(1)}, "its activations have static ranges"),
+        ({"scale": torch.ones(21, 2), "block_size": [1, 45]}, "its weight has scales for blocks of [1, 45], expected"),
+        ({"qdata": torch.zeros(21, 90).to(torch.float8_e5m2)}, "its weight is float8_e5m2, expected float8_e4m3fn"),
+    ],
+)
+def test_float8_that_stays(fields: dict[str, Any], reason: str) -> None:
+    model = with_weight(float8(**fields), 21, 90)
+    report = convert_torchao(model, target="cuda", allow_nothing=True)
+    assert report.skipped["0"].startswith(reason)
+    assert type(model[0]) is nn.Linear
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
