@@ -28,6 +28,7 @@ from untorch.export.lm.step_methods import keeps_latents, pages_section, step_me
 from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
+from untorch.export.quantized_folder import refuse_layers_for_gpus
 from untorch.llm.settings import FORMAT_VERSION, ROW_POOLINGS, TASKS
 from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
@@ -64,7 +65,8 @@ def causal_lm(
 
     Args:
         model: A causal language model of transformers, or a local folder with one. Of a multimodal one the text model
-            is taken out.
+            is taken out. A folder may be quantised as ``load_checkpoint`` reads it: in int4, NVFP4, and for GPUs in
+            int8 and FP8.
         path: The file to write.
         task: "generate", "embed" or "classify". Default: a …ForCausalLM generates, a base model (AutoModel) or a folder
             of sentence-transformers embeds, a …ForSequenceClassification classifies.
@@ -158,6 +160,8 @@ def write_language_model(
     if task is not None and task not in TASKS:
         raise InvalidArgumentError(f"causal_lm: task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     whole, folder = load_model(model, dtype, task)
+    if device == "cpu":
+        refuse_layers_for_gpus(whole, "causal_lm: model")
     task = read_task(whole, task)
     if draft is not None and task != "generate":
         raise InvalidArgumentError(f"causal_lm: draft: expected None, as the model does not generate: it is to {task}")

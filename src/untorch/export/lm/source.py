@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from untorch.export.errors import CompileError
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+from untorch.export.quantized_folder import from_pretrained
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UntorchError, file_error
 
 __all__ = ["TokenizerFiles", "load_model", "read_settings", "read_task", "read_tokenizer"]
 
@@ -53,9 +54,9 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise file_error(f"causal_lm: {argument}: {folder} has no config.json", 2, str(folder))
     try:
-        model: nn.Module = _class_of(folder, task).from_pretrained(
-            folder, dtype="auto" if dtype is None else dtype, local_files_only=True
-        )
+        model = from_pretrained(_class_of(folder, task), folder, dtype)
+    except UntorchError:
+        raise
     except ValueError as error:  # its message lists every model that is one
         first = str(error).split("\n")[0]
         raise CompileError(

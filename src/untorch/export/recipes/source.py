@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from untorch.export.errors import CompileError
+from untorch.export.quantized_folder import from_pretrained
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
 
 __all__ = ["Made", "Source", "read_source"]
@@ -47,9 +47,7 @@ class Source:
                 f"export_folder: {self.folder}: its config names {self.architecture!r}, which transformers does not "
                 "have: write a script for untorch export SCRIPT:FUNCTION"
             )
-        dtype: Any = "auto" if self.dtype is None else self.dtype
-        model: nn.Module = kind.from_pretrained(self.folder, dtype=dtype, local_files_only=True)
-        return model.eval()
+        return from_pretrained(kind, self.folder, self.dtype).eval()
 
     @cached_property
     def any_model(self) -> Any:
