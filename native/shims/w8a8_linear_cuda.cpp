@@ -16,7 +16,7 @@ namespace {
 
 using kernels::cuda::W8Gemm;
 
-constexpr std::int64_t kRowsStep = 4;  // of M, in GEMMs with scales of blocks
+constexpr std::int64_t kRowsStep = 4;                      // of M, in GEMMs with scales of blocks
 constexpr std::int64_t kMaxSums = std::int64_t{64} << 20;  // accumulators that wait to be scaled
 
 // Up to this M, FP8 is scaled apart, too: cuBLASLt's GEMMs with scales of rows are slow there. The environment
