@@ -90,6 +90,30 @@ def test_a_file_computes_what_the_quantised_module_does(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_file_computes_what_the_module_in_eight_bits_does(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1000, 301), nn.GELU(), nn.Linear(301, 256, bias=False)).to(dtype).eval()
+    report = export(
+        model, (torch.randn(4, 1000, dtype=dtype),), tmp_path / "model.pt2", device="cuda", quantize=kind,
+        dynamic_shapes=({0: Dim("rows", min=1, max=4096)},), progress=False,
+    )  # fmt: skip
+    assert "aoti_torch_cuda_w8a8_linear" in report.methods["forward"].operators
+    reference = nn.Sequential(*model)
+    quantize(reference, kind, target="cuda", progress=False)
+    reference = reference.cuda()
+    with untorch.load(tmp_path / "model.pt2") as program:
+        for rows in (1, 5, 16, 100, 1000):
+            x = torch.randn(rows, 1000, dtype=dtype, device="cuda")
+            with torch.no_grad():
+                expected = reference(x)
+            got = torch.from_dlpack(program.forward(x))
+            # What lies on the border between two roundings may go either way.
+            tolerance = 3e-2 if kind == "fp8" or dtype == torch.bfloat16 else 1e-2
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("kind", "group_size", "values"),
     [
