@@ -21,8 +21,9 @@ from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
 from untorch.export.passes.merge_linears import MERGED, merge_linears
 from untorch.export.passes.table import PASSES
-from untorch.ops import int4, nvfp4
+from untorch.ops import int4, nvfp4, w8a8
 from untorch.quant import quantize
+from untorch.quant.w8a8 import W8A8Linear
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -165,6 +166,32 @@ def test_quantised_layers(method: dict[str, Any], dtype: torch.dtype) -> None:
     [(names, parts)] = module.meta[MERGED]
     assert names[0] == "gate_up_packed_weight" and parts[1][0] == "up.packed_weight"
     assert set(names) <= set(weights_of(module)) and not {n for part in parts for n in part} & set(weights_of(module))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_eight_bits(dtype: str) -> None:
+    model = Gated(200, 100).to(torch.bfloat16).eval()
+    quantize(model, dtype, include=["gate", "up"], target="cuda", progress=False)
+    module, report = merged(model, torch.randn(3, 200).to(torch.bfloat16), rtol=2e-2, atol=2e-2)
+    assert report.changed == ["w8a8_linear + w8a8_linear_1"]
+    [call] = [node for node in module.graph.nodes if node.target == w8a8.OPERATOR]
+    assert call.meta["val"].shape == (3, 224)
+    named = weights_of(module)
+    assert (named["gate_up_weight_values"], named["gate_up_scale"]) == ((224, 208), (224,))
+
+
+@pytest.mark.parametrize("hidden", [128, 144])
+def test_scales_of_blocks(hidden: int) -> None:
+    """Of which none may begin within another layer's."""
+    model = Gated(256, hidden).eval()
+    for name in ("gate", "up"):
+        values = torch.randn(hidden, 256).to(torch.float8_e4m3fn)
+        scale = torch.rand(-(-hidden // 128), 2) * 0.01
+        setattr(model, name, W8A8Linear.from_values(values, scale, None, method="fp8"))
+    module, report = merged(model, torch.randn(3, 256))
+    assert report.changed == (["w8a8_linear + w8a8_linear_1"] if hidden == 128 else [])
+    if hidden == 128:
+        assert weights_of(module)["gate_up_scale"] == (2, 4)
 
 
 def test_one_global_scale_for_a_matrix() -> None:
