@@ -71,6 +71,8 @@ def test_arrays() -> None:
         (np.zeros((3, 65), np.float32), r"audio: expected \[n, channels\] with 1 to 64 channels, got \[3, 65\]"),
         (7, "audio: expected a path, bytes, a binary file or an array, got int"),
     ],
+    # A file has the second in which it was written, and pytest-xdist wants the same names in all processes.
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_refusals(source: object, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
