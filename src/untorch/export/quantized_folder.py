@@ -17,10 +17,11 @@ from torch import nn
 from untorch.quant.checkpoints.files import open_checkpoint, read_configuration
 from untorch.quant.checkpoints.formats import METHODS, find_format, layer_names
 from untorch.quant.checkpoints.load import load_checkpoint
+from untorch.quant.modules import replace_modules
 from untorch.quant.w8a8 import W8A8Linear
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["from_pretrained", "refuse_layers_for_gpus"]
+__all__ = ["dequantize_layers_for_gpus", "from_pretrained", "refuse_layers_for_gpus"]
 
 
 def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
@@ -86,5 +87,19 @@ def refuse_layers_for_gpus(model: nn.Module, where: str) -> None:
         if isinstance(part, W8A8Linear):
             raise UnsupportedError(
                 f"{where}: {name} is in {part.dtype} for GPUs (W8A8Linear), which has no kernel for CPUs: export it "
-                "with device='cuda', or take the model in floating point with quantize='int8'"
+                "with device='cuda', or give a folder and quantize='int8' or 'int4', which round its weights anew"
             )
+
+
+def dequantize_layers_for_gpus(model: nn.Module) -> None:
+    """Replaces them by nn.Linear, in place and in the dtype of the model's embeddings: to be quantised for CPUs."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    replacements: dict[int, nn.Module] = {}
+    for part in list(model.modules()):
+        if isinstance(part, W8A8Linear):
+            linear = nn.Linear(part.in_features, part.out_features, part.bias is not None, device="meta", dtype=dtype)
+            linear.weight = nn.Parameter(part.dequantize(torch.float32).to(dtype), requires_grad=False)
+            if part.bias is not None:
+                linear.bias = nn.Parameter(part.bias[: part.out_features].to(dtype), requires_grad=False)
+            replacements[id(part)] = linear.train(part.training)
+    replace_modules(model, replacements)

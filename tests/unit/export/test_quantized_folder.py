@@ -12,7 +12,7 @@ from torch import nn
 
 from untorch.export import export_folder
 from untorch.export.lm.build import causal_lm
-from untorch.export.quantized_folder import from_pretrained
+from untorch.export.quantized_folder import dequantize_layers_for_gpus, from_pretrained
 from untorch.quant import Int4Linear, W8A8Linear, quantize_fp8, quantize_int8
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
@@ -128,8 +128,23 @@ def test_layers_for_gpus_are_refused_for_cpus(by_recipe: bool, tmp_path: Path) -
         call(folder, tmp_path / "m.pt2", **options)
     assert str(error.value) == (
         "causal_lm: model: model.layers.0.self_attn.q_proj is in fp8 for GPUs (W8A8Linear), which has no kernel for CPUs: "
-        "export it with device='cuda', or take the model in floating point with quantize='int8'"
+        "export it with device='cuda', or give a folder and quantize='int8' or 'int4', which round its weights anew"
     )
+
+
+def test_layers_for_gpus_are_rounded_anew_for_cpus(tmp_path: Path) -> None:
+    folder, _ = folder_of(tmp_path / "q", "fp8")
+    model = from_pretrained(transformers.AutoModelForCausalLM, folder, None).eval()
+    values = model.model.layers[1].mlp.up_proj.dequantize()
+    dequantize_layers_for_gpus(model)
+    up = model.model.layers[1].mlp.up_proj
+    assert (type(up), up.weight.dtype, up.bias) == (nn.Linear, torch.bfloat16, None)
+    assert torch.equal(up.weight, values.bfloat16())
+    assert not any(isinstance(part, W8A8Linear) for part in model.modules())
+    report = causal_lm(folder, tmp_path / "m.pt2", quantize="int8", progress=False)
+    [quantized] = [method.quantization for method in report.methods.values() if method.quantization][:1]
+    assert {layer.quantized_dtype for layer in quantized.layers} == {"int8"}
+    assert any(layer.names[0].endswith("layers.1.mlp.up_proj") for layer in quantized.layers)
 
 
 def test_experts_and_what_the_folder_lacks(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from untorch.export.lm.step_methods import keeps_latents, pages_section, step_me
 from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
-from untorch.export.quantized_folder import refuse_layers_for_gpus
+from untorch.export.quantized_folder import dequantize_layers_for_gpus, refuse_layers_for_gpus
 from untorch.llm.settings import FORMAT_VERSION, ROW_POOLINGS, TASKS
 from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
@@ -66,7 +66,7 @@ def causal_lm(
     Args:
         model: A causal language model of transformers, or a local folder with one. Of a multimodal one the text model
             is taken out. A folder may be quantised as ``load_checkpoint`` reads it: in int4, NVFP4, and for GPUs in
-            int8 and FP8.
+            int8 and FP8. For CPUs weights in int8 and FP8 are rounded anew, by ``quantize``.
         path: The file to write.
         task: "generate", "embed" or "classify". Default: a …ForCausalLM generates, a base model (AutoModel) or a folder
             of sentence-transformers embeds, a …ForSequenceClassification classifies.
@@ -161,6 +161,8 @@ def write_language_model(
         raise InvalidArgumentError(f"causal_lm: task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     whole, folder = load_model(model, dtype, task)
     if device == "cpu":
+        if folder is not None and resolved.quantize is not None:
+            dequantize_layers_for_gpus(whole)
         refuse_layers_for_gpus(whole, "causal_lm: model")
     task = read_task(whole, task)
     if draft is not None and task != "generate":
