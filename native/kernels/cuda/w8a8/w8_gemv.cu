@@ -1,4 +1,4 @@
-// GEMV with 8-bit weights, M up to 8.
+// W8A16 GEMV with 8-bit weights, M up to 8.
 //
 // sm_90 and newer: rings of shared memory (bulk_ring.cuh), as small_m_bulk.cu, and mma.sync m16n8k32 of 8-bit operands
 // on the weights as they lie. A row of x is two rows of 8 bits, `high` and `low` (split_x.cu): 16 rows for M up to 8.
