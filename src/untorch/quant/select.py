@@ -4,9 +4,14 @@ weight.
 
 from __future__ import annotations
 
+import dis
 import fnmatch
+import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -186,10 +191,25 @@ def _readers_of_weights(module: nn.Module) -> dict[int, str]:
             assert isinstance(part, nn.TransformerEncoderLayer)
             for linear in (part.linear1, part.linear2):
                 found[id(linear)] = f"{type(part).__name__} reads its weight without calling it"
-        elif any(kind.__name__ == "ShiftedWindowAttention" for kind in type(part).__mro__):  # torchvision's
-            for child in part.children():
-                found[id(child)] = f"{type(part).__name__} reads its weight without calling it"
+        elif not type(part).__module__.startswith("torch.nn."):
+            for name in _weights_read_by(type(part).forward):
+                if isinstance(child := getattr(part, name, None), nn.Module):
+                    found[id(child)] = f"{type(part).__name__} reads its weight without calling it"
     return found
+
+
+@cache
+def _weights_read_by(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names NAME of ``self.NAME.weight`` in it: of T5's ``wo``, whose dtype it asks for, and of Swin's layers."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    if code is None:
+        return frozenset()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    return frozenset(
+        str(first.argval)
+        for first, second in itertools.pairwise(steps)
+        if first.opname == second.opname == "LOAD_ATTR" and second.argval == "weight"
+    )
 
 
 def _obstacle(linear: nn.Linear | nn.Embedding, reader: str | None) -> str:
