@@ -83,7 +83,7 @@ def compiled_values() -> Callable[[str, str], pathlib.Path]:
 
 @pytest.fixture(scope="session")
 def kernel_package() -> pathlib.Path:
-    """Made by untorch.export: clip, twice, parts and counted call operators of our own; long computes for a second."""
+    """Made by untorch.export: clip, twice, parts and counted call operators of our own; long computes."""
     return kernel_packages.compiled("own")
 
 

@@ -22,7 +22,7 @@ def clip_scale(x, factor):
 
 program = untorch.load(path)
 session = program.session()
-large = numpy.zeros((1024, 1024), numpy.float32)
+large = numpy.zeros((4096, 2048), numpy.float32)
 
 def call():
     while True:

@@ -15,7 +15,7 @@ import untorch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell may have it ignored
 path, kind = sys.argv[1:]
 x = numpy.ones((3, 4), numpy.float32)
-large = numpy.zeros((1024, 1024), numpy.float32)
+large = numpy.zeros((4096, 2048), numpy.float32)
 entered, leave = threading.Event(), threading.Event()
 
 @untorch.register_kernel("attack::clip_scale")
@@ -38,7 +38,7 @@ if kind != "operators":
     entered.wait()
 else:
     program.long(large)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     method()
     print("returned")
@@ -70,9 +70,9 @@ class Stop(Exception): pass
 def handler(*_): raise Stop("enough")
 signal.signal(signal.SIGALRM, handler)
 program = untorch.load(sys.argv[1], num_threads=1)
-signal.setitimer(signal.ITIMER_REAL, 0.5)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
 try:
-    while True: program.long(numpy.zeros((1024, 1024), numpy.float32))
+    while True: program.long(numpy.zeros((4096, 2048), numpy.float32))
 except Stop as error:
     print(repr(error))
 """
@@ -90,7 +90,7 @@ import numpy, untorch
 handled = []
 signal.signal(signal.SIGALRM, lambda *_: handled.append(time.perf_counter()))
 program = untorch.load(sys.argv[1], num_threads=1)
-x = numpy.zeros((1024, 1024), numpy.float32)
+x = numpy.zeros((4096, 2048), numpy.float32)
 begin = time.perf_counter()
 program.long(x)
 whole = time.perf_counter() - begin
