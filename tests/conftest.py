@@ -18,7 +18,7 @@ def use_precompiled_headers() -> None:
     os.environ |= {
         "CXX": str(COMPILER),
         "UNTORCH_TEST_CXX": compiler,
-        "UNTORCH_TEST_HEADERS": str(HERE.parent / "build" / "test-cache" / "headers"),
+        "UNTORCH_HEADERS": str(HERE.parent / "build" / "test-cache" / "headers"),
     }
 
 

@@ -22,6 +22,7 @@ from untorch.export.patches import (
     has_cpp_march,
     kernel_origins,
     neutral_paths,
+    objects_at_a_time,
     torch_version,
 )
 from untorch.export.target import Produced
@@ -148,7 +149,7 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         byte_max_pool.register_lowering()
         int8_convolution.register_lowering()
         try:
-            with kernel_origins(describe_call) as sequence:
+            with kernel_origins(describe_call) as sequence, objects_at_a_time():
                 result = torch._inductor.aot_compile(module, args, kwargs, options=values)
         except Exception:
             if not generated:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from untorch.export.host_cpu import HostCpu
+from untorch.export.patches.compiler import objects_at_a_time
 from untorch.export.patches.cpu import has_cpp_march, march, small_loops, torch_version, vector_isa
 from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_objects, kernel_sources, toolkit_folder
 from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
@@ -35,6 +36,7 @@ __all__ = [
     "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "compile_patches",
     "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "generated_only", "has_cpp_march",
     "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths", "no_graph_dump",
+    "objects_at_a_time",
     "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder", "torch_version",
     "traceable_torchvision", "treespec_warning", "varying_numbers",
 ]  # fmt: skip

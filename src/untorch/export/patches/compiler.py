@@ -1,0 +1,91 @@
+"""A patch of how generated C++ is compiled: the host's code and the kernels at a time, with headers parsed before."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from untorch.export.patches.registry import patch, replaced
+from untorch.export.precompiled_headers import headers_folder, is_generated_source, precompiled_header
+
+__all__ = ["objects_at_a_time", "plain_regex"]
+
+# Shadows the standard's <regex>.
+_HEADERS = Path(__file__).resolve().parents[1] / "headers"
+# All that aoti_runtime/model_base.h may do with regular expressions for headers/regex to be enough.
+_REGEX_USES = (
+    r"#include <regex>",
+    r'std::regex re\("\([a-z|]+\)\(:\(\[0-9\]\+\)\)\?"\);',
+    r"std::smatch sm;",
+    r"std::regex_match\(device_str, sm, re\);",
+)
+
+
+@functools.cache
+def plain_regex() -> Path | None:
+    """The folder of headers/regex, if this torch's runtime headers need no more of <regex> than is there."""
+    import torch
+
+    header = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h"
+    try:
+        text = header.read_text()
+    except OSError:
+        return None
+    uses = re.findall(r"<regex>|std::(?:regex|smatch|cmatch|sregex|cregex|ssub_match|match_results)\w*", text)
+    fits = len(uses) == len(_REGEX_USES) and all(re.search(use, text) for use in _REGEX_USES)
+    return _HEADERS if fits else None
+
+
+@patch(
+    "torch._inductor.cpp_builder._run_compile_cmd",
+    versions="2.11–2.15",
+    why="Inductor compiles the host's code, waits, and compiles the kernels. Both spend most of their time on headers: "
+    "torch's precompiled ones are keyed by export's temporary folder, and <regex>, which reads the name of a device, "
+    "takes a third.",
+    test="test_compiler.py::test_torch_compiles_one_object_after_the_other",
+)
+@contextlib.contextmanager
+def objects_at_a_time() -> Iterator[None]:
+    """Generated sources are compiled while Inductor goes on; its next other command waits for them."""
+    from torch._inductor import cpp_builder
+
+    original: Any = cpp_builder._run_compile_cmd
+    is_gcc = cpp_builder.is_gcc()
+    pending: list[Future[None]] = []
+
+    def compile_source(arguments: list[str], source: str, folder: str) -> None:
+        arguments = list(arguments)
+        if source.endswith(".wrapper.cpp") and (shadow := plain_regex()) is not None:
+            arguments.insert(1, f"-I{shadow}")
+        if is_gcc and (headers := headers_folder()) is not None and "-include" not in arguments:
+            header = precompiled_header(arguments[0], arguments[1:], source, headers)
+            if header is not None:
+                arguments[1:1] = ["-include", str(header)]
+        original(shlex.join(arguments), folder)
+
+    def wait() -> None:
+        done, pending[:] = list(pending), []
+        for future in done:
+            future.result()
+
+    def run(command: str, cwd: str) -> None:
+        arguments = shlex.split(command)
+        sources = [item for item in arguments if is_generated_source(item)]
+        if len(sources) == 1 and "-c" in arguments:
+            # Inductor removes the folder before the compiler is done with it.
+            pending.append(pool.submit(compile_source, arguments, sources[0], os.path.dirname(cwd)))
+            return
+        wait()
+        original(command, cwd)
+
+    with ThreadPoolExecutor(2, thread_name_prefix="untorch-compile") as pool:
+        with replaced(cpp_builder, "_run_compile_cmd", run):
+            yield
+        wait()

@@ -1,0 +1,135 @@
+"""Precompiled headers of generated C++, kept between exports.
+
+Parsing headers takes most of the time of a small model's compile. Inductor's own precompiled headers are keyed by the
+compiler's command, which names export's temporary folder. Here the key is what decides the headers' meaning: the
+compiler, the flags that are not paths of one compile, and the include directives that open the file. Object files are
+the same, byte by byte.
+
+Nothing but the standard library is imported: the tests' compiler loads this file by its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["FOLDER_VARIABLE", "headers_folder", "is_generated_source", "precompiled_header"]
+
+FOLDER_VARIABLE = "UNTORCH_HEADERS"
+_LIMIT = 12  # precompiled headers of up to 150 MB each; the one that was not used for the longest time goes
+
+
+def headers_folder() -> Path | None:
+    """Where precompiled headers are kept: ``UNTORCH_HEADERS``, else a folder of the user's among temporary files.
+
+    None if the variable is empty, or the folder is somebody else's.
+    """
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given is not None:
+        return Path(given) if given else None
+    folder = Path(tempfile.gettempdir()) / f"untorch-headers-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o022 and not folder.is_symlink()
+    return folder if is_ours else None
+
+
+def is_generated_source(name: str) -> bool:
+    """Whether AOTInductor gives this name to a file that it wrote."""
+    return name.endswith((".wrapper.cpp", ".kernel.cpp"))
+
+
+def precompiled_header(compiler: str, arguments: Sequence[str], source: str, folder: Path) -> Path | None:
+    """The header to include first where ``source`` is compiled by g++ with these arguments.
+
+    None for headers and flags that are seen for the first time, as one file does not pay; and where the folder cannot
+    be written, or the headers do not compile.
+    """
+    directives, flags = _includes(source), _shared_flags(arguments, source)
+    if not directives:
+        return None
+    key = hashlib.sha256("\0".join([*_versions(compiler, flags), *flags, *directives]).encode()).hexdigest()[:16]
+    header = folder / f"{key}.h"
+    output = folder / f"{key}.h.gch"
+    with contextlib.suppress(OSError):
+        if output.exists():
+            os.utime(output)
+            return header
+        folder.mkdir(parents=True, exist_ok=True)
+        if not header.exists():
+            part = folder / f"{key}.h.{os.getpid()}"
+            part.write_text("".join(directives))
+            part.replace(header)
+            return None
+        with _locked(folder / f"{key}.h.lock") as is_first:
+            if not is_first or (not output.exists() and not _precompile(compiler, flags, header, output)):
+                return None
+        _drop_unused(folder)
+        return header
+    return None
+
+
+def _includes(source: str) -> list[str]:
+    """The include directives before the first line of code."""
+    found = []
+    with open(source) as file:
+        for line in file:
+            if line.startswith("#include <"):
+                found.append(line)
+            elif line.strip() and not line.startswith("//"):
+                break
+    return found
+
+
+def _shared_flags(arguments: Sequence[str], source: str) -> list[str]:
+    """The arguments without the source, the object file, and the names of the folders that are this compile's own."""
+    skipped = {source, "-c"}
+    if "-o" in arguments:
+        skipped |= {"-o", arguments[list(arguments).index("-o") + 1]}
+    return [item for item in arguments if item not in skipped and not item.startswith("-ffile-prefix-map=")]
+
+
+def _versions(compiler: str, flags: Sequence[str]) -> list[str]:
+    """What tells that the compiler or headers changed, which g++ does not look at: where they are, and times."""
+    folders = [flag[2:] for flag in flags if flag.startswith("-I") and os.path.exists(flag[2:])]
+    places = [os.path.realpath(shutil.which(compiler) or compiler), *folders]
+    return [*places, *(str(os.stat(place).st_mtime_ns) for place in places)]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether no other process holds the lock."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _precompile(compiler: str, flags: Sequence[str], header: Path, output: Path) -> bool:
+    part = Path(f"{output}.part")
+    command = [compiler, *flags, "-w", "-x", "c++-header", str(header), "-o", str(part)]
+    if subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode:
+        part.unlink(missing_ok=True)
+        return False
+    part.replace(output)
+    return True
+
+
+def _drop_unused(folder: Path) -> None:
+    """g++ includes a header that is not precompiled any more as it is."""
+    kept = sorted(folder.glob("*.gch"), key=lambda path: path.stat().st_mtime_ns)
+    for path in kept[:-_LIMIT]:
+        path.unlink(missing_ok=True)
