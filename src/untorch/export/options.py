@@ -52,7 +52,7 @@ class ExportOptions:
         bfloat16, with scores and sums in float32: 1.4 to 1.7 times as fast with AVX512_BF16, a tenth slower without.
     passes: which passes run, by name: {"fold_constants": False} leaves that one out. The names: <passes>.
     keep_weights: names of weights, or of the layers that have them, that the file keeps as they are, by name; patterns
-        as in a shell ("*.q_proj"). merge_linears leaves them apart.
+        as in a shell ("*.q_proj"). merge_linears and compose_linears leave them apart.
     fold_limit: the largest result, in bytes, that fold_constants stores, and how much larger it may make a method.
     verify: run the written file in a process without torch and compare its results to eager's.
     verify_tolerance: the largest difference that verify accepts, relative to the largest value of each output.

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import operator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["add_constant", "attribute", "remove_attribute", "remove_unused", "set_attribute", "unused_name"]
+__all__ = ["add_constant", "attribute", "is_named", "remove_attribute", "remove_unused", "set_attribute", "unused_name"]
 
 
 def attribute(module: fx.GraphModule, target: str) -> Any:
     """What the get_attr target names."""
     return operator.attrgetter(target)(module)
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether the pattern is for a tensor, or for the module that has it; ``name`` may begin with modules around it."""
+    return any(
+        fnmatchcase(each, form) for each in (name, name.rpartition(".")[0]) for form in (pattern, f"*.{pattern}")
+    )
 
 
 def unused_name(module: torch.nn.Module, name: str) -> str:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import fx
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes.attributes import attribute, remove_unused, set_attribute, unused_name
+from untorch.export.passes.attributes import attribute, is_named, remove_unused, set_attribute, unused_name
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.equal_nodes import equal_nodes
@@ -202,7 +201,7 @@ class _Merger:
                 return f"its weight is no plain tensor but {type(tensor).__name__}"
             if self._aliases.is_written(weight):
                 return "the model writes its weight"
-            if any(_matches(str(weight.target), pattern) for pattern in self._keep):
+            if any(is_named(str(weight.target), pattern) for pattern in self._keep):
                 return "the option keep_weights names it"
         bias = value_of(call.bias)
         if call.bias is not None and (
@@ -327,13 +326,6 @@ class _Merger:
             if len(group) == 1:
                 self._report.skipped[group[0].node.name] = "its siblings stay apart"
         return [], {}
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether the pattern is for a tensor, or for the module that has it; ``name`` may begin with modules around it."""
-    return any(
-        fnmatchcase(each, form) for each in (name, name.rpartition(".")[0]) for form in (pattern, f"*.{pattern}")
-    )
 
 
 def _merged_name(targets: Iterable[str]) -> str:

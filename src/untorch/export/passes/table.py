@@ -17,6 +17,7 @@ from torch import fx
 from untorch.export.passes.attention_in_bfloat16 import attention_in_bfloat16
 from untorch.export.passes.channels_last_weights import channels_last_weights
 from untorch.export.passes.choose_attention import choose_attention
+from untorch.export.passes.compose_linears import compose_linears
 from untorch.export.passes.cond_predicates_to_host import cond_predicates_to_host
 from untorch.export.passes.conv1d_as_conv2d import conv1d_as_conv2d
 from untorch.export.passes.decompose_flex_attention import decompose_flex_attention
@@ -273,6 +274,14 @@ PASSES = (
         "several that are concatenated: SegFormer's and DeepLab's decoders. Enlarging and such a convolution can be "
         "exchanged, and it then has fewer pixels; batch norm goes into the weights. Where the enlarged image has less "
         "than twice the pixels, or sizes that vary, it stays",
+        devices=("cpu",),
+    ),
+    Pass(
+        "compose_linears",
+        lambda module, options, device, architecture: compose_linears(module, options.kept_weights),
+        "makes one linear layer of two that follow each other, linear layers or 1 x 1 convolutions with views between, "
+        "where the product of their weights is at most nine tenths of the work: SegFormer's decoder, together with the "
+        "pass before. Layers that `keep_weights` names stay",
         devices=("cpu",),
     ),
     Pass(

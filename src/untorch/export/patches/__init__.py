@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 from untorch.export.host_cpu import HostCpu
 from untorch.export.patches.compiler import objects_at_a_time
-from untorch.export.patches.cpu import has_cpp_march, march, small_loops, torch_version, vector_isa
+from untorch.export.patches.cpu import (
+    gathered_channels_last,
+    has_cpp_march,
+    march,
+    small_loops,
+    torch_version,
+    vector_isa,
+)
 from untorch.export.patches.cuda import kept_kernels, kernel_accesses, kernel_objects, kernel_sources, toolkit_folder
 from untorch.export.patches.fake_cuda import fake_cuda, forget_the_machine
 from untorch.export.patches.fake_driver import FAKE_DEVICE
@@ -34,11 +41,10 @@ from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, t
 
 __all__ = [
     "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "compile_patches",
-    "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "generated_only", "has_cpp_march",
-    "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths", "no_graph_dump",
-    "objects_at_a_time",
-    "packed_sequences", "recurrent_shapes", "results_of_any_size", "toolkit_folder", "torch_version",
-    "traceable_torchvision", "treespec_warning", "varying_numbers",
+    "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "gathered_channels_last", "generated_only",
+    "has_cpp_march", "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths",
+    "no_graph_dump", "objects_at_a_time", "packed_sequences", "recurrent_shapes", "results_of_any_size",
+    "toolkit_folder", "torch_version", "traceable_torchvision", "treespec_warning", "varying_numbers",
 ]  # fmt: skip
 
 
@@ -54,6 +60,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(clones_of_buffers())
         stack.enter_context(checked_results())
         stack.enter_context(small_loops())
+        stack.enter_context(gathered_channels_last())
         stack.enter_context(declared_arrays())
         stack.enter_context(kernel_accesses())
         stack.enter_context(kernel_objects())

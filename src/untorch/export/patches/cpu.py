@@ -1,4 +1,6 @@
-"""Patches of Inductor's C++ code generation: the vector ISA, -march, and which loops run in parallel."""
+"""Patches of Inductor's C++ code generation: the vector ISA, -march, parallel loops, the layout of images that are
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["has_cpp_march", "march", "small_loops", "torch_version", "vector_isa"]
+__all__ = ["gathered_channels_last", "has_cpp_march", "march", "small_loops", "torch_version", "vector_isa"]
 
 
 def torch_version() -> tuple[int, int]:
@@ -103,4 +105,37 @@ def small_loops() -> Iterator[None]:
             return original(self, max_parallel_depth, threads)
 
     with replaced(CppKernel, "decide_parallel_depth", patched):
+        yield
+
+
+@patch(
+    "torch._inductor.ir.ComputedBuffer.get_fill_order",
+    versions="2.11–2.15",
+    why="An image that is gathered pixel by pixel, as interpolate() does, gets the row-major layout also where the "
+    "source is channels last: indices that are tensors have no strides that Inductor could compare. Each value is then "
+    "gathered alone, which takes several times as long.",
+    test="test_cpu.py::test_torch_still_gathers_row_by_row",
+)
+@contextlib.contextmanager
+def gathered_channels_last() -> Iterator[None]:
+    """Images of pixels that are gathered from images channels last are channels last."""
+    from torch._inductor import dependencies
+    from torch._inductor.ir import ComputedBuffer, get_device_type
+    from torch._inductor.utils import is_gpu
+    from torch._inductor.virtualized import V
+
+    original: Any = ComputedBuffer.get_fill_order
+
+    def patched(self: Any) -> Any:
+        order = original(self)
+        if order is None or list(order) != [3, 2, 1, 0] or is_gpu(get_device_type(self)):
+            return order
+        reads = [read for read in self.get_read_writes().reads if isinstance(read, dependencies.MemoryDep)]
+        if not any(read.is_indirect() for read in reads):
+            return order
+        (index, _), _ = dependencies.index_vars_squeeze(self.data.get_pointwise_size(), self.data.get_reduction_size())
+        strides = [V.graph.sizevars.stride_hints(read.index, index) for read in reads]
+        return [1, 3, 2, 0] if all(list(row[1:]) == [1, 0, 0] for row in strides) else order
+
+    with replaced(ComputedBuffer, "get_fill_order", patched):
         yield

@@ -1,4 +1,4 @@
-"""Patches of C++ code generation: the vector ISA, -march, and which loops run in parallel."""
+"""Patches of C++ code generation: the vector ISA, -march, parallel loops, the layout of images that are gathered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+import untorch
 from untorch.export import export, patches
 from untorch.export.library import find_runtime_library
 from untorch.export.patches.cpu import has_cpp_march, torch_version
@@ -55,3 +56,45 @@ def test_the_isa_probe_still_fails_with_custom_op_libs(monkeypatch: pytest.Monke
 
 def test_torch_has_cpp_march() -> None:
     assert has_cpp_march() == (torch_version() >= (2, 13))
+
+
+class Enlarged(torch.nn.Module):
+    """Three images, channels last from their convolutions, are enlarged and summed before a fourth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(3, 32, 1) for _ in range(4))
+        self.last = torch.nn.Conv2d(32, 16, 3)
+
+    def forward(self, *images: torch.Tensor) -> torch.Tensor:
+        first, *others = (layer(image) for layer, image in zip(self.convolutions, images, strict=True))
+        size = first.shape[2:]
+        large = [torch.nn.functional.interpolate(image, size, mode="bilinear") for image in others]
+        return self.last(first + (large[0] + (large[1] + large[2])))
+
+
+def enlarged(path: Path) -> str:
+    """The kernels' source; results are eager's."""
+    torch.manual_seed(0)
+    model, images = Enlarged().eval(), tuple(torch.randn(2, 3, 32 // n, 24 // n) for n in (1, 2, 4, 8))
+    export(model, images, path, keep_sources=True, progress=False)
+    with untorch.load(path) as program, torch.no_grad():
+        got = program(*(image.numpy() for image in images))
+        torch.testing.assert_close(torch.from_numpy(got), model(*images), rtol=1e-4, atol=1e-4)
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".kernel.cpp")]
+        source = "".join(archive.read(name).decode() for name in names)
+    return next(part for part in source.split('extern "C"') if "void  cpp_fused" in part and "unsafe_index" in part)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_channels_are_gathered_together(tmp_path: Path) -> None:
+    source = enlarged(tmp_path / "model.pt2")
+    assert "tmpbuf[" not in source and "loadu(in_ptr" in source
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_torch_still_gathers_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "gathered_channels_last", contextlib.nullcontext)
+    assert "tmpbuf[" in enlarged(tmp_path / "model.pt2")
