@@ -37,7 +37,6 @@ def run_passes(
         try:
             reports.append(entry.run(module, options, device, architecture))
             module.graph.lint()
-            module.recompile()
         except CompileError as error:  # it says what to do
             raise CompileError(f"method {method!r}: {error}") from error
         except Exception as error:
@@ -45,4 +44,5 @@ def run_passes(
                 f"method {method!r}: pass {entry.name!r} failed: {error}; passes={{{entry.name!r}: False}} switches it "
                 f"off"
             ) from error
+    module.recompile()  # passes read the graph, not the code that is made of it
     return reports

@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes.attributes import add_constant, is_named
+from untorch.export.passes.attributes import add_constant, attribute, is_named
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import only_user, value_of
@@ -72,7 +72,10 @@ def compose_linears(module: fx.GraphModule, keep: Sequence[str] = ()) -> PassRep
         first, views, places = found
         if constants is None or aliases is None:
             constants, aliases = Constants(module), Aliases(module.graph)
-        if reason := _reason_to_skip(first, views, second, constants, aliases, keep):
+        reason = _reason_to_skip(first, views, second, constants, aliases, keep)
+        if reason is None and _is_used_elsewhere(module, first.weight, second.weight):
+            reason = "a weight is used elsewhere, too: it would be stored as well"
+        if reason is not None:
             report.skipped[node.name] = reason
             continue
         report.changed.append(f"{first.node.name}, {node.name}")
@@ -179,6 +182,20 @@ def _reason_to_skip(
     if not keeps_strides and any(user.op == "output" or user.target in _VIEWS for user in second.node.users):
         return "its strides are seen: its result is one of the model's, or viewed"
     return None
+
+
+def _is_used_elsewhere(module: fx.GraphModule, *weights: fx.Node) -> bool:
+    """Whether something else reads a tensor in the memory of one of the weights."""
+    if any(len(weight.users) > 1 for weight in weights):
+        return True
+    memory = {_memory(module, weight) for weight in weights if weight.op == "get_attr"}
+    others = (node for node in module.graph.nodes if node.op == "get_attr" and node not in weights and node.users)
+    return any(_memory(module, node) in memory for node in others)
+
+
+def _memory(module: fx.GraphModule, node: fx.Node) -> int | None:
+    value = attribute(module, str(node.target))
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _replace(

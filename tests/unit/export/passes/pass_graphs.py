@@ -38,7 +38,7 @@ def targets(module: fx.GraphModule) -> list[str]:
 
 
 def close(module: fx.GraphModule) -> None:
-    """What run_passes does behind each pass."""
+    """What run_passes does behind its passes."""
     module.graph.lint()
     module.recompile()
 

@@ -28,6 +28,8 @@ class Layers(nn.Module):
         self.function = function
         self.wide = nn.Linear(8, 32)
         self.plain = nn.Linear(8, 32, bias=False)
+        self.tied = nn.Linear(8, 32)
+        self.tied.weight = self.wide.weight
         self.narrow = nn.Linear(8, 4)
         self.back = nn.Linear(4, 8)
         self.again = nn.Linear(32, 32)
@@ -128,6 +130,7 @@ def test_what_is_between_others_stays(function: Function) -> None:
     assert layers(module) == before and not report.changed and not report.skipped
 
 
+ELSEWHERE = "a weight is used elsewhere, too: it would be stored as well"
 SEEN = "its strides are seen: its result is one of the model's, or viewed"
 
 
@@ -142,6 +145,8 @@ SEEN = "its strides are seen: its result is one of the model's, or viewed"
         (lambda m, x: m.again(m.wide(x).transpose(0, 1)), (), SEEN),
         (lambda m, x: torch.nn.functional.linear(m.wide(x), m.again.weight * x.sum()).relu(), (),
          "a weight or bias is computed, or the model writes into it: it is no constant"),
+        (lambda m, x: m.again(m.wide(x)).relu() + m.wide.weight.sum(), (), ELSEWHERE),
+        (lambda m, x: m.again(m.wide(x)).relu() + m.again(m.tied(x).relu()), (), ELSEWHERE),
         (lambda m, x: m.again(m.wide(x).add_(1)).relu(), (), None),
         (lambda m, x: (y := m.wide(x), z := m.again(y.view(2, 12, 32)), y.add_(1), z.relu())[3], (), None),
     ],

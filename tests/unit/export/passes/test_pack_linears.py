@@ -183,7 +183,7 @@ def test_a_residual_is_fused(residual: str) -> None:
 
 @pytest.mark.parametrize("residual", ["scaled", "broadcast", "itself"])
 def test_other_sums_stay(residual: str) -> None:
-    module, _, _ = run(Block(None, residual), torch.randn(4, 32))
+    module, _, _ = run(Block(nn.ELU(), residual), torch.randn(4, 32))
     assert calls(module)[1].args[3] is None
     assert "aten.add" in str(module.graph)
 
