@@ -1,6 +1,6 @@
-"""Precompiled headers of generated C++, kept between exports.
+"""Precompiled headers of generated C++, kept between exports where ``UNTORCH_HEADERS`` names a folder.
 
-Parsing headers takes most of the time of a small model's compile. Inductor's own precompiled headers are keyed by the
+Parsing headers takes much of the time of a small model's compile. Inductor's own precompiled headers are keyed by the
 compiler's command, which names export's temporary folder. Here the key is what decides the headers' meaning: the
 compiler, the flags that are not paths of one compile, and the include directives that open the file. Object files are
 the same, byte by byte.
@@ -16,7 +16,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,21 +26,9 @@ _LIMIT = 12  # precompiled headers of up to 150 MB each; the one that was not us
 
 
 def headers_folder() -> Path | None:
-    """Where precompiled headers are kept: ``UNTORCH_HEADERS``, else a folder of the user's among temporary files.
-
-    None if the variable is empty, or the folder is somebody else's.
-    """
+    """Where ``UNTORCH_HEADERS`` says that precompiled headers are kept; None: nowhere."""
     given = os.environ.get(FOLDER_VARIABLE)
-    if given is not None:
-        return Path(given) if given else None
-    folder = Path(tempfile.gettempdir()) / f"untorch-headers-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return None
-    is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o022 and not folder.is_symlink()
-    return folder if is_ours else None
+    return Path(given) if given else None
 
 
 def is_generated_source(name: str) -> bool:
