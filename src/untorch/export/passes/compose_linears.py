@@ -113,7 +113,7 @@ def _layer_before(second: _Layer) -> tuple[_Layer, list[fx.Node], list[int]] | N
         views.insert(0, node)
         node = node.args[0]  # type: ignore[assignment]
     first = _read(node)
-    if first is None or only_user(node) is None:
+    if first is None or only_user(node) is None or first.outputs == 1:  # one channel could be any dimension of 1
         return None
     places = _places(views, first)
     if places is None:

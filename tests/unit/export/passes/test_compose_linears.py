@@ -31,6 +31,8 @@ class Layers(nn.Module):
         self.tied = nn.Linear(8, 32)
         self.tied.weight = self.wide.weight
         self.narrow = nn.Linear(8, 4)
+        self.one = nn.Linear(1, 1)
+        self.of_one = nn.Conv2d(1, 3, 1)
         self.back = nn.Linear(4, 8)
         self.again = nn.Linear(32, 32)
         self.other = nn.Linear(32, 32, bias=False)
@@ -114,6 +116,7 @@ UNRELATED = [
     lambda m, x: m.again(m.wide(x)[:, :1].squeeze(1)).relu(),
     lambda m, x: m.image_3(to_image(m.wide(x))).relu(),
     lambda m, x: m.groups(to_image(m.wide(x))).relu(),
+    lambda m, x: m.of_one(m.one(x.mean((1, 2))[:, None]).unsqueeze(1).unsqueeze(3)).relu(),
     lambda m, x: m.strided(to_image(m.wide(x))).relu(),
     lambda m, x: (y := m.wide(x), m.again(y).relu() + y)[1],
     lambda m, x: (y := to_image(m.wide(x)), m.image(y).relu(), y.relu())[1:],
