@@ -22,6 +22,7 @@ from pathlib import Path
 __all__ = ["FOLDER_VARIABLE", "headers_folder", "is_generated_source", "precompiled_header"]
 
 FOLDER_VARIABLE = "UNTORCH_HEADERS"
+_PREFIX_MAP = "-ffile-prefix-map="
 _LIMIT = 12  # precompiled headers of up to 150 MB each; the one that was not used for the longest time goes
 
 
@@ -79,11 +80,19 @@ def _includes(source: str) -> list[str]:
 
 
 def _shared_flags(arguments: Sequence[str], source: str) -> list[str]:
-    """The arguments without the source, the object file, and the names of the folders that are this compile's own."""
+    """The arguments without the source, the object file, and other names for folders that no header is in."""
     skipped = {source, "-c"}
     if "-o" in arguments:
         skipped |= {"-o", arguments[list(arguments).index("-o") + 1]}
-    return [item for item in arguments if item not in skipped and not item.startswith("-ffile-prefix-map=")]
+    folders = tuple(f"{item[2:]}/" for item in arguments if item.startswith("-I"))
+
+    def is_shared(item: str) -> bool:
+        if not item.startswith(_PREFIX_MAP):
+            return item not in skipped
+        old = item.removeprefix(_PREFIX_MAP).rpartition("=")[0]
+        return any(folder.startswith(old) for folder in folders)
+
+    return [item for item in arguments if is_shared(item)]
 
 
 def _versions(compiler: str, flags: Sequence[str]) -> list[str]:

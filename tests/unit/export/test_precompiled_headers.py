@@ -69,6 +69,20 @@ def test_changed_folders_have_other_headers(tmp_path: Path) -> None:
 
 
 @needs_gxx
+def test_headers_name_themselves_as_without(tmp_path: Path) -> None:
+    """__FILE__ in a header, with and without precompiling."""
+    (include := tmp_path / "include").mkdir()
+    (include / "name.h").write_text("#pragma once\ninline const char* name() { return __FILE__; }\n")
+    flags, objects = (f"-I{include}", f"-ffile-prefix-map={include}/=headers/"), []
+    for index in range(3):
+        (folder := tmp_path / str(index)).mkdir()
+        (folder / "a.kernel.cpp").write_text("#include <name.h>\nconst char* f() { return name(); }\n")
+        objects.append(compile_file(folder, "a.kernel.cpp", tmp_path / "precompiled", flags))
+    assert [is_precompiled for _, is_precompiled in objects] == [False, True, True]
+    assert all(b"headers/name.h" in code and bytes(tmp_path) not in code for code, _ in objects)
+
+
+@needs_gxx
 def test_headers_that_do_not_compile_are_left_to_the_compiler(tmp_path: Path) -> None:
     (tmp_path / "a.kernel.cpp").write_text("#include <no_such_header>\nint size;\n")
     for _ in range(2):
