@@ -19,22 +19,32 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["FOLDER_VARIABLE", "headers_folder", "is_generated_source", "precompiled_header"]
+__all__ = ["generated_source", "headers_folder", "precompiled_header", "with_precompiled_header"]
 
-FOLDER_VARIABLE = "UNTORCH_HEADERS"
+_FOLDER_VARIABLE = "UNTORCH_HEADERS"
 _PREFIX_MAP = "-ffile-prefix-map="
 _LIMIT = 12  # precompiled headers of up to 150 MB each; the one that was not used for the longest time goes
 
 
 def headers_folder() -> Path | None:
     """Where ``UNTORCH_HEADERS`` says that precompiled headers are kept; None: nowhere."""
-    given = os.environ.get(FOLDER_VARIABLE)
+    given = os.environ.get(_FOLDER_VARIABLE)
     return Path(given) if given else None
 
 
-def is_generated_source(name: str) -> bool:
-    """Whether AOTInductor gives this name to a file that it wrote."""
-    return name.endswith((".wrapper.cpp", ".kernel.cpp"))
+def generated_source(arguments: Sequence[str]) -> str | None:
+    """The file of AOTInductor's that a compiler with these arguments makes an object of."""
+    sources = [item for item in arguments if item.endswith((".wrapper.cpp", ".kernel.cpp"))]
+    return sources[0] if len(sources) == 1 and "-c" in arguments else None
+
+
+def with_precompiled_header(compiler: str, arguments: Sequence[str]) -> list[str]:
+    """The arguments of g++, which includes a precompiled header first where there is one for its generated source."""
+    source, folder = generated_source(arguments), headers_folder()
+    if source is None or folder is None or "-include" in arguments:
+        return list(arguments)
+    header = precompiled_header(compiler, arguments, source, folder)
+    return list(arguments) if header is None else ["-include", str(header), *arguments]
 
 
 def precompiled_header(compiler: str, arguments: Sequence[str], source: str, folder: Path) -> Path | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from untorch.export import precompiled_headers
-from untorch.export.precompiled_headers import headers_folder, precompiled_header
+from untorch.export.precompiled_headers import headers_folder, precompiled_header, with_precompiled_header
 
 GXX = shutil.which("g++")
 needs_gxx = pytest.mark.skipif(GXX is None, reason="needs g++")
@@ -122,3 +123,28 @@ def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert headers_folder() is None
     monkeypatch.delenv("UNTORCH_HEADERS")
     assert headers_folder() is None
+
+
+@needs_gxx
+def test_the_tests_compiler_includes_them(tmp_path: Path) -> None:
+    """tests/precompiled_headers/g++.py; errors are the compiler's, and other files are compiled as they are."""
+    compiler = Path(__file__).resolve().parents[2] / "precompiled_headers" / "g++.py"
+    environment = os.environ | {"UNTORCH_TEST_CXX": str(GXX), "UNTORCH_HEADERS": str(tmp_path / "headers")}
+    for name, text, status, kept in (
+        ("a.cpp", "int size;", 0, []), ("a.kernel.cpp", "int size;", 0, [".h"]),
+        ("a.kernel.cpp", "int size;", 0, [".gch", ".h", ".lock"]),
+        ("a.kernel.cpp", "int size = nothing;", 1, [".gch", ".h", ".lock"]),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(f"#include <cstddef>\n{text}\n")
+        command = [sys.executable, str(compiler), str(tmp_path / name), "-c", "-o", str(tmp_path / "out.o")]
+        assert subprocess.run(command, env=environment, capture_output=True).returncode == status
+        assert sorted(path.suffix for path in tmp_path.glob("headers/*")) == kept
+
+
+def test_other_commands_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNTORCH_HEADERS", str(tmp_path / "headers"))
+    (tmp_path / "a.kernel.cpp").write_text("#include <cstddef>\n")
+    source = str(tmp_path / "a.kernel.cpp")
+    for arguments in ([source], ["a.cpp", "-c"], [source, source, "-c"], ["-include", "b.h", source, "-c"]):
+        assert with_precompiled_header("g++", arguments) == arguments
+    assert not (tmp_path / "headers").exists()

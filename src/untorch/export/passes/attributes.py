@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["add_constant", "attribute", "is_named", "remove_attribute", "remove_unused", "set_attribute", "unused_name"]
+__all__ = [
+    "add_constant", "add_dense_constant", "attribute", "is_named", "remove_attribute", "remove_unused", "set_attribute",
+    "unused_name",
+]  # fmt: skip
 
 
 def attribute(module: fx.GraphModule, target: str) -> Any:
@@ -43,6 +46,13 @@ def add_constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: f
     set_attribute(module, target, value)
     node = module.graph.get_attr(target)
     node.meta = dict(like.meta)
+    return node
+
+
+def add_dense_constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
+    """add_constant of a contiguous copy, with an example value of its own shape and dtype."""
+    node = add_constant(module, name, value.contiguous(), like)
+    node.meta["val"] = like.meta["val"].new_empty(value.shape, dtype=value.dtype)
     return node
 
 

@@ -8,6 +8,7 @@ decoder. The product is computed in float32 and rounded once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes.attributes import add_constant, attribute, is_named
+from untorch.export.passes.attributes import add_dense_constant, attribute, is_named
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import only_user, value_of
@@ -142,7 +143,7 @@ def _places(views: list[fx.Node], first: _Layer) -> list[int] | None:
             kept = [
                 dim for dim in range(after.dim())
                 if statically_known_true(after.shape[dim] == before.shape[place])
-                and statically_known_true(_product(after.shape[:dim]) == _product(before.shape[:place]))
+                and statically_known_true(math.prod(after.shape[:dim]) == math.prod(before.shape[:place]))
             ]  # fmt: skip
             if not kept:
                 return None
@@ -150,13 +151,6 @@ def _places(views: list[fx.Node], first: _Layer) -> list[int] | None:
         found.append(place)
         before = after
     return found
-
-
-def _product(sizes: Any) -> Any:
-    result = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 def _reason_to_skip(
@@ -214,10 +208,10 @@ def _replace(
         biases.append(constants.value(second.bias).detach().float())
     name = second.node.name
     with graph.inserting_before(second.node):
-        operands = [_constant(module, f"{name}_composed_weight", weight.to(dtype), first.weight)]
+        operands = [add_dense_constant(module, f"{name}_composed_weight", weight.to(dtype), first.weight)]
         if biases:
             bias = torch.stack(biases).sum(0)
-            operands.append(_constant(module, f"{name}_composed_bias", bias.to(dtype), first.weight))
+            operands.append(add_dense_constant(module, f"{name}_composed_bias", bias.to(dtype), first.weight))
         result = add_call(graph, first.node, first.node.target, (first.x, *operands))
         for view, place in views.items():
             args: list[Any] = list(view.args[1:])
@@ -227,9 +221,3 @@ def _replace(
     second.node.replace_all_uses_with(result)
     for node in (second.node, *reversed(list(views)), first.node):
         graph.erase_node(node)
-
-
-def _constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
-    node = add_constant(module, name, value.contiguous(), like)
-    node.meta["val"] = like.meta["val"].new_empty(value.shape)
-    return node

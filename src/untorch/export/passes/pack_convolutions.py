@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from untorch.export.mutations import Aliases, is_mutating
-from untorch.export.passes.attributes import add_constant, remove_unused
+from untorch.export.passes.attributes import add_dense_constant, remove_unused
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import activation_of, only_user, same_layout, value_of
@@ -99,7 +99,7 @@ class _Packer:
 
     def _add(self, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
         with self.module.graph.inserting_after(like):
-            return _constant(self.module, name, value, like)
+            return add_dense_constant(self.module, name, value, like)
 
 
 def pack_convolutions(module: fx.GraphModule) -> PassReport:
@@ -152,11 +152,11 @@ def _split_transposed(module: fx.GraphModule) -> None:
             continue
         rows = constants.value(weight).detach().permute(2, 3, 1, 0).flatten(0, 2)[:, :, None, None]
         with graph.inserting_before(node):
-            pointwise = _constant(module, f"{weight.name}_pointwise", rows, weight)
+            pointwise = add_dense_constant(module, f"{weight.name}_pointwise", rows, weight)
             repeated = None
             if bias is not None:
                 values = constants.value(bias).detach().repeat(kernel[0] * kernel[1])
-                repeated = _constant(module, f"{weight.name}_pointwise_bias", values, weight)
+                repeated = add_dense_constant(module, f"{weight.name}_pointwise_bias", values, weight)
             y = add_call(graph, node, _aten.conv2d.default, (x, pointwise, repeated))
             n, _, h, w = shape
             out = int(value.shape[1])
@@ -171,12 +171,6 @@ def _pack(weight: torch.Tensor, groups: int, form: str) -> torch.Tensor:
     if form == "winograd":
         return pack_winograd_weight(weight)
     return pack_bfloat16_weight(weight, groups) if form == "bfloat16" else pack_weight(weight, groups)
-
-
-def _constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
-    node = add_constant(module, name, value.contiguous(), like)
-    node.meta["val"] = like.meta["val"].new_empty(value.shape, dtype=value.dtype)
-    return node
 
 
 def _reason_to_skip(node: fx.Node, constants: Constants) -> str | None:

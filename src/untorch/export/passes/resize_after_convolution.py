@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from untorch.export.mutations import Aliases
-from untorch.export.passes.attributes import add_constant
+from untorch.export.passes.attributes import add_dense_constant
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import only_user, value_of
@@ -151,11 +151,13 @@ def _replace(module: fx.GraphModule, node: fx.Node, parts: list[_Part], constant
             if not group:
                 continue
             columns = [weight[:, part.first : part.first + part.count] for part in group]
-            rows = _constant(module, f"{node.name}_weight_{len(results)}", torch.cat(columns, 1), given["weight"])
+            rows = add_dense_constant(
+                module, f"{node.name}_weight_{len(results)}", torch.cat(columns, 1), given["weight"]
+            )
             # The sum has the bias once.
             added = None
             if bias is not None and not results:
-                added = _constant(module, f"{node.name}_bias", bias, given["weight"])
+                added = add_dense_constant(module, f"{node.name}_bias", bias, given["weight"])
             resize = group[0].resize
             sources = [part.node if resize is None else resize.args[0] for part in group]
             x = sources[0] if len(sources) == 1 else add_call(graph, node, _aten.cat.default, (sources, 1))
@@ -170,9 +172,3 @@ def _replace(module: fx.GraphModule, node: fx.Node, parts: list[_Part], constant
     if last is not node:
         graph.erase_node(last)
     graph.erase_node(node)
-
-
-def _constant(module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
-    node = add_constant(module, name, value.contiguous(), like)
-    node.meta["val"] = like.meta["val"].new_empty(value.shape)
-    return node

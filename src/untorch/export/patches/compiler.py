@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from untorch.export.patches.registry import patch, replaced
-from untorch.export.precompiled_headers import headers_folder, is_generated_source, precompiled_header
+from untorch.export.precompiled_headers import generated_source, with_precompiled_header
 
 __all__ = ["objects_at_a_time", "plain_regex"]
 
@@ -60,15 +60,12 @@ def objects_at_a_time() -> Iterator[None]:
     is_gcc = cpp_builder.is_gcc()
     pending: list[Future[None]] = []
 
-    def compile_source(arguments: list[str], source: str, folder: str) -> None:
-        arguments = list(arguments)
+    def compile_source(compiler: str, arguments: list[str], source: str, folder: str) -> None:
         if source.endswith(".wrapper.cpp") and (shadow := plain_regex()) is not None:
-            arguments.insert(1, f"-I{shadow}")
-        if is_gcc and (headers := headers_folder()) is not None and "-include" not in arguments:
-            header = precompiled_header(arguments[0], arguments[1:], source, headers)
-            if header is not None:
-                arguments[1:1] = ["-include", str(header)]
-        original(shlex.join(arguments), folder)
+            arguments = [f"-I{shadow}", *arguments]
+        if is_gcc:
+            arguments = with_precompiled_header(compiler, arguments)
+        original(shlex.join([compiler, *arguments]), folder)
 
     def wait() -> None:
         done, pending[:] = list(pending), []
@@ -76,11 +73,10 @@ def objects_at_a_time() -> Iterator[None]:
             future.result()
 
     def run(command: str, cwd: str) -> None:
-        arguments = shlex.split(command)
-        sources = [item for item in arguments if is_generated_source(item)]
-        if len(sources) == 1 and "-c" in arguments:
+        compiler, *arguments = shlex.split(command)
+        if (source := generated_source(arguments)) is not None:
             # Inductor removes the folder before the compiler is done with it.
-            pending.append(pool.submit(compile_source, arguments, sources[0], os.path.dirname(cwd)))
+            pending.append(pool.submit(compile_source, compiler, arguments, source, os.path.dirname(cwd)))
             return
         wait()
         original(command, cwd)
