@@ -46,14 +46,16 @@ $(STAMPS)/venv-run: Makefile
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
-# One wheel, built once, installed into both. Its CUDA kernels are for one architecture, as compiling them takes long and
-# no test here runs them; other builds have all that cmake/Cuda.cmake names.
+# One wheel, built once, installed into both. Its CUDA kernels are for one architecture, and where there is no GPU they are
+# not optimised, as compiling them takes long and no test here runs them; other builds have all that cmake/Cuda.cmake names.
 CUDA_ARCHITECTURES ?= 90
+CUDA_OPTIMIZE ?= $(if $(GPU_ARCHITECTURES),ON,OFF)
 $(STAMPS)/wheel: $(SOURCES) $(STAMPS)/venv-build
 	@echo "building the wheel …"
 	@rm -rf build/dist && mkdir -p build/dist
 	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist . \
-	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
+	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
+	  --config-settings=cmake.define.UNTORCH_CUDA_OPTIMIZE=$(CUDA_OPTIMIZE)
 	@touch $@
 
 # PYTHONS need venv and pip. WHEEL_OPTIONS: --cuda, --policy manylinux_2_28.

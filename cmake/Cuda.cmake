@@ -5,6 +5,9 @@ set_property(CACHE UNTORCH_CUDA PROPERTY STRINGS AUTO ON OFF)
 # A cubin runs on every GPU of its major version from its minor version on; the PTX is for whatever comes after.
 set(UNTORCH_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities to compile the CUDA kernels for")
 
+# A third of the compile's time is left. Kernels for Hopper's own instructions are optimised all the same: ptxas warns of
+# others.
+option(UNTORCH_CUDA_OPTIMIZE "Optimise CUDA kernels; OFF for builds that no GPU runs" ON)
 option(UNTORCH_RACECHECK "Have kernels say more, for compute-sanitizer's racecheck; slower" OFF)
 
 if(UNTORCH_CUDA STREQUAL "OFF")
@@ -14,6 +17,9 @@ else()
   find_program(UNTORCH_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin)
   if(UNTORCH_NVCC)
     message(STATUS "CUDA kernels: ${UNTORCH_NVCC}, for ${UNTORCH_CUDA_ARCHITECTURES}")
+    if(NOT UNTORCH_CUDA_OPTIMIZE)
+      message(STATUS "CUDA kernels: slow ones, as UNTORCH_CUDA_OPTIMIZE is OFF")
+    endif()
     # A sixth of the size; CUDA 12.8 and newer know the mode.
     execute_process(COMMAND ${UNTORCH_NVCC} --help OUTPUT_VARIABLE nvcc_help)
     if(nvcc_help MATCHES "--compress-mode")
@@ -74,6 +80,9 @@ function(untorch_add_cuda_sources target)
       list(APPEND file_codes -gencode=arch=compute_90a,code=sm_90a)
     else()
       set(file_codes ${codes})
+      if(NOT UNTORCH_CUDA_OPTIMIZE)
+        list(APPEND file_codes -Xcicc=-O1 -Xptxas=-O0)
+      endif()
     endif()
     add_custom_command(
       OUTPUT ${object}
