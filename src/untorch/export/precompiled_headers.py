@@ -19,7 +19,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["generated_source", "headers_folder", "precompiled_header", "with_precompiled_header"]
+__all__ = [
+    "generated_source",
+    "headers_folder",
+    "identity",
+    "precompiled_header",
+    "shared_flags",
+    "with_precompiled_header",
+]
 
 _FOLDER_VARIABLE = "UNTORCH_HEADERS"
 _PREFIX_MAP = "-ffile-prefix-map="
@@ -53,10 +60,10 @@ def precompiled_header(compiler: str, arguments: Sequence[str], source: str, fol
     None for headers and flags that are seen for the first time, as one file does not pay; and where the folder cannot
     be written, or the headers do not compile.
     """
-    directives, flags = _includes(source), _shared_flags(arguments, source)
+    directives, flags = _includes(source), shared_flags(arguments, source)
     if not directives:
         return None
-    key = hashlib.sha256("\0".join([*_versions(compiler, flags), *flags, *directives]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join([*identity(compiler, flags), *flags, *directives]).encode()).hexdigest()[:16]
     header = folder / f"{key}.h"
     output = folder / f"{key}.h.gch"
     with contextlib.suppress(OSError):
@@ -89,7 +96,7 @@ def _includes(source: str) -> list[str]:
     return found
 
 
-def _shared_flags(arguments: Sequence[str], source: str) -> list[str]:
+def shared_flags(arguments: Sequence[str], source: str) -> list[str]:
     """The arguments without the source, the object file, and other names for folders that no header is in."""
     skipped = {source, "-c"}
     if "-o" in arguments:
@@ -105,7 +112,7 @@ def _shared_flags(arguments: Sequence[str], source: str) -> list[str]:
     return [item for item in arguments if is_shared(item)]
 
 
-def _versions(compiler: str, flags: Sequence[str]) -> list[str]:
+def identity(compiler: str, flags: Sequence[str]) -> list[str]:
     """What tells that the compiler or headers changed, which g++ does not look at: where they are, and times."""
     folders = [flag[2:] for flag in flags if flag.startswith("-I") and os.path.exists(flag[2:])]
     places = [os.path.realpath(shutil.which(compiler) or compiler), *folders]

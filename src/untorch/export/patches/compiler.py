@@ -14,6 +14,7 @@ from typing import Any
 
 from untorch.export.patches.registry import patch, replaced
 from untorch.export.precompiled_headers import generated_source, with_precompiled_header
+from untorch.export.runtime_interface import compile_in_parts
 
 __all__ = ["objects_at_a_time", "plain_regex"]
 
@@ -65,7 +66,8 @@ def objects_at_a_time() -> Iterator[None]:
             arguments = [f"-I{shadow}", *arguments]
         if is_gcc:
             arguments = with_precompiled_header(compiler, arguments)
-        original(shlex.join([compiler, *arguments]), folder)
+        if not compile_in_parts(compiler, arguments, folder):
+            original(shlex.join([compiler, *arguments]), folder)
 
     def wait() -> None:
         done, pending[:] = list(pending), []
