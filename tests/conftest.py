@@ -1,25 +1,35 @@
-"""What all tests share: a compiler that precompiles the headers of generated code."""
+"""What all tests share: a compiler that keeps what generated code has in common."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COMPILER = HERE / "precompiled_headers" / "g++.py"
+KEPT = HERE.parent / "build" / "test-cache"
 
 
-def use_precompiled_headers() -> None:
+def keep_compiles() -> None:
     """For this process and those that it starts. A CXX of the caller's stays."""
     compiler = shutil.which("g++")
     if "CXX" in os.environ or compiler is None:
         return
+    # This very interpreter, and nothing of its environment: finding another takes longer than some compiles.
+    words = [sys.executable, "-I", "-S", str(HERE / "kept_compiles" / "g++.py")]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    part = KEPT / f"g++.{os.getpid()}"
+    part.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    part.chmod(0o755)
+    part.replace(KEPT / "g++")
     os.environ |= {
-        "CXX": str(COMPILER),
+        "CXX": str(KEPT / "g++"),
         "UNTORCH_TEST_CXX": compiler,
-        "UNTORCH_HEADERS": str(HERE.parent / "build" / "test-cache" / "headers"),
+        "UNTORCH_HEADERS": str(KEPT / "headers"),
+        "UNTORCH_CACHE": str(KEPT / "objects"),
     }
 
 
-use_precompiled_headers()
+keep_compiles()
