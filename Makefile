@@ -29,9 +29,11 @@ help:
 	@echo "make bench-int8 models in int8 on this CPU beside ONNX Runtime and OpenVINO with NNCF"
 	@echo "make bench-llm language models on this CPU beside llama.cpp and OpenVINO"
 
-$(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt
+$(BUILD):
+	@$(PYTHON) -m venv .venv-build
+
+$(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt | $(BUILD)
 	@mkdir -p $(STAMPS)
-	@test -x $(BUILD) || $(PYTHON) -m venv .venv-build
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt torch numpy || { \
 	  echo "torch's CPU build was not found: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" >&2; exit 1; }
 	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt -r requirements-test.txt
@@ -46,13 +48,13 @@ $(STAMPS)/venv-run: Makefile
 	@$(RUN) -m pip install $(PIP_OPTIONS) --no-deps tokenizers
 	@touch $@
 
-# One wheel, built once, installed into both. Its CUDA kernels are for one architecture, and where there is no GPU they are
-# not optimised, as compiling them takes long and no test here runs them; other builds have all that cmake/Cuda.cmake names.
+# One wheel for both, built while torch is downloaded. Its CUDA kernels are for one architecture, and not optimised where
+# there is no GPU: compiling them takes long, and no test here runs them. Other builds have all that cmake/Cuda.cmake names.
 CUDA_ARCHITECTURES ?= 90
 CUDA_OPTIMIZE ?= $(if $(GPU_ARCHITECTURES),ON,OFF)
-$(STAMPS)/wheel: $(SOURCES) $(STAMPS)/venv-build
+$(STAMPS)/wheel: $(SOURCES) | $(BUILD)
 	@echo "building the wheel …"
-	@rm -rf build/dist && mkdir -p build/dist
+	@rm -rf build/dist && mkdir -p build/dist $(STAMPS)
 	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist . \
 	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
 	  --config-settings=cmake.define.UNTORCH_CUDA_OPTIMIZE=$(CUDA_OPTIMIZE)
