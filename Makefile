@@ -57,7 +57,8 @@ $(STAMPS)/wheel: $(SOURCES) | $(BUILD)
 	@rm -rf build/dist && mkdir -p build/dist $(STAMPS)
 	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist . \
 	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
-	  --config-settings=cmake.define.UNTORCH_CUDA_OPTIMIZE=$(CUDA_OPTIMIZE)
+	  --config-settings=cmake.define.UNTORCH_CUDA_OPTIMIZE=$(CUDA_OPTIMIZE) \
+	  --config-settings=cmake.define.UNTORCH_PRECOMPILE=ON
 	@touch $@
 
 # PYTHONS need venv and pip. WHEEL_OPTIONS: --cuda, --policy manylinux_2_28.

@@ -13,15 +13,16 @@ case ${1-} in
   address | thread) kind=$1 && shift ;;
 esac
 case $kind in
-  address) build=$root/build/asan sanitizers=address,undefined ;;
-  thread) build=$root/build/tsan sanitizers=thread ;;
+  address) build=$root/build/asan sanitizers=address,undefined precompile=ON ;;
+  # Without, so that a header that a source forgets is noticed.
+  thread) build=$root/build/tsan sanitizers=thread precompile=OFF ;;
 esac
 
 # The CUDA kernels are no host code, and compiling them takes minutes; without them there are no CUDA shims.
 # -Og compiles in half of the time of -O1. -O0 would keep calls of CUDA kernels in branches that are never taken.
 cmake -S "$root" -B "$build" -G Ninja -DUNTORCH_CUDA=OFF -DUNTORCH_SANITIZE=$sanitizers -DUNTORCH_PYTHON=ON \
   -DPython_EXECUTABLE="$python" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1" -DUNTORCH_PRECOMPILE=$precompile
 ninja -C "$build"
 
 # A package of its own, so that the instrumented libraries do not replace those of the working tree.
