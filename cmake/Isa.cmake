@@ -1,3 +1,5 @@
+option(UNTORCH_BASELINE_ONLY "CPU kernels for the lowest instruction-set level alone: a third less to compile; slow" OFF)
+
 # untorch_add_isa_sources(target file...): compiles each file once for every instruction-set level of the target
 # machine's architecture (see native/kernels/cpu/common/isa.h) and links the results into `target`.
 function(untorch_add_isa_sources target)
@@ -10,6 +12,9 @@ function(untorch_add_isa_sources target)
   else()
     set(levels baseline)
     set(flags_baseline "")
+  endif()
+  if(UNTORCH_BASELINE_ONLY)
+    set(levels baseline)
   endif()
   # Sanitizers check what the kernels do, at any optimisation; GEMM for AVX-512 takes them a minute at -O3.
   set(optimisation -O3)

@@ -13,7 +13,7 @@ constexpr const char* kVnniSuffix = "-vnni";
 
 Isa detect() noexcept {
   Isa best = Isa::kBaseline;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(UNTORCH_BASELINE_ONLY)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
     best = Isa::kV3;

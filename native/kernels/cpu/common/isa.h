@@ -32,7 +32,8 @@ const char* isa_name(Isa isa) noexcept;
 
 }  // namespace untorch::kernels
 
-#if defined(__x86_64__)
+// UNTORCH_BASELINE_ONLY: a library without the other levels.
+#if defined(__x86_64__) && !defined(UNTORCH_BASELINE_ONLY)
 #define UNTORCH_ISA_DECLARE(...)         \
   namespace untorch::kernels::baseline { \
   __VA_ARGS__                            \
