@@ -162,6 +162,7 @@ bench: $(STAMPS)/bench
 	$(BUILD) benchmarks/cpu_small_calls.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/cold_start.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/size.py $(BENCH_OPTIONS)
+	$(BUILD) benchmarks/export_time.py $(BENCH_OPTIONS)
 	$(BUILD) benchmarks/render.py
 
 $(STAMPS)/bench-int8: $(STAMPS)/bench
