@@ -61,10 +61,6 @@ function(untorch_add_cuda_sources target)
   endforeach()
   list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
   set(warnings -Xcompiler=-Wall,-Wextra)
-  set(optimisation -O3)
-  if(NOT UNTORCH_CUDA_OPTIMIZE)
-    set(optimisation -O1)  # of the host's code
-  endif()
   if(UNTORCH_RACECHECK)
     list(APPEND codes -DUNTORCH_RACECHECK)
   endif()
@@ -90,7 +86,7 @@ function(untorch_add_cuda_sources target)
     endif()
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${UNTORCH_NVCC} -c ${source} -o ${object} -std=c++20 ${optimisation} ${file_codes}
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${UNTORCH_NVCC} -c ${source} -o ${object} -std=c++20 -O3 ${file_codes}
               -I${CMAKE_CURRENT_SOURCE_DIR} -Xcompiler=-fPIC,-fvisibility=hidden
               -Xcompiler=-ffile-prefix-map=${PROJECT_SOURCE_DIR}/= -ccbin ${CMAKE_CXX_COMPILER}
               --expt-relaxed-constexpr --extended-lambda ${UNTORCH_NVCC_COMPRESS} ${warnings} -MD -MF ${object}.d
