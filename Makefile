@@ -11,12 +11,13 @@ SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '
 SENTENCES ?=
 BENCH_OPTIONS ?=
 
-.PHONY: wheels demo test quick lint sanitize fuzz soak soak-serve bench bench-int8 bench-llm test-gpu build-gpu build-race bench-gpu sanitize-gpu docs clean help
+.PHONY: wheels demo test exhaustive quick lint sanitize fuzz soak soak-serve bench bench-int8 bench-llm test-gpu build-gpu build-race bench-gpu sanitize-gpu docs clean help
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
 	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
 	@echo "make quick     lint, types and the tests that need no long compiles"
+	@echo "make exhaustive  tests of further models, which make test leaves out: half an hour"
 	@echo "make fuzz      all fuzz targets, MINUTES=10 together"
 	@echo "make soak      32 threads on several models, MINUTES=60"
 	@echo "make soak-serve  untorch serve at 80 % of its largest load, MINUTES=20"
@@ -123,7 +124,7 @@ lint: $(STAMPS)/installed
 PYTEST := UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) -m pytest
 
 quick: lint
-	$(PYTEST) tests/native tests/unit tests/attacks -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) tests/native tests/unit tests/attacks -n 2 --dist worksteal -m "not slow and not exhaustive"
 
 # Two at a time: pip and mypy take one core each, and the sanitizers' builds fill the rest.
 PREPARATIONS := lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter $(STAMPS)/clients
@@ -132,7 +133,12 @@ PREPARATIONS := lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interp
 test:
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(PREPARATIONS)
 	$(BUILD) fuzz/run.py --minutes 3 --seed 1
-	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15
+	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15 -m "not exhaustive"
+
+# One more model of each kind, and one more exporter of each model: about half an hour. For a release, or for a change of
+# what all exports pass through.
+exhaustive: $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter
+	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15 -m exhaustive
 
 sanitize: $(STAMPS)/installed
 	PYTHON=$(abspath $(BUILD)) scripts/sanitize.sh

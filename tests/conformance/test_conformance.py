@@ -89,7 +89,7 @@ def export_stock(case: Case, path: pathlib.Path) -> None:
             package_path=str(path),
             inductor_configs={
                 "aot_inductor.check_lowerbound": False,
-                "aot_inductor.precompile_headers": False,  # tests/precompiled_headers has more of them
+                "aot_inductor.precompile_headers": False,  # tests/kept_compiles has more of them
                 **FAST_BUILD,
             },
         )
@@ -154,9 +154,16 @@ def conform(name: str, exporter: str, directory: pathlib.Path) -> None:
 EXPORTERS: dict[str, Callable[[Case, pathlib.Path], None]] = {"untorch": export_untorch, "stock": export_stock}
 
 
+# Every fourth as torch packages it, the others exhaustively.
+MODELS = [
+    pytest.param(name, exporter, marks=pytest.mark.exhaustive if exporter == "stock" and index % 4 else ())
+    for index, name in enumerate(ALL)
+    for exporter in EXPORTERS
+]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
-@pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "exporter"), MODELS)
 def test_conformance(name: str, exporter: str, tmp_path: pathlib.Path) -> None:
     conform(name, exporter, tmp_path)
 

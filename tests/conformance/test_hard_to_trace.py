@@ -16,8 +16,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
 MISSING = 77
-MODELS = ("forms", "flex", "complex_numbers", "regions", "faster_rcnn", "ssdlite", "conformer", "emformer")
-SLOW = ("ssd300", "retinanet")  # whole models, a minute or more
+MODELS = ("forms", "flex", "complex_numbers", "regions", "ssdlite", "conformer")
+EXHAUSTIVE = ("emformer", "faster_rcnn", "ssd300", "retinanet")
 
 
 def run(name: str, folder: pathlib.Path) -> tuple[list[list[Any]], list[list[Any]]]:
@@ -52,6 +52,6 @@ def check(name: str, folder: pathlib.Path) -> None:
             numpy.testing.assert_allclose(value, reference, rtol=2e-4, atol=2e-4, err_msg=f"output {i}")
 
 
-@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in EXHAUSTIVE)])
 def test_equal_to_eager(name: str, tmp_path: pathlib.Path) -> None:
     check(name, tmp_path)

@@ -37,8 +37,8 @@ print(json.dumps([together, alone]))
 
 @pytest.mark.parametrize(
     ("name", "integers"),
-    [("Qwen3Moe", True), pytest.param("Qwen3Moe", False, marks=SLOW), pytest.param("GptOss", True, marks=SLOW),
-     pytest.param("DeepseekV3", True, marks=SLOW)],
+    [("Qwen3Moe", True), pytest.param("Qwen3Moe", False, marks=pytest.mark.exhaustive), pytest.param("GptOss", True, marks=SLOW),
+     pytest.param("DeepseekV3", True, marks=pytest.mark.exhaustive)],
 )  # fmt: skip
 def test_tokens_of_generate(name: str, integers: bool, tmp_path: Path) -> None:
     model: Any = make_model(name)

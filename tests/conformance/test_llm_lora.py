@@ -77,7 +77,11 @@ def check(found: dict[str, Any], models: dict[str | None, Any]) -> None:
     assert all((a == b) == (name is None) for a, b, name in zip(expected, base, NAMES, strict=True))
 
 
-@pytest.mark.parametrize("quantized", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["float32", "int4"])
+@pytest.mark.parametrize(
+    "quantized",
+    [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)],
+    ids=["float32", "int4"],
+)
 def test_adapters(quantized: bool, tmp_path: Path) -> None:
     model = make_model("Llama", num_hidden_layers=3 if quantized else 2)  # equal layers are compiled once from 3 on
     options = {"quantize": {"dtype": "int4", "group_size": 32, "method": "rtn"}} if quantized else {}

@@ -54,7 +54,11 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "Qwen3_5" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name",
+    [
+        name if name in ("Qwen3_5", "Lfm2", "GraniteMoeHybrid") else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in MODELS
+    ],
 )
 def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     model = make_model(name, **MODELS[name])

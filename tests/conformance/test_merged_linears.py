@@ -23,9 +23,9 @@ MODELS = [
     pytest.param(
         "Llama", {"quantize": {"dtype": "int4", "group_size": 32}}, (8,), 2, id="int4", marks=pytest.mark.slow
     ),
-    pytest.param("Qwen3", {}, (8,), 2, id="Qwen3", marks=pytest.mark.slow),
-    pytest.param("OPT", {}, (8,), 1, id="OPT", marks=pytest.mark.slow),
-    pytest.param("GPT2LMHead", {}, (8,), 0, id="GPT2", marks=pytest.mark.slow),
+    pytest.param("Qwen3", {}, (8,), 2, id="Qwen3", marks=pytest.mark.exhaustive),
+    pytest.param("OPT", {}, (8,), 1, id="OPT", marks=pytest.mark.exhaustive),
+    pytest.param("GPT2LMHead", {}, (8,), 0, id="GPT2", marks=pytest.mark.exhaustive),
 ]
 
 

@@ -130,7 +130,7 @@ def expected(model: Any, features: list[torch.Tensor], name: str, count: int) ->
     return found
 
 
-@pytest.mark.parametrize("make", [pytest.param(voxtral, marks=pytest.mark.slow), llava])
+@pytest.mark.parametrize("make", [pytest.param(voxtral, marks=pytest.mark.exhaustive), llava])
 def test_tokens_of_generate(
     make: Callable[..., tuple[Any, nn.Module, tuple[int, ...], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

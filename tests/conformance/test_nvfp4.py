@@ -135,7 +135,7 @@ def test_arguments_left_out(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(numpy.asarray(got)), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [qwen3_moe, gpt_oss])
+@pytest.mark.parametrize("make", [qwen3_moe, pytest.param(gpt_oss, marks=pytest.mark.exhaustive)])
 @pytest.mark.filterwarnings("ignore")
 def test_without_torch(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     from untorch.export import check, export

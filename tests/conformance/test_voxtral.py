@@ -71,6 +71,7 @@ def test_generates_like_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     talks(model, tmp_path / "voxtral.pt2", tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_int4_by_hqq_generates_like_the_quantised_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoder, projector and decoder in int4; the embedding stays in float32."""

@@ -128,6 +128,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.exhaustive
 def test_serve(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -373,21 +373,14 @@ _CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 # scripts/render_recipes.py measures the others.
-_SLOW = (
-    "bert-mlm",
-    "minilm",
-    "labse",
-    "cross-encoder",
-    "xlm-roberta",
-    "whisper",
-    "clip",
-    "wav2vec2",
-    "yolos",
-    "segformer",
+_MARKS = {"minilm": "slow", "whisper": "slow"} | dict.fromkeys(
+    ("bert-mlm", "labse", "cross-encoder", "xlm-roberta", "clip", "wav2vec2", "yolos", "segformer"), "exhaustive"
 )
 
 
-@pytest.mark.parametrize("name", [*_CHANGES, *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)])
+@pytest.mark.parametrize(
+    "name", [*_CHANGES, *(pytest.param(name, marks=getattr(pytest.mark, mark)) for name, mark in _MARKS.items())]
+)
 def test_results_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder, package = tmp_path / name, tmp_path / "model.pt2"
     folder.mkdir()
@@ -413,7 +406,10 @@ _QUANTIZED = [(name, dtype) for name in ("bert", "minilm", "vit") for dtype in (
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [pytest.param(*one, marks=() if one == ("bert", "int4") else pytest.mark.slow) for one in _QUANTIZED],
+    [
+        pytest.param(*one, marks=() if one in (("bert", "int4"), ("minilm", "int8")) else pytest.mark.exhaustive)
+        for one in _QUANTIZED
+    ],
 )
 def test_quantised_models_are_close(name: str, dtype: str, tmp_path: Path) -> None:
     folder, package = tmp_path / name, tmp_path / "model.pt2"

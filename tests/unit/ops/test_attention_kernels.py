@@ -260,6 +260,7 @@ def test_pytorch_sees_what_they_write(causal: bool, masked: bool, monkeypatch: p
     }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(INTERPRETED, reason="runs the others")
 def test_in_the_interpreter() -> None:
     run_interpreted(__file__)

@@ -334,6 +334,7 @@ def test_each_call_gets_what_it_would_get_alone(
             assert call.outputs[1].tolist() == x.sum(axis=1).tolist()
 
 
+@pytest.mark.exhaustive
 def test_a_million_calls_are_never_mixed() -> None:
     """From two event loops in threads of their own and from two plain threads, over three runners."""
     total, sources = 1_000_000, 4
