@@ -15,7 +15,7 @@ BENCH_OPTIONS ?=
 
 help:
 	@echo "make demo      export a real sentence model, run it without torch (SENTENCES='first|second|…')"
-	@echo "make test      everything: lint, types, unit, native, attack and conformance tests, sanitizers"
+	@echo "make test      lint, types, unit, native, attack and conformance tests, sanitizers, fuzzing"
 	@echo "make quick     lint, types and the tests that need no long compiles"
 	@echo "make exhaustive  tests of further models, which make test leaves out: half an hour"
 	@echo "make fuzz      all fuzz targets, MINUTES=10 together"
