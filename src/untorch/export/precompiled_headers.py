@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 __all__ = [
+    "drop_unused",
     "generated_source",
     "headers_folder",
     "identity",
@@ -79,7 +80,7 @@ def precompiled_header(compiler: str, arguments: Sequence[str], source: str, fol
         with _locked(folder / f"{key}.h.lock") as is_first:
             if not is_first or (not output.exists() and not _precompile(compiler, flags, header, output)):
                 return None
-        _drop_unused(folder)
+        drop_unused(folder, ".gch", _LIMIT)
         return header
     return None
 
@@ -141,8 +142,12 @@ def _precompile(compiler: str, flags: Sequence[str], header: Path, output: Path)
     return True
 
 
-def _drop_unused(folder: Path) -> None:
-    """g++ includes a header that is not precompiled any more as it is."""
-    kept = sorted(folder.glob("*.gch"), key=lambda path: path.stat().st_mtime_ns)
-    for path in kept[:-_LIMIT]:
+def drop_unused(folder: Path, suffix: str, limit: int) -> list[Path]:
+    """Removes all but the ``limit`` files that were used last, and returns them.
+
+    g++ includes a header that is not precompiled any more as it is.
+    """
+    kept = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
+    for path in kept[:-limit]:
         path.unlink(missing_ok=True)
+    return kept[:-limit]

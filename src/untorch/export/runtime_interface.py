@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from untorch.export.precompiled_headers import generated_source, identity, shared_flags
+from untorch.export.precompiled_headers import drop_unused, generated_source, identity, shared_flags
 
 __all__ = ["cache_folder", "compile_in_parts"]
 
@@ -98,21 +98,23 @@ def _kept_object(compiler: str, flags: Sequence[str], text: str, folder: Path) -
     kept, record = folder / f"{key}.o", folder / f"{key}.json"
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{key}.lock"):
-        if kept.exists() and _is_unchanged(record):
+        if _is_usable(kept, record):
             os.utime(kept)
             return kept
         part, headers = folder / f"{key}.o.part", folder / f"{key}.d.part"
         try:
             _run([compiler, *flags, "-MD", "-MF", str(headers), "-c", "-x", "c++", "-", "-o", str(part)], text, "/")
             written = folder / f"{key}.json.part"
-            written.write_text(json.dumps({path: _state(path) for path in _prerequisites(headers.read_text())}))
+            states = {path: _state(path) for path in _prerequisites(headers.read_text())}
+            written.write_text(json.dumps({"sha256": _digest(part), "headers": states}))
             record.unlink(missing_ok=True)
             part.replace(kept)
             written.replace(record)
         finally:
             part.unlink(missing_ok=True)
             headers.unlink(missing_ok=True)
-    _drop_unused(folder)
+    for dropped in drop_unused(folder, ".o", _LIMIT):
+        dropped.with_suffix(".json").unlink(missing_ok=True)
     return kept
 
 
@@ -128,10 +130,17 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _is_unchanged(record: Path) -> bool:
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_usable(kept: Path, record: Path) -> bool:
+    """Whether the object is whole, and its headers are those that it was compiled of."""
     try:
-        return all(_state(path) == state for path, state in json.loads(record.read_text()).items())
-    except (OSError, ValueError, AttributeError):
+        written = json.loads(record.read_text())
+        states = written["headers"].items()
+        return written["sha256"] == _digest(kept) and all(_state(path) == state for path, state in states)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False
 
 
@@ -140,10 +149,3 @@ def _prerequisites(rule: str) -> list[str]:
     words = re.findall(r"(?:\\.|[^\s\\])+", rule.partition(":")[2].replace("\\\n", " "))
     names = [re.sub(r"\\(.)", r"\1", word) for word in words]
     return [name for name in names if name not in ("-", "<stdin>")]
-
-
-def _drop_unused(folder: Path) -> None:
-    kept = sorted(folder.glob("*.o"), key=lambda path: path.stat().st_mtime_ns)
-    for path in kept[:-_LIMIT]:
-        for suffix in (".json", ".o"):
-            path.with_suffix(suffix).unlink(missing_ok=True)

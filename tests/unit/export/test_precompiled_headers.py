@@ -127,7 +127,7 @@ def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 @needs_gxx
 def test_the_tests_compiler_includes_them(tmp_path: Path) -> None:
-    """tests/precompiled_headers/g++.py; errors are the compiler's, and other files are compiled as they are."""
+    """tests/kept_compiles/g++.py; errors are the compiler's, and other files are compiled as they are."""
     compiler = Path(__file__).resolve().parents[2] / "kept_compiles" / "g++.py"
     environment = os.environ | {"UNTORCH_TEST_CXX": str(GXX), "UNTORCH_HEADERS": str(tmp_path / "headers")}
     for name, text, status, kept in (

@@ -105,11 +105,20 @@ def test_a_changed_header_is_seen(torch_folder: Path, compiles: Callable[[], int
 
 
 @needs_gxx
-@pytest.mark.parametrize("damage", ["{", "[]", '{"/no/such/header": [1, 2]}', None])
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"sha256": "0", "headers": []}', None])
 def test_a_damaged_record_is_none(torch_folder: Path, compiles: Callable[[], int], damage: str | None) -> None:
     assert compile_in_parts(GXX, arguments_of(torch_folder, INTERFACE + MODEL))
     (record,) = (torch_folder.parent / "cache").glob("*.json")
     record.unlink() if damage is None else record.write_text(damage)
+    assert compile_in_parts(GXX, arguments_of(torch_folder, INTERFACE + MODEL))
+    assert (value(torch_folder), compiles()) == (60, 2)
+
+
+@needs_gxx
+def test_a_damaged_object_is_made_again(torch_folder: Path, compiles: Callable[[], int]) -> None:
+    assert compile_in_parts(GXX, arguments_of(torch_folder, INTERFACE + MODEL))
+    (kept,) = (torch_folder.parent / "cache").glob("*.o")
+    kept.write_bytes(kept.read_bytes()[:-100] + bytes(100))
     assert compile_in_parts(GXX, arguments_of(torch_folder, INTERFACE + MODEL))
     assert (value(torch_folder), compiles()) == (60, 2)
 
