@@ -401,14 +401,15 @@ def scores(found: Any) -> Any:
     return [scores(one) for one in found] if isinstance(found, list) else found
 
 
-_QUANTIZED = [(name, dtype) for name in ("bert", "minilm", "vit") for dtype in ("int8", "int4")]
+_FURTHER = [("bert", "int8"), ("minilm", "int4"), ("vit", "int8"), ("vit", "int4")]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        pytest.param(*one, marks=() if one in (("bert", "int4"), ("minilm", "int8")) else pytest.mark.exhaustive)
-        for one in _QUANTIZED
+        ("bert", "int4"),
+        pytest.param("minilm", "int8", marks=pytest.mark.slow),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _FURTHER),
     ],
 )
 def test_quantised_models_are_close(name: str, dtype: str, tmp_path: Path) -> None:
