@@ -22,6 +22,10 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// bar.arrive: counts this warp's threads as having come, and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // Writes four transposed 8 × 8 matrices of 2-byte elements, as accumulator fragments hold them: a lane's pair r[i] is
 // of column 2 · (lane % 4) and the next, row lane / 4, of matrix i, and becomes two rows. Lanes 8i to 8i + 7 have the
