@@ -13,6 +13,9 @@ untorch_cuda_instance(attention/flash_mma_bfloat16_bias attention/flash_mma.cu.i
 untorch_cuda_instance(attention/flash_wgmma_float16.sm90a attention/flash_wgmma.cu.in dtype=float16 type=__half)
 untorch_cuda_instance(attention/flash_wgmma_bfloat16.sm90a attention/flash_wgmma.cu.in
   dtype=bfloat16 type=__nv_bfloat16)
+untorch_cuda_instance(attention/paged_wgmma_float16.sm90a attention/paged_wgmma.cu.in dtype=float16 type=__half)
+untorch_cuda_instance(attention/paged_wgmma_bfloat16.sm90a attention/paged_wgmma.cu.in
+  dtype=bfloat16 type=__nv_bfloat16)
 
 untorch_cuda_instance(moe/nvfp4_gate_up moe/nvfp4_gemm.cu.in
   op=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")

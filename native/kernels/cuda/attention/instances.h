@@ -1,7 +1,9 @@
-// The template instances of attention() and attention_wgmma(), one per file, so that they build in parallel.
+// The template instances of attention(), attention_wgmma() and paged_prefill(), one per file, so that they build in
+// parallel.
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/paged_prefill.h"
 
 namespace untorch::kernels::cuda {
 
@@ -13,5 +15,10 @@ int attention_float32(const Attention& problem, const AttentionPlan& plan, Strea
 
 int attention_wgmma_float16(const Attention& problem, const WgmmaAttentionPlan& plan, Stream stream);
 int attention_wgmma_bfloat16(const Attention& problem, const WgmmaAttentionPlan& plan, Stream stream);
+
+int paged_prefill_float16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
+int paged_prefill_bfloat16(const PagedPrefill& problem, const PagedPrefillPlan& plan, Stream stream);
+// Keys of a tile.
+constexpr int paged_keys(int width) { return width == 256 ? 80 : 128; }
 
 }  // namespace untorch::kernels::cuda
