@@ -1,4 +1,7 @@
-"""Gives ``untorch::paged_attention`` of methods for CUDA the Triton kernels that are compiled into the model."""
+"""Gives ``untorch::paged_attention`` of methods for CUDA the Triton kernels that are compiled into the model.
+
+Prompts are untorch::paged_prefill's where its kernel takes the layer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from untorch.export.errors import CompileError
 from untorch.export.passes.attributes import add_constant
 from untorch.export.passes.calls import add_call, arguments_of
 from untorch.export.passes.report import PassReport
-from untorch.ops import paged_attention
+from untorch.ops import paged_attention, paged_prefill
 
 __all__ = ["paged_attention_kernels"]
 
@@ -49,7 +52,11 @@ def paged_attention_kernels(module: fx.GraphModule, architecture: str | None) ->
             row = add_call(module.graph, node, torch.ops.aten.select.int, (table, 0, rows[given["offset"]]))
             offset = add_call(module.graph, node, torch.ops.aten.select.int, (row, 0, 0))
         node.target = OPERATOR
-        given |= {"offset": offset, "aligned": given["offset"] % 16 == 0}
+        wgmma = paged_prefill.is_served(
+            capability, q.dtype, pool, given["offset"], width, width_v, given["scale"],
+            window=given["window"], alibi=given["alibi"] is not None, softcap=given["softcap"],
+        )  # fmt: skip
+        given |= {"offset": offset, "aligned": given["offset"] % 16 == 0, "wgmma": wgmma}
         node.args = tuple(given[argument.name] for argument in OPERATOR._schema.arguments)
         report.changed.append(node.name)
     module.recompile()

@@ -12,6 +12,7 @@ from untorch.ops.attention.configs import block_width
 from untorch.ops.attention.paged import paged_combine, paged_decode, paged_prefill, write_pages
 from untorch.ops.attention.paged_configs import BUSY, PagedConfig, paged_config, split_width
 from untorch.ops.kv_pages import LARGEST_CODE
+from untorch.ops.paged_prefill import paged_prefill as paged_prefill_wgmma
 
 __all__ = ["launch_paged"]
 
@@ -41,6 +42,7 @@ def launch_paged(
     alibi: torch.Tensor | None,
     offset: torch.Tensor,
     aligned: bool,
+    wgmma: bool,
     block: int,
     heads_kv: int,
     width: int,
@@ -55,7 +57,8 @@ def launch_paged(
 ) -> torch.Tensor:
     """``untorch::paged_attention`` on a GPU; ``wrap`` makes a kernel traceable.
 
-    offset: int64, one element on the GPU. aligned: whether it is a multiple of 16.
+    offset: int64, one element on the GPU. aligned: whether it is a multiple of 16. wgmma: whether sequences of many
+    tokens are ``untorch::paged_prefill``'s.
     config, processors: None for those of q's GPU.
     """
     tokens, heads = q.shape[0], int(q.shape[1])
@@ -85,9 +88,16 @@ def launch_paged(
             num_warps=4, num_stages=1,
         )  # fmt: skip
 
-    out = q.new_empty((tokens, heads, width_v))
     few_heads = min(group, config.rows)
     few = config.rows // few_heads
+    out: torch.Tensor
+    if wgmma:
+        out = paged_prefill_wgmma(
+            q, pool, block_table, cu_seqlens_q, seqlens_k, None if sinks is None else sinks.contiguous(), offset, block,
+            heads_kv, float(scale), window, chunk, few,
+        )  # fmt: skip
+    else:
+        out = q.new_empty((tokens, heads, width_v))
     tiles = -(-group // few_heads)
     # As many programs as one wave of the GPU has.
     more = config.busy_programs - config.decode.programs
@@ -126,6 +136,8 @@ def launch_paged(
         num_warps=4, num_stages=1,
     )  # fmt: skip
 
+    if wgmma:
+        return out
     prefill = config.prefill
     group_tile = min(group, prefill.block_m)
     queries = tokens // (prefill.block_m // group_tile) + sequences

@@ -29,6 +29,7 @@ def _paged_attention_triton(
     alibi: torch.Tensor | None,
     offset: torch.Tensor,
     aligned: bool,
+    wgmma: bool,
     block: int,
     heads_kv: int,
     width: int,
@@ -42,13 +43,14 @@ def _paged_attention_triton(
 
     Widths to 576 for keys and 512 for values, 256 in float32. offset is a tensor of one int64, so that layers share
     their kernels: Inductor compiles one for each number that is passed. aligned: it is a multiple of 16.
+    wgmma: sequences of many tokens are ``untorch::paged_prefill``'s, in the place of Triton's kernel.
     """
     from untorch.ops.attention.paged_launch import launch_paged
 
     _check(aligned, q, k, v, pool, block_table, block, heads_kv, width, width_v)
     return launch_paged(
-        q, k, v, pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, sinks, alibi, offset, aligned, block,
-        heads_kv, width, width_v, scale, window, chunk, softcap, torch.library.wrap_triton,
+        q, k, v, pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, sinks, alibi, offset, aligned, wgmma,
+        block, heads_kv, width, width_v, scale, window, chunk, softcap, torch.library.wrap_triton,
     )  # fmt: skip
 
 
@@ -60,14 +62,14 @@ paged_attention_triton = cast(
 
 @paged_attention_triton.register_kernel("cpu")
 def _paged_attention_cpu(*args: Any) -> torch.Tensor:
-    before, (offset, _aligned), behind = args[:10], args[10:12], args[12:]
+    before, (offset, _aligned, _wgmma), behind = args[:10], args[10:13], args[13:]
     result: torch.Tensor = paged_attention(*before, int(offset), *behind)
     return result
 
 
 @paged_attention_triton.register_fake
 def _paged_attention_fake(q: torch.Tensor, *others: Any) -> torch.Tensor:
-    (k, v, pool, block_table), aligned, (block, heads_kv, width, width_v) = others[:4], others[10], others[11:15]
+    (k, v, pool, block_table), aligned, (block, heads_kv, width, width_v) = others[:4], others[10], others[12:16]
     _check(aligned, q, k, v, pool, block_table, block, heads_kv, width, width_v)
     return q.new_empty((q.shape[0], q.shape[1], width_v))
 
