@@ -43,7 +43,7 @@ def verify(given: dict[str, Any]) -> None:
     reference = dict(given, pool=given["pool"].clone())
     expected = paged_attention(**reference)
     offset = given["offset"]
-    placed = given | {"offset": torch.tensor([offset]), "aligned": offset % 16 == 0}
+    placed = given | {"offset": torch.tensor([offset]), "aligned": offset % 16 == 0, "wgmma": False}
     placed = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
     got = paged_attention_triton(**placed)
     tolerance = TOLERANCE[given["q"].dtype]
@@ -101,7 +101,7 @@ def test_codes_of_special_rows(dtype: torch.dtype, kv: torch.dtype) -> None:
     special_rows(given)
     reference = dict(given, pool=given["pool"].clone())
     paged_attention(**reference)
-    placed = given | {"offset": torch.tensor([0]), "aligned": True}
+    placed = given | {"offset": torch.tensor([0]), "aligned": True, "wgmma": False}
     placed = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in placed.items()}
     paged_attention_triton(**placed)
     assert torch.equal(placed["pool"].cpu().view(torch.uint8), reference["pool"].view(torch.uint8))

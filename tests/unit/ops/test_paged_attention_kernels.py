@@ -48,7 +48,7 @@ def verify(given: dict[str, Any], processors: int = 8, **tiles: int) -> None:
 def placed(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the operator for GPUs."""
     offset = given["offset"]
-    return given | {"offset": torch.tensor([offset]), "aligned": offset % 16 == 0}
+    return given | {"offset": torch.tensor([offset]), "aligned": offset % 16 == 0, "wgmma": False}
 
 
 class Skipping:

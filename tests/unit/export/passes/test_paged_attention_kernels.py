@@ -39,10 +39,16 @@ class Layers(nn.Module):
         return attend(q=second, k=None, v=None, offset=0)
 
 
-def traced(width: int = 8, kv: torch.dtype | None = None) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
-    given = batch([(5, 20), (1, 33)], 4, 2, width, width, kv=kv)
-    shape = (given["pool"].shape[0], 2048 * width // 8)
-    given["pool"] = torch.randn(shape) if kv is None else torch.zeros(shape).to(kv)
+def traced(
+    width: int = 8,
+    kv: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float32,
+    elements: int | None = None,
+    **changes: Any,
+) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
+    given = batch([(5, 20), (1, 33)], 4, 2, width, width, dtype=dtype, kv=kv) | changes
+    shape = (given["pool"].shape[0], elements or 2048 * width // 8)
+    given["pool"] = torch.randn(shape).to(dtype) if kv is None else torch.zeros(shape).to(kv)
     args = tuple(value for value in given.values() if isinstance(value, torch.Tensor))
     with torch.no_grad():
         return torch.export.export(Layers(given), args).module(), args
@@ -98,6 +104,41 @@ def test_heads_that_do_not_fit() -> None:
         "paged_attention: paged_attention: expected heads of at most 256 for keys and 256 for values on a GPU in "
         "float32, got 320 and 320"
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("architecture", "options", "expected"),
+    [
+        ("sm_90", {}, True),
+        ("sm_90a", {"dtype": torch.float16, "width": 128, "window": 5}, True),
+        ("sm_90", {"sinks": torch.zeros(4), "chunk": 16}, True),
+        ("sm_90", {"width": 256}, True),
+        ("sm_90", {"width": 96, "window": 128}, True),
+        ("sm_90", {"width": 64, "window": 129}, True),
+        ("sm_90", {"width": 64, "window": 128}, False),
+        ("sm_90", {"width": 264}, False),
+        ("sm_90", {"width": 20, "elements": 6000}, False),
+        ("sm_90", {"elements": 2052}, False),
+        ("sm_90", {"dtype": torch.float32}, False),
+        ("sm_90", {"kv": torch.int8}, False),
+        ("sm_90", {"scale": -1.0}, False),
+        ("sm_90", {"softcap": 30.0}, False),
+        ("sm_90", {"alibi": torch.ones(4)}, False),
+        ("sm_80", {}, False),
+        ("sm_100", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_which_prompts_are_the_wgmma_kernels(architecture: str | None, options: dict[str, Any], expected: bool) -> None:
+    module, _ = traced(**{"dtype": torch.bfloat16} | options)
+    paged_attention_kernels(module, architecture)
+    calls = [node for node in module.graph.nodes if str(node.target) == "untorch.paged_attention_triton.default"]
+    names = [argument.name for argument in calls[0].target._schema.arguments]
+    flags = [node.args[names.index("wgmma")] for node in calls]
+    # The second layer begins at 1024, which is no multiple of 96 or 20.
+    assert flags[0] is expected and flags[2] is expected
+    assert flags[1] is (expected and 1024 % options.get("width", 8) == 0)
 
 
 def test_it_is_for_gpus() -> None:
