@@ -325,18 +325,24 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void**, v
   return launched(function, config->stream);
 }
 
-// Refuses what the driver refuses: addresses and strides that are no multiples of 16 bytes, box dimensions above 256.
+// Refuses what the driver refuses: addresses and strides that are no multiples of 16 bytes, strides from 2^40 on, box
+// dimensions above 256.
 Result cuTensorMapEncodeTiled(void*, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes,
                               const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                               int swizzle, int, int) {
-  const auto is_multiple = [](std::uint64_t value) { return value % 16 == 0; };
-  if (rank != 2 || !is_multiple(reinterpret_cast<std::uintptr_t>(address)) || !is_multiple(strides[0]) ||
-      strides[0] == 0 || box[0] == 0 || box[0] > 256 || box[1] == 0 || box[1] > 256 || sizes[0] == 0 || sizes[1] == 0) {
-    return kErrorInvalidValue;
-  }
+  if (rank < 1 || rank > 5 || reinterpret_cast<std::uintptr_t>(address) % 16 != 0) return kErrorInvalidValue;
   std::string line = std::to_string(type);
-  for (const std::uint64_t value : {sizes[0], sizes[1], strides[0], std::uint64_t{box[0]}, std::uint64_t{box[1]}}) {
-    line += " " + std::to_string(value);
+  for (std::uint32_t i = 0; i < rank; ++i) {
+    if (sizes[i] == 0 || sizes[i] > std::uint64_t{1} << 32) return kErrorInvalidValue;
+    line += " " + std::to_string(sizes[i]);
+  }
+  for (std::uint32_t i = 0; i + 1 < rank; ++i) {
+    if (strides[i] == 0 || strides[i] % 16 != 0 || strides[i] >> 40 != 0) return kErrorInvalidValue;
+    line += " " + std::to_string(strides[i]);
+  }
+  for (std::uint32_t i = 0; i < rank; ++i) {
+    if (box[i] == 0 || box[i] > 256) return kErrorInvalidValue;
+    line += " " + std::to_string(box[i]);
   }
   const std::lock_guard lock(state().mutex);
   state().tensor_maps += line + " " + std::to_string(swizzle) + "\n";

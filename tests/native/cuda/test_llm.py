@@ -38,14 +38,16 @@ def test_the_pool_is_passed_straight_in_and_layers_share_kernels(package: Path) 
     inputs = manifest["methods"]["step_16"]["inputs"]
     assert [entry["name"] for entry in inputs if entry.get("mutated")] == ["pool"]
     calls = [line.strip() for line in wrapper.splitlines() if line.strip().startswith("call_")]
-    for kernel, count in (("rope_cache", 3), ("paged_decode", 3), ("paged_combine", 3), ("paged_prefill", 3)):
+    for kernel in ("rope_cache", "paged_decode", "paged_combine"):
         ours = [line for line in calls if kernel in line.partition("(")[0]]
-        assert len(ours) == count  # of layers
+        assert len(ours) == 3  # layers
         assert len({line.partition("(")[0] for line in ours}) == 1
+    prompts = [line for line in wrapper.splitlines() if "CHECK(aoti_torch_cuda_paged_prefill(" in line]
+    assert len(prompts) == 3 and not any("paged_prefill" in line for line in calls)
     # The pool is the last input, passed by its own handle: no copy, no view.
     pool = max(set(re.findall(r"\barg\d+_1\b", wrapper)), key=lambda name: int(name[3:-2]))
-    for kernel in ("rope_cache", "paged_decode", "paged_prefill"):
-        assert all(f", {pool}, " in line for line in calls if kernel in line.partition("(")[0])
+    readers = [line for line in calls if re.match("call_(rope_cache|paged_decode)", line)] + prompts
+    assert len(readers) == 9 and all(f", {pool}, " in line for line in readers)
 
 
 def test_the_engine(driver: Path, package: Path) -> None:
