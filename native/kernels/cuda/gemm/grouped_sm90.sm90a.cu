@@ -24,6 +24,7 @@
 #include "kernels/cuda/gemm/grouped.h"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 #include "kernels/cuda/sm90/mbarrier.cuh"
+#include "kernels/cuda/sm90/store_columns.cuh"
 #include "kernels/cuda/sm90/tensor_map.cuh"
 #include "kernels/cuda/sm90/warps.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
@@ -32,8 +33,6 @@ namespace untorch::kernels::cuda {
 namespace {
 
 constexpr int kBlockK = 64;
-constexpr int kEpilogueRows = 32;                        // of a part of the epilogue
-constexpr int kEpilogueBytes = 2 * kEpilogueRows * 128;  // two parts, of a warpgroup
 
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of a thread, after setmaxnreg
 
@@ -45,7 +44,7 @@ struct Config {
   static constexpr int kConsumerThreads = 128 * Warpgroups,
                        kThreads = kConsumerThreads + (kReallocatesRegisters ? 128 : 32);
   static constexpr int kWeightBytes = kTileN * 128, kXBytes = TileM * 128, kStageBytes = kWeightBytes + kXBytes;
-  static constexpr int kEpilogue = Stages * kStageBytes, kBarriers = kEpilogue + Warpgroups * kEpilogueBytes,
+  static constexpr int kEpilogue = Stages * kStageBytes, kBarriers = kEpilogue + Warpgroups * kStoreBytes,
                        kSchedule = kBarriers + 2 * Stages * 8;
   static constexpr int shared_bytes(int groups) { return 1024 + kSchedule + groups * 8; }  // 1024: to align the start
 };
@@ -182,58 +181,6 @@ __device__ __forceinline__ void produce(const GroupedGemm& p, const Maps& maps, 
   }
 }
 
-template <class T>
-__device__ __forceinline__ std::uint32_t pack_pair(float x, float y) {
-  struct alignas(4) Two {
-    T x, y;
-  };
-  const Two two{narrow<T>(x), narrow<T>(y)};
-  std::uint32_t out;
-  memcpy(&out, &two, 4);
-  return out;
-}
-
-// A warpgroup's 64 columns of a tile, M rows of which `rows` are the group's. `part` counts parts of all tiles.
-template <class T, class C, int M>
-__device__ __forceinline__ void epilogue(const GroupedGemm& p, const GroupTile& tile, int n0, std::uint32_t memory,
-                                         int warpgroup, int& part, const float (&acc)[M / 2]) {
-  constexpr int kRows = M < kEpilogueRows ? M : kEpilogueRows;
-  const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
-  // Lane 8i + r has the address of row r of matrix i: rows 0 to 7 and 8 to 15, columns 0 to 7 and 8 to 15.
-  const int to_row = lane / 16 * 8 + lane % 8, to_chunk = warp * 2 + lane / 8 % 2;
-  T* const out = static_cast<T*>(p.out) + std::int64_t{tile.row} * p.out_row + n0;
-  const int left = static_cast<int>(p.n) - n0;
-#pragma unroll
-  for (int first = 0; first < M; first += kRows) {
-    const std::uint32_t buffer = memory + (part & 1) * (kEpilogueRows * 128);
-#pragma unroll
-    for (int j = 0; j < kRows; j += 16) {
-      const float* const sums = acc + (first + j) / 2;
-      const std::uint32_t pairs[4] = {pack_pair<T>(sums[0], sums[1]), pack_pair<T>(sums[2], sums[3]),
-                                      pack_pair<T>(sums[4], sums[5]), pack_pair<T>(sums[6], sums[7])};
-      const int row = j + to_row;
-      stmatrix_x4_trans(buffer + row * 128 + (to_chunk ^ (row & 7)) * 16, pairs);
-    }
-    named_barrier_sync(1 + warpgroup, 128);
-#pragma unroll
-    for (int i = 0; i < kRows * 8; i += 128) {
-      const int row = (i + thread) / 8, chunk = thread % 8;
-      const uint4 eight = SharedWords{buffer + row * 128 + (chunk ^ (row & 7)) * 16}.four(0);
-      if (first + row < tile.rows) {
-        T* const at = out + (first + row) * p.out_row + chunk * 8;
-        if (chunk * 8 + 8 <= left) {
-          *reinterpret_cast<uint4*>(at) = eight;
-        } else {
-          T values[8];
-          memcpy(values, &eight, 16);
-          for (int c = 0; c < left - chunk * 8; ++c) at[c] = values[c];
-        }
-      }
-    }
-    ++part;  // the barrier of the next part says that this buffer has been read
-  }
-}
-
 template <class T, class C, bool NMajor, int M>
 __device__ __forceinline__ void consume_tile(const GroupedGemm& p, const GroupTile& tile, int k_blocks, int warpgroup,
                                              StageRing<C>& ring, int& part) {
@@ -259,7 +206,9 @@ __device__ __forceinline__ void consume_tile(const GroupedGemm& p, const GroupTi
   wgmma_wait_group<0>();
   if (arrives) mbarrier_arrive(ring.empty(before));
   const int n0 = tile.n0 + warpgroup * 64;
-  epilogue<T, C, M>(p, tile, n0, ring.base + C::kEpilogue + warpgroup * kEpilogueBytes, warpgroup, part, acc);
+  store_columns<T, M>(static_cast<T*>(p.out) + std::int64_t{tile.row} * p.out_row + n0, p.out_row, tile.rows,
+                      static_cast<int>(p.n) - n0, ring.base + C::kEpilogue + warpgroup * kStoreBytes, 1 + warpgroup,
+                      part, [&](int i) { return pack_halves<T>(acc[2 * i], acc[2 * i + 1]); });
 }
 
 template <class T, class C, bool NMajor>
