@@ -19,6 +19,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/sm90/mbarrier.cuh"
 
@@ -29,7 +30,7 @@ namespace {
 struct TileScheduler {
   int tiles_n = 0, k_blocks = 0;            // k blocks of a tile
   int k_blocks_per_cta = 0, remainder = 0;  // one more for each of the first `remainder` CTAs
-  float* partials = nullptr;                // [CTA][tile_m / 8][consumer threads][4]
+  float* partials = nullptr;                // [CTA][tile_m / 8][consumer threads][4]; or int32
   unsigned long long* flags = nullptr;      // [CTA]: launch_id when its partial sums are stored
   unsigned long long launch_id = 0;         // unique_launch_id
 
@@ -84,33 +85,35 @@ __device__ __forceinline__ void exchange_fixup_flags(const TileScheduler& schedu
   mbarrier_arrive(partials_ready);
 }
 
-// Stores the accumulators for the CTA that reduces the tile.
-template <int ConsumerThreads, int Accumulators>
-__device__ __forceinline__ void store_partial(const TileScheduler& scheduler, const float (&acc)[Accumulators],
+// Stores the accumulators, float32 or int32, for the CTA that reduces the tile.
+template <int ConsumerThreads, class Sum, int Accumulators>
+__device__ __forceinline__ void store_partial(const TileScheduler& scheduler, const Sum (&acc)[Accumulators],
                                               std::uint32_t partial_stored) {
   const auto cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   auto* const to =
-      reinterpret_cast<float4*>(scheduler.partials) + std::int64_t{cta} * (Accumulators / 4) * ConsumerThreads + thread;
+      reinterpret_cast<uint4*>(scheduler.partials) + std::int64_t{cta} * (Accumulators / 4) * ConsumerThreads + thread;
 #pragma unroll
   for (int i = 0; i < Accumulators / 4; ++i) {
-    to[i * ConsumerThreads] = float4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+    uint4 four;
+    memcpy(&four, acc + 4 * i, 16);
+    to[i * ConsumerThreads] = four;
   }
   __syncwarp();
   if (thread % 32 == 0) mbarrier_arrive(partial_stored);
 }
 
 // Fix-up: adds the other contributors' partial sums of the tile that begins at `tile_begin`.
-template <int ConsumerThreads, int Accumulators>
+template <int ConsumerThreads, class Sum, int Accumulators>
 __device__ __forceinline__ void reduce_partials(const TileScheduler& scheduler, int tile_begin,
-                                                float (&acc)[Accumulators], std::uint32_t partials_ready) {
+                                                Sum (&acc)[Accumulators], std::uint32_t partials_ready) {
   const auto cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int first = scheduler.first_contributor(tile_begin, cta);
   mbarrier_wait(partials_ready, 0);
   // The loads of several contributors are in flight; the order of the additions is that of k.
   constexpr int kBatch = Accumulators <= 8 ? 4 : Accumulators <= 16 ? 2 : 1;
-  const auto* const from = reinterpret_cast<const float4*>(scheduler.partials) + thread;
+  const auto* const from = reinterpret_cast<const uint4*>(scheduler.partials) + thread;
   for (int other = first; other < cta; other += kBatch) {
-    float4 part[kBatch][Accumulators / 4];
+    uint4 part[kBatch][Accumulators / 4];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
@@ -125,8 +128,10 @@ __device__ __forceinline__ void reduce_partials(const TileScheduler& scheduler, 
       if (other + b >= cta) break;
 #pragma unroll
       for (int i = 0; i < Accumulators / 4; ++i) {
-        const float4 v = part[b][i];
-        acc[4 * i] += v.x, acc[4 * i + 1] += v.y, acc[4 * i + 2] += v.z, acc[4 * i + 3] += v.w;
+        Sum v[4];
+        memcpy(v, &part[b][i], 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[4 * i + j] += v[j];
       }
     }
   }
