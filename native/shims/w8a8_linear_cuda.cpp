@@ -6,6 +6,7 @@
 #include "cuda/blas.h"
 #include "kernels/cuda/quantize/fp8_rows.h"
 #include "kernels/cuda/w4a16/heuristic.h"
+#include "kernels/cuda/w8a8/gemm_plan.h"
 #include "kernels/cuda/w8a8/w8a8.h"
 #include "kernels/gemm.h"
 #include "shims/destination.h"
@@ -23,6 +24,13 @@ constexpr std::int64_t kMaxSums = std::int64_t{64} << 20;  // accumulators that 
 // overrides it, for benchmarks.
 std::int64_t max_m_of_sums() {
   static const std::int64_t m = from_environment("UNTORCH_W8A8_SUMS_M", 16);
+  return m;
+}
+
+// Up to this M, where there is a choice, few rows are split for WGMMA. The environment overrides it: the GEMV of other
+// GPUs can be tested on one of sm_90.
+std::int64_t max_m_of_split_gemm() {
+  static const std::int64_t m = from_environment("UNTORCH_W8A8_SPLIT_M", kernels::cuda::kW8GemvMaxM);
   return m;
 }
 
@@ -74,25 +82,34 @@ void gemm_and_scale(const char* op, const OnDevice& on, const W8Gemm& p, const c
   }
 }
 
-void gemv(const OnDevice& on, const W8Gemm& p) {
-  kernels::cuda::SplitRows rows;
-  StorageRef memory;
-  if (kernels::cuda::w8_gemv_splits(p)) {
-    memory = on.scratch(bytes_of(p.m * p.k) * 2 + bytes_of(p.m) * sizeof(float));
-    rows.high = static_cast<std::uint8_t*>(memory->data()), rows.low = rows.high + p.m * p.k;
-    rows.scales = reinterpret_cast<float*>(rows.low + p.m * p.k);
-    on.launched(kernels::cuda::w8_split_x(p, rows, on.stream()));
+void linear_of_few_rows(const OnDevice& on, W8Gemm& p) {
+  if (p.m > max_m_of_split_gemm() || !kernels::cuda::has_w8_split_gemm_sm90(p)) {
+    on.launched(kernels::cuda::w8_gemv(p, on.stream()));
+    return;
   }
-  on.launched(kernels::cuda::w8_gemv(p, rows, on.stream()));
+  const StorageRef x = on.scratch(
+                       bytes_of(kernels::cuda::w8_pieces(p.weight_dtype) * kernels::cuda::kW8GemvMaxM * p.k)),
+                   scales = on.scratch(kernels::cuda::kW8GemvMaxM * sizeof(float)),
+                   workspace = on.scratch(kernels::cuda::w8_gemm_workspace(p));
+  const kernels::cuda::SplitRows rows{static_cast<std::uint8_t*>(x->data()), static_cast<float*>(scales->data())};
+  on.launched(kernels::cuda::w8_split_x(p, rows, on.stream()));
+  p.workspace = static_cast<float*>(workspace->data());
+  on.launched(kernels::cuda::w8_split_gemm_sm90(p, rows, on.stream()));
 }
 
-void linear_int8(const char* op, const OnDevice& on, const W8Gemm& p, const Tensor& out) {
+void linear_int8(const char* op, const OnDevice& on, W8Gemm& p, const Tensor& out) {
   const StorageRef x = on.scratch(bytes_of(p.m * p.k)), scales = on.scratch(bytes_of(p.m) * sizeof(float));
   kernels::cuda::W8Rows rows;
   rows.dtype = p.dtype, rows.m = p.m, rows.width = p.x_width, rows.x = p.x, rows.row = p.x_stride;
   rows.to = x->data(), rows.to_width = p.k;
-  rows.scales = static_cast<float*>(scales->data());
+  rows.scales = static_cast<float*>(scales->data()), rows.pdl = p.pdl;
   on.launched(kernels::cuda::quantize_rows_int8(rows, on.stream()));
+  if (kernels::cuda::has_w8_gemm_sm90(p)) {
+    const StorageRef workspace = on.scratch(kernels::cuda::w8_gemm_workspace(p));
+    p.workspace = static_cast<float*>(workspace->data());
+    on.launched(kernels::cuda::w8_gemm_sm90(p, x->data(), rows.scales, on.stream()));
+    return;
+  }
   gemm_and_scale(op, on, p, gemm_of(p, p.m, x), rows.scales, out);
 }
 
@@ -164,7 +181,7 @@ TensorPtr w8a8_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, 
   p.weight = values->raw(), p.scales = scales->data<float>(), p.scales_row = shape.scales_row;
   const cuda::DeviceProperties& gpu = on.properties();
   if (p.m <= kernels::cuda::kW8GemvMaxM && p.k <= kernels::cuda::kW8GemvMaxK) {
-    gemv(on, p);
+    linear_of_few_rows(on, p);
   } else if (!is_fp8(p)) {
     linear_int8(op, on, p, *out);
   } else if (p.scales_row == 0 && gpu.major * 10 + gpu.minor >= 89) {

@@ -9,7 +9,7 @@ Each row of x, or with scales of blocks each 128 values of a row, is rounded to 
 operator runs, symmetrically: s = max|x| / 127 or max|x| / 448, and x ≈ round(x / s) · s. The sums of int8 are in int32,
 those of float8 in float32. A row with a value that is not finite gives NaN.
 
-On GPUs up to ``EXACT_M`` rows keep 16 bits for int8, and 8 significant ones for float8, as many as bfloat16 has:
+On GPUs up to ``EXACT_M`` rows keep 16 bits for int8, and for float8 12 significant ones, more than bfloat16 has:
 reading the weight takes all the time there, and rounding x further would gain nothing. x is multiplied as it is where
 there is no GEMM of these types: scales of blocks on other GPUs than sm_90, or in float32 with a bias; float8 before
 sm_89.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -94,6 +99,67 @@ def test_sizes(n: int, k: int, m: int, kind: str) -> None:
     check(linear(x.cuda(), weight, bias), x, weight, bias)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [9, 31, 64, 100, 129, 193, 256, 400, 700, 2100])
+@pytest.mark.parametrize(("n", "k"), [(16, 16), (144, 1040), (6160, 4096), (1040, 12304), (4096, 2048), (24592, 256)])
+def test_int8_sums_are_exact(n: int, k: int, m: int, dtype: torch.dtype) -> None:
+    """int32 sums, scaled in float32 and rounded once: tiles, their tails, and those that several CTAs share."""
+    weight, x = random_w8(n, k, "int8"), random(m, k, dtype=dtype)
+    values, scale = weight[0].cuda(), weight[1].cuda()
+    largest = x.float().abs().amax(-1, keepdim=True)
+    steps = x.float() * (torch.full_like(largest, 127) / largest)
+    row_scale = (largest / torch.full_like(largest, 127)).cuda()
+    sums = steps.round().double().cuda() @ values.double().t()
+    want = (sums.float() * (row_scale * scale)).to(dtype)
+    assert torch.equal(linear(x.cuda(), weight), want)
+    bias = random(n, dtype=dtype)
+    added = (sums * (row_scale * scale).double() + bias.cuda().double()).to(dtype)
+    torch.testing.assert_close(linear(x.cuda(), weight, bias), added, rtol=ROUNDING[dtype], atol=1e-5)
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["fp8", "blocks"])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_few_rows_in_fp8_keep_small_values(dtype: torch.dtype, kind: str, m: int) -> None:
+    """Beside large ones, whose weights are 0: errors of x are at most 2^-25 of the largest."""
+    n, k = 48, 1040
+    x = random(m, k, dtype=dtype) * torch.logspace(-6, 3, k).to(dtype)
+    values = (torch.arange(n * k).reshape(n, k) % 3 - 1.0).to(E4M3)
+    values[:, k // 2 :] = 0
+    scale = torch.ones(n) if kind == "fp8" else torch.ones(1, 12)
+    got = linear(x.cuda(), (values, scale)).double().cpu()
+    rows, weights = x.double(), values.double()
+    want, size = rows @ weights.t(), rows.abs() @ weights.abs().t()
+    lost = rows.abs().amax(-1, keepdim=True) * 2.0**-25 * weights.abs().sum(1)
+    assert torch.all((got - want).abs() <= want.abs() * ROUNDING[dtype] + size * SUMS[E4M3] + lost + 2.0**-24)
+
+
+GEMV = dict(os.environ, UNTORCH_W8A8_SPLIT_M="0")
+
+
+@pytest.mark.skipif("UNTORCH_W8A8_SPLIT_M" in os.environ, reason="this is the process with the variable")
+def test_the_gemv_of_other_gpus() -> None:
+    """On sm_90 it is for float32 alone, unless the environment says otherwise."""
+    tests = ["every_m", "sizes", "every_value", "few_rows", "same_bits", "in_a_graph", "not_aligned"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        __file__,
+        "-k",
+        " or ".join(tests),
+    ]
+    done = subprocess.run(
+        command, env=GEMV, capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[3]
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_w8a8_linear(data: st.DataObject) -> None:
@@ -134,6 +200,18 @@ def test_rows_that_are_zero_or_not_finite(dtype: torch.dtype, kind: str) -> None
     assert not got[3:5].any()
     good = [i for i in range(40) if i not in (8, 9, 10)]
     check(got[good], x[good], weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_few_rows_that_are_zero_or_not_finite(dtype: torch.dtype, kind: str) -> None:
+    weight, x = random_w8(64, 1040, kind), random(5, 1040, dtype=dtype)
+    x[1] = 0
+    x[2, 5], x[3, 1039], x[4, 600] = float("inf"), float("-inf"), float("nan")
+    got = linear(x.cuda(), weight)
+    assert got[2:].isnan().all()
+    assert not got[1].any()
+    check(got[:1], x[:1], weight)
 
 
 @pytest.mark.parametrize("m", [3, 40])

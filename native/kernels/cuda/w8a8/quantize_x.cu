@@ -1,7 +1,8 @@
 // Dynamic quantization of activations for W8A8 GEMMs: int8 with a scale a row, FP8 with a scale for 128 of a row.
 //
-// A CTA has a row of int8: absmax first, then the row again, from L1. A warp has 128 values of FP8, in registers.
-// Bytes: 2 an element read (4 of float32), 1 written.
+// A CTA has a row of int8, or with few rows a part of one: absmax first, then the row again, from L1. A warp has 128
+// values of FP8, in registers. Bytes: 2 an element read (4 of float32), 1 written.
+#include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/quantize/fp8_rows.h"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 #include "kernels/cuda/w8a8/w8a8.h"
@@ -10,6 +11,7 @@ namespace untorch::kernels::cuda {
 namespace {
 
 constexpr float kInt8Max = 127.0f;
+constexpr std::int64_t kFewRows = 64;
 constexpr int kWarps = kThreads / 32, kLaneElements = static_cast<int>(kW8ScaleBlock) / 32;
 
 __device__ __forceinline__ float scale_of(bool finite, float absmax, float largest) {
@@ -18,13 +20,16 @@ __device__ __forceinline__ float scale_of(bool finite, float absmax, float large
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) quantize_int8_kernel(W8Rows p) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   for (std::int64_t m = blockIdx.x; m < p.m; m += gridDim.x) {
     const T* const from = static_cast<const T*>(p.x) + m * p.row;
     auto* const to = static_cast<std::uint8_t*>(p.to) + m * p.to_width;
     const RowAbsMax found = row_absmax(from, p.width);
     const float inverse = kInt8Max / found.absmax;
-    if (threadIdx.x == 0) p.scales[m] = scale_of(found.finite, found.absmax, kInt8Max);
-    for (std::int64_t k = std::int64_t{threadIdx.x} * kStep; k < p.to_width; k += std::int64_t{kThreads} * kStep) {
+    if (threadIdx.x == 0 && blockIdx.y == 0) p.scales[m] = scale_of(found.finite, found.absmax, kInt8Max);
+    const std::int64_t thread = std::int64_t{blockIdx.y} * kThreads + threadIdx.x;
+    for (std::int64_t k = thread * kStep; k < p.to_width; k += std::int64_t{gridDim.y} * kThreads * kStep) {
       uint2 bytes{0, 0};
       if (k < p.width) {
         float values[kStep];
@@ -84,8 +89,11 @@ int dispatch_rows(DType dtype, Body&& body) {
 int quantize_rows_int8(const W8Rows& p, Stream stream) {
   if (p.m == 0) return 0;
   return dispatch_rows(p.dtype, [&](auto type) -> int {
-    quantize_int8_kernel<typename decltype(type)::type><<<blocks_for(p.m, 1), kThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    Launch how;
+    how.blocks = dim3(blocks_for(p.m, 1), p.m <= kFewRows ? parts_of_row(p.to_width) : 1);
+    how.threads = kThreads;
+    how.pdl = p.pdl;
+    return launch_kernel(quantize_int8_kernel<typename decltype(type)::type>, how, stream, p);
   });
 }
 

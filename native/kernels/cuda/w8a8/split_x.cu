@@ -1,6 +1,6 @@
-// Rows of x in 16 bits as two rows of 8 bits, for the GEMV: its tensor cores multiply them with weights as they lie.
+// Few rows of x as two or three rows of 8 bits each: WGMMA multiplies them with weights as they lie.
 //
-// A CTA has a row: absmax first, then the row again, from L1.
+// A CTA finds the absmax of a row, and has a part of it, which it reads again, from L1.
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/quantize/fp8_rows.h"
 #include "kernels/cuda/quantize/row_absmax.cuh"
@@ -12,18 +12,32 @@ namespace {
 
 constexpr float kInt16Max = 127.0f * 256.0f;
 
-struct Split {
-  std::uint32_t high, low;
-};
-
-// Of x / scale.
-__device__ __forceinline__ Split split_of(float value, Int8Weight) {
-  const int whole = __float2int_rn(value), low = (whole + 128 & 255) - 128;
-  return {static_cast<std::uint32_t>((whole - low) / 256) & 0xffu, static_cast<std::uint32_t>(low) & 0xffu};
+// The pieces of two values of x / scale: two bytes each, the first value's lower.
+__device__ __forceinline__ void split(float first, float second, std::uint32_t (&pieces)[2]) {
+  const int a = __float2int_rn(first), b = __float2int_rn(second);
+  // Low bytes are signed: what is above 127 belongs to the next high one.
+  const auto high = [](int whole) { return static_cast<std::uint32_t>(whole + 128) >> 8 & 0xffu; };
+  pieces[0] = high(a) | high(b) << 8;
+  pieces[1] = (static_cast<std::uint32_t>(a) & 0xffu) | (static_cast<std::uint32_t>(b) & 0xffu) << 8;
 }
-__device__ __forceinline__ Split split_of(float value, E4m3Weight) {
-  const std::uint32_t high = e4m3_of(value);
-  return {high, e4m3_of((value - weight_value<E4m3Weight>(high)) * kLowFactorFp8)};
+__device__ __forceinline__ void split(float first, float second, std::uint32_t (&pieces)[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    float first_piece, second_piece;
+#if __CUDA_ARCH__ >= 890
+    unsigned short bytes;
+    std::uint32_t halves;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bytes) : "f"(second), "f"(first));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bytes));
+    __half2 both;
+    memcpy(&both, &halves, 4);
+    pieces[i] = bytes, first_piece = __low2float(both), second_piece = __high2float(both);
+#else
+    const std::uint32_t a = e4m3_of(first), b = e4m3_of(second);
+    pieces[i] = a | b << 8, first_piece = weight_value<E4m3Weight>(a), second_piece = weight_value<E4m3Weight>(b);
+#endif
+    first = (first - first_piece) * kPieceFactorFp8, second = (second - second_piece) * kPieceFactorFp8;
+  }
 }
 
 __device__ __forceinline__ float scale_of(float absmax, Int8Weight) { return absmax / kInt16Max; }
@@ -34,27 +48,32 @@ __device__ __forceinline__ float scale_of(float absmax, E4m3Weight) {
 
 template <class T, class W>
 __global__ void __launch_bounds__(kThreads) split_kernel(W8Gemm p, SplitRows to) {
+  constexpr int kPieces = std::is_same_v<W, E4m3Weight> ? 3 : 2;
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   const std::int64_t m = blockIdx.x;
   const T* const from = static_cast<const T*>(p.x) + m * p.x_stride;
   const RowAbsMax found = row_absmax(from, p.x_width);
   const float scale = scale_of(found.absmax, W{}), inverse = 1.0f / scale;
-  if (threadIdx.x == 0) to.scales[m] = found.finite ? scale : __uint_as_float(0x7fc00000u);
-  for (std::int64_t k = std::int64_t{threadIdx.x} * kStep; k < p.k; k += std::int64_t{kThreads} * kStep) {
-    uint2 high{0, 0}, low{0, 0};
+  if (threadIdx.x == 0 && blockIdx.y == 0) to.scales[m] = found.finite ? scale : __uint_as_float(0x7fc00000u);
+  const std::int64_t thread = std::int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  for (std::int64_t k = thread * kStep; k < p.k; k += std::int64_t{gridDim.y} * kThreads * kStep) {
+    std::uint32_t words[kPieces][2] = {};
     if (k < p.x_width) {
       float values[kStep];
       load_step(from + k, values);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const Split first = split_of(values[i] * inverse, W{}), second = split_of(values[4 + i] * inverse, W{});
-        high.x |= first.high << 8 * i, low.x |= first.low << 8 * i;
-        high.y |= second.high << 8 * i, low.y |= second.low << 8 * i;
+      for (int i = 0; i < kStep; i += 2) {
+        std::uint32_t pieces[kPieces];
+        split(values[i] * inverse, values[i + 1] * inverse, pieces);
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) words[j][i / 4] |= pieces[j] << 8 * (i % 4);
       }
     }
-    *reinterpret_cast<uint2*>(to.high + m * p.k + k) = high;
-    *reinterpret_cast<uint2*>(to.low + m * p.k + k) = low;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      *reinterpret_cast<uint2*>(to.values + (j * kW8GemvMaxM + m) * p.k + k) = {words[j][0], words[j][1]};
+    }
   }
 }
 
@@ -68,7 +87,7 @@ int w8_split_x(const W8Gemm& p, const SplitRows& to, Stream stream) {
     } else {
       return dispatch_weight(p.weight_dtype, [&](auto weight) -> int {
         Launch how;
-        how.blocks = dim3(static_cast<unsigned>(p.m));
+        how.blocks = dim3(static_cast<unsigned>(p.m), parts_of_row(p.k));
         how.threads = kThreads;
         how.pdl = p.pdl;
         return launch_kernel(split_kernel<T, decltype(weight)>, how, stream, p, to);

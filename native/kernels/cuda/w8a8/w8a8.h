@@ -1,8 +1,9 @@
 // Linear layers with 8-bit weights: out [m, n] = x [m, k] · weightᵀ + bias, the weight int8 or float8_e4m3fn [n, k],
 // dense, with float32 scales: [n], or one for 128 × 128 weights.
 //
-// Small M is bound by memory: the GEMV reads the weight once, and keeps x in 16 bits. Large M is cuBLASLt's, W8A8: its
-// kernels want rows of x in 8 bits with scales, which are made here.
+// Small M is bound by memory: the weight is read once, and x keeps 16 bits. For large M rows of x are rounded to 8 bits
+// with scales, W8A8. On sm_90 int8 for any M, and small M, is gemm_plan.h's GEMM; the GEMV here and cuBLASLt do the
+// rest.
 #pragma once
 
 #include "kernels/cuda/w4a16/problem.h"
@@ -21,23 +22,24 @@ struct W8Gemm : W4A16Gemm {
   std::int64_t scales_row = 0;  // of blocks: elements between those of 128 outputs; 0: a scale an output
 };
 
-// Rows of x in 16 bits as two of 8 bits, bytes of the weight's dtype [m, k], zeros behind x, and their scales [m]:
+// Up to kW8GemvMaxM rows of x as sums of rows of 8 bits, for WGMMA: bytes of the weight's dtype [pieces · 8, k], piece
+// after piece, zeros behind x, and scales [8].
 //
-//   int8   x = (256 · high + low) · scale, scale max|x| / 32512
-//   E4M3   x = (high + low / 16) · scale, scale a power of two: 8 significant bits, as many as bfloat16 has
+//   int8   x = (256 · a + b) · scale, scale max|x| / 32512
+//   E4M3   x = (a + b / 16 + c / 256) · scale, scale a power of two: 12 significant bits; errors up to 2^-25 of max|x|
 //
-// Values that are not finite make the scale NaN.
+// Values that are not finite make the scale NaN. Rows behind M are not written.
 struct SplitRows {
-  std::uint8_t *high = nullptr, *low = nullptr;
+  std::uint8_t* values = nullptr;
   float* scales = nullptr;
 };
-inline constexpr float kHighFactorInt8 = 256.0f, kLowFactorFp8 = 16.0f;
+constexpr int w8_pieces(DType weight) { return weight == DType::kInt8 ? 2 : 3; }
+inline constexpr float kPieceFactorInt8 = 256.0f, kPieceFactorFp8 = 16.0f;
 int w8_split_x(const W8Gemm& p, const SplitRows& to, Stream stream);
 
-// M up to kW8GemvMaxM, K up to kW8GemvMaxK. Deterministic: every sum has a fixed order. Where w8_gemv_splits, it reads
-// the rows that w8_split_x made, else those of p.
-bool w8_gemv_splits(const W8Gemm& p);
-int w8_gemv(const W8Gemm& p, const SplitRows& x, Stream stream);
+// M up to kW8GemvMaxM, K up to kW8GemvMaxK. Deterministic: every sum has a fixed order. x keeps 16 bits of a row's
+// largest value for int8, and is exact for FP8.
+int w8_gemv(const W8Gemm& p, Stream stream);
 
 // weight · scale of outputs [n0, n0 + n) as a dense [n, k] of p.dtype, for cuBLASLt.
 int w8_dequantize(const W8Gemm& p, std::int64_t n0, std::int64_t n, void* to, Stream stream);
@@ -53,6 +55,7 @@ struct W8Rows {
   std::int64_t to_width = 0;       // a multiple of 16
   float* scales = nullptr;
   std::int64_t scales_row = 0;  // of parts: elements between the scales of a part and those of the next
+  bool pdl = false;
 };
 // int8 from -127 to 127, a scale a row.
 int quantize_rows_int8(const W8Rows& rows, Stream stream);
