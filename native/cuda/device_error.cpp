@@ -46,8 +46,10 @@ std::string text_of(DeviceFault fault, std::int64_t value) {
       return "max_unpool: index " + number + " is outside of output_size";
     case DeviceFault::kLuPivot:
       return "lu_unpack: argument 'LU_pivots' holds " + number + ", which is no row; pass the pivots of lu_factor";
-    case DeviceFault::kExpert:
-      return "nvfp4_moe: argument 'topk_ids' holds " + number +
+    case DeviceFault::kNvfp4Expert:
+    case DeviceFault::kInt4Expert:
+      return std::string(fault == DeviceFault::kInt4Expert ? "int4_moe" : "nvfp4_moe") +
+             ": argument 'topk_ids' holds " + number +
              ", which is no expert; pass their numbers from 0 on, or -1 for none";
     case DeviceFault::kRoiImage:
       return "torchvision::roi_align: argument 'rois' names image " + number + ", which the input does not have";

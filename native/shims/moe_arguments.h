@@ -1,4 +1,4 @@
-// Shared by the fronts of nvfp4_moe and int4_moe: the numbers of the activation between an expert's two GEMMs.
+// Shared by the fronts of nvfp4_moe and int4_moe: arguments beside the weights, and checks of them.
 #pragma once
 
 #include <cmath>
@@ -23,6 +23,16 @@ struct SwigluArguments {
   kernels::cpu::SwiGlu for_cpu() const {
     return {static_cast<float>(alpha), static_cast<float>(beta), limit_or_infinity(), is_silu()};
   }
+};
+
+struct MoeShape {
+  std::int64_t tokens = 0, k = 0, experts = 0, intermediate = 0, top_k = 0;
+};
+
+struct MoeArguments {
+  const Tensor &hidden_states, &topk_weights, &topk_ids;
+  const Tensor *w13_bias = nullptr, *w2_bias = nullptr;
+  SwigluArguments swiglu{};
 };
 
 // alpha and beta finite in float32, the limit above 0.

@@ -82,10 +82,13 @@ Nvfp4MoeArguments moe_arguments(const Op& op, AtenTensorHandle hidden_states, At
                                 AtenTensorHandle w2, AtenTensorHandle w2_scale, AtenTensorHandle w13_global,
                                 AtenTensorHandle w2_global, AtenTensorHandle* w13_bias, AtenTensorHandle* w2_bias,
                                 double swiglu_alpha, double swiglu_beta, const double* swiglu_limit) {
-  Nvfp4MoeArguments given{op.input(hidden_states, "hidden_states"), op.input(topk_weights, "topk_weights"),
-                          op.input(topk_ids, "topk_ids"),           op.input(w13, "w13"),
-                          op.input(w13_scale, "w13_scale"),         op.input(w2, "w2"),
-                          op.input(w2_scale, "w2_scale"),           op.input(w13_global, "w13_global"),
+  Nvfp4MoeArguments given{{op.input(hidden_states, "hidden_states"), op.input(topk_weights, "topk_weights"),
+                           op.input(topk_ids, "topk_ids")},
+                          op.input(w13, "w13"),
+                          op.input(w13_scale, "w13_scale"),
+                          op.input(w2, "w2"),
+                          op.input(w2_scale, "w2_scale"),
+                          op.input(w13_global, "w13_global"),
                           op.input(w2_global, "w2_global")};
   given.w13_bias = op.optional_input(w13_bias, "w13_bias");
   given.w2_bias = op.optional_input(w2_bias, "w2_bias");

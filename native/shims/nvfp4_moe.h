@@ -7,15 +7,12 @@
 
 namespace untorch::shims {
 
-struct Nvfp4MoeShape {
-  std::int64_t tokens = 0, k = 0, experts = 0, intermediate = 0, top_k = 0;
+struct Nvfp4MoeShape : MoeShape {
   bool two_scales = false;  // gate and up have a global scale each
 };
 
-struct Nvfp4MoeArguments {
-  const Tensor &hidden_states, &topk_weights, &topk_ids, &w13, &w13_scale, &w2, &w2_scale, &w13_global, &w2_global;
-  const Tensor *w13_bias = nullptr, *w2_bias = nullptr;
-  SwigluArguments swiglu{};
+struct Nvfp4MoeArguments : MoeArguments {
+  const Tensor &w13, &w13_scale, &w2, &w2_scale, &w13_global, &w2_global;
 };
 
 // Into `into`, or new memory where it is null.

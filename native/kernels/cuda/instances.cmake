@@ -17,10 +17,15 @@ untorch_cuda_instance(attention/paged_wgmma_float16.sm90a attention/paged_wgmma.
 untorch_cuda_instance(attention/paged_wgmma_bfloat16.sm90a attention/paged_wgmma.cu.in
   dtype=bfloat16 type=__nv_bfloat16)
 
-untorch_cuda_instance(moe/nvfp4_gate_up moe/nvfp4_gemm.cu.in
-  op=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")
-untorch_cuda_instance(moe/nvfp4_down moe/nvfp4_gemm.cu.in
-  op=down gated=false "what=each pair's share of its token, in float32")
+foreach(format "nvfp4;Nvfp4;NVFP4" "int4;Int4;Int4")
+  list(GET format 0 prefix)
+  list(GET format 1 class)
+  list(GET format 2 title)
+  untorch_cuda_instance(moe/${prefix}_gate_up moe/moe_gemm.cu.in
+    format=${prefix} class=${class} title=${title} op=gate_up gated=true "what=silu(gate) * up, rounded to x's dtype")
+  untorch_cuda_instance(moe/${prefix}_down moe/moe_gemm.cu.in
+    format=${prefix} class=${class} title=${title} op=down gated=false "what=each pair's share of its token, in float32")
+endforeach()
 
 foreach(bits 32 64)
   untorch_cuda_instance(sort/cta_sort${bits} sort/cta_sort.cu.in bits=${bits})

@@ -3,7 +3,7 @@
 // Elementwise: a thread has four neighbouring columns of a token. Bytes: 4·top_k read and 2 or 4 written an element;
 // bound by memory, or by L2 for few tokens.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/moe/nvfp4_moe.h"
+#include "kernels/cuda/moe/w4a16_moe.h"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 128;
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) moe_sum_kernel(Nvfp4Moe p, std::int64_t quads) {
+__global__ void __launch_bounds__(kThreads) moe_sum_kernel(W4A16Moe p, std::int64_t quads) {
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= quads) return;
   const std::int64_t token = index / (p.k / 4), column = (index - token * (p.k / 4)) * 4;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) moe_sum_kernel(Nvfp4Moe p, std::int6
 }
 
 template <class T>
-int sum_of(const Nvfp4Moe& p, Stream stream) {
+int sum_of(const W4A16Moe& p, Stream stream) {
   const std::int64_t quads = p.tokens * p.k / 4;
   if (quads == 0) return 0;
   moe_sum_kernel<T><<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(p, quads);
@@ -42,7 +42,7 @@ int sum_of(const Nvfp4Moe& p, Stream stream) {
 
 }  // namespace
 
-int nvfp4_moe_sum(const Nvfp4Moe& p, Stream stream) {
+int moe_sum(const W4A16Moe& p, Stream stream) {
   if (p.dtype == DType::kFloat16) return sum_of<__half>(p, stream);
   if (p.dtype == DType::kFloat32) return sum_of<float>(p, stream);
   return p.dtype == DType::kBFloat16 ? sum_of<__nv_bfloat16>(p, stream) : kNoKernel;

@@ -1,9 +1,10 @@
-// MoE routing: a stable counting sort of pairs by expert in one CTA, the tiles in M, and a permuted copy of x.
+// MoE routing: a stable counting sort of pairs by expert in one CTA, the tiles in M, and a padded copy of x, in NVFP4
+// with permuted k.
 //
 // CTA 0 sorts, 256 experts at a time. A warp has a contiguous range of pairs and a row of counters in shared memory, so
 // there are no atomics: __match_any_sync finds the lanes with the same expert, and the first of them counts for all.
 // Counters are scanned over warps, then over experts, and are the offsets of the second pass. The other CTAs copy x: a
-// thread writes 16 bytes of a row, eight k that are four or sixteen apart.
+// thread writes 16 bytes of a row, eight k that are permuted or neighbours.
 //
 //   shared memory   counters [32 warps][256 experts], starts [257], first_tiles [257], warp totals
 //
@@ -11,8 +12,7 @@
 // Operations: some 30 instructions for 32 pairs, serially in a warp. For few tokens it is latency-bound: a launch and
 // some round trips to memory; the copy of x runs beside it.
 #include "kernels/cuda/common/device_types.cuh"
-#include "kernels/cuda/moe/nvfp4_mainloop.cuh"
-#include "kernels/cuda/moe/nvfp4_moe.h"
+#include "kernels/cuda/moe/moe_weight.cuh"
 
 namespace untorch::kernels::cuda {
 namespace {
@@ -28,7 +28,7 @@ constexpr int kCounters = kWarps * kChunk, kStarts = kCounters, kFirstTiles = kS
 
 // Pairs of a warp: body(pair, id, bin), bin the expert's index in this chunk of experts, or -1.
 template <class Body>
-__device__ __forceinline__ void for_pairs(const Nvfp4Moe& p, int first, int begin, int end, Body&& body) {
+__device__ __forceinline__ void for_pairs(const W4A16Moe& p, int first, int begin, int end, Body&& body) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = begin; i < end; i += 32) {
     const int pair = i + lane, id = pair < end ? p.topk_ids[pair] : -1;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void for_pairs(const Nvfp4Moe& p, int first, int begi
   }
 }
 
-__device__ void sort_pairs(const Nvfp4Moe& p, int* memory) {
+__device__ void sort_pairs(const W4A16Moe& p, int* memory) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int pairs = static_cast<int>(p.tokens * p.top_k), experts = static_cast<int>(p.experts);
   const int run = (pairs + kThreads - 1) / kThreads * 32;  // of a warp
@@ -50,7 +50,7 @@ __device__ void sort_pairs(const Nvfp4Moe& p, int* memory) {
     for (int i = thread; i < warps * kChunk; i += kThreads) memory[i] = 0;
     __syncthreads();
     for_pairs(p, first, begin, end, [&](int, int id, int bin) {
-      if (first == 0 && (id < -1 || id >= experts)) report(p.fault, DeviceFault::kExpert, id);
+      if (first == 0 && (id < -1 || id >= experts)) report(p.fault, p.id_fault, id);
       const unsigned same = __match_any_sync(kAllLanes, bin);
       if (bin >= 0 && (same & before_me) == 0) counters[bin] += __popc(same);
       __syncwarp();
@@ -106,8 +106,8 @@ __device__ void sort_pairs(const Nvfp4Moe& p, int* memory) {
 }
 
 // Eight positions of a row, zeros behind its last k.
-__device__ void permute_activations(const Nvfp4Moe& p, std::int64_t index) {
-  const std::int64_t row_chunks = p.permuted_stride / 8, token = index / row_chunks;
+__device__ void copy_activations(const W4A16Moe& p, std::int64_t index) {
+  const std::int64_t row_chunks = p.copied_stride / 8, token = index / row_chunks;
   const int chunk = static_cast<int>(index - token * row_chunks);
   const auto* const from = static_cast<const std::uint16_t*>(p.x) + token * p.x_stride;
   struct alignas(16) Eight {
@@ -115,28 +115,29 @@ __device__ void permute_activations(const Nvfp4Moe& p, std::int64_t index) {
   } out;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int k = chunk / 8 * kMoeKGroup + permuted_k(chunk % 8 * 8 + i);
+    const int position = chunk % 8 * 8 + i,
+              k = chunk / 8 * kMoeKGroup + (p.permutes_k ? permuted_k(position) : position);
     out.values[i] = k < p.k ? from[k] : std::uint16_t{0};
   }
-  *reinterpret_cast<Eight*>(static_cast<char*>(p.permuted_x) + index * 16) = out;
+  *reinterpret_cast<Eight*>(static_cast<char*>(p.copied_x) + index * 16) = out;
 }
 
-__global__ void __launch_bounds__(kThreads) moe_route_kernel(Nvfp4Moe p, std::int64_t chunks) {
+__global__ void __launch_bounds__(kThreads) moe_route_kernel(W4A16Moe p, std::int64_t chunks) {
   extern __shared__ __align__(128) unsigned char memory[];
   if (blockIdx.x == 0) {
     sort_pairs(p, reinterpret_cast<int*>(memory));
     return;
   }
   const std::int64_t index = std::int64_t{blockIdx.x - 1} * kThreads + threadIdx.x;
-  if (index < chunks) permute_activations(p, index);
+  if (index < chunks) copy_activations(p, index);
 }
 
 }  // namespace
 
-int nvfp4_moe_route(const Nvfp4Moe& p, Stream stream) {
+int moe_route(const W4A16Moe& p, Stream stream) {
   if (p.pairs() == 0) return 0;
   if (p.pairs() > kMoeMaxPairs || p.experts > kMoeMaxPairs) return kNoKernel;
-  const std::int64_t chunks = p.dtype == DType::kFloat32 ? 0 : p.tokens * p.permuted_stride / 8;
+  const std::int64_t chunks = p.dtype == DType::kFloat32 ? 0 : p.tokens * p.copied_stride / 8;
   const unsigned copies = chunks > 0 ? blocks_for(chunks, kThreads) : 0;
   moe_route_kernel<<<1 + copies, kThreads, kSharedInts * sizeof(int), stream>>>(p, chunks);
   return cudaGetLastError();

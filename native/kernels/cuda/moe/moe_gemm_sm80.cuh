@@ -1,36 +1,35 @@
-// NVFP4 MoE grouped GEMM on sm_80 and newer: mma.sync from a multistage cp.async pipeline, tiles of one expert.
+// MoE grouped GEMM on sm_80 and newer: mma.sync from a multistage cp.async pipeline, tiles of one expert.
 //
 // CTA tile TileM × TileN: TileM 8, 16, 32 or 64 rows of one expert (an ExpertTile), TileN 64 rows of its weight, or 128
 // from TileM 32 on. 8 warps: 4 along N, 16 or 32 each; the other 4 take the other half of a stage's k.
 //
 //   a stage in shared memory: 256 k (TileM up to 16) or 128; 4 stages, 3 for TileM 64
 //     x        [k / 64][TileM] rows of 128 bytes, 16-byte chunks XOR-swizzled by row
-//     weight   [TileN] rows, 32 bytes for 64 k, swizzled in units of 32 bytes
-//     scales   [TileN] rows, 4 bytes for 64 k
+//     weight   32 bytes a row for 64 k, and scales, as `Format` has them
 //
 // The weight is the A operand of mma.m16n8k16 (16 weight rows × 16 k), dequantized in registers, and used for every 8
 // rows of x. The two halves of k are reduced in shared memory, over the stages.
 //
-// Bytes: 0.5625 a weight for every tile in M, from memory the first time; x 2·TileM·K for every 64 or 128 weight rows,
-// from L2. Operations: for 16 weight rows and 64 k a warp issues some 80 instructions to dequantize, and 6 for every 8
-// rows of x, 4 of them mma.sync. Up to TileM 16 memory is the bound, but not by much: beside its loads an SM
-// dequantizes 21 bytes a clock, and an H200's memory delivers 18. At TileM 64, ldmatrix and the tensor cores take
-// equally long.
+// Bytes: 0.5 a weight and its share of scales (0.5625 for NVFP4, 0.53 for int4 with groups of 128) for every tile in M,
+// from memory the first time; x 2·TileM·K for every 64 or 128 weight rows, from L2. Operations: for 16 weight rows and
+// 64 k a warp issues some 80 instructions to dequantize NVFP4, and 6 for every 8 rows of x, 4 of them mma.sync. Up to
+// TileM 16 memory is the bound, but not by much: beside its loads an SM dequantizes 21 bytes a clock, and an H200's
+// memory delivers 18. At TileM 64, ldmatrix and the tensor cores take equally long.
 #pragma once
 
 #include "kernels/cuda/mma/mma_sync.cuh"
-#include "kernels/cuda/moe/nvfp4_tile.cuh"
+#include "kernels/cuda/moe/moe_tile.cuh"
 
 namespace untorch::kernels::cuda {
 
-template <int TileM>
+template <class Format, int TileM>
 struct MoeSm80Config {
   static constexpr int kThreads = 256, kTileM = TileM, kWarpSplitK = 2;  // two halves of k
   static constexpr int kWarpTiles = TileM <= 16 ? 1 : 2;                 // of 16 weight rows
   static constexpr int kTileN = 64 * kWarpTiles;
   static constexpr int kKGroups = TileM <= 16 ? 4 : 2;  // of 64 k, in a stage
-  static constexpr int kWeightBytes = kTileN * kKGroups * 32, kScaleBytes = kTileN * kKGroups * 4,
-                       kXBytes = TileM * kKGroups * 128;
+  static constexpr int kWeightBytes = kTileN * kKGroups * 32, kXBytes = TileM * kKGroups * 128,
+                       kScaleBytes = kTileN * kKGroups * Format::kScaleBytes;
   static constexpr int kStageBytes = kXBytes + kWeightBytes + kScaleBytes;
   static constexpr int kStages = TileM == 64 ? 3 : 4;  // sm_90 has room for four CTAs of TileM 8, sm_80 for two of 64
   // CTAs an SM that registers are to allow.
@@ -41,10 +40,11 @@ struct MoeSm80Config {
                                                                                             : kAccumulatorBytes;
 };
 
-template <class T, int TileM, bool GateUp>
-__global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config<TileM>::kCtasPerSm))
-    moe_gemm_sm80_kernel(Nvfp4Moe p, int tiles_n) {
-  using Config = MoeSm80Config<TileM>;
+template <class Format, class T, int TileM, bool GateUp>
+__global__ void __launch_bounds__(MoeSm80Config<Format, TileM>::kThreads, (MoeSm80Config<Format, TileM>::kCtasPerSm))
+    moe_gemm_sm80_kernel(typename Format::Moe p, int tiles_n) {
+  using Config = MoeSm80Config<Format, TileM>;
+  using Rows = typename Format::template Rows<T, Config>;
   constexpr int kWarpTiles = Config::kWarpTiles, kStages = Config::kStages, kKGroups = Config::kKGroups;
   extern __shared__ __align__(128) unsigned char memory[];
   const int tile_index = static_cast<int>(blockIdx.x) / tiles_n;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4, warp_n = warp % 4, warp_k = warp / 4;
   const std::uint32_t base = shared_address(memory);
-  MoeStageLoader<Config, GateUp> loader(p, tile, n0);
+  MoeStageLoader<Format, Config, GateUp> loader(p, tile, n0);
   const int steps = loader.steps();
 
 #pragma unroll
@@ -64,7 +64,6 @@ __global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config
   }
 
   float acc[kWarpTiles][TileM / 8][4] = {};
-  const unsigned selector = 0x4040u + t * 0x0101u;  // __byte_perm: byte t, twice, with zeros above
   const auto mma_stage = [&](int stage, int step) {
     cp_async_wait_group<kStages - 2>();
     __syncthreads();  // this stage has arrived, and no warp reads the one before it
@@ -75,29 +74,22 @@ __global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config
     cp_async_commit();
     const unsigned char* const here = memory + stage * Config::kStageBytes;
     const std::uint32_t x = base + stage * Config::kStageBytes + (lane & 7) * 128;
+    const int first_group = warp_k * (kKGroups / 2);
+    Rows rows[kWarpTiles * 2];  // of 8 weight rows each
+#pragma unroll
+    for (int j = 0; j < kWarpTiles * 2; ++j) {
+      rows[j].begin(p, here + Config::kXBytes, (warp_n * kWarpTiles * 2 + j) * 8 + g, first_group);
+    }
 #pragma unroll
     for (int i = 0; i < kKGroups / 2; ++i) {
-      const int group = warp_k * (kKGroups / 2) + i;
-      uint2 words[kWarpTiles][2];
-      std::uint32_t scales[kWarpTiles][2];
+      const int group = first_group + i;
 #pragma unroll
-      for (int j = 0; j < kWarpTiles * 2; ++j) {
-        const int weight_row = (warp_n * kWarpTiles * 2 + j) * 8 + g;
-        const unsigned char* const from = here + Config::kXBytes + weight_row * (kKGroups * 32);
-        words[j / 2][j % 2] =
-            *reinterpret_cast<const uint2*>(from + (group ^ moe_swizzle<kKGroups>(weight_row)) * 32 + t * 8);
-        const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(
-            here + Config::kXBytes + Config::kWeightBytes + (weight_row * kKGroups + group) * 4);
-        scales[j / 2][j % 2] = Nvfp4Values<T>::scale_pair_of(__byte_perm(four, 0, selector));
-      }
+      for (int j = 0; j < kWarpTiles * 2; ++j) rows[j].load(i);
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
         std::uint32_t pairs[kWarpTiles][2][4];
 #pragma unroll
-        for (int j = 0; j < kWarpTiles * 2; ++j) {
-          const uint2 both = words[j / 2][j % 2];
-          dequantize_pairs<T>(w == 0 ? both.x : both.y, scales[j / 2][j % 2], pairs[j / 2][j % 2]);
-        }
+        for (int j = 0; j < kWarpTiles * 2; ++j) rows[j].dequantize(i, w, pairs[j / 2][j % 2]);
 #pragma unroll
         for (int r = 0; r < TileM / 8; ++r) {
           std::uint32_t b[4];
@@ -143,29 +135,30 @@ __global__ void __launch_bounds__(MoeSm80Config<TileM>::kThreads, (MoeSm80Config
   }
   __syncthreads();
   if constexpr (GateUp) {
-    epilogue_gate_up<T, Config>(p, tile, n0, sums);
+    epilogue_gate_up<Format, T, Config>(p, tile, n0, sums);
   } else {
-    epilogue_down<T, Config>(p, tile, n0, sums);
+    epilogue_down<Format, T, Config>(p, tile, n0, sums);
   }
 }
 
-template <class T, int TileM, bool GateUp>
-int launch_gemm_sm80(const Nvfp4Moe& p, Stream stream) {
-  return launch_moe_gemm<MoeSm80Config<TileM>, GateUp>(moe_gemm_sm80_kernel<T, TileM, GateUp>, p, stream);
+template <class Format, class T, int TileM, bool GateUp>
+int launch_gemm_sm80(const typename Format::Moe& p, Stream stream) {
+  using Config = MoeSm80Config<Format, TileM>;
+  return launch_moe_gemm<Format, Config, GateUp>(moe_gemm_sm80_kernel<Format, T, TileM, GateUp>, p, stream);
 }
 
-template <class T, bool GateUp>
-int moe_gemm_sm80_for_m(const Nvfp4Moe& p, Stream stream) {
-  if (p.tile_m == 8) return launch_gemm_sm80<T, 8, GateUp>(p, stream);
-  if (p.tile_m == 16) return launch_gemm_sm80<T, 16, GateUp>(p, stream);
-  if (p.tile_m == 32) return launch_gemm_sm80<T, 32, GateUp>(p, stream);
-  return p.tile_m == 64 ? launch_gemm_sm80<T, 64, GateUp>(p, stream) : kNoKernel;
+template <class Format, class T, bool GateUp>
+int moe_gemm_sm80_for_m(const typename Format::Moe& p, Stream stream) {
+  if (p.tile_m == 8) return launch_gemm_sm80<Format, T, 8, GateUp>(p, stream);
+  if (p.tile_m == 16) return launch_gemm_sm80<Format, T, 16, GateUp>(p, stream);
+  if (p.tile_m == 32) return launch_gemm_sm80<Format, T, 32, GateUp>(p, stream);
+  return p.tile_m == 64 ? launch_gemm_sm80<Format, T, 64, GateUp>(p, stream) : kNoKernel;
 }
 
-template <bool GateUp>
-int moe_gemm_sm80(const Nvfp4Moe& p, Stream stream) {
-  if (p.dtype == DType::kFloat16) return moe_gemm_sm80_for_m<__half, GateUp>(p, stream);
-  return p.dtype == DType::kBFloat16 ? moe_gemm_sm80_for_m<__nv_bfloat16, GateUp>(p, stream) : kNoKernel;
+template <class Format, bool GateUp>
+int moe_gemm_sm80(const typename Format::Moe& p, Stream stream) {
+  if (p.dtype == DType::kFloat16) return moe_gemm_sm80_for_m<Format, __half, GateUp>(p, stream);
+  return p.dtype == DType::kBFloat16 ? moe_gemm_sm80_for_m<Format, __nv_bfloat16, GateUp>(p, stream) : kNoKernel;
 }
 
 }  // namespace untorch::kernels::cuda
