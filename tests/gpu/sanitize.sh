@@ -13,7 +13,8 @@ test -x "$tool" || { echo "compute-sanitizer was not found: it comes with the CU
 native=tests/gpu/native
 MEMCHECK=${MEMCHECK-$native}
 RACECHECK=${RACECHECK-$native/test_sort.py $native/test_scan.py $native/test_select.py}
-RACECHECK_W4A16=${RACECHECK_W4A16-$native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py}
+RACECHECK_W4A16=${RACECHECK_W4A16-$native/test_int4.py $native/test_nvfp4.py $native/test_nvfp4_moe.py \
+  $native/test_int4_moe.py}
 
 # Few examples a property; torch's own allocations one by one, so that a step beyond one is seen.
 # Few queues a process, as a GPU has so many: without one left, CUDA says that it is out of memory.

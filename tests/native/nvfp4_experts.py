@@ -78,21 +78,38 @@ def in_float64(
     *weights: torch.Tensor,
     swiglu: SwiGLU = SILU,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
-    two GEMMs shows in the result at most; and how an absolute one of the least number of x's dtype does.
-    """
+    """``moe_in_float64`` with NVFP4 weights."""
     w13, w13_scale, w2, w2_scale, w13_global, w2_global = weights
     width = w13.shape[1] // 2
+
+    def matrices(expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        world = w13_global[expert].reshape(-1).expand(2).repeat_interleave(width)
+        first = dequantize_nvfp4(w13[expert], w13_scale[expert], world, torch.float64)
+        return first, dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], torch.float64)
+
+    return moe_in_float64(x, topk_weights, topk_ids, matrices, w13.shape[0], swiglu)
+
+
+def moe_in_float64(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    matrices: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    experts: int,
+    swiglu: SwiGLU,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
+    two GEMMs shows in the result at most; and how an absolute one of the least number of x's dtype does. ``matrices``
+    gives an expert's weights in float64.
+    """
     y, size, relative, least = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4))
     smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     for expert in topk_ids.unique().tolist():
-        if not 0 <= expert < w13.shape[0]:
+        if not 0 <= expert < experts:
             continue
         tokens, places = torch.where(topk_ids == expert)
         factors = topk_weights[tokens, places].double()[:, None]
-        world = w13_global[expert].reshape(-1).expand(2).repeat_interleave(width)
-        first = dequantize_nvfp4(w13[expert], w13_scale[expert], world, torch.float64)
-        second = dequantize_nvfp4(w2[expert], w2_scale[expert], w2_global[expert], torch.float64)
+        first, second = matrices(expert)
         rows = x[tokens].double()
         none = torch.zeros((), dtype=torch.float64, device=x.device)
         b13, b2 = (none if bias is None else bias[expert].double() for bias in (swiglu.w13_bias, swiglu.w2_bias))

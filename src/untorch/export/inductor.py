@@ -71,7 +71,7 @@ def _inductor_options(method: Method, folder: Path) -> dict[str, Any]:
             packed_convolution.OPERATOR: [packed_convolution.C_SHIM],
             packed_linear.OPERATOR: [packed_linear.C_SHIM],
             int4.OPERATOR: int4.C_SHIMS,
-            int4_moe.OPERATOR: [int4_moe.C_SHIM],
+            int4_moe.OPERATOR: int4_moe.C_SHIMS,
             byte_max_pool.OPERATOR: [byte_max_pool.C_SHIM],
             int8.OPERATOR: [int8.C_SHIM],
             int8_convolution.OPERATOR: [int8_convolution.C_SHIM],

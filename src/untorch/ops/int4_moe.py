@@ -1,4 +1,4 @@
-"""``untorch::int4_moe``: a mixture of experts, each a gated MLP, whose weights are stored in four bits, for CPUs.
+"""``untorch::int4_moe``: a mixture of experts, each a gated MLP, whose weights are stored in four bits.
 
     y[m] = Σ_j topk_weights[m, j] · (W2[e] · act + b2[e])    with e = topk_ids[m, j]
     (gate, up) = W13[e] · x[m] + b13[e]
@@ -6,11 +6,11 @@
 
 Without biases, alpha 1, beta 0 and no limit are SiLU: act = silu(gate) · up. In W13 the rows of the gate come first,
 then those of up. The matrices of all experts lie below each other, [E · 2·I, K] and [E · K, I], and are packed like one
-weight: as ``untorch::int4_linear`` has it (4-D), and activations are in floating point; or as ``untorch::w4a8_linear``
-has it (3-D), and the inputs of both GEMMs are quantised to int8 in parts of 32.
+weight: as ``untorch::int4_linear`` has it (4-D), and activations are in floating point; or, on CPUs, as
+``untorch::w4a8_linear`` has it (3-D), and the inputs of both GEMMs are quantised to int8 in parts of 32.
 
-libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here makes the weights of one
-expert after the other in float32.
+libuntorch.so computes it, for torch's tensors as in files (``native``). The reference here, which makes the weights of
+one expert after the other in float32, is for the dtypes, devices and layouts that the library does not serve.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from untorch.ops.moe import check_ids, check_numbers, check_tokens, expect, run_
 from untorch.ops.w4a8 import quantize_parts
 from untorch.ops.w4a8_layout import W4A8_BLOCK, unpack_w4a8
 
-__all__ = ["C_SHIM", "OPERATOR", "check_weights", "int4_moe", "int4_moe_reference"]
+__all__ = ["C_SHIMS", "OPERATOR", "check_weights", "int4_moe", "int4_moe_reference"]
 
 _SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-C_SHIM = (
-    "AOTITorchError aoti_torch_cpu_int4_moe(AtenTensorHandle hidden_states, AtenTensorHandle topk_weights, "
-    "AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale_and_zero, AtenTensorHandle w2, "
-    "AtenTensorHandle w2_scale_and_zero, int64_t group_size, int64_t intermediate, AtenTensorHandle* w13_bias, "
-    "AtenTensorHandle* w2_bias, double swiglu_alpha, double swiglu_beta, double* swiglu_limit, AtenTensorHandle* ret0)"
-)
+# AOTInductor declares all of them, and calls the one of the model's device.
+C_SHIMS = [
+    f"AOTITorchError aoti_torch_{device}_int4_moe(AtenTensorHandle hidden_states, AtenTensorHandle topk_weights, "
+    f"AtenTensorHandle topk_ids, AtenTensorHandle w13, AtenTensorHandle w13_scale_and_zero, AtenTensorHandle w2, "
+    f"AtenTensorHandle w2_scale_and_zero, int64_t group_size, int64_t intermediate, AtenTensorHandle* w13_bias, "
+    f"AtenTensorHandle* w2_bias, double swiglu_alpha, double swiglu_beta, double* swiglu_limit, AtenTensorHandle* ret0)"
+    for device in ("cpu", "cuda")
+]
 
 
 @torch.library.custom_op("untorch::int4_moe", mutates_args=())
@@ -68,7 +70,10 @@ def int4_moe(
     swiglu_alpha, swiglu_beta: finite numbers of float32.
     swiglu_limit: above 0; None: none.
 
-    Sums between experts are in float32, for float64 in that. Raises ValueError.
+    Sums are in float32, for float64 in that; so is the activation between the two GEMMs, but on a GPU, where act is
+    rounded to hidden_states' dtype, and so are the weights. GPUs have kernels for inner_k_tiles 8. Raises ValueError;
+    RuntimeError for what the GPU cannot do. On the CPU ids of no expert are refused; on a GPU they count as -1, and the
+    next operator of the library reports them.
     """
     _check(
         hidden_states, topk_weights, topk_ids, w13, w13_scale_and_zero, w2, w2_scale_and_zero, group_size, intermediate,
@@ -76,8 +81,10 @@ def int4_moe(
     )  # fmt: skip
     check_numbers("int4_moe", swiglu_alpha, swiglu_beta, swiglu_limit)
     experts = check_weights("int4_moe", w13, w13_scale_and_zero, w2, w2_scale_and_zero, group_size, intermediate)[0]
-    if topk_ids.numel() and hidden_states.device.type == "cpu" and native.serves("int4_moe", hidden_states):
-        check_ids("int4_moe", topk_ids.flatten().tolist(), experts)
+    has_kernel = not topk_ids.is_cuda or w13.shape[3:] == w2.shape[3:] == (INNER_K_TILES[-1] // 2,)
+    if topk_ids.numel() and has_kernel and native.serves("int4_moe", hidden_states):
+        if not topk_ids.is_cuda:
+            check_ids("int4_moe", topk_ids.flatten().tolist(), experts)
         out = hidden_states.new_empty(hidden_states.shape)
         native.call(
             "int4_moe", out, hidden_states, topk_weights, topk_ids, w13, w13_scale_and_zero, w2, w2_scale_and_zero,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.export import Dim
 
+from tests.native.int4_experts import Experts
 from tests.native.nvfp4_experts import random_routing, random_swiglu
-from tests.native.test_int4_moe import Experts
 from untorch.ops.int4_moe import OPERATOR, _int4_moe_fake, int4_moe_reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
