@@ -1,8 +1,10 @@
-"""Files with NVFP4 MoE layers against eager PyTorch: any routing, also in a CUDA graph."""
+"""Files with NVFP4 and int4 MoE layers against eager PyTorch: any routing, also in a CUDA graph; a whole model."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,12 @@ from torch import nn
 from torch.export import Dim
 
 import untorch
+from tests.conformance import test_nvfp4 as models
+from tests.native.int4_experts import Experts
 from tests.native.nvfp4_experts import random_experts, random_swiglu
 from untorch.export import export
-from untorch.quant import NVFP4MoE
+from untorch.quant import Int4Experts, NVFP4MoE, quantize
+from untorch.quant.swiglu import SwiGLU
 
 K, EXPERTS = 256, 16
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}  # of the largest value
@@ -21,34 +26,42 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}  # 
 class Block(nn.Module):
     """A router and its experts, as Qwen3's or as gpt-oss's."""
 
-    def __init__(self, dtype: torch.dtype, biased: bool) -> None:
+    def __init__(self, kind: str, dtype: torch.dtype, biased: bool) -> None:
         super().__init__()
         self.router = nn.Linear(K, EXPERTS, bias=False, dtype=torch.float32)
         self.norm = nn.LayerNorm(K, dtype=dtype)
-        weights = random_experts(EXPERTS, K, 128, True)
-        self.experts = NVFP4MoE(*weights)
-        if biased:
-            swiglu = random_swiglu(EXPERTS, K, 128)
-            self.experts = NVFP4MoE(
-                *weights, swiglu.w13_bias, swiglu.w2_bias, swiglu_alpha=swiglu.alpha, swiglu_beta=swiglu.beta,
-                swiglu_limit=swiglu.limit,
-            )  # fmt: skip
+        self.is_int4 = kind == "int4"
+        swiglu = random_swiglu(EXPERTS, K, 128)
+        biases = (swiglu.w13_bias, swiglu.w2_bias) if biased else ()
+        if self.is_int4:
+            activation = SwiGLU(swiglu.alpha, swiglu.beta, swiglu.limit) if biased else SwiGLU()
+            packed = Experts(EXPERTS, K, 128, 64, scales=dtype).packed
+            self.experts: Any = Int4Experts(
+                *packed, *biases, intermediate_size=128, group_size=64, method="rtn", swiglu=activation
+            )
+        else:
+            numbers = {"alpha": swiglu.alpha, "beta": swiglu.beta, "limit": swiglu.limit} if biased else {}
+            named: Any = {f"swiglu_{name}": number for name, number in numbers.items()}
+            self.experts = NVFP4MoE(*random_experts(EXPERTS, K, 128, True), *biases, **named)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         topk_weights, topk_ids = self.router(x.float()).softmax(-1).topk(4)
-        return self.norm(x) + self.experts(x, topk_weights, topk_ids)
+        routing = (topk_ids, topk_weights) if self.is_int4 else (topk_weights, topk_ids)
+        y: torch.Tensor = self.norm(x) + self.experts(x, *routing)
+        return y
 
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_file_computes_what_the_module_does(dtype: torch.dtype, biased: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["nvfp4", "int4"])
+def test_a_file_computes_what_the_module_does(kind: str, dtype: torch.dtype, biased: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Block(dtype, biased).eval().requires_grad_(False)
+    model = Block(kind, dtype, biased).eval().requires_grad_(False)
     report = export(
         model, (torch.randn(5, K, dtype=dtype),), tmp_path / "model.pt2", device="cuda",
         dynamic_shapes=({0: Dim("tokens", min=1, max=4096)},), progress=False,
     )  # fmt: skip
-    assert "aoti_torch_cuda_nvfp4_moe" in report.methods["forward"].operators
+    assert f"aoti_torch_cuda_{kind}_moe" in report.methods["forward"].operators
     model = model.cuda()
 
     def compare(got: untorch.Tensor, x: torch.Tensor) -> None:
@@ -65,3 +78,23 @@ def test_a_file_computes_what_the_module_does(dtype: torch.dtype, biased: bool, 
                 torch.manual_seed(seed)
                 x = torch.randn(32, K, dtype=dtype, device="cuda")
                 compare(graph(x), x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [models.qwen3_moe, models.gpt_oss])
+def test_a_model_in_int4(make: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The logits of a file are those of the quantised module on the CPU; bfloat16 may choose other experts."""
+    pytest.importorskip("transformers")
+    model = models.Logits(make().to(dtype)).eval().requires_grad_(False)
+    options: dict[str, Any] = {"dtype": "int4", "group_size": 32, "method": "rtn"}
+    tokens = torch.randint(0, 96, (1, 40), generator=torch.Generator().manual_seed(1))
+    report = export(model, (tokens,), tmp_path / "m.pt2", device="cuda", quantize=options, progress=False)
+    assert "aoti_torch_cuda_int4_moe" in report.methods["forward"].operators
+    rounded = copy.deepcopy(model).to("cpu")
+    quantize(rounded, "int4", group_size=32, method="rtn", progress=False)
+    want = rounded.float()(tokens) if dtype == torch.float32 else rounded(tokens).float()
+    with untorch.load(tmp_path / "m.pt2") as program:
+        got = torch.from_dlpack(program(tokens.cuda())).clone().cpu().float()
+    close = (got - want).abs() <= (1e-3 if dtype == torch.float32 else 5e-2) * want.abs().max()
+    assert float(close.all(-1).float().mean()) >= (1.0 if dtype == torch.float32 else 0.8)

@@ -37,11 +37,6 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _SHIM_CALL = re.compile(r"\b((?:aoti_torch|torch)_\w+)\(")
 _PROXY_CALL = re.compile(r"aoti_torch_proxy_executor_call_function\(\s*proxy_executor\s*,\s*(\d+)")
 _FOR_CPUS = {
-    "untorch.int4_moe.default": (
-        "experts in int4",
-        "take 'nvfp4' for a GPU, exclude them when you quantise, or leave it to export(…, quantize='int4'), which "
-        "keeps experts of methods for GPUs in floating point",
-    ),
     "untorch.int8_linear.default": (
         "linear layers in int8 for CPUs (Int8Linear)",
         "leave it to export(…, quantize='int8'), or quantise with target='cuda', which makes those for GPUs",

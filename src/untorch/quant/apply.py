@@ -72,8 +72,8 @@ def quantize(
         embeddings: For int4 and int8, also tables of embeddings, by ``Int4Embedding`` and ``Int8Embedding``, for GPUs
             ``W8Embedding``. A linear layer that is tied to one shares its tensors.
         device: Where to compute, such as "cuda". None: where each weight lies. The result lies where the weight was.
-        target: What the module will run on: "cpu" or "cuda". int8 has other layers for GPUs than for CPUs, fp8 is for
-            GPUs, and experts in int4 are for CPUs. None: "cuda" if weights of the module lie on a GPU, else "cpu".
+        target: What the module will run on: "cpu" or "cuda". int8 has other layers for GPUs than for CPUs, and fp8 is
+            for GPUs. None: "cuda" if weights of the module lie on a GPU, else "cpu".
         progress: Show the running layer when stderr is a terminal.
 
     Raises:

@@ -58,7 +58,7 @@ class NVFP4Experts(nn.Module):
 
 
 class Int4Experts(nn.Module):
-    """Takes the place of transformers' modules of experts, with weights in int4; for CPUs.
+    """Takes the place of transformers' modules of experts, with weights in int4.
 
     w13, w13_scale_and_zero: of all experts' gates and ups, [E · 2·I, K] packed as for ``Int4Linear``, an expert's gate
         before its up. w2, w2_scale_and_zero: [E · K, I].

@@ -115,7 +115,7 @@ def make_scheme(
             )
         return _FP8(group_size, "rtn" if method is None else method)
     if dtype == "int4":
-        return _Int4(128 if group_size is None else group_size, "hqq" if method is None else method, target)
+        return _Int4(128 if group_size is None else group_size, "hqq" if method is None else method)
     if dtype == "nvfp4":
         return _NVFP4(BLOCK_SIZE if group_size is None else group_size, "search" if method is None else method, prefill)
     raise InvalidArgumentError(f"quantize: dtype: expected 'int4', 'int8', 'fp8' or 'nvfp4', got {dtype!r}")
@@ -131,11 +131,11 @@ class _Int4:
     dtype = "int4"
     prefill = "exact"
 
-    def __init__(self, group_size: int, method: str, target: Target) -> None:
+    def __init__(self, group_size: int, method: str) -> None:
         if isinstance(group_size, bool) or group_size not in GROUP_SIZES:
             raise InvalidArgumentError(f"quantize: group_size: expected 32, 64, 128 or 256, got {group_size!r}")
         _check_method(method, tuple(METHODS))
-        self._group, self.method, self._target = int(group_size), method, target
+        self._group, self.method = int(group_size), method
 
     def group_size(self, in_features: int) -> int:
         return self._group
@@ -172,7 +172,7 @@ class _Int4:
         )  # fmt: skip
 
     def experts_obstacle(self) -> str:
-        return "" if self._target == "cpu" else "experts stay in floating point: their GEMMs in int4 are for CPUs"
+        return ""
 
     def experts(self, name: str, experts: nn.Module, device: torch.device | None) -> QuantizedExperts:
         made, errors = make_int4_experts(experts, self.quantize, self._group, self.method, device)
@@ -260,7 +260,7 @@ class _ForGpus(_ByOutput):
         )  # fmt: skip
 
     def experts_obstacle(self) -> str:
-        return "experts stay in floating point: on GPUs only nvfp4 has GEMMs for them"
+        return "experts stay in floating point: on GPUs only int4 and nvfp4 have GEMMs for them"
 
 
 class _Int8ForGpus(_ForGpus):

@@ -294,6 +294,33 @@ def test_experts_in_nvfp4(biases: tuple[torch.Tensor, ...]) -> None:
     assert "nvfp4_moe" in {item.operator for item in found}
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+@pytest.mark.parametrize(
+    ("name", "arch"), [("qwen3_moe", "sm_80"), pytest.param("gpt_oss", "sm_90", marks=pytest.mark.slow)]
+)
+def test_experts_in_int4(name: str, arch: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.conformance import test_nvfp4 as models
+
+    model = models.Logits(getattr(models, name)().to(torch.bfloat16)).eval().requires_grad_(False)
+    report = export(
+        model, (torch.randint(0, 96, (1, 9)),), tmp_path / "m.pt2", device="cuda", arch=arch,
+        quantize={"dtype": "int4", "group_size": 32, "method": "rtn"}, progress=False,
+    )  # fmt: skip
+    method = report.methods["forward"]
+    assert "aoti_torch_cuda_int4_moe" in method.operators
+    assert not [operator for operator in method.operators if "grouped_mm" in operator]
+    assert method.quantization is not None
+    assert not [layer for layer in method.quantization.skipped if layer.endswith("experts")]
+    with ArchiveReader(report.path) as archive:
+        manifest = json.loads(archive.read(MANIFEST))["methods"]["forward"]
+        assert set(kernels(archive.read(manifest["library"]))) == {int(arch[3:])}
+    experts = [entry for entry in manifest["quantization"] if entry["operator"] == "int4_moe"]
+    assert experts and {entry["dtype"] for entry in experts} == {"int4"}
+    assert {entry["activations"] for entry in experts} == {"bfloat16"}
+    assert len(experts) % 2 == 0
+
+
 @pytest.mark.parametrize("arch", ["sm_70", "H1000", "", "cuda", 90])
 def test_an_unknown_gpu(arch: Any, tmp_path: Path) -> None:
     text = r"arch: expected one of sm_80, .*sm_120, or the name of a GPU: A100, .*RTX 5090; got"

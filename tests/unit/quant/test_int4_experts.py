@@ -110,20 +110,25 @@ def test_what_its_constructor_refuses() -> None:
         assert str(error.value).startswith(text)
 
 
+@pytest.mark.parametrize("make", [Experts, Transposed])
 @pytest.mark.parametrize("options", [{"dtype": "int4"}, {"*": "int4"}])
-def test_for_gpus_they_stay(options: dict[str, Any]) -> None:
+def test_for_gpus_as_for_cpus(options: dict[str, Any], make: Any) -> None:
+    """The same tensors: a file for both has them once."""
     [target] = resolve_targets("cuda", "sm_90", resolve_host_cpus("portable")[0])
     wanted = QuantizeRules.read(options) if "*" in options else QuantizeOptions.read(options)
-    for device in ("cuda", "cpu"):
-        method = (
-            Method("m", Model(Experts()), (), target=target) if device == "cuda" else Method("m", Model(Experts()), ())
-        )
+    model, made = Model(make()), []
+    for method in (Method("m", model, (), target=target), Method("m", model, ())):
         [done] = quantize_methods([method], {"m": wanted}, Progress(False))
         assert isinstance(done.model, nn.Module)
         assert done.quantization is not None
-        assert isinstance(done.model.get_submodule("experts"), Experts if device == "cuda" else Int4Experts)
-        reason = "experts stay in floating point: their GEMMs in int4 are for CPUs"
-        assert done.quantization.skipped == ({"experts": reason} if device == "cuda" else {})
+        assert done.quantization.skipped == {}
+        experts = done.model.get_submodule("experts")
+        assert isinstance(experts, Int4Experts)
+        made.append(experts)
+    for name, tensor in made[0].named_buffers():
+        assert torch.equal(tensor, made[1].get_buffer(name))
+    # The layout that the GPU's kernels are for.
+    assert made[0].w13.shape[2:] == made[0].w2.shape[2:] == (32, 4)
 
 
 class Routed(nn.Module):
@@ -139,24 +144,15 @@ class Routed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
-@pytest.mark.parametrize(
-    ("dtype", "layer"),
-    [
-        (
-            "int4",
-            "experts in int4 have no kernel for GPUs: take 'nvfp4' for a GPU, exclude them when you quantise, or leave",
-        ),
-        (
-            "int8",
-            "linear layers in int8 for CPUs (Int8Linear) have no kernel for GPUs: leave it to export(…, quantize=",
-        ),
-    ],
-)
-def test_quantised_in_place_and_exported_for_a_gpu(dtype: str, layer: str, tmp_path: Path) -> None:
-    model = Routed() if dtype == "int4" else nn.Sequential(nn.Linear(32, 32))
-    quantize(model, dtype, method="rtn", progress=False)
+def test_quantised_in_place_and_exported_for_a_gpu(tmp_path: Path) -> None:
+    model = Routed()
+    quantize(model, "int4", method="rtn", progress=False)
+    report = export(model, (torch.randn(3, 32),), tmp_path / "m.pt2", device="cuda", arch="sm_90", progress=False)
+    assert {"aoti_torch_cuda_int4_moe", "aoti_torch_cuda_int4_linear"} <= set(report.methods["forward"].operators)
+    linear = nn.Sequential(nn.Linear(32, 32))
+    quantize(linear, "int8", method="rtn", progress=False)
     with pytest.raises(UnsupportedError) as error:
-        export(model, (torch.randn(3, 32),), tmp_path / "m.pt2", device="cuda", arch="sm_90", progress=False)
-    operator = "untorch.int4_moe.default" if dtype == "int4" else "untorch.int8_linear.default"
-    assert str(error.value).startswith(f"method 'forward': operator {operator}")
-    assert f": {layer}" in str(error.value)
+        export(linear, (torch.randn(3, 32),), tmp_path / "n.pt2", device="cuda", arch="sm_90", progress=False)
+    assert str(error.value).startswith("method 'forward': operator untorch.int8_linear.default")
+    reason = "linear layers in int8 for CPUs (Int8Linear) have no kernel for GPUs: leave it to export(…, quantize="
+    assert f": {reason}" in str(error.value)
