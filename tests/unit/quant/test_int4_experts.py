@@ -131,6 +131,19 @@ def test_for_gpus_as_for_cpus(options: dict[str, Any], make: Any) -> None:
     assert made[0].w13.shape[2:] == made[0].w2.shape[2:] == (32, 4)
 
 
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss", "DeepseekV3"])
+def test_experts_of_transformers(name: str) -> None:
+    pytest.importorskip("transformers")
+    from tests.conformance.language_models import make_model
+
+    model = make_model(name)
+    report = quantize(model, "int4", group_size=32, method="rtn", target="cuda", progress=False)
+    experts = [part for part in model.modules() if isinstance(part, Int4Experts)]
+    assert experts and not [layer for layer in report.skipped if layer.endswith("experts")]
+    assert (experts[0].w13_bias is not None) == (name == "GptOss")
+    assert (experts[0].swiglu.limit is not None) == (name == "GptOss")
+
+
 class Routed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
