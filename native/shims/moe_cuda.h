@@ -56,6 +56,7 @@ void run_moe(const OnDevice& on, const MoeArguments& given, const MoeShape& shap
   if (given.w13_bias != nullptr) p.w13_bias = given.w13_bias->data<float>();
   if (w2_bias != nullptr) p.w2_bias = w2_bias->data<float>();
   p.has_wgmma = on.properties().major == 9 && on.properties().minor == 0;
+  p.pdl = on.properties().has_pdl;
   p.fault = on.faults();
   const auto bytes = static_cast<std::int64_t>(element_size(x.dtype()));
   // Tokens of a chunk, so that the workspace does not grow with their number.

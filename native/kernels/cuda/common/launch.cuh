@@ -8,6 +8,7 @@ namespace untorch::kernels::cuda {
 struct Launch {
   dim3 blocks;
   int threads = 0, shared_bytes = 0;  // shared_bytes: dynamic
+  int max_shared_bytes = 0;           // the most of any launch, where shared_bytes varies: the kernel has one limit
   int cluster = 1;                    // CTAs along x; above 1 on sm_90 and newer
   // Programmatic dependent launch: starts while the kernel before it on the stream still runs, once that one has called
   // griddepcontrol_launch_dependents. For kernels that call griddepcontrol_wait, where DeviceProperties::has_pdl is
@@ -31,9 +32,9 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 
 template <class... Parameters, class... Arguments>
 int launch_kernel(void (*kernel)(Parameters...), const Launch& how, Stream stream, const Arguments&... arguments) {
-  if (how.shared_bytes > 48 * 1024) {
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+  const int limit = how.shared_bytes > how.max_shared_bytes ? how.shared_bytes : how.max_shared_bytes;
+  if (limit > 48 * 1024) {
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
     if (code != cudaSuccess) return code;
   }
   cudaLaunchConfig_t config{};

@@ -3,6 +3,7 @@
 // Elementwise: a thread has four neighbouring columns of a token. Bytes: 4·top_k read and 2 or 4 written an element;
 // bound by memory, or by L2 for few tokens.
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/moe/w4a16_moe.h"
 
 namespace untorch::kernels::cuda {
@@ -12,6 +13,8 @@ constexpr int kThreads = 128;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) moe_sum_kernel(W4A16Moe p, std::int64_t quads) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= quads) return;
   const std::int64_t token = index / (p.k / 4), column = (index - token * (p.k / 4)) * 4;
@@ -36,8 +39,9 @@ template <class T>
 int sum_of(const W4A16Moe& p, Stream stream) {
   const std::int64_t quads = p.tokens * p.k / 4;
   if (quads == 0) return 0;
-  moe_sum_kernel<T><<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(p, quads);
-  return cudaGetLastError();
+  Launch how;
+  how.blocks = dim3(blocks_for(quads, kThreads)), how.threads = kThreads, how.pdl = p.pdl;
+  return launch_kernel(moe_sum_kernel<T>, how, stream, p, quads);
 }
 
 }  // namespace

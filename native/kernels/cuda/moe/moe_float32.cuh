@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/moe/moe_weight.cuh"
 #include "kernels/cuda/moe/swiglu.cuh"
 
@@ -22,6 +23,8 @@ __device__ __forceinline__ float warp_reduce(float sum) {
 
 template <class Format, bool GateUp>
 __global__ void __launch_bounds__(kThreads) moe_gemm_float32_kernel(typename Format::Moe p, int tiles_n) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int tile_index = static_cast<int>(blockIdx.x) / tiles_n, lane = static_cast<int>(threadIdx.x) % 32;
   const ExpertTile tile = p.tiles[tile_index];
   const std::int64_t column =
@@ -63,9 +66,9 @@ template <class Format, bool GateUp>
 int moe_gemm_float32(const typename Format::Moe& p, Stream stream) {
   const std::int64_t tiles_n = ((GateUp ? p.intermediate : p.k) + kWarps - 1) / kWarps;
   if (p.dtype != DType::kFloat32 || p.tile_m != kTileM || tiles_n * p.num_tiles > 0x7fffffff) return kNoKernel;
-  moe_gemm_float32_kernel<Format, GateUp>
-      <<<static_cast<unsigned>(tiles_n * p.num_tiles), kThreads, 0, stream>>>(p, static_cast<int>(tiles_n));
-  return cudaGetLastError();
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(tiles_n * p.num_tiles)), how.threads = kThreads, how.pdl = p.pdl;
+  return launch_kernel(moe_gemm_float32_kernel<Format, GateUp>, how, stream, p, static_cast<int>(tiles_n));
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ __global__ void __launch_bounds__(MoeSm80Config<Format, TileM>::kThreads, (MoeSm
   using Rows = typename Format::template Rows<T, Config>;
   constexpr int kWarpTiles = Config::kWarpTiles, kStages = Config::kStages, kKGroups = Config::kKGroups;
   extern __shared__ __align__(128) unsigned char memory[];
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int tile_index = static_cast<int>(blockIdx.x) / tiles_n;
   const ExpertTile tile = p.tiles[tile_index];
   if (tile.rows == 0) return;

@@ -109,6 +109,8 @@ __global__ void __launch_bounds__(MoeSm90Config<Format>::kThreads, 1)
     moe_gemm_sm90_kernel(typename Format::Moe p, int tiles_n) {
   using Config = MoeSm90Config<Format>;
   extern __shared__ __align__(128) unsigned char memory[];
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int tile_index = static_cast<int>(blockIdx.x) / tiles_n;
   const ExpertTile tile = p.tiles[tile_index];
   if (tile.rows == 0) return;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/moe/moe_weight.cuh"
 #include "kernels/cuda/moe/swiglu.cuh"
 
@@ -156,14 +157,11 @@ int launch_moe_gemm(Kernel* kernel, const typename Format::Moe& p, Stream stream
   const int stages = steps < Config::kStages ? static_cast<int>(steps) : Config::kStages;
   const int used = stages * Config::kStageBytes > Config::kAccumulatorBytes ? stages * Config::kStageBytes
                                                                             : Config::kAccumulatorBytes;
-  if (Config::kSharedBytes > 48 * 1024) {
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes);
-    if (code != cudaSuccess) return code;
-  }
-  kernel<<<static_cast<unsigned>(tiles_n * p.num_tiles), Config::kThreads, static_cast<unsigned>(used + Config::kAlign),
-           stream>>>(p, static_cast<int>(tiles_n));
-  return cudaGetLastError();
+  Launch how;
+  how.blocks = dim3(static_cast<unsigned>(tiles_n * p.num_tiles)), how.threads = Config::kThreads;
+  how.shared_bytes = used + Config::kAlign, how.max_shared_bytes = Config::kSharedBytes;
+  how.pdl = p.pdl;
+  return launch_kernel(kernel, how, stream, p, static_cast<int>(tiles_n));
 }
 
 }  // namespace untorch::kernels::cuda

@@ -7,7 +7,7 @@
 //   moe_sum            out [token] = the sum of pair_out over top_k, in its order
 //
 // Nothing is read back to the host: grids are as large as the shapes allow, and CTAs of tiles without rows exit at
-// once.
+// once. With PDL each kernel waits for the end of the one before at its start: only launches overlap.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +42,7 @@ struct W4A16Moe {
   SwiGlu swiglu;
   void* out = nullptr;     // dense [tokens, k]
   bool has_wgmma = false;  // sm_90 alone
+  bool pdl = false;        // launch with programmatic stream serialization: Launch::pdl
 
   // As moe_plan sets them.
   int tile_m = 8;                                    // rows of a tile, at most
