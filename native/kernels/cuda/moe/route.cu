@@ -126,7 +126,6 @@ __device__ void copy_activations(const W4A16Moe& p, std::int64_t index) {
 __global__ void __launch_bounds__(kThreads) moe_route_kernel(W4A16Moe p, std::int64_t chunks) {
   extern __shared__ __align__(128) unsigned char memory[];
   griddepcontrol_launch_dependents();
-  griddepcontrol_wait();
   if (blockIdx.x == 0) {
     sort_pairs(p, reinterpret_cast<int*>(memory));
     return;
@@ -142,10 +141,8 @@ int moe_route(const W4A16Moe& p, Stream stream) {
   if (p.pairs() > kMoeMaxPairs || p.experts > kMoeMaxPairs) return kNoKernel;
   const std::int64_t chunks = p.dtype == DType::kFloat32 ? 0 : p.tokens * p.copied_stride / 8;
   const unsigned copies = chunks > 0 ? blocks_for(chunks, kThreads) : 0;
-  Launch how;
-  how.blocks = dim3(1 + copies), how.threads = kThreads, how.shared_bytes = kSharedInts * static_cast<int>(sizeof(int));
-  how.pdl = p.pdl;
-  return launch_kernel(moe_route_kernel, how, stream, p, chunks);
+  moe_route_kernel<<<1 + copies, kThreads, kSharedInts * sizeof(int), stream>>>(p, chunks);
+  return cudaGetLastError();
 }
 
 }  // namespace untorch::kernels::cuda

@@ -7,7 +7,9 @@
 //   moe_sum            out [token] = the sum of pair_out over top_k, in its order
 //
 // Nothing is read back to the host: grids are as large as the shapes allow, and CTAs of tiles without rows exit at
-// once. With PDL each kernel waits for the end of the one before at its start: only launches overlap.
+// once. With PDL the kernels behind moe_route start early and wait for the end of the one before: only launches
+// overlap. moe_route starts as ever: one token took 24 µs instead of 20 where a whole layer's kernels could start
+// early.
 #pragma once
 
 #include <cstddef>
