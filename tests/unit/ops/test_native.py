@@ -17,7 +17,7 @@ from torch import nn
 
 import untorch
 from untorch.export import export
-from untorch.ops import int4, native, nvfp4, nvfp4_moe
+from untorch.ops import int4, int4_moe, native, nvfp4, nvfp4_moe
 from untorch.ops.int4_layout import pack_int4
 from untorch.ops.nvfp4_layout import pack_nvfp4_tiles
 
@@ -61,10 +61,25 @@ def moe_case(dtype: torch.dtype) -> Case:
     return nvfp4_moe.nvfp4_moe, nvfp4_moe.nvfp4_moe_reference, arguments
 
 
+def int4_moe_case(dtype: torch.dtype) -> Case:
+    e, k, i, m = 4, 128, 64, 6
+    weights = (
+        pack_int4(codes(e * 2 * i, k, high=16)), draw(2, e * 2 * i, 2).mul(0.05).to(dtype),
+        pack_int4(codes(e * k, 128, high=16)), draw(2, e * k, 2).mul(0.05).to(dtype),
+    )  # fmt: skip
+    ids = codes(m, 2, high=e).to(torch.int32)
+    ids[1, 0] = -1
+    arguments = (draw(m, k).to(dtype), torch.rand(m, 2), ids, *weights, 64, i, draw(e, 2 * i), None, 1.5, 0.5, 3.0)
+    return int4_moe.int4_moe, int4_moe.int4_moe_reference, arguments
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 
-CASES = [int4_case, nvfp4_case, moe_case]
-OPERATORS = {"int4_case": int4.int4_linear, "nvfp4_case": nvfp4.nvfp4_linear, "moe_case": nvfp4_moe.nvfp4_moe}
+CASES = [int4_case, nvfp4_case, moe_case, int4_moe_case]
+OPERATORS = {
+    "int4_case": int4.int4_linear, "nvfp4_case": nvfp4.nvfp4_linear, "moe_case": nvfp4_moe.nvfp4_moe,
+    "int4_moe_case": int4_moe.int4_moe,
+}  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -108,7 +123,7 @@ def test_float64_and_no_elements_are_the_reference(case: Callable[[torch.dtype],
     x, *rest = arguments
     double = [a.double() if operator is int4.int4_linear and a is rest[-1] else a for a in rest]
     assert operator(x.double(), *double).dtype == torch.float64
-    if operator is not nvfp4_moe.nvfp4_moe:
+    if operator not in (nvfp4_moe.nvfp4_moe, int4_moe.int4_moe):
         assert operator(x[:0], *rest).shape[0] == 0
     assert calls == []
 
