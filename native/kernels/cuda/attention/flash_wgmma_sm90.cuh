@@ -3,10 +3,9 @@
 // A CTA has one producer and two or three consumer warpgroups, a tile has 64 query rows a consumer.
 //
 //   producer     1 thread: TMA loads of Q, and of K and V tiles through two rings of stages (mbarriers full and empty)
-//   consumer     S = Q·Kᵀ from shared memory; online softmax in registers, log2(e) · scale folded into the
-//   exponential's
-//                multiply-add; P, rounded to the half type, is the A operand of P·V in registers; V is MN-major as it
-//                lies
+//   consumer     S = Q·Kᵀ from shared memory; online softmax in registers, log2(e) · scale folded into the multiply-add
+//                before the exponential; P, rounded to the half type, is the A operand of P·V in registers; V is
+//                MN-major as it lies
 //   overlap      within a warpgroup: Q·Kᵀ of the next tile and P·V of this one are issued, then comes the next softmax;
 //                between warpgroups: named barriers let them issue in turn, so that one's softmax hides under the
 //                other's WGMMAs

@@ -3,9 +3,8 @@
 // sm_90 and newer: rings of shared memory (bulk_ring.cuh). 64 of K are a step: lane (g, t) has 16 weights of column g,
 // from 16t on. x is converted in registers, a chunk at a time, while weights arrive.
 //
-//   int8     mma.sync m16n8k32 on the weights as they lie; a row of x is two rows of 8 bits, high and low: 16 rows for
-//   M
-//            up to 8
+//   int8     mma.sync m16n8k32 on the weights as they lie; a row of x is two rows of 8 bits, high and low: 16 rows
+//            for M up to 8
 //   FP8      mma.sync m16n8k16 on float16: half an instruction a weight (cvt.rn.f16x2.e4m3x2) converts
 //
 // Elsewhere, and for float32: x as it is, a warp a column, 16 weights a lane.
