@@ -142,18 +142,9 @@ def test_the_gemv_of_other_gpus() -> None:
     """On sm_90 it is for float32 alone, unless the environment says otherwise."""
     tests = ["every_m", "sizes", "every_value", "few_rows", "same_bits", "in_a_graph", "not_aligned"]
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        __file__,
-        "-k",
-        " or ".join(tests),
-    ]
+        sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", "filterwarnings=ignore", __file__,
+        "-k", " or ".join(tests),
+    ]  # fmt: skip
     done = subprocess.run(
         command, env=GEMV, capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[3]
     )
