@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shim import Opt, ShimError, call
 
+from tests.native.instruction_sets import skip_if_own
+
 NAME = "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
 EAGER = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -213,6 +215,8 @@ def _values(path: Path, **environment: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("isa", ["baseline", "v3", "v4", None])
 def test_every_level_of_instructions_and_number_of_threads(isa: str | None, tmp_path: Path) -> None:
     """None: what this CPU has on top of v4, too."""
+    if isa is not None:
+        skip_if_own(isa)
     level = {} if isa is None else {"UNTORCH_ISA": isa}
     one = _values(tmp_path / "1", OMP_NUM_THREADS="1", **level)
     three = _values(tmp_path / "3", OMP_NUM_THREADS="3", **level)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -149,33 +146,6 @@ def test_half_gemm_layouts(dtype: torch.dtype, m: int, n: int, k: int) -> None:
                 expected = 0.5 * added.double() + 2.0 * (x.double() @ y.double())
                 tolerance = TOLERANCE[dtype]
                 torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * k**0.5)
-
-
-@pytest.mark.parametrize("level", ["baseline", "v3", "v4"])
-def test_half_types_on_lower_levels(level: str) -> None:
-    """These tests again in a process that takes the kernels of an older CPU."""
-    if os.environ.get("UNTORCH_ISA"):
-        pytest.skip("runs below another level")
-    names = [
-        "test_packed_linear_half",
-        "test_packed_linear_half_strides",
-        "test_half_values_survive",
-        "test_half_gemm_layouts",
-        *(f"test_packed_linear_half_blocks[150-1537-300-dtype{i}]" for i in range(len(HALF))),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *(f"{__file__}::{name}" for name in names),
-    ]
-    done = subprocess.run(
-        command, env={**os.environ, "UNTORCH_ISA": level}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize(

@@ -130,17 +130,6 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     assert len(outputs.pop().split()) == 3
 
 
-@pytest.mark.parametrize("isa", ["baseline", "v3"])
-def test_other_instruction_sets(isa: str) -> None:
-    """The same tests with the kernels of older CPUs."""
-    env = {**os.environ, "UNTORCH_ISA": isa, "UNTORCH_LIBRARY": library_path()}
-    selected = "test_rows_groups_and_tiles or test_every_value or test_scales or test_sizes"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-
-
 def zeros(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 

@@ -211,18 +211,6 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     assert len(outputs.pop().split()) == 3
 
 
-# "-vnni" keeps the level's VNNI where the CPU has it; elsewhere that is the level alone.
-@pytest.mark.parametrize("isa", ["baseline", "v3", "v3-vnni", "v4"])
-def test_other_instruction_sets(isa: str) -> None:
-    """The same tests with the kernels of other CPUs."""
-    env = {**os.environ, "UNTORCH_ISA": isa, "UNTORCH_LIBRARY": library_path()}
-    selected = "test_exact or test_drawn or test_saturation or test_dynamic or test_no or test_pool"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-
-
 def pool(x: torch.Tensor, output: list[int], kernel: Any, stride: Any, padding: Any, dilation: Any) -> torch.Tensor:
     lists = [list(pair) for pair in (kernel, stride, padding, dilation)]
     got: torch.Tensor = call("aoti_torch_cpu_untorch_byte_max_pool", x, output, *lists, I32(True), returns=1)

@@ -183,17 +183,6 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     assert len(outputs.pop().split()) == 3
 
 
-@pytest.mark.parametrize("isa", ["baseline", "v3", "v3-vnni", "v4", "v4-vnni"])
-def test_other_instruction_sets(isa: str) -> None:
-    """The same tests with the kernels of other CPUs."""
-    env = {**os.environ, "UNTORCH_ISA": isa, "UNTORCH_LIBRARY": library_path()}
-    selected = "test_rows_and_groups or test_the_largest or test_every_value or test_rows_that or test_a_row_alone"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, __file__]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-
-
 def operands(**changed: Any) -> list[Any]:
     w = Weight(20, 64, 32)
     base = {"x": torch.ones(3, 64), "weight": w.packed, "scales": w.scales, "group": 32, "n": 20, "bias": None}
