@@ -1,5 +1,7 @@
 """Runs a package in a process without torch: ``python runner.py JOB`` with a pickled job; pickles the results beside it.
 
+``python runner.py`` runs the jobs whose paths it reads, one a line, and prints each when it is done.
+
 A job is {"package": path, "samples": [(args, kwargs), …]} with numpy arrays, those with strides of their own as
 ``strided`` makes them: pickle does not keep strides. The outcome is {"results", "arguments"}: the flattened outputs of
 each sample, and its flattened inputs as they were after the call; or {"error": text}.
@@ -58,17 +60,26 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return {"results": results, "arguments": arguments}
 
 
-def main() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    with open(sys.argv[1], "rb") as file:
+def run_job(path: str) -> None:
+    with open(path, "rb") as file:
         job = pickle.load(file)
     try:
         outcome = run(job)
     except Exception as error:
         outcome = {"error": f"{type(error).__name__}: {error}"}
     assert not any(name == "torch" or name.startswith("torch.") for name, m in sys.modules.items() if m is not None)
-    with open(sys.argv[1] + ".out", "wb") as file:
+    with open(path + ".out", "wb") as file:
         pickle.dump(outcome, file)
+
+
+def main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    if len(sys.argv) > 1:
+        run_job(sys.argv[1])
+        return
+    for line in sys.stdin:
+        run_job(line.rstrip("\n"))
+        print(line, end="", flush=True)
 
 
 if __name__ == "__main__":
