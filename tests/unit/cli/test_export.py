@@ -250,20 +250,19 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
 
 @needs_torch
 @pytest.mark.slow
-def test_cross_compilation(script: Path, tmp_path: Path) -> None:
+def test_cross_compilation(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     source, output = f"{script}:build", tmp_path / "gpu.pt2"
     done = run_process(
         "export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--arch", "A100", "--json"
     )
     assert done.returncode == 0, done.stderr
-    done = run_process("inspect", str(output), "--json")
-    [method] = json.loads(done.stdout)["methods"]
+    [method] = cli("inspect", output, "--json").document()["methods"]
     assert (method["device"], method["gpu_architectures"]) == ("cuda", ["sm_90", "sm_80"])
     assert all(entry["served"] for entry in method["operators"])
     done = run_process("export", source, "--check", "--device", "cuda", "--arch", "sm_90", "--json")
     assert done.returncode == 0 and not json.loads(done.stdout)["missing"]
-    done = run_process("export", source, "-o", str(output), "--arch", "sm_90")
-    assert done.returncode != 0 and "device must be 'cuda', got 'cpu'" in done.stderr
+    refused = cli("export", source, "-o", output, "--arch", "sm_90")
+    assert refused.code != 0 and "device must be 'cuda', got 'cpu'" in refused.err
 
 
 @needs_torch
@@ -271,8 +270,8 @@ def test_cross_compilation(script: Path, tmp_path: Path) -> None:
 def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     path = tmp_path / "net.pt2"
     command = ("export", f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")
-    wrong = run_process(*command, "--option", "quantize.method=gptq", "-o", path)
-    assert wrong.stderr == "untorch: option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'\n"
+    wrong = cli(*command, "--option", "quantize.method=gptq", "-o", path)
+    assert wrong.err == "untorch: option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'\n"
 
     done = run_process(*command, "--check", "--json")
     [method] = json.loads(done.stdout)["methods"]

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from .test_errors import run_process
-
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 SCRIPT = """
@@ -113,18 +111,18 @@ def test_what_is_not_installed(
 
 
 @pytest.mark.filterwarnings("ignore")  # matplotlib's own
-def test_plot(script: Path, tmp_path: Path) -> None:
+def test_plot(script: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         path = tmp_path / f"errors.{ending}"
-        done = run_process("quantize-report", f"{script}:methods", "--plot", path, "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["plot"] == str(path)
+        done = cli("quantize-report", f"{script}:methods", "--plot", path, "--json")
+        assert done.code == 0, done.err
+        assert done.document()["plot"] == str(path)
         assert path.read_bytes().startswith(start)
     assert b"encode: 1 weights" in (tmp_path / "errors.svg").read_bytes() or sys.platform == "darwin"
-    done = run_process("quantize-report", f"{script}:methods", "--plot", tmp_path / "errors.xyz")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"untorch: --plot {tmp_path}/errors.xyz: Format 'xyz' is not supported")
+    done = cli("quantize-report", f"{script}:methods", "--plot", tmp_path / "errors.xyz")
+    assert done.code == 1
+    assert done.err.startswith(f"untorch: --plot {tmp_path}/errors.xyz: Format 'xyz' is not supported")
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
