@@ -84,7 +84,7 @@ def methods() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["sm_80", "H200"])
+@pytest.fixture(scope="module", params=[pytest.param("sm_80", marks=pytest.mark.exhaustive), "H200"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExportReport, str]:
     path = tmp_path_factory.mktemp("cross") / "model.pt2"
     report = export(methods=methods(), path=path, device="cuda", arch=request.param, progress=False)

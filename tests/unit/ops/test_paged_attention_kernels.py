@@ -90,7 +90,9 @@ def random_batch(seed: int) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(8, 40))]
+)
 def test_any_batch(seed: int) -> None:
     given, tiles = random_batch(seed)
     verify(given, **tiles)
@@ -326,3 +328,9 @@ def test_pytorch_sees_what_they_write(kv: torch.dtype | None, monkeypatch: pytes
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     run_interpreted(__file__)
+
+
+@compiling
+@pytest.mark.exhaustive
+def test_further_batches_in_the_interpreter() -> None:
+    run_interpreted(__file__, "exhaustive")

@@ -211,7 +211,7 @@ class Transformer(nn.Module):
 
 
 @pytest.mark.parametrize("with_runners", [False, True])
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.exhaustive)])
 def test_a_compiled_transformer(with_runners: bool, mode: str) -> None:
     model = Transformer(with_runners).eval().requires_grad_(False)
     compiled = torch.compile(model, fullgraph=True, mode=mode)
