@@ -188,8 +188,8 @@ def conform(name: str, exporter: str, directory: pathlib.Path, runner: Runner) -
 EXPORTERS: dict[str, Callable[[Case, pathlib.Path], None]] = {"untorch": export_untorch, "stock": export_stock}
 
 
-# Siblings of models that stay: BERT and DistilBERT, Qwen3, the experts of Qwen3-MoE and gpt-oss.
-SIBLINGS = ("roberta", "qwen2", "mixtral")
+# Siblings of models that stay: BERT, Qwen3, gpt-oss; the engine's tests export Llama and Qwen3-MoE, too.
+SIBLINGS = ("roberta", "distilbert", "qwen2", "llama", "mixtral", "qwen3_moe")
 # As torch packages them: every fourth; of transformers, one.
 STOCK = [*list(CASES)[::4], "distilbert"]
 
