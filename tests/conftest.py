@@ -1,4 +1,4 @@
-"""What all tests share: a compiler that keeps what generated code has in common."""
+"""What all tests share: a compiler that keeps what generated code has in common, and fewer examples on request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "build" / "test-cache"
@@ -30,6 +32,21 @@ def keep_compiles() -> None:
         "UNTORCH_HEADERS": str(KEPT / "headers"),
         "UNTORCH_CACHE": str(KEPT / "objects"),
     }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Draws one of ``UNTORCH_FEWER_EXAMPLES`` examples of each property, for runs that are slow."""
+    divisor = int(os.environ.get("UNTORCH_FEWER_EXAMPLES", "1"))
+    if divisor == 1:
+        return
+    from hypothesis import settings
+
+    for test in {
+        item.obj for item in items if hasattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings")
+    }:
+        given = test._hypothesis_internal_use_settings
+        fewer = max(given.max_examples // divisor, 10)
+        test._hypothesis_internal_use_settings = settings(given, max_examples=min(fewer, given.max_examples))
 
 
 keep_compiles()
