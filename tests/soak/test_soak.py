@@ -1,4 +1,4 @@
-"""40 seconds of 32 threads on several models; ``make soak MINUTES=60`` is the same for an hour."""
+"""20 seconds of 32 threads on several models; ``make soak MINUTES=60`` is the same for an hour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from .run import soak
 
-SECONDS = float(os.environ.get("UNTORCH_SOAK_SECONDS", "40"))
+SECONDS = float(os.environ.get("UNTORCH_SOAK_SECONDS", "20"))
 
 
 @pytest.mark.slow
