@@ -82,7 +82,7 @@ void nvfp4_linear(const Nvfp4Linear& p, std::vector<float>& scratch) {
   for (std::int64_t n0 = 0; n0 < p.n; n0 += step) {
     const std::int64_t n = std::min(step, p.n - n0);
     nvfp4_dequantize(p.weight, n0, n0 + n, scratch.data());
-    gemm(p.m, n, p.x_width, 1.0f, {p.x, p.x_stride, 1}, {scratch.data(), 1, k}, 1.0f, {p.out + n0, p.n, 1});
+    kernels::gemm(p.m, n, p.x_width, 1.0f, {p.x, p.x_stride, 1}, {scratch.data(), 1, k}, 1.0f, {p.out + n0, p.n, 1});
   }
 }
 
