@@ -13,9 +13,11 @@ case ${1-} in
   address | thread) kind=$1 && shift ;;
 esac
 case $kind in
-  address) build=$root/build/asan sanitizers=address,undefined options=-DUNTORCH_PRECOMPILE=ON ;;
-  # Kernels of one level, as threads are the same in all. Not precompiled: a header that a source forgets is noticed here.
-  thread) build=$root/build/tsan sanitizers=thread options=-DUNTORCH_BASELINE_ONLY=ON ;;
+  address) build=$root/build/asan sanitizers=address,undefined options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON" ;;
+  # Kernels of one level, as threads are the same in all.
+  thread)
+    build=$root/build/tsan sanitizers=thread
+    options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON -DUNTORCH_BASELINE_ONLY=ON" ;;
 esac
 
 # The CUDA kernels are no host code, and compiling them takes minutes; without them there are no CUDA shims.
@@ -38,6 +40,8 @@ ln -s "$build"/native/libuntorch*.so "$build"/native/python/_core.*.so "$package
 # For processes that are not to be instrumented: those that export a model.
 export UNTORCH_PLAIN_PYTHONPATH=${PYTHONPATH-}
 # The probe limits its address space, which the sanitizers' shadow memory does not fit into.
+# Each example takes several times as long here, and the tests without sanitizers draw all.
+export UNTORCH_FEWER_EXAMPLES=4
 export UNTORCH_LIBRARY=$build/native/libuntorch.so UNTORCH_PROBE_LIMIT=0 PYTHONPATH=$build/package OMP_NUM_THREADS=2
 compiler=${CXX:-c++}
 if [ $kind = address ]; then

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,10 @@ def test_the_front_compiles_for_both_devices(tree: Path) -> None:
 def test_the_cpu_computes_it(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(MAIN)
     sources = [str(path) for pattern in SOURCES for path in sorted((tree / "native").glob(pattern))]
+    command = [sys.executable, str(ROOT / "cmake" / "unity.py"), str(tmp_path / "unity"), "14", *sources]
+    grouped = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     program = tmp_path / "program"
-    subprocess.run([CXX, *FLAGS, "-O0", str(tmp_path / "main.cpp"), *sources, "-o", str(program)], cwd=tree, check=True)
+    subprocess.run([CXX, *FLAGS, "-O0", str(tmp_path / "main.cpp"), *grouped, "-o", str(program)], cwd=tree, check=True)
     lines = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
     expected = [30 * math.tanh(x / 30) for x in (-40, 0, 40)]
     assert [float(line) for line in lines[:3]] == pytest.approx(expected, abs=1e-4)
