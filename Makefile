@@ -59,7 +59,8 @@ $(STAMPS)/wheel: $(SOURCES) | $(BUILD)
 	@$(BUILD) -m pip wheel $(PIP_OPTIONS) --no-deps --wheel-dir build/dist . \
 	  --config-settings=cmake.define.UNTORCH_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
 	  --config-settings=cmake.define.UNTORCH_CUDA_OPTIMIZE=$(CUDA_OPTIMIZE) \
-	  --config-settings=cmake.define.UNTORCH_PRECOMPILE=ON
+	  --config-settings=cmake.define.UNTORCH_PRECOMPILE=ON \
+	  --config-settings=cmake.define.UNTORCH_UNITY=ON
 	@touch $@
 
 # PYTHONS need venv and pip. WHEEL_OPTIONS: --cuda, --policy manylinux_2_28.
@@ -132,12 +133,13 @@ PREPARATIONS := lint sanitize $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interp
 # worksteal: a worker gets neighbours, which share fixtures, and the other one's last tests when it has none.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(PREPARATIONS)
-	$(BUILD) fuzz/run.py --minutes 3 --seed 1
+	$(BUILD) fuzz/run.py --minutes 2 --seed 1
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15 -m "not exhaustive"
 
 # One more model of each kind, and one more exporter of each model: about half an hour. For a release, or for a change of
 # what all exports pass through.
 exhaustive: $(STAMPS)/minilm $(STAMPS)/vision $(STAMPS)/interpreter
+	$(BUILD) fuzz/run.py --minutes 5 --seed 2
 	$(PYTEST) tests --ignore=tests/gpu -n 2 --dist worksteal --durations=15 -m exhaustive
 
 sanitize: $(STAMPS)/installed
