@@ -203,6 +203,43 @@ def test_the_engine_says_what_generate_says(package: tuple[Path, Any]) -> None:
     assert several == [expected[0]] * 3
 
 
+# No torch.
+PROMPT_LOGPROBS = """
+import json, sys
+sys.modules["torch"] = None
+from untorch.llm import Engine, SamplingParams
+path, prompts = json.load(sys.stdin)
+params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+with Engine(path, kv_memory="8MiB", max_batch_tokens=48, max_sequences=8, text=False) as engine:
+    outputs = engine.generate(prompts, params)
+print(json.dumps([[found.logprob for found in output.prompt_logprobs[1:]] for output in outputs]))
+"""
+
+
+@pytest.mark.parametrize("name", ["Llama", "GptOss", "Gemma3"])
+def test_prompts_in_float16(name: str, tmp_path: Path) -> None:
+    """In chunks of a step, by the kernels for halves, against eager PyTorch in float32 with the same weights."""
+    from tests.conformance.language_models import make_model
+    from untorch.export import causal_lm
+
+    model = make_model(name).half().float()
+    prompts = [[(7 * i * i + 3 * i + s) % 120 + 3 for i in range(n)] for s, n in enumerate((120, 61, 90))]
+    expected = []
+    for prompt in prompts:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        expected.append(logprobs[torch.arange(len(prompt) - 1), prompt[1:]])
+    path = tmp_path / "m.pt2"
+    causal_lm(model.half(), path, device="cuda", token_counts=(8, 48), progress=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROMPT_LOGPROBS], input=json.dumps([str(path), prompts]), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for found, wanted in zip(json.loads(done.stdout), expected, strict=True):
+        torch.testing.assert_close(torch.tensor(found), wanted, rtol=0, atol=0.06)
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])
 def test_quantised_pages(name: str, kv_dtype: str, tmp_path: Path) -> None:
