@@ -138,6 +138,8 @@ def _vision(name: str, side: int) -> Example:
 
 
 def _transformers(config: str, options: dict[str, Any], model: str, argument: str, shape: tuple[int, ...]) -> Example:
+    if importlib.util.find_spec("torchvision") is not None:
+        _import_torchvision()  # transformers imports it where it finds it
     import transformers
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
