@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/flash_tile.cuh"
+#include "kernels/cuda/common/half_pair.cuh"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 
 namespace untorch::kernels::cuda {
@@ -32,16 +33,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)
   }
 }
 
-// Two floats in one register, rounded to the half type; `low` in the low half.
-template <class T>
-__device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
-  std::uint32_t r;
-  if constexpr (std::is_same_v<T, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
 template <class T>
 __device__ __forceinline__ float2 unpack_halves(std::uint32_t pair) {
   if constexpr (std::is_same_v<T, __half>) {

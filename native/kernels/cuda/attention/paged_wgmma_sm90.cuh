@@ -5,9 +5,9 @@
 // in memory: from the last ones of a sequence, which see the most keys, to the first.
 //
 //   producer     1 warp: finds the row blocks, which reach the consumers with Q, while these work on the one before. A
-//                lane loads one box, box_rows keys of a page by 64 columns; pages are looked up a tile ahead.
-//                The pool is one matrix of rows of `width` elements to TMA, whose row numbers are computed here. Boxes
-//                of keys that no row sees come from outside of it, which gives zeros
+//                lane issues one TMA load, box_rows keys of a page by 64 columns; pages are looked up a tile ahead.
+//                The pool is one matrix of rows of `width` elements to TMA; the producer computes row numbers. Keys that
+//                no row sees are loaded from outside of it, which gives zeros
 //   consumers    wgmma_tile_sm90.cuh. Values behind the sequence's end within its last page may be anything: they are
 //                overwritten with zeros in shared memory, as 0 · NaN is NaN
 //
@@ -148,7 +148,7 @@ struct PageProducer {
     static_assert(Tile::kKeys / 16 * Tile::kBoxes <= 32);
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int boxes = Tile::kKeys / plan.box_rows * Tile::kBoxes, box = lane % Tile::kBoxes;
-    const int key = lane / Tile::kBoxes * plan.box_rows;  // of this lane's box, within a tile
+    const int key = lane / Tile::kBoxes * plan.box_rows;  // of this lane's TMA load, within a tile
     const int row_of_page = static_cast<int>(p.pool_block / p.width), to_values = p.kv_heads * p.block;
     const std::int32_t* const table = p.block_table + work.sequence * p.table_columns;
     // The row of this lane's keys in a tile.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/flash_tile.cuh"
+#include "kernels/cuda/common/half_pair.cuh"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 #include "kernels/cuda/sm90/mbarrier.cuh"
 #include "kernels/cuda/sm90/warps.cuh"
@@ -77,16 +78,6 @@ struct RingPosition {
     stage = __shfl_sync(0xffffffffu, stage, 0), parity = __shfl_sync(0xffffffffu, parity, 0);
   }
 };
-
-template <class T>
-__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
-  std::uint32_t r;
-  if constexpr (std::is_same_v<T, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
 
 // What a consumer thread has of its two rows, g and g + 8 of a warp's 16.
 struct SoftmaxRows {
@@ -168,7 +159,7 @@ __device__ __forceinline__ void store_row(typename Tile::T* to, int half, bool i
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int from = 4 * (4 * i + j) + 2 * half;
-      pairs[j] = pack_pair<T>(out[from] * inverse, out[from + 1] * inverse);
+      pairs[j] = pack_halves<T>(out[from] * inverse, out[from + 1] * inverse);
     }
     transpose_in_quad(pairs, lane);
     const int column = (4 * i + pair) * 8;
@@ -262,7 +253,7 @@ struct WgmmaConsumer {
     };
     const auto round_weights = [&] {
 #pragma unroll
-      for (int i = 0; i < Tile::kKeys / 4; ++i) weights[i] = pack_pair<T>(score[2 * i], score[2 * i + 1]);
+      for (int i = 0; i < Tile::kKeys / 4; ++i) weights[i] = pack_halves<T>(score[2 * i], score[2 * i + 1]);
     };
 
     float fade[2];

@@ -25,4 +25,15 @@ __device__ __forceinline__ std::uint32_t bits_of_pair(Pair pair) {
   return out;
 }
 
+// Two floats in one register, rounded to the half type; `low` in the low half.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
+  std::uint32_t r;
+  if constexpr (std::is_same_v<T, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 }  // namespace untorch::kernels::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/device_types.cuh"
+#include "kernels/cuda/common/half_pair.cuh"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 #include "kernels/cuda/sm90/warps.cuh"
 
@@ -10,17 +11,6 @@ namespace untorch::kernels::cuda {
 
 inline constexpr int kStoreRows = 32;                     // of a part
 inline constexpr int kStoreBytes = 2 * kStoreRows * 128;  // of shared memory: two parts, of a warpgroup
-
-template <class T>
-__device__ __forceinline__ std::uint32_t pack_halves(float x, float y) {
-  struct alignas(4) Two {
-    T x, y;
-  };
-  const Two two{narrow<T>(x), narrow<T>(y)};
-  std::uint32_t out;
-  memcpy(&out, &two, 4);
-  return out;
-}
 
 // A warpgroup's 64 columns of M rows. out: the first element; rows and columns: how many are the result's. pair(i): the
 // results of accumulators 2i and 2i + 1, packed. InChunks: `columns` is a multiple of 8. `part` counts parts of all

@@ -11,7 +11,7 @@
 //
 //   a stage in shared memory
 //     weight   [TileN][128] bytes   128-byte swizzle
-//     x        [TileM][128] bytes   likewise; boxes of rows behind M are not loaded, and hold what was there
+//     x        [TileM][128] bytes   likewise; TMA loads of rows behind M alone are left out
 //
 // Up to 8 rows of x in 16 bits are sums of 8-bit rows (SplitRows): TileM 16 for int8, 24 for E4M3, and the epilogue
 // adds up. Tiles go in bands of kBandM tiles of rows, M first, so that what is read at a time stays in L2.
