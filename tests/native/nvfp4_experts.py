@@ -98,8 +98,8 @@ def moe_in_float64(
     experts: int,
     swiglu: SwiGLU,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The result, expert by expert; what its sums could be at most; how a relative error of what lies between the
-    two GEMMs shows in the result at most; and how an absolute one of the least number of x's dtype does. ``matrices``
+    """The result, expert by expert; bounds of its sums; and of the errors in the result that a relative error of
+    the activation between the two GEMMs causes, and an absolute one of the least number of x's dtype. ``matrices``
     gives an expert's weights in float64.
     """
     y, size, relative, least = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4))
