@@ -6,8 +6,8 @@
 //
 //   producer     1 warp: finds the row blocks, which reach the consumers with Q, while these work on the one before. A
 //                lane issues one TMA load, box_rows keys of a page by 64 columns; pages are looked up a tile ahead.
-//                The pool is one matrix of rows of `width` elements to TMA; the producer computes row numbers. Keys that
-//                no row sees are loaded from outside of it, which gives zeros
+//                The pool is one matrix of rows of `width` elements to TMA; the producer computes row numbers. Keys
+//                that no row sees are loaded from outside of it, which gives zeros
 //   consumers    wgmma_tile_sm90.cuh. Values behind the sequence's end within its last page may be anything: they are
 //                overwritten with zeros in shared memory, as 0 · NaN is NaN
 //
