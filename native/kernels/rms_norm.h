@@ -1,4 +1,4 @@
-// RMSNorm over rows: x / sqrt(mean(x²) + eps) * weight, and the reciprocal root itself.
+// RMSNorm over rows: x / sqrt(mean(x²) + eps) * weight, and the reciprocal root itself; on CUDA with a residual sum.
 #pragma once
 
 #include "kernels/launcher.h"
@@ -14,7 +14,12 @@ struct RmsNorm {
   const void* weight = nullptr;  // [width], or null
   DType weight_dtype{};          // the computing dtype; on CUDA also that of x
   void* out = nullptr;
-  void* reciprocal = nullptr;  // [rows] in the computing dtype
+  void* reciprocal = nullptr;  // [rows] in the computing dtype; on CUDA it may be null
+  // On CUDA, not for float64, and with a weight of x's dtype: x + added [rows, width], rounded to dtype, is normalised
+  // and written to `sum`, which may be x or `added`.
+  const void* added = nullptr;
+  void* sum = nullptr;
+  bool pdl = false;  // launch with programmatic stream serialization: Launch::pdl
 };
 
 namespace cpu {
