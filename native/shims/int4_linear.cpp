@@ -15,19 +15,17 @@ using namespace untorch::shims;
 
 namespace {
 
-// The arguments' names in an operator's schema.
-struct Names {
-  const char *x, *weight, *group, *scales;
-};
-
 void check_dense(const char* op, const char* argument, const Tensor& tensor) {
   check(tensor.is_contiguous(), op, ": argument '", argument, "' must be contiguous, got shape ",
         to_string(tensor.sizes()), " with strides ", to_string(tensor.strides()));
 }
 
-// n, k, inner_k_tiles and the group size, from the weight and its scales.
-Int4Shape check_weight(const char* op, const Names& names, const Tensor& weight, std::int64_t group,
-                       const Tensor& scales) {
+}  // namespace
+
+namespace untorch::shims {
+
+Int4Shape check_int4_weight(const char* op, const Int4Names& names, const Tensor& weight, std::int64_t group,
+                            const Tensor& scales) {
   check(weight.dtype() == DType::kInt32, op, ": argument '", names.weight, "' must be int32, got ",
         dtype_name(weight.dtype()));
   check(weight.dim() == 4 && weight.size(2) == 32, op, ": argument '", names.weight,
@@ -52,6 +50,10 @@ Int4Shape check_weight(const char* op, const Names& names, const Tensor& weight,
   return out;
 }
 
+}  // namespace untorch::shims
+
+namespace {
+
 bool is_served(DType dtype) { return is_floating(dtype) && dtype != DType::kFloat64; }
 
 // aten::_weight_int4pack_mm: x bfloat16 [m, k], dense; weight int32 [n/8][k/(16·t)][32][t/2], dense; scales bfloat16
@@ -61,7 +63,7 @@ bool is_served(DType dtype) { return is_floating(dtype) && dtype != DType::kFloa
   check(x.dtype() == DType::kBFloat16, op, ": argument 'self' must be bfloat16, got ", dtype_name(x.dtype()));
   check(x.dim() == 2, op, ": argument 'self' must be 2-D, got shape ", to_string(x.sizes()));
   check_dense(op, "self", x);
-  Int4Shape out = check_weight(op, {"self", "mat2", "qGroupSize", "qScaleAndZeros"}, weight, group, scales);
+  Int4Shape out = check_int4_weight(op, {"mat2", "qGroupSize", "qScaleAndZeros"}, weight, group, scales);
   check(scales.dtype() == DType::kBFloat16, op, ": argument 'qScaleAndZeros' must be bfloat16, got ",
         dtype_name(scales.dtype()));
   check(x.size(1) == out.k, op, ": the inner sizes differ: 'self' is ", to_string(x.sizes()), ", 'mat2' of shape ",
@@ -73,8 +75,8 @@ bool is_served(DType dtype) { return is_floating(dtype) && dtype != DType::kFloa
 }
 
 // The weight and its scales alone, as int4_linear takes them.
-Int4Shape check_int4_weight(const char* op, const Tensor& weight, const Tensor& scales, std::int64_t group) {
-  Int4Shape out = check_weight(op, {"x", "weight", "group_size", "scale_and_zero"}, weight, group, scales);
+Int4Shape check_linear_weight(const char* op, const Tensor& weight, const Tensor& scales, std::int64_t group) {
+  Int4Shape out = check_int4_weight(op, {"weight", "group_size", "scale_and_zero"}, weight, group, scales);
   check(is_served(scales.dtype()), op, ": argument 'scale_and_zero' must be float32, bfloat16 or float16, got ",
         dtype_name(scales.dtype()));
   return out;
@@ -85,7 +87,7 @@ Int4Shape check_int4_weight(const char* op, const Tensor& weight, const Tensor& 
 Int4Shape check_int4_linear(const char* op, const Tensor& x, const Tensor& weight, const Tensor& scales,
                             std::int64_t group, const Tensor* bias) {
   check_float_rows(op, "x", x);
-  Int4Shape out = check_int4_weight(op, weight, scales, group);
+  Int4Shape out = check_linear_weight(op, weight, scales, group);
   check(x.size(-1) <= out.k, op, ": argument 'x' has ", x.size(-1), " features, 'weight' of shape ",
         to_string(weight.sizes()), " takes at most k = ", out.k);
   if (bias != nullptr) check_bias(op, *bias, out.n, x.dtype());
@@ -130,7 +132,7 @@ TensorPtr float_bias(const Tensor* bias) {
 TensorPtr dequantize_int4(const char* what, const Tensor& weight, const Tensor& scale_and_zero, std::int64_t group_size,
                           DType dtype) {
   const Op op{what, DeviceType::kCUDA};
-  const Int4Shape shape = check_int4_weight(op, weight, scale_and_zero, group_size);
+  const Int4Shape shape = check_linear_weight(op, weight, scale_and_zero, group_size);
   TensorPtr out;
   run(
       op, {&weight, &scale_and_zero},

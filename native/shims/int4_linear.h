@@ -1,4 +1,5 @@
-// int4_linear: its contract, what w4a8_linear shares with it, and its implementation on CUDA (int4_linear_cuda.cpp).
+// int4_linear: its contract, what other operators with int4 weights share with it, and its implementation on CUDA
+// (int4_linear_cuda.cpp).
 #pragma once
 
 #include "cuda/on_device.h"
@@ -13,6 +14,15 @@ struct Int4Shape {
   int inner_k_tiles = 8;
   Dims out_sizes;
 };
+
+// The names of a weight's arguments in an operator's schema.
+struct Int4Names {
+  const char *weight, *group, *scales;
+};
+// n, k, inner_k_tiles and the group size, from a weight [n/8][k/(16·t)][32][t/2] and its scales [k/group][n][2]; throws
+// unless they are dense and of these shapes. The scales' dtype is not looked at.
+Int4Shape check_int4_weight(const char* op, const Int4Names& names, const Tensor& weight, std::int64_t group,
+                            const Tensor& scales);
 
 kernels::ScaleType scale_type_of(DType dtype);
 

@@ -271,6 +271,10 @@ def _operations_of(node: fx.Node) -> Any:
         x = arguments.get("x")
         if not isinstance(x, torch.Tensor):
             return None
+        if name == "decoder_linears":
+            weights = [arguments[f"{layer}_weight"] for layer in ("o", "gate_up", "down", "next")]
+            values = sum(w.numel() * (8 if w.dtype == torch.int32 else 1) for w in weights if w is not None)
+            return 2 * _expression(x.shape[0]) * values
         if name in _LINEAR:
             return 2 * _numel(results[0]) * _expression(x.shape[-1])
         if name in _CONVOLUTION:
