@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils import _pytree as pytree
 
 from untorch.export.passes.epilogues import value_of
 from untorch.export.passes.linear_calls import read_linear
+from untorch.export.passes.probes import evaluate, hint, operator_name, small_numbers
 from untorch.ops.attention.rope_operator import rotated
 
 __all__ = ["Rotation", "match_rotation"]
@@ -67,7 +67,7 @@ def match_rotation(heads: fx.Node) -> Rotation | str:
     between = _dependent(source, cone)
     leaves: dict[fx.Node, None] = {}
     for node in between:
-        name = _name(node)
+        name = operator_name(node)
         if name not in _MOVES | _COMPUTES:
             return f"{node.name} is no part of a norm and a rotation"
         leaves |= dict.fromkeys(leaf for leaf in node.all_input_nodes if leaf not in between and leaf is not source)
@@ -111,7 +111,7 @@ def _source(linear: fx.Node, cone: dict[fx.Node, None], count: int, width: int) 
         ):
             return node
         users = [user for user in node.users if user in cone]
-        if len(users) != 1 or (users[0].target is not operator.getitem and _name(users[0]) not in _MOVES):
+        if len(users) != 1 or (users[0].target is not operator.getitem and operator_name(users[0]) not in _MOVES):
             return None
         node = users[0]
 
@@ -123,14 +123,6 @@ def _dependent(source: fx.Node, cone: dict[fx.Node, None]) -> dict[fx.Node, None
         if any(needed is source or needed in found for needed in node.all_input_nodes):
             found[node] = None
     return found
-
-
-def _name(node: fx.Node) -> str:
-    if node.target is operator.getitem:
-        return "unbind"
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
-        return str(node.target)
-    return node.target._schema.name.removeprefix("aten::")
 
 
 def _has_sizes(value: torch.Tensor, last: int, others: int | None) -> bool:
@@ -150,7 +142,7 @@ def _is_table(value: torch.Tensor, tokens: Any, width: int) -> bool:
 
 def _before_views(table: fx.Node, tokens: Any, width: int) -> fx.Node:
     """What the table is a view of: layers have views of their own."""
-    while _name(table) in ("unsqueeze", "squeeze", "select", "view", "reshape", "alias"):
+    while operator_name(table) in ("unsqueeze", "squeeze", "select", "view", "reshape", "alias"):
         source = table.args[0]
         value, own = value_of(source), table.meta["val"]
         if not isinstance(source, fx.Node) or value is None or not _is_table(value, tokens, width):
@@ -161,10 +153,6 @@ def _before_views(table: fx.Node, tokens: Any, width: int) -> fx.Node:
     return table
 
 
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-
-
 def _identify(
     heads: fx.Node, source: fx.Node, between: dict[fx.Node, None], weight: fx.Node | None, tables: list[fx.Node]
 ) -> Rotation | str:
@@ -173,7 +161,7 @@ def _identify(
 
     def probe(node: fx.Node, scale: float = 1.0) -> torch.Tensor:
         value = node.meta["val"]
-        shape = [_hint(size) for size in value.shape]
+        shape = [hint(size) for size in value.shape]
         return (scale * torch.randn(shape, generator=generator)).to(value.device, value.dtype)
 
     count, width = (int(size) for size in heads.meta["val"].shape[1:])
@@ -182,12 +170,12 @@ def _identify(
     for scale in _SCALES:
         values = shared | {source: probe(source, scale)}
         try:
-            found.append((values[source].reshape(-1, count, width), _evaluate(heads, between, values)))
+            found.append((values[source].reshape(-1, count, width), evaluate(between, values)[heads]))
         except Exception as error:
             return f"it cannot be evaluated: {str(error).splitlines()[0]}"
     factors = None if weight is None else shared[weight].reshape(width)
     for (cos, sin), interleaved, eps in itertools.product(
-        itertools.permutations(tables), (False, True), _constants(between) if weight is not None else [0.0]
+        itertools.permutations(tables), (False, True), small_numbers(between) if weight is not None else [0.0]
     ):
         rows = [shared[table].reshape(-1, shared[table].shape[-1]) for table in (cos, sin)]
         if rows[0].shape == rows[1].shape and all(
@@ -197,30 +185,6 @@ def _identify(
             cos, sin = (_before_views(table, tokens, width) for table in (cos, sin))
             return Rotation(source, weight, cos, sin, eps, interleaved)
     return "its values are not those of an RMSNorm of each head and a rotary embedding"
-
-
-def _evaluate(heads: fx.Node, between: dict[fx.Node, None], values: dict[fx.Node, Any]) -> torch.Tensor:
-    known = dict(values)
-    for node in between:
-        given: Any = fx.map_arg((node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"])
-        args, kwargs = pytree.tree_map(lambda x: _hint(x) if isinstance(x, torch.SymInt) else x, given)
-        target: Any = node.target
-        with torch.no_grad():
-            known[node] = target(*args, **kwargs)
-    result: torch.Tensor = known[heads]
-    return result
-
-
-def _constants(between: dict[fx.Node, None]) -> list[float]:
-    """Small numbers that something is added to, or that a norm has."""
-    numbers = [
-        argument
-        for node in between
-        if _name(node) in ("add", "rms_norm")
-        for argument in (*node.args, *node.kwargs.values())
-        if isinstance(argument, float) and 0 < argument < 1
-    ]
-    return list(dict.fromkeys(numbers)) or [torch.finfo(torch.float32).eps]
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:

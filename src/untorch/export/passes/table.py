@@ -26,6 +26,7 @@ from untorch.export.passes.drop_inference_dropout import drop_inference_dropout
 from untorch.export.passes.exact_floor_division import exact_floor_division
 from untorch.export.passes.fold_constants import fold_constants
 from untorch.export.passes.fuse_attention import fuse_attention
+from untorch.export.passes.fuse_decoder_linears import fuse_decoder_linears
 from untorch.export.passes.fuse_int8_linears import fuse_int8_linears
 from untorch.export.passes.fuse_rope_cache import fuse_rope_cache
 from untorch.export.passes.merge_linears import merge_linears
@@ -257,6 +258,17 @@ PASSES = (
         "quantisation, and layers whose results would have to be copied "
         "([decision](decisions/0047-merge-linears-of-the-same-input.md))",
         default=("cuda",),
+    ),
+    Pass(
+        "fuse_decoder_linears",
+        lambda module, options, device, architecture: fuse_decoder_linears(module, architecture),
+        "makes one operator, `untorch::decoder_linears`, of a decoder's linear layers between one attention and the "
+        "next: output projection, SwiGLU MLP, the next layer's q, k and v, with the residual sums and RMSNorms between "
+        "them. On sm_90 and newer, one token is one launch. Layers are found by what the graph computes, which random "
+        "values show: dense in bfloat16 or float16, or int4, with widths that are multiples of 256, up to 8192. Layers "
+        "with a bias (q, k and v may have one), other activations, norms behind layers (Gemma 2), and adapters stay, "
+        "and are in the report with the reason",
+        devices=("cuda",),
     ),
     Pass(
         "quantize_int4_activations",

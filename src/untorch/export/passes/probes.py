@@ -1,0 +1,54 @@
+"""Evaluating parts of a graph with random values, to learn what they compute whatever their nodes look like."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+__all__ = ["SHAPE_ONLY", "evaluate", "hint", "operator_name", "small_numbers"]
+
+# They keep the order of the elements.
+SHAPE_ONLY = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "alias"}
+
+
+def operator_name(node: fx.Node) -> str:
+    """An operator of aten without namespace and overload: "mul"; others as they are printed."""
+    if node.target is operator.getitem:
+        return "unbind"
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return str(node.target)
+    return node.target._schema.name.removeprefix("aten::")
+
+
+def hint(size: Any) -> int:
+    """The size in the example inputs."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def evaluate(nodes: Iterable[fx.Node], values: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
+    """The values of ``nodes``, which are in the graph's order, and those that are given."""
+    known = dict(values)
+    for node in nodes:
+        given: Any = fx.map_arg((node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"])
+        args, kwargs = pytree.tree_map(lambda x: hint(x) if isinstance(x, torch.SymInt) else x, given)
+        target: Any = node.target
+        with torch.no_grad():
+            known[node] = target(*args, **kwargs)
+    return known
+
+
+def small_numbers(nodes: Iterable[fx.Node]) -> list[float]:
+    """The numbers between 0 and 1 that something is added to, or that a norm has: what eps may be."""
+    numbers = [
+        argument
+        for node in nodes
+        if operator_name(node) in ("add", "rms_norm")
+        for argument in (*node.args, *node.kwargs.values())
+        if isinstance(argument, float) and 0 < argument < 1
+    ]
+    return list(dict.fromkeys(numbers)) or [torch.finfo(torch.float32).eps]
