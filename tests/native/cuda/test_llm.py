@@ -190,3 +190,48 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
         CompileError, match=r"expected heads of at most 256 for keys and 256 for values on a GPU in float"
     ):
         causal_lm(model, tmp_path / "m.pt2", device="cuda", arch="sm_80", token_counts=(16,), progress=False)
+
+
+@pytest.mark.parametrize("int4", [False, True])
+def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path, int4: bool) -> None:
+    """One operator a layer; for several tokens its kernels are those of the layers, with one between two of them."""
+    from tests.conformance.language_models import make_model
+    from untorch.quant import quantize
+
+    pytest.importorskip("triton")
+    model = make_model("Qwen2", hidden_size=256, intermediate_size=512).to(torch.bfloat16)
+    if int4:
+        quantize(model, dtype="int4", method="rtn", group_size=64, target="cuda", progress=False)
+    path = tmp_path / "m.pt2"
+    report = causal_lm(model, path, device="cuda", arch="sm_90", token_counts=(16,), keep_sources=True, progress=False)
+    [entry] = [entry for entry in report.methods["step_16"].passes if entry.name == "fuse_decoder_linears"]
+    assert len(entry.changed) == 3 and not entry.skipped
+    with ArchiveReader(path) as archive:
+        manifest = archive.manifest()
+        [name] = [e.name for e in archive if e.name.endswith("wrapper.cpp") and "step_16" in e.name]
+        body = archive.read(name).decode().partition("run_impl(")[2]
+    functions = re.findall(r"ERROR_CODE_CHECK\((aoti_torch_cuda_\w+)\(", body)
+    linear = "aoti_torch_cuda_int4_linear" if int4 else "aoti_torch_cuda_addmm_out"
+    # The first q, k and v, with a bias, and the head, which stays in bfloat16.
+    assert functions.count("aoti_torch_cuda_decoder_linears") == 3 and functions.count(linear) == 1, functions
+    assert functions.count("aoti_torch_cuda_mm_out") == 1, functions
+    kernels = [line for line in body.splitlines() if line.strip().startswith("call_triton_")]
+    assert len(kernels) <= 8, kernels  # of the embedding, the first norm, the tables and the rows
+    if int4:
+        quantised = manifest["methods"]["step_16"]["quantization"]
+        assert {entry["operator"] for entry in quantised} == {"int4_linear"}
+        assert len(quantised) == 4 * 3
+    script = """
+from untorch.llm import Engine, SamplingParams
+with Engine(path, kv_memory="256KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=False) as engine:
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    outputs = engine.generate([[1, 2, 3], list(range(1, 40)), [5]], params)
+    found["counts"] = [len(output.completions[0].token_ids) for output in outputs]
+launches = fake.fake_launches().decode()
+found["swiglu"], found["norms"] = launches.count("silu_and_mul"), launches.count("normalise")
+found["decodes"] = launches.count("paged_decode")
+"""
+    result = found(driver, path, script)
+    assert result["counts"] == [3, 3, 3]
+    assert result["swiglu"] > 0 and result["swiglu"] % 3 == 0 and result["norms"] == 2 * result["swiglu"]
+    assert result["swiglu"] <= result["decodes"]

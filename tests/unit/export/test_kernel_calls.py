@@ -14,11 +14,13 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import untorch
+from tests.native.decoder_layers import operands
 from tests.native.nvfp4_experts import random_experts
 from tests.unit.export.test_outline import Block, Stack
 from tests.unit.ops.test_int4_moe import arguments
 from untorch.export import export
 from untorch.export.kernel_calls import _operations_of
+from untorch.ops.decoder_linears import OPERATOR as DECODER_LINEARS
 from untorch.ops.int4_moe import OPERATOR as INT4_MOE
 from untorch.ops.nvfp4_moe import OPERATOR as NVFP4_MOE
 from untorch.profiler import profile
@@ -103,6 +105,18 @@ def test_operations_of_attention_and_experts() -> None:
     weights = random_experts(4, 32, 48, True)
     x, factors, ids = torch.randn(3, 32), torch.rand(3, 2), torch.zeros(3, 2, dtype=torch.int32)
     assert operations(NVFP4_MOE, x, factors, ids, *weights) == [6 * 6 * 32 * 48]
+
+
+@pytest.mark.parametrize(("n", "group"), [(None, 0), (128, 0), (128, 64)])
+def test_operations_of_a_decoders_layers(n: int | None, group: int) -> None:
+    given = operands(3, 256, 128, 384, n, torch.bfloat16, group)
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+
+    def layers(*values: torch.Tensor) -> Any:
+        return DECODER_LINEARS(**(given | dict(zip(tensors, values, strict=True))))
+
+    weights = 128 * 256 + 768 * 128 + 128 * 384 + (n or 0) * 128
+    assert operations(layers, *tensors.values()) == [2 * 3 * weights]
 
 
 def test_every_recorded_call_is_made(package: Path) -> None:
