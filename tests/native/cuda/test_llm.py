@@ -220,7 +220,7 @@ def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path, int4: b
     if int4:
         quantised = manifest["methods"]["step_16"]["quantization"]
         assert {entry["operator"] for entry in quantised} == {"int4_linear"}
-        assert len(quantised) == 4 * 3
+        assert len(quantised) == 4 * 3 + 1
     script = """
 from untorch.llm import Engine, SamplingParams
 with Engine(path, kv_memory="256KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=False) as engine:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -16,7 +17,7 @@ from torch import fx
 
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.linear_calls import LinearCall, read_linear
-from untorch.export.passes.probes import SHAPE_ONLY, evaluate, hint, operator_name, small_numbers
+from untorch.export.passes.probes import SHAPE_ONLY, evaluate, hint, operator_name, outline, small_numbers
 
 __all__ = ["Norm", "Swiglu", "find_swiglu", "is_check", "match_norm", "reason_no_swiglu"]
 
@@ -72,8 +73,8 @@ class Swiglu:
     nodes: tuple[fx.Node, ...]
 
 
-def match_norm(x: fx.Node, constants: Constants) -> Norm | str:
-    """The only RMSNorm of x, or why it has none."""
+def match_norm(x: fx.Node, constants: Constants, known: dict[str, Any]) -> Norm | str:
+    """The only RMSNorm of x, or why it has none. known: what was found in other layers, by their outlines."""
     nodes: dict[fx.Node, None] = {}
     leaves: dict[fx.Node, None] = {}
     waiting = [user for user in x.users if not is_check(user)]
@@ -97,12 +98,18 @@ def match_norm(x: fx.Node, constants: Constants) -> Norm | str:
     weights = [n for n in leaves if n.meta["val"].numel() == width and n.meta["val"].is_floating_point()]
     if len(weights) != 1:
         return f"what follows it has {len(weights)} constant weights of its width, and an RMSNorm has one"
-    return _identify_norm(x, list(nodes), ends, weights[0], [n for n in leaves if n not in weights], constants)
+    key = f"{outline(nodes, (x, *weights))}\n{[list(nodes).index(end) for end in ends]}"
+    if key not in known:
+        others = [n for n in leaves if n not in weights]
+        known[key] = _find_eps(x, list(nodes), ends, weights[0], others, constants)
+    found = known[key]
+    return found if isinstance(found, str) else Norm(tuple(nodes), tuple(ends), weights[0], found)
 
 
-def _identify_norm(
+def _find_eps(
     x: fx.Node, nodes: list[fx.Node], ends: list[fx.Node], weight: fx.Node, others: list[fx.Node], constants: Constants
-) -> Norm | str:
+) -> float | str:
+    """eps of the norm that all ``ends`` are, or why they are none."""
     generator = torch.Generator().manual_seed(0)
     value, given = x.meta["val"], weight.meta["val"]
     factors = torch.randn(tuple(map(hint, given.shape)), generator=generator).to(given.device, given.dtype)
@@ -118,7 +125,7 @@ def _identify_norm(
             return f"what follows it cannot be evaluated: {str(error).splitlines()[0]}"
     for eps in small_numbers(nodes):
         if all(_same(results[end], _rms_norm(probe, factors, eps)) for probe, results in found for end in ends):
-            return Norm(tuple(nodes), tuple(ends), weight, eps)
+            return eps
     return "what follows it are not the values of an RMSNorm"
 
 
@@ -166,12 +173,20 @@ def find_swiglu(node: fx.Node) -> Swiglu | str | None:
     return Swiglu(down, call, tuple(n for n in node.graph.nodes if n in found))
 
 
-def reason_no_swiglu(swiglu: Swiglu) -> str | None:
-    """Why the values between the two layers are not silu(gate) · up, if they are not."""
+def reason_no_swiglu(swiglu: Swiglu, known: dict[str, Any]) -> str | None:
+    """Why the values between the two layers are not silu(gate) · up, if they are not. known: as of ``match_norm``."""
     inside = {*swiglu.nodes, swiglu.down.node}
     for node in (swiglu.gate_up.node, *swiglu.nodes):
         if any(user not in inside and not is_check(user) for user in node.users):
             return f"{node.name}, between gate, up and down, is also read by something else"
+    key = outline(swiglu.nodes, (swiglu.gate_up.node,))
+    if key not in known:
+        known[key] = _reason_no_swiglu(swiglu)
+    reason: str | None = known[key]
+    return reason
+
+
+def _reason_no_swiglu(swiglu: Swiglu) -> str | None:
     value = swiglu.gate_up.node.meta["val"]
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(tuple(map(hint, value.shape)), generator=generator).mul_(2).to(value.device, value.dtype)

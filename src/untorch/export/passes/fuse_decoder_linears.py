@@ -100,6 +100,7 @@ class _Matcher:
         self.constants = Constants(module)
         self._aliases = Aliases(module.graph)
         self._report = report
+        self._known: dict[str, Any] = {}
 
     def match(self, swiglu: Swiglu) -> _Layers | str:
         """The layers around it, or why they stay."""
@@ -119,7 +120,7 @@ class _Matcher:
         for call, name in ((o, "o"), (gate_up, "gate and up"), (down, "down")):
             if reason := self._reason_to_skip(call, o):
                 return f"{name}: {reason}"
-        norm = match_norm(hidden, self.constants)
+        norm = match_norm(hidden, self.constants, self._known)
         if isinstance(norm, str):
             return f"{hidden.name}: {norm}"
         if norm.readers != [gate_up.node]:
@@ -127,9 +128,9 @@ class _Matcher:
         known = {stream, *norm.nodes}
         if others := [user.name for user in hidden.users if user not in known and not is_check(user)]:
             return f"{hidden.name} is also read by {', '.join(others)}"
-        if reason := reason_no_swiglu(swiglu):
+        if reason := reason_no_swiglu(swiglu, self._known):
             return reason
-        next_norm = match_norm(stream, self.constants)
+        next_norm = match_norm(stream, self.constants, self._known)
         if isinstance(next_norm, str):
             return f"{stream.name}: {next_norm}"
         following = self._next(next_norm, o)

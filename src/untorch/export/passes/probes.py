@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["SHAPE_ONLY", "evaluate", "hint", "operator_name", "small_numbers"]
+__all__ = ["SHAPE_ONLY", "evaluate", "hint", "operator_name", "outline", "small_numbers"]
 
 # They keep the order of the elements.
 SHAPE_ONLY = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "alias"}
@@ -40,6 +40,26 @@ def evaluate(nodes: Iterable[fx.Node], values: Mapping[fx.Node, Any]) -> dict[fx
         with torch.no_grad():
             known[node] = target(*args, **kwargs)
     return known
+
+
+def outline(nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> str:
+    """What ``nodes``, in the graph's order, compute of ``inputs``, without names: repeated layers have one outline."""
+    places: dict[fx.Node, str] = {}
+    lines = []
+
+    def place(node: fx.Node) -> str:
+        value = node.meta["val"]
+        return places.get(node) or (str(value) if isinstance(value, int | torch.SymInt) else node.name)
+
+    for node in inputs:
+        value = node.meta["val"]
+        places[node] = f"%{len(places)}"
+        lines.append(f"{value.dtype} {tuple(value.shape)} {value.device}")
+    for node in nodes:
+        given: Any = (node.args, node.kwargs)
+        lines.append(f"{node.target} {fx.map_arg(given, place)}")
+        places[node] = f"%{len(places)}"
+    return "\n".join(lines)
 
 
 def small_numbers(nodes: Iterable[fx.Node]) -> list[float]:

@@ -182,9 +182,9 @@ def test_the_norm_of_gemma_where_its_weight_has_the_dtype() -> None:
 class Twice(nn.Module):
     """Two layers, an attention that is not looked into, and a last norm of which rows are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, second: nn.Module | None = None) -> None:
         super().__init__()
-        self.first, self.second = Decoder(), Decoder()
+        self.first, self.second = Decoder(), second or Decoder()
         self.head = nn.Linear(WIDTH, 64, bias=False)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Tensors:
@@ -202,6 +202,19 @@ def test_layers_behind_each_other_and_the_last_norm() -> None:
     assert first["next_weight"] is not None and second["next_weight"] is None
     assert second["next_eps"] == 1e-5
     assert targets(module).count("linear") == 1
+
+
+def test_layers_that_differ() -> None:
+    """What was found of one layer is not said of another."""
+    module, report = fused(Twice(Gelu()))
+    assert len(report.changed) == len(calls(module)) == 1
+    assert list(report.skipped.values()) == ["its input is not silu(gate) · up"]
+    second = Decoder()
+    second.norm.eps, second.next_norm.eps = 2e-3, 2e-5
+    module, _ = fused(Twice(second))
+    assert [call["eps"] for call in calls(module)] == [1e-3, 2e-3]
+    module, report = fused(Twice(Decoder(LayerNormLike)))
+    assert len(report.changed) == 1 and len(report.skipped) == 1
 
 
 def test_readers_of_the_second_norm() -> None:
