@@ -208,13 +208,14 @@ def test_layers_that_differ() -> None:
     """What was found of one layer is not said of another."""
     module, report = fused(Twice(Gelu()))
     assert len(report.changed) == len(calls(module)) == 1
-    assert list(report.skipped.values()) == ["its input is not silu(gate) · up"]
+    assert "its input is not silu(gate) · up" in report.skipped.values()
     second = Decoder()
     second.norm.eps, second.next_norm.eps = 2e-3, 2e-5
     module, _ = fused(Twice(second))
     assert [call["eps"] for call in calls(module)] == [1e-3, 2e-3]
     module, report = fused(Twice(Decoder(LayerNormLike)))
-    assert len(report.changed) == 1 and len(report.skipped) == 1
+    assert len(report.changed) == 1
+    assert any(reason.endswith("not the values of an RMSNorm") for reason in report.skipped.values())
 
 
 def test_readers_of_the_second_norm() -> None:
