@@ -145,6 +145,7 @@ bool describe(const OnDevice& on, const Problem& p, DecoderLinears& out) {
   out.o = sizes(p.o), out.gate_up = sizes(p.gate_up), out.down = sizes(p.down), out.next = sizes(p.next);
   out.eps = static_cast<float>(p.eps), out.next_eps = static_cast<float>(p.next_eps);
   out.num_sms = gpu.num_sms, out.max_shared_bytes = gpu.max_shared_per_block;
+  out.pdl = gpu.has_pdl;
   out.is_constant = is_read_only(p.o) && is_read_only(p.gate_up) && is_read_only(p.down) && is_read_only(p.next) &&
                     is_read_only(p.norm) && is_read_only(p.next_norm) && is_read_only(p.next_bias);
   return serves_decoder_linears(out);
