@@ -121,6 +121,8 @@ def _child_keys(spec: pytree.TreeSpec, count: int) -> list[Any]:
         names = names[1]
     elif isinstance(names, type) and hasattr(names, "_fields"):  # a namedtuple
         return [pytree.GetAttrKey(name) for name in names._fields]
+    elif kind is not None and kind.__module__ == "torch.return_types":
+        return [pytree.GetAttrKey(name) for name in kind.__match_args__]
     elif isinstance(names, list) and len(names) == 2 and all(isinstance(part, list | tuple) for part in names):
         names = names[0]  # a dataclass: the fields that have values, and those that are None
     if kind not in (tuple, list) and isinstance(names, list | tuple) and len(names) == count:

@@ -37,6 +37,7 @@ from untorch.export.patches.numbers import varying_numbers
 from untorch.export.patches.origins import CallSequence, LayerCall, kernel_origins
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
+from untorch.export.patches.specs import named_tuples
 from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
 
 __all__ = [
@@ -66,6 +67,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(kernel_objects())
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(results_of_any_size())
+        stack.enter_context(named_tuples())
         if host.vector_bits is not None:
             stack.enter_context(vector_isa(host.vector_bits))
         if host.march is not None and not has_cpp_march():
