@@ -20,7 +20,7 @@ namespace {
 // cufft.h's types and constants, as far as they are used here.
 using FftStatus = int;  // cufftResult
 using FftHandle = int;
-enum : int { kC2C = 0x29, kR2C = 0x2a, kZ2Z = 0x69, kD2Z = 0x6a };  // cufftType
+enum : int { kC2C = 0x29, kR2C = 0x2a, kC2R = 0x2c, kZ2Z = 0x69, kD2Z = 0x6a, kZ2D = 0x6c };  // cufftType
 constexpr int kForward = -1, kInverse = 1;
 constexpr FftStatus kFftSuccess = 0, kFftAllocFailed = 2;
 
@@ -38,7 +38,9 @@ constexpr FftStatus kFftSuccess = 0, kFftAllocFailed = 2;
   X(c2c, cufftExecC2C, (FftHandle plan, void* input, void* output, int direction))                               \
   X(z2z, cufftExecZ2Z, (FftHandle plan, void* input, void* output, int direction))                               \
   X(r2c, cufftExecR2C, (FftHandle plan, void* input, void* output))                                              \
-  X(d2z, cufftExecD2Z, (FftHandle plan, void* input, void* output))
+  X(d2z, cufftExecD2Z, (FftHandle plan, void* input, void* output))                                              \
+  X(c2r, cufftExecC2R, (FftHandle plan, void* input, void* output))                                              \
+  X(z2d, cufftExecZ2D, (FftHandle plan, void* input, void* output))
 
 struct FftLibrary {
 #define UNTORCH_MEMBER(member, symbol, arguments) FftStatus(*member) arguments = nullptr;
@@ -103,7 +105,27 @@ Plans& plans() {
   return all;
 }
 
-int type_of(const FftProblem& p) { return p.real_input ? (p.wide ? kD2Z : kR2C) : (p.wide ? kZ2Z : kC2C); }
+int type_of(const FftProblem& p) {
+  switch (p.kind) {
+    case FftKind::kRealToComplex:
+      return p.wide ? kD2Z : kR2C;
+    case FftKind::kComplexToReal:
+      return p.wide ? kZ2D : kC2R;
+    default:
+      return p.wide ? kZ2Z : kC2C;
+  }
+}
+
+FftStatus execute(const FftLibrary& api, const FftProblem& p, FftHandle plan, void* input, void* output) {
+  switch (p.kind) {
+    case FftKind::kRealToComplex:
+      return (p.wide ? api.d2z : api.r2c)(plan, input, output);
+    case FftKind::kComplexToReal:
+      return (p.wide ? api.z2d : api.c2r)(plan, input, output);
+    default:
+      return (p.wide ? api.z2z : api.c2c)(plan, input, output, p.forward ? kForward : kInverse);
+  }
+}
 
 Plan plan_for(const char* op, const FftLibrary& api, const FftProblem& p, int device, Stream stream) {
   constexpr std::size_t kKept = 256;
@@ -134,7 +156,7 @@ Plan plan_for(const char* op, const FftLibrary& api, const FftProblem& p, int de
 
 }  // namespace
 
-void fft(const char* op, const FftProblem& p, const void* input, void* output, int device, Stream stream) {
+void fft(const char* op, const FftProblem& p, void* input, void* output, int device, Stream stream) {
   const FftLibrary& api = library_for(op);
   const RelaxedCapture relaxed;  // for making the plan, which allocates and loads code
   const std::lock_guard lock(plans().mutex);
@@ -143,11 +165,7 @@ void fft(const char* op, const FftProblem& p, const void* input, void* output, i
   const StorageRef work = allocate(plan.work_bytes == 0 ? 1 : plan.work_bytes, device);
   check_status(op, api.set_stream(plan.handle, stream), "cufftSetStream");
   check_status(op, api.set_work_area(plan.handle, work->data()), "cufftSetWorkArea");
-  void* const from = const_cast<void*>(input);  // read only: complex-to-real transforms alone write to it
-  const int direction = p.forward ? kForward : kInverse;
-  const FftStatus status = p.real_input ? (p.wide ? api.d2z : api.r2c)(plan.handle, from, output)
-                                        : (p.wide ? api.z2z : api.c2c)(plan.handle, from, output, direction);
-  check_status(op, status, "cufftExec");
+  check_status(op, execute(api, p, plan.handle, input, output), "cufftExec");
 }
 
 }  // namespace untorch::cuda

@@ -10,18 +10,21 @@ namespace untorch::cuda {
 
 inline constexpr int kMaxFftRank = 3;
 
+// Of real values the last dimension of the complex side has size / 2 + 1 values.
+enum class FftKind { kComplex, kRealToComplex, kComplexToReal };
+
 // `batch` transforms over the last `rank` dimensions of dense row-major arrays.
 struct FftProblem {
-  bool real_input = false;  // real to complex: the last dimension of the output has size / 2 + 1 values
-  bool wide = false;        // float64 or complex128
-  bool forward = true;
+  FftKind kind = FftKind::kComplex;
+  bool wide = false;    // float64 or complex128
+  bool forward = true;  // of a complex transform; the others have one direction
   int rank = 1;
   std::array<std::int64_t, kMaxFftRank> size{};  // of the signal, outermost first
   std::int64_t batch = 1;
 };
 
-// Not scaled. input and output are aligned to a complex value and may be the same for complex input. Throws
-// kUnsupported when there is no cuFFT.
-void fft(const char* op, const FftProblem& problem, const void* input, void* output, int device, Stream stream);
+// Not scaled. input and output are aligned to a complex value and may be the same for complex transforms. A transform
+// to real values overwrites its input, the others only read it. Throws kUnsupported when there is no cuFFT.
+void fft(const char* op, const FftProblem& problem, void* input, void* output, int device, Stream stream);
 
 }  // namespace untorch::cuda

@@ -1,4 +1,5 @@
-// Fourier transforms on any device: complex to complex and real to complex, over any dimensions.
+// Fourier transforms over any dimensions: complex to complex and real to complex on any device, complex to real on CUDA
+// (on the CPU numpy's kernel serves it).
 //
 // The strides of the results are PyTorch's, MKL's path on the CPU and cuFFT's on CUDA: compiled models count on them.
 #include "kernels/fft.h"
@@ -10,6 +11,7 @@
 #include "cuda/fft.h"
 #include "kernels/scale.h"
 #include "shims/op.h"
+#include "shims/proxy_op.h"
 #include "tensor/iteration.h"
 
 using namespace untorch;
@@ -32,10 +34,10 @@ DimList fft_dims(const char* op, const Tensor& self, DimSpan dims) {
   return out;
 }
 
-// The factor of a normalization (0: none, 1: by root n, 2: by n) over these dimensions.
-double fft_factor(const char* op, std::int64_t normalization, const Tensor& self, const DimList& dims) {
+// The factor of a normalization (0: none, 1: by root n, 2: by n) over these dimensions of the signal.
+double fft_factor(const char* op, std::int64_t normalization, DimSpan sizes, const DimList& dims) {
   double count = 1;
-  for (const std::int64_t d : dims) count *= static_cast<double>(self.size(d));
+  for (const std::int64_t d : dims) count *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
   switch (normalization) {
     case 0:
       return 1.0;
@@ -87,6 +89,7 @@ bool laid_out(const Tensor& tensor, const Dims& strides) {
 }
 
 DType complex_of(DType dtype) { return dtype == DType::kFloat32 ? DType::kComplex64 : DType::kComplex128; }
+DType real_of(DType dtype) { return dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64; }
 bool is_wide(DType dtype) { return dtype == DType::kFloat64 || dtype == DType::kComplex128; }
 
 // On the CPU: batch dimensions outermost by falling input stride, then the transformed ones by falling input stride
@@ -138,6 +141,20 @@ TensorPtr r2c_on_cpu(const Op& op, const Tensor& self, const DimList& dims, bool
 // On CUDA every step leaves the dimensions that it transformed innermost, and the others outside by falling stride of
 // what it read.
 
+cuda::FftProblem problem_of(cuda::FftKind kind, const Tensor& signal, const DimList& dims, bool forward) {
+  cuda::FftProblem problem;
+  problem.kind = kind;
+  problem.wide = is_wide(signal.dtype());
+  problem.forward = forward;
+  problem.rank = static_cast<int>(dims.size());
+  problem.batch = signal.numel();
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    problem.size[d] = signal.size(dims[d]);
+    problem.batch /= problem.size[d];
+  }
+  return problem;
+}
+
 // One transform over at most three dimensions, unscaled; a real input gives the one-sided result.
 template <class On>
 TensorPtr step(const On& on, const char* op, const Tensor& input, const DimList& dims, bool forward) {
@@ -152,7 +169,7 @@ TensorPtr step(const On& on, const char* op, const Tensor& input, const DimList&
   TensorPtr out = Tensor::empty_strided(sizes, dense_strides(sizes, order), dtype, input.device());
   if (out->numel() == 0) return out;
   const Dims wanted = dense_strides(input.sizes(), order);
-  const void* from = input.raw();
+  void* from = input.raw();
   TensorPtr dense;
   if (!laid_out(input, wanted) || reinterpret_cast<std::uintptr_t>(from) % element_size(dtype) != 0) {
     // Complex input is put into place in the result itself.
@@ -160,17 +177,27 @@ TensorPtr step(const On& on, const char* op, const Tensor& input, const DimList&
     copy(real ? *dense : *out, input);
     from = real ? dense->raw() : out->raw();
   }
-  cuda::FftProblem problem;
-  problem.real_input = real;
-  problem.wide = is_wide(dtype);
-  problem.forward = forward;
-  problem.rank = static_cast<int>(dims.size());
-  problem.batch = input.numel();
-  for (std::size_t d = 0; d < dims.size(); ++d) {
-    problem.size[d] = input.size(dims[d]);
-    problem.batch /= problem.size[d];
-  }
-  cuda::fft(op, problem, from, out->raw(), on.index(), on.stream());
+  const auto kind = real ? cuda::FftKind::kRealToComplex : cuda::FftKind::kComplex;
+  cuda::fft(op, problem_of(kind, input, dims, forward), from, out->raw(), on.index(), on.stream());
+  return out;
+}
+
+// The inverse of a one-sided transform over at most three dimensions, unscaled; the last has `last` values. The other
+// dimensions lie outside by falling `strides`.
+template <class On>
+TensorPtr step_to_real(const On& on, const char* op, const Tensor& input, const Dims& strides, const DimList& dims,
+                       std::int64_t last) {
+  const DimList order = order_of(strides, dims);
+  Dims sizes(input.sizes());
+  sizes[static_cast<std::size_t>(dims.back())] = last;
+  TensorPtr out = Tensor::empty_strided(sizes, dense_strides(sizes, order), real_of(input.dtype()), input.device());
+  if (out->numel() == 0) return out;
+  // cuFFT overwrites what it reads.
+  const TensorPtr dense =
+      Tensor::empty_strided(input.sizes(), dense_strides(input.sizes(), order), input.dtype(), input.device());
+  copy(*dense, input);
+  const cuda::FftProblem problem = problem_of(cuda::FftKind::kComplexToReal, *out, dims, false);
+  cuda::fft(op, problem, dense->raw(), out->raw(), on.index(), on.stream());
   return out;
 }
 
@@ -190,8 +217,9 @@ TensorPtr all_steps(const On& on, const char* op, TensorPtr working, DimList dim
 template <class On>
 void scale(const On& on, const Tensor& out, double factor) {
   if (factor == 1.0) return;
-  on.launched(kernels::cuda::scale(2 * out.numel(), factor, is_wide(out.dtype()) ? DType::kFloat64 : DType::kFloat32,
-                                   out.raw(), on.stream()));
+  const std::int64_t values = (is_complex(out.dtype()) ? 2 : 1) * out.numel();
+  on.launched(kernels::cuda::scale(values, factor, is_wide(out.dtype()) ? DType::kFloat64 : DType::kFloat32, out.raw(),
+                                   on.stream()));
 }
 
 template <class On>
@@ -261,6 +289,27 @@ TensorPtr r2c_on_cuda(const On& on, const Op& op, const Tensor& self, const DimL
   return out;
 }
 
+template <class On>
+TensorPtr c2r_on_cuda(const On& on, const Op& op, const Tensor& self, const DimList& dims, std::int64_t last,
+                      double factor) {
+  TensorPtr out;
+  if (at_once(dims)) {
+    out = step_to_real(on, op, self, contiguous_strides(self.sizes()), dims, last);
+  } else {
+    const DimList others(dims.begin(), dims.end() - 1);
+    const TensorPtr half = all_steps(on, op, std::make_unique<Tensor>(self), others, false);
+    out = step_to_real(on, op, *half, half->strides(), {dims.back()}, last);
+  }
+  scale(on, *out, factor);
+  return out;
+}
+
+void check_complex(const Op& op, const Tensor& input) {
+  if (input.dtype() == DType::kComplex64 || input.dtype() == DType::kComplex128) return;
+  throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(input.dtype()),
+              " is not supported, expected complex64 or complex128");
+}
+
 }  // namespace
 
 UNTORCH_OP(_fft_c2c,
@@ -268,12 +317,9 @@ UNTORCH_OP(_fft_c2c,
             std::int32_t forward, AtenTensorHandle* ret0),
            self, dim, dim_len, normalization, forward, ret0) {
   const Tensor& input = op.input(self, "self");
-  if (input.dtype() != DType::kComplex64 && input.dtype() != DType::kComplex128) {
-    throw_error(ErrorKind::kUnsupported, op, ": dtype ", dtype_name(input.dtype()),
-                " is not supported, expected complex64 or complex128");
-  }
+  check_complex(op, input);
   const DimList dims = fft_dims(op, input, ints(dim, dim_len));
-  const double factor = fft_factor(op, normalization, input, dims);
+  const double factor = fft_factor(op, normalization, input.sizes(), dims);
   TensorPtr out;
   run(
       op, {&input}, [&] { out = c2c_on_cpu(op, input, dims, forward != 0, factor); },
@@ -299,10 +345,26 @@ UNTORCH_OP(_fft_r2c,
   }
   const DimList dims = fft_dims(op, input, ints(dim, dim_len));
   check(!dims.empty(), op, ": argument 'dim' must name at least one dimension");
-  const double factor = fft_factor(op, normalization, input, dims);
+  const double factor = fft_factor(op, normalization, input.sizes(), dims);
   TensorPtr out;
   run(
       op, {&input}, [&] { out = r2c_on_cpu(op, input, dims, onesided != 0, factor); },
       [&](const auto& on) { out = r2c_on_cuda(on, op, input, dims, onesided != 0, factor); });
   give(ret0, std::move(out), op);
+}
+
+UNTORCH_PROXY_OP(fft_c2r, "aten::_fft_c2r", kOnCuda) {
+  const Tensor& input = call.tensor("self");
+  check_complex(op, input);
+  const DimList dims = fft_dims(op, input, call.integers("dim"));
+  check(!dims.empty(), op, ": argument 'dim' must name at least one dimension");
+  const std::int64_t last = call.integer("last_dim_size"), half = input.size(dims.back());
+  check(last >= 1 && half == last / 2 + 1, op, ": 'last_dim_size' is ", last, " and dimension ", dims.back(),
+        " of shape ", to_string(input.sizes()), " has ", half, " values, expected last_dim_size / 2 + 1");
+  Dims sizes(input.sizes());
+  sizes[static_cast<std::size_t>(dims.back())] = last;
+  const double factor = fft_factor(op, call.integer("normalization"), sizes, dims);
+  TensorPtr out;
+  run(op, {&input}, [] {}, [&](const auto& on) { out = c2r_on_cuda(on, op, input, dims, last, factor); });
+  call.give(0, std::move(out));
 }

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import untorch
-from tests.gpu.models import N, Nonzero, Sound, close, exported, reference
+from tests.gpu.models import Filter, N, Nonzero, Sound, close, exported, reference
 from tests.gpu.spin import Spin, in_threads
 from untorch import _core
 
@@ -49,6 +49,18 @@ def test_graphs(mlp: tuple[Path, nn.Module]) -> None:
         with pytest.raises(untorch.ClosedError, match="the graph was closed"):
             small(torch.zeros(4, 64, device="cuda"))
         assert "closed" in repr(small) and large(torch.zeros(100, 64, device="cuda")).shape == (100, 32)
+
+
+def test_transforms_to_real_values(folder: Path) -> None:
+    path = exported(folder, "filter", Filter(), (torch.randn(2, 1001),))
+    with untorch.load(path) as program:
+        graph = program.forward.graph(torch.zeros(2, 1001, device="cuda"))
+        for _ in range(3):
+            x = torch.randn(2, 1001, device="cuda")
+            for got in (program.forward(x), graph(x)):
+                whole, windows = (torch.from_dlpack(part) for part in got)
+                torch.testing.assert_close(whole, x * 0.5, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(windows[:, 64:-64], x[:, 64:-64], rtol=1e-4, atol=1e-5)
 
 
 def test_graphs_that_share_memory(folder: Path) -> None:

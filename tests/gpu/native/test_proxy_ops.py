@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 
+from tests.gpu.native.test_nn_other import draw_signal, is_defined, strides
 from tests.native.proxy_ops import call_native
 from tests.native.shim import ShimError, use_torch_stream
 from tests.native.test_proxy_ops import greedy_nms, random_boxes
@@ -190,3 +193,38 @@ def test_grouped_mm_fallback(index: torch.dtype) -> None:
     offs = torch.tensor([2, 2, 9], device="cuda", dtype=index)
     got = call_native("transformers::grouped_mm_fallback", input=x, weight=weight, offs=offs)
     torch.testing.assert_close(got, torch.cat([x[:2] @ weight[0], x[2:] @ weight[2]]), rtol=2e-2, atol=2e-2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_fft_c2r(data: st.DataObject) -> None:
+    """The half of a real signal's transform gives it back; other values what cuFFT makes of them in eager."""
+    draw = data.draw
+    half, dims = draw_signal(data, draw(st.sampled_from([torch.complex64, torch.complex128])))
+    last, normalization = 2 * (half.shape[dims[-1]] - 1) + draw(st.integers(0, 1)), draw(st.integers(0, 2))
+    if last == 0:
+        last = 1
+    before = half.clone()
+    got = call_native("aten::_fft_c2r", self=half, dim=dims, normalization=normalization, last_dim_size=last)
+    want = torch.ops.aten._fft_c2r(half, dims, normalization, last)
+    assert torch.equal(half, before)
+    assert not is_defined(half, dims) or strides(got) == strides(want)
+    tolerance = 1e-4 if half.dtype == torch.complex64 else 1e-12
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * max(1.0, float(want.abs().max())))
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1000003,), (3, 257, 64), (2, 16, 15, 14), (2, 3, 4, 5, 7)])
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+def test_fft_c2r_is_the_inverse(norm: str, shape: tuple[int, ...]) -> None:
+    signal = torch.randn(shape, generator=torch.Generator().manual_seed(1)).cuda()
+    dims = list(range(len(shape)))
+    spectrum = torch.fft.rfftn(signal, norm=norm)
+    code = {"backward": 2, "ortho": 1, "forward": 0}[norm]
+    got = call_native("aten::_fft_c2r", self=spectrum, dim=dims, normalization=code, last_dim_size=shape[-1])
+    torch.testing.assert_close(got, signal, rtol=1e-4, atol=1e-4)
+
+
+def test_fft_c2r_of_nothing() -> None:
+    empty = torch.zeros(0, 5, dtype=torch.complex64, device="cuda")
+    got = call_native("aten::_fft_c2r", self=empty, dim=[1], normalization=0, last_dim_size=8)
+    assert got.shape == (0, 8) and got.dtype == torch.float32

@@ -95,3 +95,25 @@ def test_resize(name: str, blob: Blob) -> None:
     assert text == f"{name}: argument 'self' has no elements: [1, 2, 0, 4]"
     text = message(name, self=blob([1, 2, 3, 4], torch.uint8), output_size=[2, 2], align_corners=False)
     assert text == f"{name}: dtype uint8 is not supported on a GPU, expected a floating type"
+
+
+def test_fft_c2r(blob: Blob) -> None:
+    name = "aten::_fft_c2r"
+    x = blob([4, 5], torch.complex64)
+    rest = {"dim": [1], "normalization": 0, "last_dim_size": 8}
+    text = message(name, self=blob([4, 5]), **rest)
+    assert text == f"{name}: dtype float32 is not supported, expected complex64 or complex128"
+    text = message(name, self=x, **rest | {"dim": [0, -2]})
+    assert text == f"{name}: argument 'dim' names a dimension twice: [0, -2]"
+    text = message(name, self=x, **rest | {"dim": []})
+    assert text == f"{name}: argument 'dim' must name at least one dimension"
+    for last in (7, 10, 0):
+        text = message(name, self=x, **rest | {"last_dim_size": last})
+        assert text == (
+            f"{name}: 'last_dim_size' is {last} and dimension 1 of shape [4, 5] has 5 values, expected last_dim_size / "
+            "2 + 1"
+        )
+    text = message(name, self=x, **rest | {"normalization": 3, "last_dim_size": 9})
+    assert text == f"{name}: argument 'normalization' must be 0 (none), 1 (by root n) or 2 (by n), got 3"
+    text = message(name, self=blob([0, 5], torch.complex64), **rest | {"dim": [0, 1]})
+    assert text == f"{name}: dimension 0 of shape [0, 5] is empty"
