@@ -31,7 +31,7 @@ long spin_ns() noexcept {
   const int own = this_thread.spin_us;
   return own >= 0 ? 1000L * own : settings().spin_ns;
 }
-bool may_spin() noexcept { return busy_threads.load(std::memory_order_relaxed) <= settings().usable_cpus; }
+bool may_spin() noexcept { return busy_threads.load(std::memory_order_relaxed) <= settings().cpus; }
 
 namespace {
 
@@ -178,7 +178,7 @@ void start(State& state, int index, int id) noexcept {
 // use the other CPUs: the team then runs one thread after the other. A worker that finds itself there moves, now and
 // then.
 void leave_cpu(int cpu, long& last_move) noexcept {
-  if (settings().usable_cpus < 2 || sched_getcpu() != cpu || cpu >= CPU_SETSIZE) return;
+  if (settings().cpus < 2 || sched_getcpu() != cpu || cpu >= CPU_SETSIZE) return;
   const long now = now_ns();
   if (now - last_move < kMoveAfter) return;
   last_move = now;
@@ -336,7 +336,7 @@ void run_with_workers(State& state, int workers, const Region& region) noexcept 
     loop.left.store(0, std::memory_order_relaxed);
     loop.holder.store(2, std::memory_order_relaxed);
   }
-  const int unused = settings().usable_cpus - busy_threads.load(std::memory_order_relaxed) - 1;
+  const int unused = settings().cpus - busy_threads.load(std::memory_order_relaxed) - 1;
   const int started = std::clamp(unused, 0, workers);
   busy_threads.fetch_add(started + 1, std::memory_order_relaxed);
   team.running.store(static_cast<std::uint32_t>(started), std::memory_order_relaxed);

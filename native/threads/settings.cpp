@@ -6,9 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
+
+#include "threads/cgroup.h"
 
 namespace untorch::threads {
 namespace {
@@ -40,18 +41,9 @@ int affinity() noexcept {
   return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
-// CPUs that the quota of this container's cgroup (version 2) is worth; `otherwise` without one.
-int quota(int otherwise) noexcept {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/sys/fs/cgroup/cpu.max", "re"), std::fclose);
-  long used = 0, period = 0;
-  if (!file || std::fscanf(file.get(), "%ld %ld", &used, &period) != 2 || used <= 0 || period <= 0) return otherwise;
-  return static_cast<int>(std::clamp((used + period - 1) / period, 1L, static_cast<long>(otherwise)));
-}
-
 Settings read() noexcept {
   Settings made{};
-  made.cpus = affinity();
-  made.usable_cpus = quota(made.cpus);
+  made.cpus = quota_cpus("/sys/fs/cgroup", "/proc/self/cgroup", affinity());
   const int limit = static_cast<int>(number("OMP_THREAD_LIMIT", 1, kMaxThreads, kMaxThreads));
   made.num_threads = std::min(limit, static_cast<int>(number("OMP_NUM_THREADS", 1, kMaxThreads, made.cpus)));
   made.max_workers = std::min(limit - 1, std::max(64, 4 * made.cpus));

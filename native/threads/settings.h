@@ -8,8 +8,7 @@ inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxSpinMicroseconds = 1'000'000;
 
 struct Settings {
-  int cpus;         // that this process may run on (sched_getaffinity)
-  int usable_cpus;  // the same, or what the cgroup's quota allows if that is less
+  int cpus;         // that this process may run on (sched_getaffinity), or its cgroup's quota if that is less
   int num_threads;  // of a team: OMP_NUM_THREADS, else `cpus`
   int max_workers;  // made without an explicit request for more
   long spin_ns;     // that a thread looks for work before it sleeps: UNTORCH_SPIN_US, else 100 µs
