@@ -1,7 +1,7 @@
 """Makes one operator a layer and direction of RNN, LSTM and GRU modules, ``untorch::recurrent_layer``.
 
 Inductor unrolls them: compile time grows with the length, which has to be static. The weights are packed at export.
-Half types are computed in float32.
+Half types are computed in float32. A module that stays is refused if its length is dynamic.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.coverage import source_line
+from untorch.export.errors import CompileError
 from untorch.export.mutations import find_mutations
 from untorch.export.passes.attributes import add_constant, attribute, remove_attribute
 from untorch.export.passes.calls import add_call, arguments_of
@@ -29,7 +31,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def serve_recurrent(module: fx.GraphModule) -> PassReport:
-    """Runs the pass in place."""
+    """Runs the pass in place. Raises CompileError for a module of dynamic length that stays."""
     report = PassReport("serve_recurrent")
     mutated = find_mutations(module.graph).attributes
     weights: set[str] = set()
@@ -38,6 +40,7 @@ def serve_recurrent(module: fx.GraphModule) -> PassReport:
             continue
         given = arguments_of(node)
         if reason := _reason_to_skip(module, node, given, mutated):
+            _refuse_dynamic_length(node, given, reason)
             report.skipped[node.name] = reason
             continue
         weights |= {str(source.target) for source in given["params"]}
@@ -57,6 +60,18 @@ def serve_recurrent(module: fx.GraphModule) -> PassReport:
         if all(not n.users for n in reading):
             remove_attribute(module, source)
     return report
+
+
+def _refuse_dynamic_length(node: fx.Node, given: dict[str, Any], reason: str) -> None:
+    """Inductor would unroll the module for the length of the example, and no other would be noticed."""
+    batch_first = node.target != MODULE_OPERATOR and given["batch_first"]
+    if isinstance(given["input"].meta["val"].shape[1 if batch_first else 0], int):
+        return
+    where = source_line(node)
+    raise CompileError(
+        f"{node.name}{f' ({where})' if where else ''}: the length of its sequences is dynamic, which needs "
+        f"untorch::recurrent_layer, and that does not take it: {reason}. Leave this dimension out of dynamic_shapes"
+    )
 
 
 def _reason_to_skip(

@@ -240,8 +240,7 @@ PASSES = (
         lambda module, options, device, architecture: serve_recurrent(module),
         "makes `untorch::recurrent_layer` of each layer and direction of RNN, LSTM and GRU modules with constant "
         "weights, which are packed; half types are computed in float32, from bfloat16 weights of the hidden state. "
-        "Inductor unrolls them, for one length. Layers "
-        "with `proj_size` stay",
+        "Inductor unrolls them, for one length. Layers with `proj_size` stay; a dynamic length of theirs is refused",
         devices=("cpu",),
     ),
     Pass(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from untorch.export.errors import CompileError
 from untorch.export.options import ExportOptions
 from untorch.export.passes import PassReport, run_passes
 from untorch.export.patches import packed_sequences, recurrent_shapes
@@ -77,6 +78,22 @@ def test_given_states_and_a_dynamic_length() -> None:
     assert len(report.changed) == 1
     x, h, c = torch.randn(9, 3, 6), torch.randn(1, 3, 5), torch.randn(1, 3, 5)
     assert module(x, h, c)[0].shape == (9, 3, 5)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch's own, of eager
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_dynamic_length_that_would_be_unrolled(batch_first: bool) -> None:
+    """Inductor would unroll it for the example's length, and give results of that length for all others."""
+    cell = nn.LSTM(6, 5, proj_size=3, batch_first=batch_first).eval()
+    shapes = {"x": {int(batch_first): torch.export.Dim("steps", min=2, max=50)}}
+    with torch.no_grad(), recurrent_shapes():
+        module = torch.export.export(Model(cell), (torch.randn(4, 4, 6),), dynamic_shapes=shapes).module()
+    text = r"method 'forward': lstm \(.*self.cell\(x\)\): the length of its sequences is dynamic, .*\(proj_size\)\. Leave this"
+    with pytest.raises(CompileError, match=text):
+        run_passes(module, ExportOptions())
+    shapes = {"x": {int(not batch_first): torch.export.Dim("batch", min=2, max=50)}}
+    _, report = run(Model(cell), torch.randn(4, 4, 6), dynamic=shapes)
+    assert report.skipped == {"lstm": "it projects its hidden state (proj_size)"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
