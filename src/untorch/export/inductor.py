@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from untorch.export.compiler_errors import explain_compiler
 from untorch.export.complex_scalars import ComplexScalars
 from untorch.export.errors import CompileError
 from untorch.export.kernel_calls import CALLS_FILE, describe_call, write_calls
@@ -155,8 +156,10 @@ def run_inductor(method: Method, folder: Path, generated: list[tuple[str, str | 
         try:
             with kernel_origins(describe_call) as sequence, objects_at_a_time():
                 result = torch._inductor.aot_compile(module, args, kwargs, options=values)
-        except Exception:
+        except Exception as error:
             if not generated:
+                if (explained := explain_compiler(method.name, error)) is not None:
+                    raise explained from error
                 raise
             wrapper, extern_nodes = generated[-1]
             return [wrapper, extern_nodes or ""]

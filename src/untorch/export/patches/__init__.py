@@ -33,7 +33,7 @@ from untorch.export.patches.graphs import (
 from untorch.export.patches.launches import dependent_launches
 from untorch.export.patches.layers import called_layers, equal_layers
 from untorch.export.patches.library import declared_arrays, interface_table, neutral_paths
-from untorch.export.patches.numbers import varying_numbers
+from untorch.export.patches.numbers import open_slices, varying_numbers
 from untorch.export.patches.origins import CallSequence, LayerCall, kernel_origins
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
@@ -68,6 +68,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(lstm_hidden_state())
         stack.enter_context(results_of_any_size())
         stack.enter_context(named_tuples())
+        stack.enter_context(open_slices())
         if host.vector_bits is not None:
             stack.enter_context(vector_isa(host.vector_bits))
         if host.march is not None and not has_cpp_march():

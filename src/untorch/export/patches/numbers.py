@@ -1,4 +1,4 @@
-"""Patches of AOTInductor for inputs that are numbers: torch generates code for them, and its front refuses it."""
+"""Patches of AOTInductor for Python numbers: inputs that vary, and bounds of slices that a model computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["varying_numbers"]
+__all__ = ["open_slices", "varying_numbers"]
 
 
 @patch(
@@ -65,4 +65,27 @@ def varying_numbers() -> Iterator[None]:
         replaced(CppWrapperCpu, "generate_input_output_runtime_checks", generate_checks),
         replaced(CppWrapperCpu, "codegen_model_constructor", generate_constructor),
     ):
+        yield
+
+
+@patch(
+    "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.codegen_dynamic_slice_size",
+    versions="2.11–2.15",
+    why="The code that computes the size of x[:n.item()] has the word None where the slice has no other bound: it does "
+    "not compile.",
+    test="test_numbers.py::test_torch_still_writes_none_into_code",
+)
+@contextlib.contextmanager
+def open_slices() -> Iterator[None]:
+    """A slice without a start begins at 0, and one without an end ends with its dimension."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    original: Any = CppWrapperCpu.codegen_dynamic_slice_size
+
+    def codegen(self: Any, node: Any) -> None:
+        node.start = 0 if node.start is None else node.start
+        node.end = node.size if node.end is None else node.end
+        original(self, node)
+
+    with replaced(CppWrapperCpu, "codegen_dynamic_slice_size", codegen):
         yield
