@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from untorch.export.gpus import GpuModel
 from untorch.export.patches.fake_driver import Convolution, Driver, Properties
+from untorch.export.patches.indexing import read_index, write_index
 from untorch.export.patches.registry import patch, replaced
 
 __all__ = ["fake_cuda", "forget_the_machine"]
@@ -31,8 +32,8 @@ def fake_cuda(
     """
     with (
         torch_cuda(gpu), device_interface(gpu), fake_tensor_device(), contiguous(), copy(),
-        convolution_layout(), same_tensor(values), uniform_values(), joint_graph_patterns(), triton_driver(gpu),
-        autotune_block(choose_launcher),
+        indexing(), convolution_layout(), same_tensor(values), uniform_values(), joint_graph_patterns(),
+        triton_driver(gpu), autotune_block(choose_launcher),
     ):  # fmt: skip
         yield
 
@@ -176,6 +177,32 @@ def copy() -> Iterator[None]:
         return made
 
     with replaced(torch.Tensor, "copy_", method):
+        yield
+
+
+@patch(
+    "torch.Tensor.__getitem__", "torch.Tensor.__setitem__", "torch.Tensor.nonzero",
+    versions="2.11–2.15",
+    why="They make the tensor's device the current one: masks fail, and decompositions that index (grid_sample, "
+    "unfold).",
+    test=_TEST + "test_indexing_still_sets_the_current_device",
+)  # fmt: skip
+@contextlib.contextmanager
+def indexing() -> Iterator[None]:
+    """Indexing of tensors on the GPU is made of operators."""
+    read, write = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+    def getitem(self: torch.Tensor, index: Any) -> Any:
+        return read_index(self, index) if self.device.type == "cuda" else read(self, index)
+
+    def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
+        (write_index if self.device.type == "cuda" else write)(self, index, value)
+
+    def nonzero(self: torch.Tensor, *, as_tuple: bool = False) -> Any:
+        found: torch.Tensor = torch.ops.aten.nonzero.default(self)
+        return found.unbind(1) if as_tuple else found
+
+    with _all_replaced(torch.Tensor, __getitem__=getitem, __setitem__=setitem, nonzero=nonzero):
         yield
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import graph
@@ -15,16 +16,19 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import joint_graph
 from torch._subclasses import fake_tensor
 
-from untorch.export import export
+from untorch.export import check, export
 from untorch.export.gpus import find_gpu
 from untorch.export.patches.fake_cuda import (
     contiguous,
     convolution_layout,
     copy,
     fake_cuda,
+    fake_tensor_device,
+    indexing,
     same_tensor,
     uniform_values,
 )
+from untorch.export.patches.indexing import read_index, write_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers here")
@@ -74,6 +78,43 @@ def test_copies_that_are_contiguous() -> None:
     assert torch.equal(last, image)
 
 
+class Indexed(nn.Module):
+    """Decompositions that index, and a mask."""
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        modes = ("bilinear", "nearest", "bicubic")
+        sampled = [F.grid_sample(x, grid, mode=mode, align_corners=False, padding_mode="border") for mode in modes]
+        columns = F.unfold(x, 3, padding=1)
+        return (*sampled, columns, F.fold(columns, x.shape[-2:], 3, padding=1), x[kept].sum(0))
+
+
+def test_decompositions_that_index() -> None:
+    example = (torch.randn(2, 3, 8, 8), torch.rand(2, 5, 5, 2) * 2 - 1, torch.tensor([True, False]))
+    found = check(torch.export.export(Indexed(), example), "cuda", "sm_90")
+    assert all(item.served for item in found)
+
+
+ROW, ITEMS = torch.tensor([2, 0]), torch.arange(60).reshape(3, 4, 5)
+INDICES: list[Any] = [
+    0, -1, (), None, ..., slice(1, None), slice(None, None, 2), (..., 0), (0, ...), (1, 2, 3), ROW, [0, 2],
+    (slice(None), None, slice(-2, None)), (slice(None), ROW), (ROW, ROW), (ROW, slice(None), ROW), (0, ROW), (..., ROW),
+    (None, ROW, slice(1, 3)), ([0, 2], [1, 1]), (ROW[:, None], ROW), torch.tensor(1), (slice(None), torch.tensor(1)),
+    ITEMS[:, 0, 0] > 5, ITEMS[..., 0] % 3 == 0, (ITEMS[..., 0] % 3 == 0, slice(1, 3)), ITEMS % 7 == 0,
+    (slice(None), ITEMS[0, :, 0] > 5), (..., ITEMS[0] % 2 == 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indexing_by_operators_is_indexing(index: Any) -> None:
+    found = read_index(ITEMS, index)
+    assert torch.equal(found, ITEMS[index])
+    for value in (7, torch.tensor([[[7]]]), torch.arange(found.numel()).reshape(found.shape)):
+        one, other = ITEMS.clone(), ITEMS.clone()
+        one[index] = value if found.dim() or not isinstance(value, torch.Tensor) else value.reshape(())
+        write_index(other, index, value)
+        assert torch.equal(one, other)
+
+
 def test_everything_is_put_back() -> None:
     pytest.importorskip("triton")
     import triton.backends
@@ -84,7 +125,7 @@ def test_everything_is_put_back() -> None:
             dict(vars(torch.cuda)), dict(vars(CudaInterface)), dict(vars(CudaInterface.Worker)),
             dict(vars(fake_tensor.FakeTensorMode)), dict(vars(graph)), dict(vars(joint_graph)), torch.version.cuda,
             dict(triton.backends.backends), vars(triton.runtime.driver)["_active"],
-            torch._C._select_conv_backend, vars(PythonWrapperCodegen)["generate_and_run_autotune_block"],
+            torch._C._select_conv_backend, dict(vars(torch.Tensor)), vars(PythonWrapperCodegen)["generate_and_run_autotune_block"],
         ]  # fmt: skip
 
     before = state()
@@ -93,6 +134,19 @@ def test_everything_is_put_back() -> None:
         assert CudaInterface.get_compute_capability() == 90
         assert triton.runtime.driver.active.get_current_target().arch == 90
     assert state() == before
+
+
+@no_gpu
+def test_indexing_still_sets_the_current_device() -> None:
+    with fake_tensor_device(), fake_tensor.FakeTensorMode():
+        x = torch.empty(2, 3, device="cuda:0")
+        with pytest.raises(RuntimeError):
+            x[..., 0]
+        with pytest.raises(RuntimeError):
+            x[..., 0] = 1
+        with indexing():
+            assert x[..., 0].shape == (2,)
+            x[..., 0] = 1
 
 
 @no_gpu
