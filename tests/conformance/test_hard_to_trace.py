@@ -16,8 +16,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
 MISSING = 77
-MODELS = ("forms", "flex", "complex_numbers", "regions", "ssdlite", "conformer")
-EXHAUSTIVE = ("emformer", "faster_rcnn", "ssd300", "retinanet")
+MODELS = ("forms", "flex", "complex_numbers", "regions", "ssdlite", "conformer", "emformer")
+EXHAUSTIVE = ("faster_rcnn", "ssd300", "retinanet")
 
 
 def run(name: str, folder: pathlib.Path) -> tuple[list[list[Any]], list[list[Any]]]:
