@@ -61,7 +61,7 @@ class Filter(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         window = torch.hann_window(64, device=x.device)
         spectrum = torch.stft(x, 64, 16, window=window, return_complex=True)
-        whole = torch.fft.irfft(torch.fft.rfft(x * 0.5), n=x.shape[-1])
+        whole = torch.fft.irfft(torch.fft.rfft(x) * 0.5, n=x.shape[-1])
         return whole, torch.istft(spectrum, 64, 16, window=window, length=x.shape[-1])
 
 

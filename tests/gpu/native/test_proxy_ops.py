@@ -228,3 +228,13 @@ def test_fft_c2r_of_nothing() -> None:
     empty = torch.zeros(0, 5, dtype=torch.complex64, device="cuda")
     got = call_native("aten::_fft_c2r", self=empty, dim=[1], normalization=0, last_dim_size=8)
     assert got.shape == (0, 8) and got.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shapes", [((), ()), ((3, 5), (3, 5)), ((3, 1), (5,)), ((), (2, 3)), ((0, 4), (4,))])
+def test_complex(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
+    real, imag = (torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes)
+    assert torch.equal(call_native("aten::complex", real=real, imag=imag), torch.complex(real, imag))
+    if real.dim() == 2:
+        real = real.mT.contiguous().mT
+        assert torch.equal(call_native("aten::complex", real=real, imag=imag), torch.complex(real, imag))

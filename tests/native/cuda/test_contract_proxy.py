@@ -117,3 +117,14 @@ def test_fft_c2r(blob: Blob) -> None:
     assert text == f"{name}: argument 'normalization' must be 0 (none), 1 (by root n) or 2 (by n), got 3"
     text = message(name, self=blob([0, 5], torch.complex64), **rest | {"dim": [0, 1]})
     assert text == f"{name}: dimension 0 of shape [0, 5] is empty"
+
+
+def test_complex(blob: Blob) -> None:
+    name = "aten::complex"
+    text = message(name, real=blob([4, 5]), imag=blob([4, 5], torch.float64))
+    assert text == f"{name}: argument 'imag' is float64, expected float32 as 'real'"
+    text = message(name, real=blob([4], torch.float16), imag=blob([4], torch.float16))
+    assert text == f"{name}: dtype float16 is not supported, expected float32 or float64"
+    text = message(name, real=blob([4]), imag=blob([4], device=0))
+    assert text == f"{name}: argument 'imag' is on cpu, expected cuda"
+    assert message(name, real=blob([4, 5]), imag=blob([3, 5])).startswith(f"{name}: ")
