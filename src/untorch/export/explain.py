@@ -47,9 +47,13 @@ class Frame:
         """Whether it lies in an installed package."""
         return "/site-packages/" in self.path or "/dist-packages/" in self.path
 
+    @property
+    def text(self) -> str:
+        """Without its indentation; empty if the file is not there."""
+        return linecache.getline(self.path, self.line).strip()
+
     def __str__(self) -> str:
-        text = linecache.getline(self.path, self.line).strip()
-        return f"{self.path}:{self.line}, in {self.function}" + (f": {text}" if text else "")
+        return f"{self.path}:{self.line}, in {self.function}" + (f": {self.text}" if self.text else "")
 
 
 def shorten(text: str) -> str:
@@ -96,9 +100,10 @@ def explain(error: BaseException, guards: Sequence[str] = ()) -> str:
     if frames:
         lines.append(f"  at {frames[0]}")
         lines += [f"  called from {frame}" for frame in frames[1:]]
+    said_with_kind = f"{type(error).__name__}: {error}"
     for pattern, answer in _ANSWERS:
-        if match := re.search(pattern, str(error), re.DOTALL):
-            said = answer(match, guards)
+        if match := re.search(pattern, said_with_kind, re.DOTALL):
+            said = answer(match, guards, frames)
             lines += [f"  {line}" for line in said.splitlines()]
             break
     return "\n".join(lines)
@@ -122,14 +127,29 @@ def _clean(text: str) -> str:
     return shorten("\n".join(lines[:_MAX_LINES])) if lines else text.strip()
 
 
-_Answer = Callable[["re.Match[str]", Sequence[str]], str]
+_Answer = Callable[["re.Match[str]", Sequence[str], Sequence[Frame]], str]
 
 
 def _says(text: str) -> _Answer:
-    return lambda match, guards: text
+    return lambda match, guards, frames: text
 
 
-def _specialized(match: re.Match[str], guards: Sequence[str]) -> str:
+def _branches(match: re.Match[str], guards: Sequence[str], frames: Sequence[Frame]) -> str:
+    if any(re.match(r"while\b", frame.text) for frame in frames):
+        return (
+            "How often the loop runs depends on a tensor's values, which are not known while the model is traced. "
+            "Write torch.while_loop(condition, body, operands): both take the operands, and the body gives them anew, "
+            "as a tuple of tensors of the same shapes and dtypes."
+        )
+    return (
+        "The branch depends on a tensor's values, which are not known while the model is traced. Write "
+        "torch.cond(predicate, true_fn, false_fn, operands), or torch.where on both results; for a loop, "
+        "torch.while_loop(condition, body, operands). Where only one of them can happen, write torch._check(condition) "
+        "before it, and no branch."
+    )
+
+
+def _specialized(match: re.Match[str], guards: Sequence[str], frames: Sequence[Frame]) -> str:
     name, size = match[1], match[2]
     where = [guard for guard in guards if re.search(rf"Eq\(\w+, {size}\)", guard)]
     return (
@@ -140,7 +160,7 @@ def _specialized(match: re.Match[str], guards: Sequence[str]) -> str:
     )
 
 
-def _related(match: re.Match[str], guards: Sequence[str]) -> str:
+def _related(match: re.Match[str], guards: Sequence[str], frames: Sequence[Frame]) -> str:
     fixes = _fixes(match.string)
     where = next((guard for guard in guards if guard.startswith("Eq(")), None)
     return (
@@ -162,17 +182,11 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
         _says(
             "A Python number is made from a tensor's values, which are not known while the model is traced: int(x), "
             "range(x), len() of what nonzero or a mask gives. Use x.item() without int(), and x.shape[0] for len(x); "
-            "write loops over it with torch.while_loop, and branches on it with torch.cond."
+            "write loops over it with torch.while_loop, whose condition compares tensors, and branches on it with "
+            "torch.cond."
         ),
     ),
-    (
-        r"Could not guard on data-dependent|Data-dependent branching|data-dependent control flow",
-        _says(
-            "The branch depends on a tensor's values, which are not known while the model is traced. Write "
-            "torch.cond(predicate, true_fn, false_fn, operands), or torch.where on both results. Where only one of "
-            "them can happen, write torch._check(condition) before it, and no branch."
-        ),
-    ),
+    (r"Could not guard on data-dependent|Data-dependent branching|data-dependent control flow", _branches),
     (r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)", _specialized),
     (r"must always be related to|satisfy the generated guard|Constraints violated", _related),
     (
@@ -198,7 +212,7 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
         _says("Return tensors, numbers, None, and tuples, lists, dicts, namedtuples or dataclasses of them."),
     ),
     (
-        r"There was no fake impl registered|has no fake|no fake impl",
+        r"^UnsupportedOperatorException: |There was no fake impl registered|has no fake|no fake impl",
         _says(
             "The operator does not tell the shape of its result. Register a function that does: "
             "@torch.library.register_fake('namespace::operator')."

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
+import untorch
+from untorch.export import ExportOptions, export
 from untorch.export.errors import CompileError
 from untorch.export.explain import explain, shorten
 from untorch.export.method import Method
@@ -49,6 +54,12 @@ def loop(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def repeat(x: torch.Tensor) -> torch.Tensor:
+    while x.norm() > 1:
+        x = x / 2
+    return x
+
+
 def count(x: torch.Tensor) -> torch.Tensor:
     return x if len(x.nonzero()) > 3 else x + 1
 
@@ -78,7 +89,11 @@ X = torch.randn(2, 8)
 CASES: list[tuple[Callable[[], str], str, tuple[str, ...]]] = [
     (
         lambda: refusal(branch, X), "branch: if x.sum() > 0:",
-        ("Could not guard on data-dependent expression Eq(u0, 1)\n", "Write torch.cond(predicate, true_fn, false_fn"),
+        ("Could not guard on data-dependent expression Eq(u0, 1)\n", "Write torch.cond(predicate, true_fn, false_fn", "for a loop, torch.while_loop("),
+    ),
+    (
+        lambda: refusal(repeat, X), "repeat: while x.norm() > 1:",
+        ("How often the loop runs depends on", "Write torch.while_loop(condition, body, operands)"),
     ),
     (
         lambda: refusal(loop, X, torch.tensor(3)), "loop: for _ in range(n.item()):",
@@ -135,6 +150,75 @@ def test_answers(refused: Callable[[], str], line: str, parts: tuple[str, ...]) 
         assert part in text
     for noise in ("TORCH_LOGS", "docs.google", "draft_export", "Caused by", "mark_dynamic"):
         assert noise not in text
+
+
+class Advised(nn.Module):
+    """What the answers say about values of tensors: loops, branches, numbers, lengths."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k = n.item()
+        torch._check(k <= x.shape[0])
+        (halved,) = torch.while_loop(lambda x: x.norm() > 1, lambda x: (x / 2,), (x,))
+        _, counted = torch.while_loop(lambda i, x: i < n, lambda i, x: (i + 1, x + 1), (torch.zeros_like(n), x))
+        branched = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+        found = x.nonzero()
+        branched_on_size = torch.cond(found.shape[0] > 3, lambda x: x + 1, lambda x: x - 1, (x,))
+        return (
+            halved, counted, branched, branched_on_size, torch.where(x.sum() > 0, x + 1, x - 1), x[:k] * 2,
+            x * found.shape[0], torch.arange(k) + 1,
+        )  # fmt: skip
+
+
+def test_the_answers_about_values_work(tmp_path: Path) -> None:
+    model = Advised()
+    export(model, (torch.randn(9), torch.tensor(4)), tmp_path / "advised.pt2", progress=False)
+    with untorch.load(tmp_path / "advised.pt2") as program:
+        for x, n in ((torch.randn(9) * 10, 4), (torch.zeros(9), 0), (-torch.rand(9), 9)):
+            got = program.forward(x.numpy(), numpy.int64(n))
+            for one, other in zip(got, model(x, torch.tensor(n)), strict=True):
+                numpy.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@dataclasses.dataclass
+class Known:
+    x: torch.Tensor
+
+
+def traced(fn: Callable[..., Any], *args: Any, shapes: Any = None, strict: bool = False) -> Any:
+    """What the exported program gives for other arguments is what the function gives."""
+    dynamic_shapes = {"args": shapes} if shapes is not None else None
+    method = Method("forward", Fn(fn), args, None, dynamic_shapes, ExportOptions(strict=strict))
+    return export_program(method, False).program.module()
+
+
+def test_the_answers_about_sizes_work() -> None:
+    auto = traced(table, torch.randn(5), shapes=({0: Dim.AUTO},))
+    torch.testing.assert_close(auto(torch.zeros(5)), torch.ones(5))
+    n = Dim("n", min=2, max=9)
+    related = traced(shifted, torch.randn(5), torch.randn(6), shapes=({0: n}, {0: n + 1}))
+    torch.testing.assert_close(related(torch.ones(3), torch.ones(4)), 2 * torch.ones(3))
+    related = traced(shifted, torch.randn(5), torch.randn(6), shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    torch.testing.assert_close(related(torch.ones(3), torch.ones(4)), 2 * torch.ones(3))
+    multiple = traced(fours, torch.randn(8), shapes=({0: 4 * Dim("_n", min=1, max=9)},))
+    torch.testing.assert_close(multiple(torch.ones(12)), 3 * torch.ones(4))
+    number = traced(lambda x, n: x * n, X, 3, shapes=(None, Dim.DYNAMIC))
+    torch.testing.assert_close(number(X, 5), X * 5)
+
+
+def test_the_answers_about_classes_and_operators_work() -> None:
+    torch.export.register_dataclass(Known, serialized_type_name="tests.Known")
+    torch.testing.assert_close(traced(lambda box: box.x + 1, Known(X))(Known(X)), X + 1)
+    torch.testing.assert_close(traced(lambda x: torch.from_numpy(numpy.sin(x.numpy())), X, strict=True)(X), X.sin())
+    scripted = torch.jit.trace(nn.Linear(8, 3).eval(), X)
+    with pytest.raises(CompileError, match=r"Export the module that torch\.jit\.script or torch\.jit\.trace was given"):
+        export_program(Method("forward", scripted, (X,)), False)
+    library = torch.library.Library("explained", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    with pytest.raises(CompileError, match=r"Register a function that does: @torch\.library\.register_fake"):
+        traced(lambda x: torch.ops.explained.twice(x), X)
+    torch.library.register_fake("explained::twice", torch.empty_like)
+    torch.testing.assert_close(traced(lambda x: torch.ops.explained.twice(x), X)(X), X * 2)
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
