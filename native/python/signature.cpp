@@ -59,6 +59,45 @@ void Signature::refuse(const std::string& what) const {
   raise_type("method '" + method_ + "': " + what + (text_.empty() ? "" : "; it takes " + text_));
 }
 
+// The names of arguments, in their order; those of positional ones that are no single arrays have none.
+std::vector<nb::object> Signature::known_names() const {
+  std::vector<nb::object> known = names_;
+  const std::vector<nb::object>& keys = in_.children()[1].keys();
+  known.insert(known.end(), keys.begin(), keys.end());
+  return known;
+}
+
+// Which of a refused call's names are unknown, with the nearest known ones; throws if there are any. Only here, so that
+// calls that fit do not pay for it.
+void Signature::refuse_unknown(PyObject* kwargs) const {
+  const std::vector<nb::object> names = known_names();
+  nb::list known;
+  for (const nb::object& name : names) known.append(name);
+  std::string unknown, near;
+  std::size_t count = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  while (kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value) != 0) {
+    const int is_known = PySequence_Contains(known.ptr(), key);
+    if (is_known < 0) throw nb::python_error();
+    if (is_known == 1) continue;
+    ++count;
+    unknown += (unknown.empty() ? "'" : ", '") + text_of(key) + "'";
+    const nb::object matches =
+        call_python(import_python("difflib").attr("get_close_matches"), nb::make_tuple(nb::borrow(key), known, 1));
+    for (nb::handle match : matches) near += (near.empty() ? "'" : ", '") + text_of(match) + "'";
+  }
+  if (count == 0) return;
+  std::string what = "method '" + method_ + "': unknown argument" + (count == 1 ? " " : "s ") + unknown;
+  if (!near.empty()) what += "; did you mean " + near + "?";
+  std::string arguments = text_;
+  if (arguments.empty()) {
+    for (const nb::object& name : names) arguments += (arguments.empty() ? "" : ", ") + text_of(name);
+  }
+  if (!arguments.empty()) what += (near.empty() ? ". " : " ") + ("The arguments are " + arguments);
+  raise_type(what);
+}
+
 nb::object Signature::take_out(nb::object& kwargs) const {
   static PyObject* const name = PyUnicode_InternFromString("out");
   if (!kwargs.is_valid() || PyDict_Contains(kwargs.ptr(), name) != 1 || in_.children()[1].has_key(name))
@@ -84,7 +123,10 @@ void Signature::place_names(PyObject* args, nb::object& kwargs, References& posi
   if (!kwargs.is_valid()) throw nb::python_error();
   for (std::size_t i = count; i < names_.size(); ++i) {
     PyObject* const value = PyDict_GetItemWithError(kwargs.ptr(), names_[i].ptr());
-    if (value == nullptr) refuse("missing argument '" + text_of(names_[i]) + "'");
+    if (value == nullptr) {
+      refuse_unknown(kwargs.ptr());
+      refuse("missing argument '" + text_of(names_[i]) + "'");
+    }
     positional.add(value);
     if (PyDict_DelItem(kwargs.ptr(), names_[i].ptr()) != 0) throw nb::python_error();
   }
@@ -104,7 +146,7 @@ void Signature::name_places(std::size_t count, const References& values, nb::obj
 
 void Signature::check_keywords(PyObject* kwargs) const {
   const Tree& keyword = in_.children()[1];
-  std::string missing, unknown;
+  std::string missing, twice;
   for (const nb::object& key : keyword.keys()) {
     if (kwargs == nullptr || PyDict_Contains(kwargs, key.ptr()) != 1)
       missing += (missing.empty() ? "" : ", ") + text_of(key);
@@ -112,13 +154,11 @@ void Signature::check_keywords(PyObject* kwargs) const {
   PyObject *key = nullptr, *value = nullptr;
   Py_ssize_t position = 0;
   while (kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value) != 0) {
-    if (!keyword.has_key(key)) unknown += (unknown.empty() ? "" : ", ") + text_of(key);
+    if (!keyword.has_key(key)) twice += (twice.empty() ? "'" : ", '") + text_of(key) + "'";
   }
-  if (missing.empty() && unknown.empty()) return;
-  std::string what;
-  if (!missing.empty()) what = "missing keyword arguments " + missing;
-  if (!unknown.empty()) what += (what.empty() ? "" : "; ") + ("unknown keyword arguments " + unknown);
-  refuse(what);
+  if (missing.empty() && twice.empty()) return;
+  refuse_unknown(kwargs);
+  refuse(missing.empty() ? "got two values for argument " + twice : "missing keyword arguments " + missing);
 }
 
 void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inputs) const {
@@ -130,6 +170,7 @@ void Signature::flatten(PyObject* args, PyObject* given_kwargs, References& inpu
   if (values.size() > count && values.size() <= count + keyword.children().size())
     name_places(count, values, kwargs);
   else if (values.size() != count) {
+    refuse_unknown(kwargs.ptr());
     refuse("expected " + std::to_string(count) + " positional arguments, got " + std::to_string(values.size()));
   }
   const bool has_keywords = kwargs.is_valid() && PyDict_GET_SIZE(kwargs.ptr()) != 0;

@@ -39,6 +39,8 @@ class Signature {
  private:
   void place_names(PyObject* args, nanobind::object& kwargs, References& positional) const;
   void name_places(std::size_t count, const References& values, nanobind::object& kwargs) const;
+  std::vector<nanobind::object> known_names() const;
+  void refuse_unknown(PyObject* kwargs) const;
   void check_keywords(PyObject* kwargs) const;
   [[noreturn]] void refuse(const std::string& what) const;  // with the signature at its end
   void add_fixed(const References& outputs, References& leaves) const;

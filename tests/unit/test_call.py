@@ -75,8 +75,12 @@ def test_sequences_pass_for_lists(method: untorch.Method, kind: Any) -> None:
         (lambda a, k: ((*a, 1), k), "got two values for argument 'scale'; it takes ("),
         (lambda a, k: ((*a, 1, 2), k), "expected 3 positional arguments, got 5; it takes ("),
         (lambda a, k: (a, {}), "missing keyword arguments scale; it takes ("),
-        (lambda a, k: (a, {"size": 1, "other": 2}), "missing keyword arguments scale; unknown keyword arguments size, "
-         "other; it takes ("),
+        (lambda a, k: (a, {"size": 1, "other": 2}), "method 'forward': unknown arguments 'size', 'other'. The arguments "
+         "are ("),
+        (lambda a, k: (a, {"scal": 1}), "method 'forward': unknown argument 'scal'; did you mean 'scale'? The arguments "
+         "are ("),
+        (lambda a, k: ((), {"scalé": 1, "scale": 2}), "unknown argument 'scalé'; did you mean 'scale'? The arguments "
+         "are ("),
         (lambda a, k: (([], *a[1:]), k), "method 'forward', args[0]: expected a dict with 'a', 'b', got list"),
         (lambda a, k: (({"a": 1}, *a[1:]), k), "args[0]: expected a dict with 'a', 'b'; missing 'b'"),
         (lambda a, k: (({"a": 1, "b": 2, "z": 3, 4: 5}, *a[1:]), k),
@@ -166,7 +170,10 @@ def test_arguments_may_be_given_by_name(own_package: pathlib.Path) -> None:
         assert list(given) == ["x"]
         with pytest.raises(untorch.InvalidArgumentError) as caught:
             program.linear(x=x, y=x)
-        assert str(caught.value) == ("method 'linear': unknown keyword arguments y; it takes (x: float32[batch, 4])")
+        assert str(caught.value) == ("method 'linear': unknown argument 'y'. The arguments are (x: float32[batch, 4])")
+        with pytest.raises(TypeError) as caught:
+            program.linear(x, x=x)
+        assert str(caught.value) == "method 'linear': got two values for argument 'x'; it takes (x: float32[batch, 4])"
 
 
 def test_nothing_is_left_of_calls(method: untorch.Method) -> None:
@@ -207,3 +214,28 @@ def test_more_arrays_than_a_call_has_room_for_inline(own_package: pathlib.Path) 
         assert [value.dtype for value in out["same"]] == [value.dtype for value in values]
         with pytest.raises(untorch.InvalidArgumentError, match=r"args\[0\]: expected a list of 12, got list of 11"):
             types(values[1:], np.float32(2))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((), {"y": 3}, "unknown argument 'y'. The arguments are (ids: "),
+        (
+            (),
+            {"id": 1, "scales": 2},
+            "unknown arguments 'id', 'scales'; did you mean 'ids', 'scale'? The arguments are (",
+        ),
+        ((1,), {"scales": 2}, "unknown argument 'scales'; did you mean 'scale'? The arguments are (ids: "),
+        ((), {"ids": 1, "scales": 2}, "unknown argument 'scales'; did you mean 'scale'? The arguments are (ids: "),
+        ((1, 2), {"scales": 2}, "unknown argument 'scales'; did you mean 'scale'? The arguments are (ids: "),
+        ((1, 2, 3), {"scales": 2}, "unknown argument 'scales'; did you mean 'scale'? The arguments are (ids: "),
+        ((), {"scale": 2}, "missing argument 'ids'; it takes (ids: "),
+        ((1, 2), {"scale": 2}, "got two values for argument 'scale'; it takes (ids: "),
+    ],
+)
+def test_unknown_names_are_told_first(
+    rows_package: pathlib.Path, args: tuple[Any, ...], kwargs: dict[str, Any], text: str
+) -> None:
+    with untorch.load(rows_package) as program, pytest.raises(TypeError) as caught:
+        program.rows(*args, **kwargs)
+    assert str(caught.value).startswith(f"method 'rows': {text}")

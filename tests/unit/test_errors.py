@@ -180,7 +180,7 @@ X = np.ones((2, 4), np.float32)
         (lambda _: untorch.register_kernel(3), "operator name: expected `namespace::operator` or"),
         (lambda program: program.linear(X, X), "method 'linear': expected 1 positional arguments, got 2"),
         (lambda program: program.linear(), "method 'linear': "),
-        (lambda program: program.linear(X, y=X), "method 'linear': unknown keyword arguments y"),
+        (lambda program: program.linear(X, y=X), "method 'linear': unknown argument 'y'"),
         (lambda program: program.linear([1.0]), "method 'linear', "),
         (lambda program: program.linear("x"), "expected an array (numpy, or anything with __dlpack__), got str"),
         (lambda program: program.linear(X, out=[1]), "out[0]: expected a numpy array to write to, got list"),
