@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MAX_METHODS = 40  # a text is for people
+_MAX_LABELS = 12
 _TASK_WORDS = {"generate": "generates", "embed": "embeds", "classify": "classifies"}
 
 __all__ = ["inspect"]
@@ -64,6 +65,10 @@ def _render(console: Console, document: dict[str, Any], operators: bool) -> None
         fields.append(("not in the file", text))
     if document["language_model"] is not None:
         fields.append(("language model", _language_model(document["language_model"])))
+    fields += _pipeline(document["pipeline"])
+    if document["calls"] is not None:
+        calls = [call for call in (document["calls"]["python"], document["calls"]["command"]) if call is not None]
+        fields += [("call" if index == 0 else "", one_line(call)) for index, call in enumerate(calls)]
     if document["checksums"] is not None:
         fields.append(("checksums", document["checksums"]))
     print_fields(console, fields)
@@ -123,6 +128,19 @@ def _render_method(console: Console, method: dict[str, Any], operators: bool) ->
     if shown := method["operators"] if operators else lacking:
         rows = [(e["name"], e["kind"], "yes" if e["served"] else f"no {e.get('reason', '')}".strip()) for e in shown]
         console.print(make_table(None, ("name", "kind", "served"), rows))
+
+
+def _pipeline(found: dict[str, Any] | None) -> list[tuple[str, object]]:
+    if found is None:
+        return []
+    if "error" in found:
+        return [("pipeline", one_line(found["error"]))]
+    fields: list[tuple[str, object]] = [("task", f"{one_line(found['task'])}, {one_line(found['architecture'])}")]
+    if found["labels"] is not None:
+        labels = [one_line(label) for label in found["labels"]]
+        more = f" … and {len(labels) - _MAX_LABELS} more; --json has all" if len(labels) > _MAX_LABELS else ""
+        fields.append(("labels", f"{len(labels)}: {', '.join(labels[:_MAX_LABELS])}{more}"))
+    return [*fields, ("front end", one_line(found["front_end"]))]
 
 
 def _language_model(found: dict[str, Any]) -> str:

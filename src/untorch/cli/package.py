@@ -10,6 +10,7 @@ from typing import Any
 
 from untorch.archive import ArchiveReader
 from untorch.cli.process import exported_functions
+from untorch.pipeline.describe import describe_calls, describe_pipeline
 from untorch.runtime.coverage import describe_function, describe_kernel, needed_functions
 from untorch.runtime.elf import parse_elf
 from untorch.runtime.errors import InvalidArgumentError, InvalidFileError, UntorchError
@@ -39,6 +40,7 @@ def describe_package(path: str | Path, *, checksums: bool = False, device: str |
             archive.verify_external()
         known = archive.methods()
         manifest = archive.manifest() if archive.has_manifest() else None
+        calls = None if manifest is None else describe_calls(manifest, str(path))
         return {
             "file": str(path),
             "file_bytes": archive.file_size,
@@ -51,6 +53,8 @@ def describe_package(path: str | Path, *, checksums: bool = False, device: str |
             "weights": _weights(manifest) if manifest is not None else None,
             "external_files": _external(manifest) if manifest is not None else [],
             "language_model": _language_model(manifest, str(path)) if manifest is not None else None,
+            "pipeline": describe_pipeline(manifest, str(path)) if manifest is not None else None,
+            "calls": None if calls is None else {"python": calls.python, "command": calls.command},
             "methods": _methods(archive, known, manifest, device),
         }
 

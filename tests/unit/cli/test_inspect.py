@@ -35,6 +35,11 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "weights": {"count": 1, "bytes": 4, "shared": 0, "saved_bytes": 0},
         "external_files": [],
         "language_model": None,
+        "pipeline": None,
+        "calls": {
+            "python": f'untorch.load("{package}").forward(x)',
+            "command": f"untorch run {package} --input x=random",
+        },
     }
     assert set(parts) == {"libraries", "weights", "sources", "descriptions", "zip"}
     assert (parts["libraries"], parts["weights"], parts["sources"]) == (len(library), 4, 0)
@@ -140,9 +145,69 @@ def test_language_model(cli: Callable[..., Any], library: bytes, tmp_path: Path)
     assert "is damaged" in cli("inspect", path).out
 
 
+PIPELINE = {
+    "format_version": 1, "task": "text-classification", "architecture": "BertForSequenceClassification",
+    "labels": ["bad", "good"], "activation": "softmax", "text_inputs": ["input_ids"], "max_length": 64, "pad_id": 0,
+    "padding_side": "right", "clean_up_spaces": False,
+}  # fmt: skip
+IMAGES = {
+    "format_version": 1, "task": "image-classification", "architecture": "ViTForImageClassification",
+    "labels": [f"L{i}" for i in range(20)], "image_steps": [["resize", 32, 48, 2], ["normalize", [0.5], [0.5]]],
+}  # fmt: skip
+
+
+def test_pipeline(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    path = write_package(tmp_path / "m.pt2", library, "forward", change=lambda made: made.update(pipeline=PIPELINE))
+    document = cli("inspect", path, "--json").document()
+    assert document["pipeline"] == {
+        "task": "text-classification", "architecture": "BertForSequenceClassification", "labels": ["bad", "good"],
+        "front_end": "tokenizer, at most 64 tokens",
+    }  # fmt: skip
+    assert document["calls"] == {
+        "python": f'untorch.pipeline("{path}")("…")', "command": f'untorch run {path} "some text"',
+    }  # fmt: skip
+    out = cli("inspect", path).out
+    for line in (
+        "task        text-classification, BertForSequenceClassification",
+        "labels      2: bad, good",
+        "front end   tokenizer, at most 64 tokens",
+        f'call        untorch.pipeline("{path}")("…")',
+        f'            untorch run {path} "some text"',
+    ):
+        assert line in out.splitlines()
+
+
+def test_labels_of_a_pipeline_are_cut(cli: Callable[..., Any], library: bytes, tmp_path: Path) -> None:
+    path = write_package(tmp_path / "m.pt2", library, "forward", change=lambda made: made.update(pipeline=IMAGES))
+    out = cli("inspect", path).out
+    assert "20: L0, L1, L2, L3, L4, L5, L6, L7, L8, L9, L10, L11 … and 8 more; --json has all" in out
+    assert "front end   image: resize to 32 × 48, normalize" in out
+    assert f'call        untorch.pipeline("{path}")("cat.jpg")' in out
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"labels": [1]}, "the manifest's pipeline is damaged: labels: expected a list of strings, got [1]"),
+        ({"task": None}, "the manifest's pipeline is damaged: task: expected str, got None"),
+        ({"format_version": 9}, "its pipeline has format 9, this untorch reads 1"),
+    ],
+)
+def test_damaged_pipeline(
+    cli: Callable[..., Any], library: bytes, tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    section = {**PIPELINE, **change}
+    path = write_package(tmp_path / "m.pt2", library, "forward", change=lambda made: made.update(pipeline=section))
+    document = cli("inspect", path, "--json").document()
+    assert problem in document["pipeline"]["error"]
+    assert document["calls"] is None
+    assert problem in " ".join(cli("inspect", path).out.split())
+
+
 def test_stock_package(cli: Callable[..., Any], stock: Path) -> None:
     document = cli("inspect", stock, "--json").document()
     assert document["format"] == "stock"
+    assert document["pipeline"] is document["calls"] is None
     assert document["weights"] is document["untorch_version"] is document["torch_version"] is None
     assert document["parts_bytes"]["sources"] == len(b"// generated")
     (method,) = document["methods"]
