@@ -133,6 +133,7 @@ def bench(
         "results": [{k: v for k, v in item.items() if k not in ("method", "inputs", "device")} for item in measured],
         "note": _CALL_NOTE if first["device"] == "cpu" else _GPU_NOTE,
         "cold": None,
+        "plot": None if plot is None else str(plot),
     }
     if cold:
         from untorch.cli.cold import measure_cold
@@ -255,6 +256,8 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         (r["threads"] or "default", *(bytes_text(r["memory"][f"{key}_bytes"]) for key in _MEMORY))
         for r in document["results"]
     ]
+    if document["plot"] is not None:
+        console.print(f"plot written to {document['plot']}", soft_wrap=True)
     console.print(make_table(None, ("threads", *(f">RSS {key.replace('_', ' ')}" for key in _MEMORY)), memory))
     for r in document["results"]:
         if "enqueue" in r:

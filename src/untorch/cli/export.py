@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import importlib.util
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +35,9 @@ __all__ = ["export", "parse_options", "quantization_text"]
 # The names of pipelines in transformers, as causal_lm's tasks.
 _TASKS = {"text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify"}
 _DTYPES = ("float32", "bfloat16", "float16")
+_OTHER_DTYPES = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
+}  # fmt: skip
 
 
 def _list_tasks(wanted: bool) -> None:
@@ -136,6 +142,9 @@ def export(
     recipe: RecipeOption = None,
     verify: VerifyOption = False,
     options: FieldOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also list the passes that changed nothing, and what they skipped.")
+    ] = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -159,6 +168,9 @@ def export(
     if not check and output is None:
         raise typer.BadParameter("name the file to write, such as -o model.pt2", param_hint="--output")
     _check_torch()
+    if quiet or json or not sys.stderr.isatty():
+        # Read when transformers is imported; a bar would spill into files and pipes.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     import untorch.export
     from untorch.cli.script import export_arguments, load_models
@@ -184,7 +196,7 @@ def export(
         )  # fmt: skip
         document = {"source": source, **_describe(report)}
         if not quiet or json:
-            emit(document, json, lambda console: _render(console, document))
+            emit(document, json, lambda console: _render(console, document, verbose))
         return
     if dtype is not None:
         raise typer.BadParameter("is for a Hugging Face folder", param_hint="--dtype")
@@ -198,6 +210,15 @@ def export(
         raise typer.BadParameter("is for --task text-generation", param_hint="--draft")
     if lora_layers is not None:
         raise typer.BadParameter("is for --task text-generation", param_hint="--lora-layers")
+    if ":" not in source and not os.path.exists(source):
+        from untorch.runtime.errors import file_error
+
+        raise file_error(
+            f"{source}: there is no such folder; expected a Hugging Face folder, or SCRIPT:FUNCTION such as "
+            "model.py:build",
+            errno.ENOENT,
+            source,
+        )
     model, keywords = export_arguments(load_models(source), source)
     archs = arch[0] if arch is not None and len(arch) == 1 else arch
     if check:
@@ -216,7 +237,7 @@ def export(
     report = untorch.export.export(model, path=output, **{**keywords, **fields})
     document = {"source": source, **_describe(report)}
     if not quiet or json:
-        emit(document, json, lambda console: _render(console, document))
+        emit(document, json, lambda console: _render(console, document, verbose))
 
 
 def _check_torch() -> None:
@@ -251,7 +272,9 @@ def _export_task(
     if check:
         raise typer.BadParameter("--check is not for --task", param_hint="--task")
     if dtype is not None and dtype not in _DTYPES:
-        raise typer.BadParameter(f"expected {', '.join(_DTYPES)}, got {dtype}", param_hint="--dtype")
+        near = _OTHER_DTYPES.get(dtype.lower()) or next(iter(difflib.get_close_matches(dtype, _DTYPES, n=1)), None)
+        hint = "" if near is None else f"; did you mean {near}?"
+        raise typer.BadParameter(f"expected {', '.join(_DTYPES)}, got {dtype}{hint}", param_hint="--dtype")
     given = {
         "dtype": None if dtype is None else getattr(torch, dtype), "device": device or "cpu", "arch": arch, **fields,
     }  # fmt: skip
@@ -296,6 +319,11 @@ def parse_options(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _describe(report: Any) -> dict[str, Any]:
+    from untorch.archive import ArchiveReader
+    from untorch.pipeline.describe import describe_calls
+
+    with ArchiveReader(report.path) as archive:
+        calls = describe_calls(archive.manifest(), str(report.path))
     return {
         "file": str(report.path),
         "file_bytes": report.nbytes,
@@ -303,6 +331,7 @@ def _describe(report: Any) -> dict[str, Any]:
         "external_files": list(report.external_files),
         "external_bytes": report.external_nbytes,
         "seconds": dict(report.seconds),
+        "calls": None if calls is None else {"python": calls.python, "command": calls.command},
         "methods": [
             {
                 "name": method.name,
@@ -335,30 +364,41 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _render(console: Console, document: dict[str, Any]) -> None:
-    steps = ", ".join(f"{name} {seconds_text(value)}" for name, value in document["seconds"].items())
-    size = f"{bytes_text(document['file_bytes'])}, weights {bytes_text(document['weight_bytes'])}"
-    fields = [("written", f"{document['file']} ({size})"), ("time", steps)]
-    if document["external_files"]:
-        left = f"{bytes_text(document['external_bytes'])} of the weights, in {', '.join(document['external_files'])}"
-        fields.append(("not stored", left))
-    print_fields(console, fields)
+def _render(console: Console, document: dict[str, Any], verbose: bool = False) -> None:
     for method in document["methods"]:
-        console.print(f"\nmethod {method['name']}", style="bold")
+        console.print(f"method {method['name']}", style="bold")
         rows = [("input", *_type_of(item)) for item in method["inputs"]]
         rows += [("output", *(("None", "", "") if item is None else _type_of(item))) for item in method["outputs"]]
         console.print(make_table(None, ("", "name", "dtype", "shape"), rows))
         if method["quantization"] is not None:
             console.print(f"quantised: {quantization_text(method['quantization'])}", soft_wrap=True)
-        for item in method["passes"]:
-            values = [
-                f"{key.replace('_', ' ')}: {_text(value)}" for key, value in item.items() if key != "name" and value
-            ]
-            console.print(f"pass {item.get('name', '')}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
+        _render_passes(console, method["passes"], verbose)
         for item in method["differences"]:
             values = [f"{key} {_text(value)}" for key, value in item.items() if key != "name"]
             console.print(f"verified {item.get('name', '')}: {', '.join(values)}", soft_wrap=True)
-        console.print(f"functions of the runtime: {len(method['operators'])}")
+        console.print(f"functions of the runtime: {len(method['operators'])}\n")
+    steps = ", ".join(f"{name} {seconds_text(value)}" for name, value in document["seconds"].items())
+    size = f"{bytes_text(document['file_bytes'])}, weights {bytes_text(document['weight_bytes'])}"
+    fields = [("time", steps), ("written", f"{document['file']} ({size})")]
+    if document["external_files"]:
+        left = f"{bytes_text(document['external_bytes'])} of the weights, in {', '.join(document['external_files'])}"
+        fields.insert(1, ("not stored", left))
+    if document["calls"] is not None:
+        fields.append(("next", document["calls"]["command"] or document["calls"]["python"]))
+    print_fields(console, fields)
+
+
+def _render_passes(console: Console, passes: list[dict[str, Any]], verbose: bool) -> None:
+    shown = [item for item in passes if verbose or item["changed"]]
+    for item in shown:
+        values = [
+            f"{key.replace('_', ' ')}: {_text(value)}"
+            for key, value in item.items()
+            if key != "name" and value and (verbose or key == "changed")
+        ]
+        console.print(f"pass {item['name']}: {'; '.join(values) or 'nothing to do'}", soft_wrap=True)
+    if left := len(passes) - len(shown):
+        console.print(f"passes that changed nothing: {left} (--verbose lists them)")
 
 
 def quantization_text(report: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ def inspect(
         from untorch.cli.graph import write_graph
 
         write_graph(file, graph)
+    document["graph"] = None if graph is None else str(graph)
     emit(document, json, lambda console: _render(console, document, operators))
 
 
@@ -71,6 +72,8 @@ def _render(console: Console, document: dict[str, Any], operators: bool) -> None
         fields += [("call" if index == 0 else "", one_line(call)) for index, call in enumerate(calls)]
     if document["checksums"] is not None:
         fields.append(("checksums", document["checksums"]))
+    if document["graph"] is not None:
+        fields.append(("graph", f"written to {document['graph']}"))
     print_fields(console, fields)
     for method in document["methods"][:_MAX_METHODS]:
         _render_method(console, method, operators)

@@ -22,7 +22,7 @@ def test_json_document(cli: Callable[..., Any], package: Path) -> None:
     document = done.document()
     assert set(document) == {
         "file", "file_bytes", "method", "device", "graph", "dequantize_weights", "tf32", "spin_us", "untorch", "cpu_level", "inputs", "warmup",
-        "concurrency", "runners", "results", "note", "cold",
+        "concurrency", "runners", "results", "note", "cold", "plot",
     }  # fmt: skip
     assert document["file_bytes"] == package.stat().st_size
     assert document["inputs"] == [{"name": "x", "dtype": "float32", "shape": [3, 4]}]
@@ -140,6 +140,9 @@ def test_plot(cli: Callable[..., Any], package: Path, tmp_path: Path) -> None:
     slower = [int(match[1]) for text in texts if (match := re.search(r"latency.*; (\d+) slower", text))]
     assert sum(int(count[1]) for count in counts if count) + sum(slower) == 1400
     assert any(text.startswith("call (the slowest of every 2)") for text in texts)
+    assert done.document()["plot"] == str(out)
+    out.unlink()
+    assert f"plot written to {out}" in cli("bench", package, "--iterations", 5, "--plot", out).out and out.exists()
 
 
 def test_plot_of_equal_latencies(tmp_path: Path) -> None:

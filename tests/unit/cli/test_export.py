@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -144,6 +145,63 @@ def test_wrong_sources(spec: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+def printed(document: dict[str, Any], verbose: bool) -> str:
+    from rich.console import Console
+
+    from untorch.cli.export import _render
+
+    console = Console(width=200, file=io.StringIO())
+    _render(console, document, verbose)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_passes_that_changed_something_are_shown() -> None:
+    def made(name: str, changed: list[str], skipped: dict[str, str], not_run: str | None = None) -> dict[str, Any]:
+        return {"name": name, "changed": changed, "skipped": skipped, "not_run": not_run}
+
+    passes = [
+        made("pack_linears", ["linear", "linear_1"], {"linear_2": "too small"}), made("fold_constants", [], {}),
+        made("repack_int4", [], {}, "it is for cuda"),
+    ]  # fmt: skip
+    method = {
+        "name": "forward", "inputs": [], "outputs": [], "operators": [], "passes": passes, "differences": [],
+        "quantization": None,
+    }  # fmt: skip
+    document = {
+        "methods": [method], "seconds": {"write": 0.5}, "file": "m.pt2", "file_bytes": 2048, "weight_bytes": 1024,
+        "external_files": [], "calls": {"python": "p", "command": "untorch run m.pt2 cat.jpg"},
+    }  # fmt: skip
+    lines = printed(document, verbose=False).splitlines()
+    assert [line for line in lines if line.startswith("pass")] == [
+        "pass pack_linears: changed: linear, linear_1", "passes that changed nothing: 2 (--verbose lists them)",
+    ]  # fmt: skip
+    assert lines[-2:] == ["written  m.pt2 (2.0 KiB, weights 1.0 KiB)", "next     untorch run m.pt2 cat.jpg"]
+    lines = printed(document, verbose=True).splitlines()
+    assert [line for line in lines if line.startswith("pass")] == [
+        "pass pack_linears: changed: linear, linear_1; skipped: {'linear_2': 'too small'}",
+        "pass fold_constants: nothing to do",
+        "pass repack_int4: not run: it is for cuda",
+    ]
+
+
+@needs_torch
+def test_what_a_folder_lacks_is_said(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    done = cli("export", "no_such_folder", "-o", tmp_path / "m.pt2", "--json")
+    text = (
+        "no_such_folder: there is no such folder; expected a Hugging Face folder, or SCRIPT:FUNCTION such as model.py:"
+    )
+    assert done.err == f"untorch: {text}build\n"
+    assert done.document()["error"]["type"] == "FileMissingError"
+    for task in ((), ("--task", "text-generation"), ("--task", "fill-mask")):
+        done = cli("export", tmp_path / "none", "-o", tmp_path / "m.pt2", *task)
+        assert done.code == 1 and "there is no" in done.err and str(tmp_path / "none") in done.err
+    for dtype, hint in (("bf16", "; did you mean bfloat16?"), ("FP16", "; did you mean float16?"), ("q", "")):
+        done = cli("export", tmp_path, "-o", tmp_path / "m.pt2", "--dtype", dtype)
+        assert done.code == 2
+        assert f"expected float32, bfloat16, float16, got {dtype}{hint}; see untorch export --help" in done.err
+
+
 def test_missing_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = plain_script(tmp_path, "value = 3\ndef build(): pass\ndef _hidden(): pass")
@@ -233,10 +291,11 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        "source", "file", "file_bytes", "weight_bytes", "external_files", "external_bytes", "seconds", "methods",
+        "source", "file", "file_bytes", "weight_bytes", "external_files", "external_bytes", "seconds", "methods", "calls",
     }  # fmt: skip
     assert (document["external_files"], document["external_bytes"]) == ([], 0)
     assert document["file_bytes"] == path.stat().st_size
+    assert document["calls"]["command"] == f"untorch run {path} --input x=random"
     (method,) = document["methods"]
     assert set(method) == {"name", "inputs", "outputs", "operators", "passes", "differences", "quantization"}
     assert method["quantization"] is None

@@ -63,6 +63,7 @@ def test_methods_kernels_weights_and_passes(cli: Callable[..., Any], library: by
     out = tmp_path / "out.svg"
     done = cli("inspect", drawn(tmp_path / "m.pt2", library), "--graph", out)
     assert done.code == 0, done.err
+    assert f"written to {out}" in done.out
     shown = texts(out.read_text())
     for text in ("m.pt2", "method forward", "x: float32[s0: 2..64, 4]", "output: float32[s0: 2..64, 4]", "stem",
                  "layer.bias", "merge linears: 2", "a & b <i>", "convolution", "cumsum"):  # fmt: skip

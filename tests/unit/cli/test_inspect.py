@@ -35,6 +35,7 @@ def test_json_document(cli: Callable[..., Any], package: Path, library: bytes) -
         "weights": {"count": 1, "bytes": 4, "shared": 0, "saved_bytes": 0},
         "external_files": [],
         "language_model": None,
+        "graph": None,
         "pipeline": None,
         "calls": {
             "python": f'untorch.load("{package}").forward(x)',

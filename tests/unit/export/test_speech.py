@@ -59,7 +59,7 @@ def voxtral() -> dict[str, Any]:
         ({"language_model": {"block_size": 16}}, InvalidArgumentError, "language_model: Wav2Vec2ForCTC has none"),
         ({"dtype": torch.bfloat16}, InvalidArgumentError, "dtype: is for a folder"),
         ({"model": 7}, ArgumentTypeError, "model: expected a module or the path of a Hugging Face folder, got int"),
-        ({"model": "nowhere"}, FileMissingError, "model: nowhere has no config.json"),
+        ({"model": "nowhere"}, FileMissingError, "model: there is no folder nowhere"),
         ({"model": torch.nn.Linear(2, 2)}, CompileError, "model: expected one of Wav2Vec2ForCTC, .* got Linear"),
     ],
 )

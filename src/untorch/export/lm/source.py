@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from untorch.export.errors import CompileError
+from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UntorchError, file_error
 
@@ -51,8 +52,7 @@ def load_model(
             + type(source).__name__
         )
     folder = Path(source)
-    if not (folder / "config.json").is_file():
-        raise file_error(f"causal_lm: {argument}: {folder} has no config.json", 2, str(folder))
+    check_folder(f"causal_lm: {argument}", folder)
     try:
         model = from_pretrained(_class_of(folder, task), folder, dtype)
     except UntorchError:

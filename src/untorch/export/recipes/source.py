@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from untorch.export.errors import CompileError
+from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["Made", "Source", "read_source"]
 
@@ -112,8 +113,7 @@ def read_source(given: Any, dtype: torch.dtype | None) -> Source:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentTypeError(f"export_folder: dtype: expected such as torch.bfloat16, got {dtype!r:.80}")
     folder = Path(given)
-    if not (folder / "config.json").is_file():
-        raise file_error(f"export_folder: folder: {folder} has no config.json", 2, str(folder))
+    check_folder("export_folder: folder", folder)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         architecture = str(config["architectures"][0])

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from untorch.export.errors import CompileError
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+from untorch.export.folder import check_folder
+from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["load_speech_model", "read_feature_extractor", "read_languages"]
 
@@ -30,8 +31,7 @@ def load_speech_model(source: Any, dtype: torch.dtype | None) -> tuple[nn.Module
             + type(source).__name__
         )
     folder = Path(source)
-    if not (folder / "config.json").is_file():
-        raise file_error(f"speech_to_text: model: {folder} has no config.json", 2, str(folder))
+    check_folder("speech_to_text: model", folder)
     import transformers
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -158,7 +158,7 @@ def test_a_folder(written: dict[str, Any], tmp_path: Path) -> None:
         ({"tokenizer": 3}, ArgumentTypeError, "tokenizer: expected a folder, a tokenizer.json, a fast tokenizer"),
         ({"tokenizer": "/nowhere.json"}, FileMissingError, "tokenizer: there is no /nowhere.json"),
         ({"dtype": torch.float16}, InvalidArgumentError, "dtype: is for a folder; convert a module with"),
-        ({"model": "/nowhere"}, FileMissingError, "model: /nowhere has no config.json"),
+        ({"model": "/nowhere"}, FileMissingError, "model: there is no folder /nowhere"),
         ({"model": 3}, ArgumentTypeError, "model: expected a module or the path of a Hugging Face folder, got int"),
         ({"model": nn.Linear(2, 2)}, ArgumentTypeError, "model: expected a causal language model of transformers, got "
                                                         "Linear, which has no config"),
