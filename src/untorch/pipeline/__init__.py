@@ -10,7 +10,7 @@ import types as _types
 import typing as _typing
 
 from untorch.pipeline.base import Pipeline
-from untorch.pipeline.load import open_pipeline
+from untorch.pipeline.load import check_arguments, open_pipeline
 
 __all__ = ["Pipeline", "open_pipeline"]
 
@@ -18,9 +18,10 @@ __all__ = ["Pipeline", "open_pipeline"]
 class _Module(_types.ModuleType):
     """The module is the function, too: an import of a submodule puts it in the place of ``untorch.pipeline``."""
 
-    def __call__(self, source: _typing.Any, **options: _typing.Any) -> Pipeline:
-        """``open_pipeline``."""
-        return open_pipeline(source, **options)
+    def __call__(self, *source: _typing.Any, **options: _typing.Any) -> Pipeline:
+        """``open_pipeline(source, …)``."""
+        check_arguments(source, options)
+        return open_pipeline(*source, **options)
 
 
 _sys.modules[__name__].__class__ = _Module

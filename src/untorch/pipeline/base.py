@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,20 +32,32 @@ class Pipeline:
         self.architecture: str = settings.get("architecture", str)
 
     def __call__(self, inputs: Any, *, batch_size: int = 8, **options: Any) -> Any:
-        """The result of one input, or a list with those of a list of inputs.
+        """The result of one input, a list with those of a list of inputs, or an iterator over those of an iterator.
+
+        An iterator (a generator, ``map``) is read ``batch_size`` inputs at a time, as its results are taken.
 
         Raises InvalidArgumentError and ArgumentTypeError for inputs and options that the task does not take.
         """
         if unknown := sorted(options.keys() - set(self.options)):
-            known = ", ".join(("batch_size", *self.options))
-            raise ArgumentTypeError(f"pipeline: {unknown[0]}: unknown for {self.task}, which takes {known}")
+            known = ("batch_size", *self.options)
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            raise ArgumentTypeError(
+                f"pipeline: unknown option {unknown[0]!r}{f'; did you mean {near[0]!r}?' if near else ':'} {self.task} "
+                f"takes {', '.join(known)}"
+            )
         read_count("batch_size", batch_size)
+        if isinstance(inputs, Iterator) and not hasattr(inputs, "read"):  # an open file is an iterator, too
+            return self._stream(inputs, batch_size, options)
         if not isinstance(inputs, list | tuple):
             return self.run([inputs], options, is_list=False)[0]
         results: list[Any] = []
         for begin in range(0, len(inputs), batch_size):
             results += self.run(inputs[begin : begin + batch_size], options, is_list=True)
         return results
+
+    def _stream(self, inputs: Iterator[Any], batch_size: int, options: Mapping[str, Any]) -> Iterator[Any]:
+        while batch := list(itertools.islice(inputs, batch_size)):
+            yield from self.run(batch, options, is_list=True)
 
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """A result for each input of one batch."""

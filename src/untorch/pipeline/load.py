@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from untorch.pipeline.audio import AudioClassification
@@ -17,13 +20,14 @@ from untorch.pipeline.speech import SpeechRecognition
 from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
 from untorch.pipeline.token_classification import TokenClassification
 from untorch.pipeline.zero_shot import ZeroShotImageClassification
-from untorch.runtime.errors import UnsupportedError
+from untorch.runtime.errors import ArgumentTypeError, UnsupportedError
 from untorch.runtime.program import Program, load
+from untorch.validation import hint
 
 if TYPE_CHECKING:
     from untorch.trust.policy import TrustPolicy
 
-__all__ = ["PIPELINES", "open_pipeline"]
+__all__ = ["PIPELINES", "check_arguments", "open_pipeline"]
 
 PIPELINES: dict[str, type[Pipeline]] = {
     "text-classification": TextClassification,
@@ -38,6 +42,29 @@ PIPELINES: dict[str, type[Pipeline]] = {
     "text-to-image": TextToImage,
     "audio-classification": AudioClassification,
 }
+
+
+def check_arguments(source: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Of a call of ``untorch.pipeline``: raises ArgumentTypeError that says how it is called.
+
+    transformers' ``pipeline(task, model)`` names the task, which is in the package here.
+    """
+    names = list(inspect.signature(open_pipeline).parameters)
+    given = [*source, *([options["model"]] if "model" in options else [])]
+    packages = [one for one in given if isinstance(one, str | os.PathLike) and str(one) not in PIPELINES]
+    example = f"untorch.pipeline({json.dumps(str(packages[-1]) if packages else 'model.pt2', ensure_ascii=False)})"
+    if len(given) > 1 or "model" in options or "task" in options:
+        raise ArgumentTypeError(
+            f"pipeline: expected the package alone, as its task is in it: {example}; got "
+            + ", ".join([*(f"{one!r:.80}" for one in source), *(f"{name}={options[name]!r:.80}" for name in options)])
+        )
+    if not source and "source" not in options:
+        raise ArgumentTypeError(f"pipeline: expected the path of a package, or a loaded program: {example}")
+    if unknown := [name for name in options if name not in names]:
+        text = hint(unknown[0], names[1:])
+        if not text.endswith("?"):
+            text += f"; options of a call go to the pipeline: {example}(…, {unknown[0]}=…)"
+        raise ArgumentTypeError(f"pipeline: unknown option {unknown[0]!r}: {text}")
 
 
 def open_pipeline(

@@ -343,6 +343,30 @@ def test_refusals(tmp_path: Path) -> None:
         export_folder(tmp_path, tmp_path / "m.pt2")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "task", "text"),
+    [
+        ("BertForQuestionAnswering", "bert", "text-classification",
+         "text-classification expects …ForSequenceClassification, and {} has BertForQuestionAnswering; no task is known "
+         "for it: give its inputs (--example-input) in the place of the task"),
+        ("BertForMaskedLM", "bert", "token-classification",
+         "token-classification expects …ForTokenClassification, and {} has BertForMaskedLM; its task is fill-mask: leave "
+         "--task out"),
+        ("LlamaForCausalLM", "llama", "reranking",
+         "reranking expects …ForSequenceClassification, and {} has LlamaForCausalLM; its task is text-generation: leave "
+         "--task out"),
+        ("ViTForMaskedImageModeling", "vit", "image-classification",
+         "image-classification expects …ForImageClassification or …ForImageClassificationWithTeacher, and {} has "
+         "ViTForMaskedImageModeling; no task is known for it: give its inputs (--example-input) in the place of the task"),
+    ],
+)  # fmt: skip
+def test_an_architecture_of_another_task(architecture: str, kind: str, task: str, text: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, architecture, kind)  # without weights: nothing is loaded
+    with pytest.raises(CompileError) as caught:
+        export_folder(folder, tmp_path / "m.pt2", task=task)
+    assert str(caught.value) == f"export_folder: task: {text.format(folder)}"
+
+
 def test_detectors_and_segmentations_without_a_recipe(tmp_path: Path) -> None:
     folder_of(tmp_path, "RTDetrForObjectDetection", "rt_detr")
     with pytest.raises(

@@ -59,5 +59,5 @@ def test_refusals() -> None:
     image = np.zeros((20, 41, 3), np.uint8)
     with pytest.raises(InvalidFileError, match="labels: expected 2, got 1"):
         make(["dog"])(image)
-    with pytest.raises(ArgumentTypeError, match="top_k: unknown for object-detection, which takes batch_size, thresh"):
+    with pytest.raises(ArgumentTypeError, match="unknown option 'top_k': object-detection takes batch_size, thresh"):
         make(["dog", "cat"])(image, top_k=1)

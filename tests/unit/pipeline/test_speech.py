@@ -61,7 +61,7 @@ def test_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgumentError, match="expected False or 'word' for Wav2Vec2ForCTC, got True"):
         pipeline("a.wav", return_timestamps=True)
     with pytest.raises(
-        ArgumentTypeError, match="top_k: unknown for automatic-speech-recognition, which takes batch_size"
+        ArgumentTypeError, match="unknown option 'top_k': automatic-speech-recognition takes batch_size"
     ):
         pipeline("a.wav", top_k=3)
 

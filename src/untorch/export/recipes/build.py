@@ -25,6 +25,7 @@ from untorch.export.recipes.table import (
     RECIPES,
     SPEECH_TASK,
     TEXT_TO_IMAGE,
+    check_task,
     find_task,
     is_engine_task,
     task_names,
@@ -114,6 +115,7 @@ def export_folder(
             "input_ids=batch@2,sequence@16..512:int64, for a package without a front end; "
             "or write a script for untorch export SCRIPT:FUNCTION"
         )
+    check_task(source, chosen)
     given: dict[str, Any] = {"device": device, "arch": arch, "options": options, "dtype": dtype, **option_fields}
     if is_engine_task(source, chosen):
         return causal_lm(source.folder, target, task=ENGINE_TASKS[chosen], **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from untorch.export.errors import CompileError
 from untorch.export.recipes.audio import write_audio_classification
 from untorch.export.recipes.detection import DETECTORS, write_object_detection
 from untorch.export.recipes.diffusion import DIFFUSION_PIPELINES
@@ -24,6 +25,7 @@ __all__ = [
     "SPEECH_TASK",
     "TEXT_TO_IMAGE",
     "Recipe",
+    "check_task",
     "find_task",
     "is_engine_task",
     "list_tasks",
@@ -38,6 +40,15 @@ ENGINE_TASKS = {
     "text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify",
     "reranking": "classify",
 }  # fmt: skip
+# How architectures of a task end. Other tasks look for themselves.
+_HEADS: dict[str, tuple[str, ...]] = {
+    "text-classification": ("ForSequenceClassification",),
+    "reranking": ("ForSequenceClassification",),
+    "token-classification": ("ForTokenClassification",),
+    "fill-mask": ("ForMaskedLM",),
+    "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
+    "audio-classification": ("ForSequenceClassification",),
+}
 _ZERO_SHOT = ("CLIPModel", "SiglipModel")
 _AUDIO = ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "Data2VecAudio", "Wav2Vec2Conformer")
 
@@ -105,6 +116,27 @@ def find_task(source: Source) -> str | None:
     ):
         return "text-embedding" if _is_encoder(source) else "feature-extraction"
     return None
+
+
+def check_task(source: Source, task: str) -> None:
+    """Raises CompileError for an architecture that transformers has for another task, before anything is loaded."""
+    heads = _HEADS.get(task)
+    if heads is None or source.architecture.endswith(heads):
+        return
+    import transformers
+
+    if not hasattr(transformers, source.architecture):
+        return  # loading it says so
+    own = find_task(source)
+    hint = (
+        f"its task is {own}: leave --task out"
+        if own is not None
+        else "no task is known for it: give its inputs (--example-input) in the place of the task"
+    )
+    raise CompileError(
+        f"export_folder: task: {task} expects …{' or …'.join(heads)}, and {source.folder} has {source.architecture}; "
+        + hint
+    )
 
 
 def is_engine_task(source: Source, task: str) -> bool:
