@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.conformance.language_models import VOCABULARY, RoundedCache, greedy, make_model, tokenizer
 from tests.unit.llm.test_structured import SCHEMAS, check
 from untorch import InvalidArgumentError, load
+from untorch.cli.app import app
 from untorch.export import causal_lm
 from untorch.llm import Engine, SamplingParams
 from untorch.ops.kv_pages import KV_DTYPES
@@ -209,6 +211,22 @@ def test_text(found: dict[str, Any]) -> None:
     assert words.decode(prompt) == "user: hi\nbot:"
     assert tokens == greedy(found["model"], prompt, NEW)
     assert max(prompt) < VOCABULARY
+
+
+def test_the_pipeline_and_the_command_say_the_same(found: dict[str, Any]) -> None:
+    if "text" not in found:
+        return
+    import untorch
+
+    done = CliRunner().invoke(app, ["generate", str(found["path"]), "hello", "--max-tokens", str(NEW)])
+    assert done.exit_code == 0, done.output
+    with untorch.pipeline(found["path"]) as pipeline:
+        text = pipeline("hello", max_tokens=NEW)
+        assert done.output == f"{text}\n"
+        assert "".join(pipeline("hello", max_tokens=NEW, stream=True)) == text
+        assert pipeline([{"role": "user", "content": "hi"}], max_tokens=NEW, ignore_eos=True) == (
+            pipeline.engine.tokenizer.decode(found["chat"][1])
+        )
 
 
 # Chunks of prompts beside decoding; prefixes that are known; sequences that share a page until one writes it.

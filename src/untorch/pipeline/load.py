@@ -16,6 +16,7 @@ from untorch.pipeline.image import ImageClassification
 from untorch.pipeline.reranking import Reranking
 from untorch.pipeline.segmentation import ImageSegmentation
 from untorch.pipeline.settings import read_settings
+from untorch.pipeline.speech import TASK as SPEECH_TASK
 from untorch.pipeline.speech import SpeechRecognition
 from untorch.pipeline.text import FillMask, TextClassification, TextEmbedding
 from untorch.pipeline.token_classification import TokenClassification
@@ -44,6 +45,10 @@ PIPELINES: dict[str, type[Pipeline]] = {
 }
 
 
+# With those that have no recipe of their own.
+_TASKS = (*PIPELINES, SPEECH_TASK, "text-generation")
+
+
 def check_arguments(source: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Of a call of ``untorch.pipeline``: raises ArgumentTypeError that says how it is called.
 
@@ -51,7 +56,7 @@ def check_arguments(source: Sequence[Any], options: Mapping[str, Any]) -> None:
     """
     names = list(inspect.signature(open_pipeline).parameters)
     given = [*source, *([options["model"]] if "model" in options else [])]
-    packages = [one for one in given if isinstance(one, str | os.PathLike) and str(one) not in PIPELINES]
+    packages = [one for one in given if isinstance(one, str | os.PathLike) and str(one) not in _TASKS]
     example = f"untorch.pipeline({json.dumps(str(packages[-1]) if packages else 'model.pt2', ensure_ascii=False)})"
     if len(given) > 1 or "model" in options or "task" in options:
         raise ArgumentTypeError(
@@ -75,7 +80,7 @@ def open_pipeline(
     num_threads: int = 0,
     trust: TrustPolicy | str | os.PathLike[str] | None = None,
 ) -> Pipeline:
-    """The pipeline of a package that ``untorch.export.export_folder`` or ``speech_to_text`` made.
+    """The pipeline of a package that ``untorch.export.export_folder``, ``speech_to_text`` or ``causal_lm`` made.
 
     ``untorch.pipeline`` is this function.
 
@@ -99,6 +104,10 @@ def open_pipeline(
     try:
         if "speech" in program.manifest and "pipeline" not in program.manifest:
             return SpeechRecognition(program, owned)
+        if "llm" in program.manifest and "pipeline" not in program.manifest:
+            from untorch.pipeline.generation import TextGeneration  # the engine takes a moment to import
+
+            return TextGeneration(program, owned)
         settings = read_settings(program.manifest, program.path)
         task = settings.get("task", str)
         if task not in PIPELINES:
