@@ -1,11 +1,13 @@
-"""``untorch run``: one call of a method, its outputs written as .npy files."""
+"""``untorch run``: one call of a method, its outputs written as .npy files; or of a package's pipeline."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from untorch.cli.options import (
     DebugOption,
@@ -34,6 +36,22 @@ __all__ = ["pick_method", "run"]
 
 def run(
     file: FileArgument,
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="What the package's front end takes: texts, image files or audio files. Or .npy files, like --input.",
+            show_default=False,
+        ),
+    ] = None,
+    call_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--call-option",
+            metavar="NAME=VALUE",
+            help="An option of the front end's call, repeatable: top_k=3. Values are JSON, or else text.",
+        ),
+    ] = None,
     method: MethodOption = None,
     inputs: InputOption = None,
     dims: DimOption = None,
@@ -46,7 +64,8 @@ def run(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a method once, and save its outputs as .npy files in the folder --output.
+    """Run a method once, and save its outputs as .npy files in the folder --output; or the package's front end, for
+    a text, an image or an audio file.
 
     The device is the one that the file was compiled for, unless --device names another.
     """
@@ -54,16 +73,41 @@ def run(
 
     import untorch
     from untorch.cli.inputs import make_inputs
+    from untorch.cli.run_pipeline import are_arrays, parse_call_options, render_pipeline, run_pipeline
+    from untorch.pipeline.describe import describe_calls
     from untorch.progress import large_file
+    from untorch.runtime.errors import InvalidArgumentError
 
+    texts, options = list(given or ()), parse_call_options(call_options or ())
+    arrays_alone = are_arrays(texts) and not options
+    if not arrays_alone and (inputs or dims or method):
+        flag = "--input" if inputs else "--dim" if dims else "--method"
+        raise typer.BadParameter("is for arrays: leave it out, or INPUT", param_hint=flag)
     with contextlib.ExitStack() as stack:
         with large_file("loading", file):
             program = stack.enter_context(
                 untorch.load(file, device=device, num_threads=num_threads, weights=weights, trust=trust)
             )
-            chosen = pick_method(program, method)
-            chosen.open()
-        arrays = make_inputs(chosen.inputs, chosen.num_inputs, inputs or (), dims or (), seed)
+            calls = describe_calls(program.manifest, program.path) if program.manifest else None
+            python = None if calls is None else calls.python
+            if arrays_alone:
+                chosen = pick_method(program, method)
+                chosen.open()
+        if not arrays_alone:
+            if not texts:
+                raise typer.BadParameter("is for an INPUT, and there is none", param_hint="--call-option")
+            ran = run_pipeline(program, texts, options, output)
+            emit(ran, json, lambda console: render_pipeline(console, ran, python))
+            return
+        try:
+            arrays = make_inputs(chosen.inputs, chosen.num_inputs, [*(inputs or ()), *texts], dims or (), seed)
+        except InvalidArgumentError as error:
+            if inputs or texts or calls is None or not program.manifest.keys() & {"pipeline", "speech", "llm"}:
+                raise
+            raise InvalidArgumentError(
+                f"{error}; or use its front end: {calls.command or calls.python}"
+                + (f", in Python {calls.python}" if calls.command else "")
+            ) from None
         start = time.perf_counter()
         results = chosen.run(arrays)
         seconds = time.perf_counter() - start
@@ -72,7 +116,7 @@ def run(
             _save(output, entries, results)
         where = chosen.device
     document = {"file": str(file), "method": chosen.name, "device": where, "seconds": seconds, "outputs": entries}
-    emit(document, json, lambda console: _render(console, document))
+    emit(document, json, lambda console: _render(console, document, python))
 
 
 def pick_method(program: Program, name: str | None) -> Method:
@@ -146,7 +190,7 @@ def _save(folder: Path, entries: list[dict[str, Any]], results: list[Any]) -> No
         entry["saved_dtype"] = plain.dtype.name
 
 
-def _render(console: Console, document: dict[str, Any]) -> None:
+def _render(console: Console, document: dict[str, Any], python: str | None) -> None:
     rows = []
     for entry in document["outputs"]:
         dtype = entry["dtype"] or "None"
@@ -156,4 +200,5 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         values = ["" if entry[key] is None else f"{entry[key]:.6g}" for key in ("min", "max", "mean")]
         rows.append((entry["name"], dtype, shape, *values, entry["file"] or ""))
     console.print(make_table(None, ("output", "dtype", "shape", ">min", ">max", ">mean", "file"), rows))
-    console.print(f"{document['file']}: {document['method']} ran in {seconds_text(document['seconds'])} (first call)")
+    time_text = f"{document['file']}: {document['method']} ran in {seconds_text(document['seconds'])} (first call)"
+    console.print(time_text + (f"; in Python: {python}" if python else ""), soft_wrap=True)
