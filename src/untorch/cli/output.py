@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,25 @@ def emit(document: dict[str, Any], as_json: bool, render: Callable[[Console], No
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(escape_controls(o) if isinstance(o, str) else o for o in objects), **options)
 
+    if sys.stdout.isatty():
+        render(SafeConsole(highlight=False, emoji=False, markup=False))
+        return
     # Wide enough that nothing is cut when the output goes to a file or a pipe.
-    console = SafeConsole(highlight=False, emoji=False, markup=False, width=None if sys.stdout.isatty() else 200)
-    render(console)
+    file: Any = _Trimmed(sys.stdout)
+    render(SafeConsole(highlight=False, emoji=False, markup=False, width=200, file=file))
+
+
+class _Trimmed:
+    """A text file that gets lines without the spaces that fill up a table's last column."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return int(self._file.write(re.sub(r" +(?=\n)", "", text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def make_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 _MAX_LINES = 2  # of a row; --json has all
+_MAX_NAME = 48  # characters, likewise
 
 
 def profile(
@@ -82,7 +83,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         [
             ("file", document["file"]),
             ("method", f"{document['method']} on {document['device']}" + (", as a graph" if document["graph"] else "")),
-            ("time of a run", f"{seconds_text(document['seconds'])} (mean of {document['runs']})"),
+            ("time of a run", f"{seconds_text(document['seconds'])} (medians of {document['runs']} runs)"),
             *([("until it is done", seconds_text(document["wall_s"]))] if on_gpu else []),
             ("roofline", roofline),
             *([("trace", document["trace"])] if document["trace"] is not None else []),
@@ -113,19 +114,30 @@ def _render(console: Console, document: dict[str, Any]) -> None:
 
 
 def _short(row: dict[str, Any]) -> str:
-    name: str = row["name"]
-    return name.removeprefix("aoti_torch_")
+    """Names of fused loops are lists of operators: their ends tell them apart."""
+    name: str = row["name"].removeprefix("aoti_torch_")
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 13]}…{name[-12:]}"
 
 
 def _source(row: dict[str, Any]) -> str:
-    """The lines, or the operators where there are none; and the modules, if that says more."""
-    lines: list[str] = row["lines"]
+    """The lines, with their files' names alone; and the modules, if that says more."""
+    lines = [line.rpartition("/")[2] for line in row["lines"]]
     text = ", ".join(lines[:_MAX_LINES]) + (f", … ({len(lines)})" if len(lines) > _MAX_LINES else "")
     modules: list[str] = row["modules"]
     if modules:
-        where = modules[0] if len(modules) == 1 else f"{modules[0]} … {modules[-1]}"
+        where = modules[0] if len(modules) == 1 else _span(modules[0], modules[-1])
         text = f"{text} ({where})" if text else where
     return text
+
+
+def _span(first: str, last: str) -> str:
+    """blocks.0.norm, blocks.2.norm → "blocks.0…2.norm"."""
+    one, other = first.split("."), last.split(".")
+    differing = [index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+    if len(one) != len(other) or len(differing) != 1:
+        return f"{first} … {last}"
+    (place,) = differing
+    return ".".join([*one[:place], f"{one[place]}…{other[place]}", *one[place + 1 :]])
 
 
 def _count(number: int) -> str:

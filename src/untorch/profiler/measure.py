@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. Seconds, bytes and operations are of one run, the mean of all.
+    """A line of the table. Seconds are those of a run, the median of all; bytes and operations of one run.
 
     kind: "kernel" (a loop of the library), "function" (a C function), "launch" (a kernel on a GPU), "other".
     host_seconds: on a GPU, the host's time for it; ``seconds`` is the GPU's. roofline: the least possible time over the
@@ -69,8 +70,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``profile`` measured. ``seconds``: of a run, on a GPU of its work there. ``wall_seconds``: until the call
-    returned, and on a GPU was done. ``matched``: every kernel call is one that export recorded.
+    """What ``profile`` measured. ``seconds``: the sum of the rows, on a GPU of its work there. ``wall_seconds``: until
+    the call returned, and on a GPU was done; the median. ``matched``: every kernel call is one that export recorded.
     """
 
     path: str
@@ -167,7 +168,7 @@ def profile(
         limits = measure_roofline(device, int(options.get("num_threads", 0)))
     done, matched = _steps(recorded, sequence, device != "cpu")
     total, rows = _table(done, limits, device != "cpu")
-    wall = sum(run.end - run.begin for run in done) / len(done) / 1e9
+    wall = statistics.median(run.end - run.begin for run in done) / 1e9
     return Profile(
         os.fspath(source), name, device, graph, total, wall, tuple(rows), limits, matched, dropped, tuple(done)
     )
@@ -279,11 +280,13 @@ def _device_ns(range_: Range) -> float:
 
 @dataclass
 class _Sum:
+    """Of one row. ns, host_ns: of each run."""
+
     step: Step
+    ns: list[float]
+    host_ns: list[float]
     modules: dict[str, None] = field(default_factory=dict)
     calls: int = 0
-    ns: float = 0
-    host_ns: float = 0
     nbytes: int = 0
     operations: int = 0
     known_bytes: bool = True
@@ -291,18 +294,23 @@ class _Sum:
 
 
 def _table(runs: list[Run], limits: Roofline | None, on_gpu: bool) -> tuple[float, list[Row]]:
-    """Seconds of a run, and its rows: the longest first, then what is between and around them."""
+    """Seconds of a run, and its rows: the longest first, then what is between and around them.
+
+    Rows are medians over the runs, and the seconds of a run their sum: one run that was interrupted changes neither.
+    """
     sums: dict[tuple[str, tuple[str, ...]], _Sum] = {}
-    total_ns = between_ns = outside_ns = 0.0
-    for run in runs:
+    between, outside = [0.0] * len(runs), [0.0] * len(runs)
+    for number, run in enumerate(runs):
         covered = 0.0
         for step in run.steps:
             lines = step.call.lines if step.call is not None else ()
-            entry = sums.setdefault((step.range.function, lines), _Sum(step))
+            key = step.range.function, lines
+            if (entry := sums.get(key)) is None:
+                entry = sums[key] = _Sum(step, [0.0] * len(runs), [0.0] * len(runs))
             ns = _device_ns(step.range) if on_gpu else _host_ns(step.range)
             entry.calls += 1
-            entry.ns += ns
-            entry.host_ns += _host_ns(step.range)
+            entry.ns[number] += ns
+            entry.host_ns[number] += _host_ns(step.range)
             covered += ns
             if step.call is None or step.call.nbytes is None:
                 entry.known_bytes = False
@@ -316,22 +324,23 @@ def _table(runs: list[Run], limits: Roofline | None, on_gpu: bool) -> tuple[floa
                 entry.modules[step.call.module] = None
         span = (_device_ns(run.call) if on_gpu else _host_ns(run.call)) if run.call is not None else 0
         whole = span if on_gpu and span > 0 else run.end - run.begin
-        total_ns += whole
-        between_ns += max(span - covered, 0)
-        outside_ns += max(whole - span, 0)
-    count = len(runs)
-    rows = [_row(entry, count, total_ns, limits, on_gpu) for entry in sums.values()]
+        between[number] = max(span - covered, 0)
+        outside[number] = max(whole - span, 0)
+    rest = ((IDLE, between),) if on_gpu else ((BETWEEN, between), (OUTSIDE, outside))
+    medians = [statistics.median(entry.ns) for entry in sums.values()] + [statistics.median(ns) for _, ns in rest]
+    total_ns = sum(medians)
+    rows = [_row(entry, len(runs), total_ns, limits, on_gpu) for entry in sums.values()]
     rows.sort(key=lambda row: -row.seconds)
-    rest = ((IDLE, between_ns),) if on_gpu else ((BETWEEN, between_ns), (OUTSIDE, outside_ns))
-    for name, ns in rest:
+    for name, values in rest:
+        ns = statistics.median(values)
         share = ns / total_ns if total_ns else 0.0
-        rows.append(Row(name, "other", (), (), (), 1.0, ns / count / 1e9, share, None, None, None, None))
-    return total_ns / count / 1e9, rows
+        rows.append(Row(name, "other", (), (), (), 1.0, ns / 1e9, share, None, None, None, None))
+    return total_ns / 1e9, rows
 
 
 def _row(entry: _Sum, count: int, total_ns: float, limits: Roofline | None, on_gpu: bool) -> Row:
-    step = entry.step
-    seconds = entry.ns / count / 1e9
+    step, ns = entry.step, statistics.median(entry.ns)
+    seconds = ns / 1e9
     nbytes = entry.nbytes // count if entry.known_bytes else None
     operations = entry.operations // count if entry.known_operations else None
     least = limits.least_seconds(nbytes, operations) if limits is not None else None
@@ -344,9 +353,9 @@ def _row(entry: _Sum, count: int, total_ns: float, limits: Roofline | None, on_g
         tuple(entry.modules),
         entry.calls / count,
         seconds,
-        entry.ns / total_ns if total_ns else 0.0,
+        ns / total_ns if total_ns else 0.0,
         nbytes,
         operations,
         least / seconds if least is not None and seconds > 0 else None,
-        entry.host_ns / count / 1e9 if on_gpu else None,
+        statistics.median(entry.host_ns) / 1e9 if on_gpu else None,
     )

@@ -35,6 +35,21 @@ def test_text(cli: Callable[..., Any], package: Path) -> None:
     assert "GFLOP/s in float32 (measured here)" in done.out
     assert "empty_strided" in done.out and "between kernels (generated code)" in done.out
     assert "Source lines are incomplete" in done.out
+    assert "(medians of 2 runs)" in done.out
+    assert all(line == line.rstrip() for line in done.out.splitlines())
+
+
+def test_long_names_are_cut() -> None:
+    from untorch.cli.profile import _short, _source
+
+    name = "cpp_fused_add_embedding_expand_gather_native_layer_norm_slice_0"
+    assert _short({"name": name}) == "cpp_fused_add_embedding_expand_gath…norm_slice_0"
+    assert len(_short({"name": name})) == 48
+    assert _short({"name": "aoti_torch_cpu_addmm_out"}) == "cpu_addmm_out"
+    row = {"lines": ["a/b/net.py:8", "/c/net.py:9", "d.py:1"], "modules": ["blocks.0.norm", "blocks.2.norm"]}
+    assert _source(row) == "net.py:8, net.py:9, … (3) (blocks.0…2.norm)"
+    assert _source({"lines": [], "modules": ["a.b", "a.b.c"]}) == "a.b … a.b.c"
+    assert _source({"lines": [], "modules": ["a.0.b.0", "a.1.b.1"]}) == "a.0.b.0 … a.1.b.1"
 
 
 def test_errors(cli: Callable[..., Any], package: Path) -> None:

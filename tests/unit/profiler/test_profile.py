@@ -13,7 +13,8 @@ import pytest
 import untorch
 from untorch import _core
 from untorch.profiler import Profile, Roofline, measure_roofline, profile
-from untorch.profiler.recording import CALL, FUNCTION, KERNEL, Recording
+from untorch.profiler.measure import Run, Step, _table
+from untorch.profiler.recording import CALL, FUNCTION, KERNEL, Range, Recording
 
 HOOKS = platform.machine() == "x86_64"  # native/model/kernel_hooks.cpp
 
@@ -131,3 +132,25 @@ def test_roofline() -> None:
     assert plain.least_seconds(1, 300) == 3.0
     assert plain.least_seconds(None, 100) == 1.0
     assert plain.least_seconds(None, None) is None and plain.least_seconds(0, 0) is None
+
+
+def test_one_slow_run_changes_nothing() -> None:
+    def made(begin: int, kernel: int) -> Run:
+        call = Range("forward", "forward", CALL, False, 1, begin + 10, begin + kernel + 30, -1, -1)
+        step = Range("loop", "loop", KERNEL, False, 1, begin + 20, begin + 20 + kernel, -1, -1)
+        return Run(begin, begin + kernel + 50, call, [Step(step, None)])
+
+    seconds, rows = _table([made(0, 1000), made(10_000, 50_000), made(100_000, 1010)], None, on_gpu=False)
+    assert [(row.name, round(row.seconds * 1e9)) for row in rows] == [
+        ("loop", 1010), ("between kernels (generated code)", 20), ("around the call (checks, output arrays)", 30),
+    ]  # fmt: skip
+    assert round(seconds * 1e9) == 1060
+    assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+def test_a_row_that_most_runs_do_not_have() -> None:
+    call = Range("forward", "forward", CALL, False, 1, 0, 100, -1, -1)
+    step = Range("loop", "loop", KERNEL, False, 1, 10, 60, -1, -1)
+    runs = [Run(0, 100, call, []), Run(0, 100, call, []), Run(0, 100, call, [Step(step, None)])]
+    _, rows = _table(runs, None, on_gpu=False)
+    assert (rows[0].name, rows[0].seconds, rows[0].calls) == ("loop", 0.0, 1 / 3)
