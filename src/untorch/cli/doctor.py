@@ -33,6 +33,22 @@ def _device(device: dict[str, Any]) -> str:
     return f"{device['name']}, {device['architecture']}, {device['multiprocessors']} SMs, {memory}"
 
 
+def _kernels(cuda: dict[str, Any]) -> str:
+    if not cuda["kernels"]:
+        return "not in this build"
+    codes = [code for code in cuda["architectures"] or () if code.startswith("sm_")]
+    if not codes:
+        return "in this build"
+    has_ptx = len(codes) < len(cuda["architectures"])
+    return f"in this build, for {', '.join(codes)}" + (" and, by PTX, newer ones" if has_ptx else "")
+
+
+def _extras(extras: dict[str, dict[str, Any]]) -> str:
+    there = [name for name, found in extras.items() if found["installed"]]
+    lacking = [f"{name} ({', '.join(found['missing'])})" for name, found in extras.items() if not found["installed"]]
+    return f"{', '.join(there) or 'none'}" + (f"; not installed: {', '.join(lacking)}" if lacking else "")
+
+
 def _render(console: Console, document: dict[str, Any]) -> None:
     cpu, library, threads, cuda = (document[key] for key in ("cpu", "library", "threads", "cuda"))
     native = document["native_operators"]
@@ -42,6 +58,7 @@ def _render(console: Console, document: dict[str, Any]) -> None:
         console,
         [
             ("untorch", f"{document['untorch']} (native library {library['version']})"),
+            ("wheel", ", ".join(document["wheel"]) if document["wheel"] else "none: a source tree"),
             ("Python", f"{document['python']['version']} at {document['python']['executable']}"),
             ("numpy", f"{document['numpy']}, ml_dtypes {document['ml_dtypes'] or 'not installed'}"),
             ("platform", document["platform"]),
@@ -50,10 +67,11 @@ def _render(console: Console, document: dict[str, Any]) -> None:
             ("kernels", f"{cpu['level']}" + (f" (UNTORCH_ISA={cpu['wanted_level']})" if cpu["wanted_level"] else "")),
             ("threads", f"{threads['number'] or 'unknown'}{wanted}"),
             ("libuntorch.so", f"{library['path'] or 'not found'} ({bytes_text(library['bytes'])})"),
+            ("extras", _extras(document["extras"])),
             ("torch", f"{document['torch'] or 'not installed'} (needed for untorch export only)"),
             ("CUDA", f"works, driver {cuda['driver']}" if cuda["served"] else f"does not work here: {cuda['note']}"),
             *((f"cuda:{device['index']}", _device(device)) for device in cuda["devices"]),
-            ("CUDA kernels", "in this build" if cuda["kernels"] else "not in this build"),
+            ("CUDA kernels", _kernels(cuda)),
             ("CUDA libraries", found or "none found"),
             ("operators by name", f"{len(native['cpu'])} native ones on the CPU, {len(native['cuda'])} on CUDA"),
         ],

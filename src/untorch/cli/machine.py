@@ -33,6 +33,7 @@ def describe_machine() -> dict[str, Any]:
 
     import untorch
     from untorch import _core
+    from untorch.cli.extras import installed_extras, wheel_tags
     from untorch.cli.process import library_path
     from untorch.runtime.errors import UntorchError
 
@@ -42,6 +43,8 @@ def describe_machine() -> dict[str, Any]:
         library = None
     return {
         "untorch": untorch.__version__,
+        "wheel": wheel_tags(),
+        "extras": installed_extras(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "numpy": numpy.__version__,
         "ml_dtypes": installed_version("ml_dtypes"),
@@ -65,9 +68,20 @@ def describe_machine() -> dict[str, Any]:
         "native_operators": {device: _core.native_operators(device) for device in ("cpu", "cuda")},
         "cuda": {
             **cuda_status(),
+            "architectures": _architectures(library),
             "libraries": {name: _find_library(names) for name, names in _CUDA_LIBRARIES.items()},
         },
     }
+
+
+def _architectures(library: Path | None) -> list[str] | None:
+    """What the library's CUDA kernels were compiled for; empty: a build without CUDA; None: it cannot be read."""
+    from untorch.cli.cuda_code import compiled_architectures
+
+    try:
+        return None if library is None else compiled_architectures(library)
+    except (OSError, ValueError):
+        return None
 
 
 def cuda_status() -> dict[str, Any]:
