@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["OptionError", "check_option", "hint"]
+__all__ = ["OptionError", "check_option", "hint", "refuse_url"]
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|data:")  # pathlib makes one slash of two
 
 
 class OptionError(InvalidArgumentError):
@@ -20,6 +23,15 @@ def hint(name: str, known: Sequence[str]) -> str:
     """ "did you mean 'x'?", or the list of what is known."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def refuse_url(where: str, path: Any) -> None:
+    """Raises InvalidArgumentError if what should be the path of a file is a URL."""
+    if isinstance(path, str) and _URL.match(path):
+        raise InvalidArgumentError(
+            f"{where}: expected a file, got the URL {path:.200}, which is not fetched: download it, and pass its "
+            "path or bytes"
+        )
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from untorch.pipeline.extras import import_extra
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, file_error
+from untorch.validation import refuse_url
 
 __all__ = ["apply_steps", "read_image"]
 
@@ -34,6 +35,7 @@ def read_image(source: Any) -> Any:
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if not os.path.isfile(path):
+            refuse_url("pipeline: inputs", path)
             raise file_error(f"pipeline: inputs: there is no file {path}", 2, str(path))
         opened: Any = path
     elif isinstance(source, bytes):

@@ -67,5 +67,8 @@ def _result(found: Transcription, times: Any) -> dict[str, Any]:
     text = found.text if found.segments is None or has_words else "".join(segment.text for segment in segments)
     if not times:
         return {"text": text}
-    parts = found.words if times == "word" else segments
-    return {"text": text, "chunks": [{"text": one.text, "timestamp": (one.start, one.end)} for one in parts]}
+    if times == "word":
+        chunks = [{"text": one.text, "timestamp": (one.start, one.end)} for one in found.words]
+    else:  # rounded as transformers does
+        chunks = [{"text": one.text, "timestamp": (round(one.start, 2), round(one.end, 2))} for one in segments]
+    return {"text": text, "chunks": chunks}

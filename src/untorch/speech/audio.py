@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, file_error
 from untorch.speech.resample import HIGHEST_RATE, LOWEST_RATE, resample
+from untorch.validation import refuse_url
 
 __all__ = ["AudioSource", "read_audio"]
 
@@ -80,6 +81,7 @@ def _of_file(source: Any, max_seconds: float) -> tuple[NDArray[np.float32], int]
     elif isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if not os.path.isfile(path):
+            refuse_url("audio", path)
             raise file_error(f"audio: there is no file {path}", 2, str(path))
         source = path
     elif not hasattr(source, "read"):

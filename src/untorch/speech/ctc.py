@@ -170,7 +170,7 @@ class CtcText:
         return tuple(map(_segment, groups))
 
     def _words(self) -> Iterator[tuple[Word, list[_Run]]]:
-        seconds = self.settings.frame_samples / self.settings.sampling_rate
+        samples, rate = self.settings.frame_samples, self.settings.sampling_rate
         text, runs = "", list[_Run]()
         for run in [*self._runs, None]:
             character = " " if run is None else self._character(run.label)
@@ -178,7 +178,9 @@ class CtcText:
                 text += character
                 runs.append(run)
             elif character and runs:  # a blank has no character, and ends no word
-                yield Word(text, runs[0].start * seconds, min(runs[-1].end * seconds, self.duration)), runs
+                # One division, as transformers does: 1.38, not 1.3800000000000001.
+                start, end = runs[0].start * samples / rate, runs[-1].end * samples / rate
+                yield Word(text, start, min(end, self.duration)), runs
                 text, runs = "", []
 
 

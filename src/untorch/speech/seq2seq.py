@@ -92,7 +92,10 @@ class Seq2SeqModel:
                     text += piece
                     yield piece
                 offset = seek * settings.hop_length / settings.sampling_rate
-                segments += [replace(one, start=offset + one.start, end=offset + one.end) for one in found]
+                # 0.14, not 0.14000000000000001.
+                segments += [
+                    replace(one, start=round(offset + one.start, 3), end=round(offset + one.end, 3)) for one in found
+                ]
                 # A pair of times at a window's begin would lead nowhere.
                 seek += advance or settings.window_frames
         finally:

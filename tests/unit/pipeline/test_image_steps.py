@@ -79,6 +79,12 @@ def test_edges_within_limits_are_those_of_transformers(multiple: int) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
+    for url in ("https://example.org/cat.jpg", Path("https://example.org/cat.jpg"), "data:image/png;base64,AAAA"):
+        text = (
+            "pipeline: inputs: expected a file, got the URL .*, which is not fetched: download it, and pass its path or"
+        )
+        with pytest.raises(InvalidArgumentError, match=text):
+            read_image(url)
     with pytest.raises(FileMissingError, match="there is no file"):
         read_image(tmp_path / "none.png")
     with pytest.raises(InvalidArgumentError, match="expected an image that Pillow reads"):

@@ -50,6 +50,12 @@ def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
             pipeline("a.wav", return_timestamps=value)
 
 
+def test_times_are_rounded_as_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Transcription("a", 2.0, "en", (Segment(" a", 7 * 0.02, 1.3800000000000001),))
+    pipeline = make(monkeypatch, Transcriber(False, True, result))
+    assert pipeline("a.wav", return_timestamps=True)["chunks"] == [{"text": " a", "timestamp": (0.14, 1.38)}]
+
+
 def test_words(monkeypatch: pytest.MonkeyPatch) -> None:
     result = Transcription(
         "a b", 2.0, None, (Segment("a b", 0.0, 1.5, words=(Word("a", 0.0, 0.5), Word("b", 1.0, 1.5))),)

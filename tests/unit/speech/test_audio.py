@@ -93,6 +93,11 @@ def test_a_rate_of_a_file() -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
+    for url in ("https://example.org/a.wav", Path("s3://bucket/a.wav")):
+        with pytest.raises(
+            InvalidArgumentError, match="audio: expected a file, got the URL .*, which is not fetched: down"
+        ):
+            read_audio(url, RATE)
     with pytest.raises(FileMissingError, match="audio: there is no file"):
         read_audio(tmp_path / "none.wav", RATE)
 
