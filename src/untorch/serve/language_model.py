@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import numpy
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidArgumentError
-from untorch.serve.errors import DeadlineError
+from untorch.serve.errors import DeadlineError, NotReadyError
 from untorch.serve.model import Port
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class LanguageModel:
         finally:
             for handle in handles:
                 handle.cancel()
-        if any(result.finish_reason == "timeout" for result in results):
-            raise DeadlineError(f"model '{self.name}': the text was not generated within {timeout:.3g} s")
+        for result in results:
+            self._check_end(result.finish_reason, timeout)
         outputs = numpy.empty(len(results), dtype=object)
         outputs[:] = [result.text for result in results]
         return {"text_output": outputs.reshape(texts.shape)}
@@ -88,6 +89,8 @@ class LanguageModel:
             return await call(prompts, timeout=timeout)
         except TimeoutError:
             raise DeadlineError(f"model '{self.name}': it was not computed within {timeout:.3g} s") from None
+        except CancelledError:
+            raise NotReadyError(f"model '{self.name}' was unloaded before it was computed") from None
 
     def describe(self) -> dict[str, Any]:
         """Architecture, task and lengths."""
@@ -109,6 +112,13 @@ class LanguageModel:
             if count > 1:
                 self._metrics.output_token(self.name, (last - first) / (count - 1))
         return handle.result()
+
+    def _check_end(self, reason: str | None, timeout: float | None) -> None:
+        """Raises an error if it was not the model, nor a limit of the request, that ended a text: it is a part then."""
+        if reason == "timeout":
+            raise DeadlineError(f"model '{self.name}': the text was not generated within {timeout:.3g} s")
+        if reason not in ("stop", "length"):
+            raise NotReadyError(f"model '{self.name}' was unloaded before the text was generated")
 
     def _fields(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.serve.openai.api import ScriptRunner
 from untorch import InvalidArgumentError
 from untorch.llm import Engine
-from untorch.serve.errors import DeadlineError
+from untorch.serve.errors import DeadlineError, NotReadyError
 from untorch.serve.language_model import LanguageModel
 
 
@@ -48,3 +48,21 @@ def test_text() -> None:
         model = LanguageModel("m", engine)
         assert model.describe() == {"architecture": "", "task": "generate", "max_positions": 1000}
         assert infer(model, "ab", max_tokens=20)["text_output"].tolist() == ["Hi"]
+
+
+@pytest.mark.parametrize("task", ["generate", "embed"])
+def test_a_model_that_is_unloaded_meanwhile(task: str) -> None:
+    """A part of a text is no answer."""
+    runner = ScriptRunner("Hello, everybody", task=task, width=258)
+    runner.pace = 0.05
+
+    async def run(engine: Engine) -> None:
+        call = asyncio.create_task(LanguageModel("m", engine).infer(texts("x" * 200), {}, 5.0))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(engine.close)
+        what = "the text was generated" if task == "generate" else "it was computed"
+        with pytest.raises(NotReadyError, match=f"model 'm' was unloaded before {what}"):
+            await call
+
+    with Engine(runner, max_batch_tokens=8, max_sequences=8) as engine:
+        asyncio.run(run(engine))

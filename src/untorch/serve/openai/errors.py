@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -118,6 +119,8 @@ def from_exception(error: BaseException, names: Mapping[str, str] | None = None)
         return ApiError(400, f"{param}{at}: {text}", param=param, code="invalid_value")
     if isinstance(error, UnsupportedError):
         return invalid(None, str(error), "unsupported")
+    if isinstance(error, CancelledError):
+        return ApiError(503, "the model is not served any more", kind="server_error", code="unavailable")
     if isinstance(error, ClosedError):
         return ApiError(503, f"the model is not served any more: {error}", kind="server_error", code="unavailable")
     if isinstance(error, OutOfMemoryError):
