@@ -105,7 +105,13 @@ def serve(
     ] = None,
     trust: TrustOption = None,
     drain: Annotated[
-        float, typer.Option("--drain", metavar="SECONDS", min=0, help="Time for running requests after SIGTERM.")
+        float,
+        typer.Option(
+            "--drain",
+            metavar="SECONDS",
+            min=0,
+            help="Time for running requests after SIGTERM, and of language and speech models that are unloaded.",
+        ),
     ] = 30.0,
     log_format: Annotated[
         str, typer.Option("--log-format", metavar="FORMAT", help="text, json, or none: only errors.")

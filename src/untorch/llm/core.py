@@ -76,6 +76,7 @@ class Core:
         self._inbox: list[Request] = []
         self._cancelled: list[Request] = []
         self._closed = False
+        self._last = math.inf  # when closed: requests that run then are cancelled
         self._live: dict[Request, None] = {}
         self._next_deadline = math.inf  # of the live requests, or of one that has ended
         self._flight: _Flight | None = None
@@ -98,14 +99,14 @@ class Core:
     def cancel(self, request: Request) -> None:
         """Before the next step."""
         with self._changed:
-            if not self._closed:
-                self._cancelled.append(request)
-                self._changed.notify_all()
+            self._cancelled.append(request)
+            self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Cancel everything, and wait for the thread."""
+    def stop(self, drain: float = 0.0) -> None:
+        """Take no more requests, cancel those that still run after ``drain`` seconds, and wait for the thread."""
         with self._changed:
             self._closed = True
+            self._last = min(self._last, time.monotonic() + drain)
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -127,7 +128,7 @@ class Core:
             self._end(request, "cancelled")
 
     def _take_in(self) -> bool:
-        """Waits for work. False: the engine is closed."""
+        """Waits for work. False: the engine is closed, and nothing runs that it waits for."""
         if self._flight is None and not self.scheduler.has_work:
             self._wake.now()
         with self._changed:
@@ -148,7 +149,7 @@ class Core:
         for request in cancelled:
             if request in self._live:
                 self._end(request, "cancelled")
-        return not closed
+        return not closed or (bool(self._live) and time.monotonic() < self._last)
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -379,10 +379,13 @@ class Engine(PooledMethods, LoraMethods):
             core.accepted_tokens,
         )  # fmt: skip
 
-    def close(self) -> None:
-        """Cancel what runs, and free the model and its pages."""
+    def close(self, drain: float = 0.0) -> None:
+        """Take no more requests, and free the model and its pages.
+
+        drain: Seconds in which requests that run may end. Those that do not, and by default all, are cancelled.
+        """
         if os.getpid() == self._process:
-            self._core.stop()
+            self._core.stop(drain)
             self._runner.close()
 
     def __enter__(self) -> Engine:

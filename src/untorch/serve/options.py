@@ -44,7 +44,8 @@ class ServeOptions:
         body_timeout: Seconds in which a client has to send a request's body.
         write_timeout: Seconds that a client may leave a response unread.
         max_connections: HTTP connections of a worker; further ones are answered with 503.
-        drain: Seconds that running requests have after SIGTERM.
+        drain: Seconds that running requests have after SIGTERM, and those of a language or speech model when it is
+            unloaded or replaced.
         device: As for ``untorch.load``.
         num_runners: As for ``untorch.load``: concurrent calls of a method.
         num_threads: As for ``untorch.load``.

@@ -37,15 +37,15 @@ class Package:
     engine: Engine | None = None
     transcriber: Transcriber | None = None
 
-    def close(self) -> None:
-        """Waits for its calls, and frees the file."""
+    def close(self, drain: float = 0.0) -> None:
+        """Waits for calls, those of language and speech models for at most ``drain`` seconds, and frees the file."""
         for model in self.models.values():
             if isinstance(model, MethodModel):
                 model.close()
         if self.transcriber is not None:
-            self.transcriber.close()
+            self.transcriber.close(drain)
         if self.engine is not None:
-            self.engine.close()
+            self.engine.close(drain)
         if self.program is not None:
             self.program.close()
 
@@ -148,6 +148,8 @@ class Repository:
     def load(self, name: str) -> None:
         """Loads a package, or loads it again from its file; then the new one takes the calls at once.
 
+        Returns when those of the old one have ended, or ``options.drain`` seconds after.
+
         Raises:
             ModelNotFoundError: There is no such file.
             UntorchError: What ``untorch.load`` raises. What was loaded before stays.
@@ -165,11 +167,14 @@ class Repository:
                     entry.state, entry.reason = "UNAVAILABLE", str(error)
                 raise
             if old is not None:
-                old.close()
+                old.close(self._options.drain)
         log(INFO, "model %s is loaded from %s", name, entry.path)
 
-    def unload(self, name: str) -> None:
-        """Takes no more calls for a package, waits for those that run, and frees it. Raises ModelNotFoundError."""
+    def unload(self, name: str, drain: float | None = None) -> None:
+        """Takes no more calls for a package, waits for those that run, and frees it. Raises ModelNotFoundError.
+
+        drain: Seconds for calls of language and speech models. Default: ``options.drain``.
+        """
         with self._lock:
             entry = self._entries.get(name)
         if entry is None:
@@ -178,7 +183,7 @@ class Repository:
             old = self._exchange(entry, None)
             entry.tried = _identity(entry.path)
             if old is not None:
-                old.close()
+                old.close(self._options.drain if drain is None else drain)
         log(INFO, "model %s is unloaded", name)
 
     def poll(self) -> None:
@@ -199,9 +204,9 @@ class Repository:
                 log(INFO, "model %s was not loaded: %s", name, error)
 
     def close(self) -> None:
-        """Unloads everything."""
+        """Unloads everything. What still runs is ended."""
         for name in list(self._entries):
-            self.unload(name)
+            self.unload(name, 0.0)
 
     def _entry(self, name: str) -> _Entry:
         self._scan()

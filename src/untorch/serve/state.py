@@ -38,8 +38,9 @@ class ServerState:
         self.loaded = False
         self.draining = False
         self.forward_change: Change | None = None
-        # Loads and unloads wait for calls; a few at a time are enough.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="untorch-serve")
+        # Loads and unloads wait for calls, and nothing else is to wait for them; a few at a time are enough.
+        self._changes = ThreadPoolExecutor(4, thread_name_prefix="untorch-serve-load")
 
     @property
     def ready(self) -> bool:
@@ -64,19 +65,28 @@ class ServerState:
 
     async def apply(self, action: str, name: str) -> None:
         """Loads or unloads a package in this process."""
-        await self.call(self.repository.load if action == "load" else self.repository.unload, name)
+        await self._change(self.repository.load if action == "load" else self.repository.unload, name)
 
     async def keep_up(self) -> None:
         """Refreshes metrics, and looks at the repository's folder. Runs until it is cancelled."""
-        clock, next_poll = asyncio.get_running_loop(), 0.0
+        await asyncio.gather(self._refresh(), self._poll())
+
+    async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(min(1.0, self.options.poll or 1.0))
+            await asyncio.sleep(1.0)
             await self.call(self.metrics.refresh, self.repository)
-            if self.options.poll and self.loaded and clock.time() >= next_poll:
-                await self.call(self.repository.poll)
-                next_poll = clock.time() + self.options.poll
+
+    async def _poll(self) -> None:
+        while self.options.poll:
+            await asyncio.sleep(self.options.poll)
+            if self.loaded:
+                await self._change(self.repository.poll)
+
+    async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._changes, function, *arguments)
 
     async def close(self) -> None:
         """Unloads everything."""
         await self.call(self.repository.close)
         self._threads.shutdown(wait=False)
+        self._changes.shutdown(wait=False)

@@ -57,7 +57,7 @@ class CtcModel:
         control = Control(request.deadline)
         return StepRecognition(self._steps(samples, control), control)
 
-    def close(self) -> None:
+    def close(self, drain: float = 0.0) -> None:
         """There is nothing that runs by itself."""
 
     def _steps(self, samples: NDArray[np.float32], control: Control) -> Generator[str, None, Transcription]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -80,6 +81,11 @@ class Recognition(ABC):
     def __aiter__(self) -> AsyncIterator[str]:
         """The text, in pieces as they come, without blocking the event loop. Raises what made it fail."""
 
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, or ends soon as it was cancelled."""
+
     @abstractmethod
     def result(self) -> Transcription:
         """Wait for the end. Raises what made it fail."""
@@ -106,7 +112,7 @@ class Control:
         return None
 
 
-@dataclass
+@dataclass(eq=False)
 class StepRecognition(Recognition):
     """Computed step by step by the thread that iterates.
 
@@ -136,6 +142,15 @@ class StepRecognition(Recognition):
         """The pieces; steps run on threads."""
         while (piece := await asyncio.to_thread(self._step)) is not None:
             yield piece
+
+    @property
+    def done(self) -> bool:
+        """Whether no step is left, or none will be taken."""
+        return (
+            self._result is not None
+            or self.control.cancelled
+            or inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED
+        )
 
     def result(self) -> Transcription:
         """Computes what is left."""

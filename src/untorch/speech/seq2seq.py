@@ -51,7 +51,7 @@ class Seq2SeqModel:
         control = Control(request.deadline)
         return StepRecognition(self._steps(samples, request, prompt, control), control)
 
-    def close(self) -> None:
+    def close(self, drain: float = 0.0) -> None:
         """Requests have their own sessions."""
 
     def _prompt(self, text: str | None) -> list[int]:

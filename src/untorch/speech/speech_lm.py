@@ -75,9 +75,9 @@ class SpeechLanguageModel:
         duration = len(samples) / self._settings.sampling_rate
         return _Generated(generation, duration, request.language, len(embeddings))
 
-    def close(self) -> None:
-        """Cancels what runs."""
-        self.engine.close()
+    def close(self, drain: float = 0.0) -> None:
+        """Cancels what still runs after ``drain`` seconds."""
+        self.engine.close(drain)
 
     def _embed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Of all chunks [tokens, hidden]; the last one is padded with silence."""
@@ -107,6 +107,10 @@ class _Generated(Recognition):
         async for chunk in self._generation:
             if chunk.text:
                 yield chunk.text
+
+    @property
+    def done(self) -> bool:
+        return self._generation.done
 
     def result(self) -> Transcription:
         output: RequestOutput = self._generation.result()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
+from untorch.runtime.errors import ArgumentTypeError, ClosedError, InvalidArgumentError
 from untorch.runtime.program import Program, load
 from untorch.speech.audio import AudioSource, read_audio
 from untorch.speech.ctc import CtcModel
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Transcriber"]
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
+_PAUSE = 0.02  # seconds between two looks at what runs: its steps are those of other threads
 
 
 class Transcriber:
@@ -66,6 +69,9 @@ class Transcriber:
             else load(source, device=device, num_runners=num_runners, num_threads=num_threads, trust=trust)
         )
         self._max_seconds = max_seconds
+        self._lock = threading.Lock()
+        self._closed = False
+        self._live: weakref.WeakSet[Recognition] = weakref.WeakSet()
         self._model: CtcModel | Seq2SeqModel | SpeechLanguageModel
         try:
             self.settings: SpeechSettings = read_settings(self._program.manifest, self._program.path)
@@ -168,6 +174,7 @@ class Transcriber:
         Raises:
             InvalidArgumentError: An argument is wrong, or not for this model.
             UnsupportedError: A file needs the package soundfile.
+            ClosedError: The transcriber is closed.
         """
         request = TranscriptionRequest(
             task, language, prompt, temperature, seed, None if timeout is None else time.monotonic() + timeout,
@@ -177,11 +184,27 @@ class Transcriber:
         samples = read_audio(
             audio, self.settings.sampling_rate, source_rate=sampling_rate, max_seconds=self._max_seconds
         )
-        return self._model.submit(samples, request)
+        handle = self._model.submit(samples, request)
+        with self._lock:
+            if not self._closed:
+                self._live.add(handle)
+                return handle
+        handle.cancel()
+        raise ClosedError("transcribe: the transcriber is closed")
 
-    def close(self) -> None:
-        """End what runs, and free the model."""
-        self._model.close()
+    def close(self, drain: float = 0.0) -> None:
+        """Take no more audio, and free the model.
+
+        drain: Seconds in which what runs may end. What does not, and by default everything, is cancelled.
+        """
+        last = time.monotonic() + drain
+        with self._lock:
+            self._closed = True
+        while time.monotonic() < last and any(not handle.done for handle in list(self._live)):
+            time.sleep(_PAUSE)
+        for handle in list(self._live):
+            handle.cancel()
+        self._model.close(max(0.0, last - time.monotonic()))
         if self._owned:
             self._program.close()
 

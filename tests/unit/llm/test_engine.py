@@ -575,3 +575,32 @@ def test_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import untorch.llm; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not any(name in done.stdout for name in ("'tokenizers'", "'llguidance'", "'jinja2'", "'transformers'"))
+
+
+def test_closing_lets_requests_end() -> None:
+    runner = FakeRunner()
+    runner.gate.clear()
+    made = engine(runner)
+    running = made.submit([1, 2, 3], SamplingParams(max_tokens=6, temperature=0))
+    closing = threading.Thread(target=made.close, args=(30,))
+    closing.start()
+    while True:
+        try:
+            made.submit([1], SamplingParams(max_tokens=1)).cancel()
+        except ClosedError:
+            break
+    runner.gate.set()
+    closing.join(30)
+    assert running.result(0).token_ids == greedy([1, 2, 3], 6)
+    assert runner.closed
+
+
+def test_closing_has_an_end() -> None:
+    runner = FakeRunner(hook=lambda plan: time.sleep(0.02))
+    made = engine(runner)
+    running = made.submit([1], SamplingParams(max_tokens=190, temperature=0))
+    given_up = made.submit([1], SamplingParams(max_tokens=190, temperature=0))
+    threading.Timer(0.1, given_up.cancel).start()
+    made.close(0.5)
+    assert running.result(0).finish_reason == given_up.result(0).finish_reason == "cancelled"
+    assert len(given_up.result(0).token_ids) < len(running.result(0).token_ids) < 190

@@ -77,13 +77,15 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
             raise InvalidArgumentError(
                 f"model '{model.name}': unknown output '{unknown[0]:.80}', there are: {', '.join(sorted(known))}"
             )
-        try:
-            outputs = await model.infer(request.inputs, parameters, timeout)
-        except ClosedError:
-            # It was loaded again after we had found it; if it was unloaded, there is no other.
-            if (again := state.repository.get(request.model, request.version)) is model:
-                raise
-            outputs = await again.infer(request.inputs, parameters, timeout)
+        while True:
+            try:
+                outputs = await model.infer(request.inputs, parameters, timeout)
+                break
+            except ClosedError:
+                # It was loaded again after we had found it; if it was unloaded, there is no other.
+                closed, model = model, state.repository.get(request.model, request.version)
+                if model is closed:
+                    raise
         for name in request.outputs:
             if name not in outputs:
                 raise InvalidArgumentError(

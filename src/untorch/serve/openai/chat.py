@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from untorch.llm import Chunk, Engine, RequestOutput, SamplingParams
-from untorch.runtime.errors import UntorchError
+from untorch.runtime.errors import ClosedError, UntorchError
 from untorch.serve.openai.answers import Stream, UsageSum, new_id, read_stream, shown_tokens
 from untorch.serve.openai.chat_choice import ChatChoice, message_of
 from untorch.serve.openai.errors import from_exception, invalid, not_served
@@ -22,7 +22,7 @@ from untorch.serve.openai.messages import read_messages
 from untorch.serve.openai.parameters import CHAT, check_parameters
 from untorch.serve.openai.reasoning import THINK
 from untorch.serve.openai.sampling import MOST_LOGPROBS, make_params, read_max_tokens, read_sampling
-from untorch.serve.openai.service import Service, Submission, in_thread
+from untorch.serve.openai.service import Service, Submission, in_thread, retried
 from untorch.serve.openai.streaming import DONE, EventStream, Reply, event, merge, results
 from untorch.serve.openai.tools import FORMATS, ToolFormat, find_format
 from untorch.serve.openai.tools.choice import ToolChoice, read_tools
@@ -65,7 +65,7 @@ class _Chat:
 async def chat_completions(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
     body = await request.body()
-    chat = await in_thread(lambda: _begin(service, parse_body(body)), lambda made: made.submission.close())
+    chat = await retried(lambda: in_thread(lambda: _begin(service, parse_body(body)), _undo))
     if chat.stream.on:
         return EventStream(_events(chat), chat.submission.close)
 
@@ -74,6 +74,10 @@ async def chat_completions(service: Service, request: Request) -> Response:
         return JSONResponse(_answer(chat, output))
 
     return Reply(answer, chat.submission.close)
+
+
+def _undo(made: _Chat) -> None:
+    made.submission.close()
 
 
 def _begin(service: Service, fields: Fields) -> _Chat:
@@ -114,6 +118,8 @@ def _begin(service: Service, fields: Fields) -> _Chat:
     priority = fields.integer("priority", -(1 << 31), 1 << 31) or 0
     try:
         submission = service.submit(model, engine, [prompt], params, priority)
+    except ClosedError:
+        raise
     except UntorchError as error:
         raise from_exception(error, names) from None
     return _Chat(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from untorch.llm import Engine, RequestOutput, SamplingParams
-from untorch.runtime.errors import UntorchError
+from untorch.runtime.errors import ClosedError, UntorchError
 from untorch.serve.openai.answers import Stream, UsageSum, new_id, read_stream, shown_tokens
 from untorch.serve.openai.errors import expected, from_exception, not_served
 from untorch.serve.openai.fields import Fields, parse_body
@@ -19,7 +19,7 @@ from untorch.serve.openai.logprobs import CompletionLogprobs
 from untorch.serve.openai.parameters import COMPLETIONS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
 from untorch.serve.openai.sampling import MOST_LOGPROBS, make_params, read_max_tokens, read_sampling, read_structure
-from untorch.serve.openai.service import Service, Submission, in_thread
+from untorch.serve.openai.service import Service, Submission, in_thread, retried
 from untorch.serve.openai.streaming import DONE, EventStream, Reply, event, merge, results
 
 __all__ = ["completions"]
@@ -69,7 +69,7 @@ class _Completions:
 async def completions(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
     body = await request.body()
-    job = await in_thread(lambda: _begin(service, parse_body(body)), lambda made: made.submission.close())
+    job = await retried(lambda: in_thread(lambda: _begin(service, parse_body(body)), _undo))
     if job.stream.on:
         return EventStream(_events(job), job.submission.close)
 
@@ -77,6 +77,10 @@ async def completions(service: Service, request: Request) -> Response:
         return JSONResponse(_answer(job, await results(job.submission.generations)))
 
     return Reply(answer, job.submission.close)
+
+
+def _undo(made: _Completions) -> None:
+    made.submission.close()
 
 
 def _begin(service: Service, fields: Fields) -> _Completions:
@@ -109,6 +113,8 @@ def _begin(service: Service, fields: Fields) -> _Completions:
     priority = fields.integer("priority", -(1 << 31), 1 << 31) or 0
     try:
         submission = service.submit(model, engine, prompts, params, priority)
+    except ClosedError:
+        raise
     except UntorchError as error:
         raise from_exception(error, _NAMES) from None
     return _Completions(

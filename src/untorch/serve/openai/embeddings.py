@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from untorch.llm import Engine
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.openai.errors import expected, from_exception
 from untorch.serve.openai.fields import Fields, parse_body
 from untorch.serve.openai.parameters import EMBEDDINGS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
-from untorch.serve.openai.service import Service, in_thread
+from untorch.serve.openai.service import Service, in_thread, retried
 from untorch.serve.openai.streaming import Reply
 
 __all__ = ["embeddings"]
@@ -38,13 +38,25 @@ class _Request:
 async def embeddings(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
     body = await request.body()
-    job = await in_thread(lambda: _read(service, parse_body(body)), lambda _: None)
+    job = await _read_in_thread(service, body)
     release = service.admit(job.model, len(job.inputs), "input")
 
+    async def embed() -> NDArray[np.float32]:
+        nonlocal job
+        try:
+            return await _embed(job)
+        except ClosedError:
+            job = await _read_in_thread(service, body)
+            raise
+
     async def answer() -> Response:
-        return JSONResponse(_answer(job, await _embed(job)))
+        return JSONResponse(_answer(job, await retried(embed)))
 
     return Reply(answer, release)
+
+
+async def _read_in_thread(service: Service, body: bytes) -> _Request:
+    return await in_thread(lambda: _read(service, parse_body(body)), lambda _: None)
 
 
 def _read(service: Service, fields: Fields) -> _Request:

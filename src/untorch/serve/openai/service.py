@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.tools import FORMATS
@@ -27,9 +28,11 @@ __all__ = [
     "Timed",
     "Transcribers",
     "in_thread",
+    "retried",
 ]
 
 _Result = TypeVar("_Result")
+_TRIES = 3
 _OTHER_TASKS = {
     "generate": "it has no embeddings, it generates text",
     "embed": "it generates no text, it makes embeddings: use /v1/embeddings",
@@ -200,12 +203,16 @@ class Service:
     def transcriber(self, fields: Fields) -> tuple[str, Transcriber]:
         """The request's model, which has to transcribe speech. Raises ApiError."""
         name = _name(fields)
+        return name, self.transcriber_of(name)
+
+    def transcriber_of(self, name: str) -> Transcriber:
+        """The speech model of a name. Raises ApiError."""
         found = self.transcribers.get(name)
         if found is None:
             if self.find(name) is not None:
                 raise invalid("model", "it transcribes no speech, it is a language model for text", "unsupported")
             raise model_not_found(name, self.names())
-        return name, found
+        return found
 
     def names(self) -> list[str]:
         """Of all models, and of the adapters beside them."""
@@ -276,6 +283,14 @@ def _name(fields: Fields) -> str:
     if not isinstance(name, str):
         raise expected("model", "a string", name, "invalid_type")
     return name
+
+
+async def retried(begin: Callable[[], Awaitable[_Result]]) -> _Result:
+    """What begins a request; again where the model was closed before that, as it was loaded again."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ClosedError):
+            return await begin()
+    return await begin()
 
 
 async def in_thread(work: Callable[[], _Result], undo: Callable[[_Result], None]) -> _Result:

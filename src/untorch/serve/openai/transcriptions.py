@@ -12,12 +12,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from untorch.runtime.errors import InvalidArgumentError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.openai.errors import ApiError, expected, from_exception, invalid, not_served
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.forms import parse_form
 from untorch.serve.openai.parameters import TRANSCRIPTIONS, TRANSLATIONS, Parameter, check_parameters
-from untorch.serve.openai.service import Service, in_thread
+from untorch.serve.openai.service import Service, in_thread, retried
 from untorch.serve.openai.streaming import DONE, EventStream, Reply, check_end, event
 from untorch.speech import Recognition, Segment, Transcriber, Transcription, to_srt, to_vtt
 
@@ -122,8 +122,15 @@ async def _submit(job: _Job) -> Recognition:
     def submit() -> Recognition:
         return job.transcriber.submit(job.file, task=job.task, timeout=job.service.options.timeout, **job.arguments)
 
+    async def begin() -> Recognition:
+        try:
+            return await in_thread(submit, lambda handle: handle.cancel())
+        except ClosedError:
+            job.transcriber = job.service.transcriber_of(job.model)
+            raise
+
     try:
-        job.handle = await in_thread(submit, lambda handle: handle.cancel())
+        job.handle = await retried(begin)
     except InvalidArgumentError as error:
         raise from_exception(error, {"audio": "file"}) from None
     return job.handle

@@ -1,0 +1,74 @@
+"""Packages that are loaded again or unloaded while they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.unit.serve.openai.api import ScriptRunner
+from tests.unit.serve.test_app import call
+from untorch.llm import Engine
+from untorch.serve.app import build_app
+from untorch.serve.language_model import LanguageModel
+from untorch.serve.options import ServeOptions
+from untorch.serve.repository import Package, Repository
+from untorch.serve.state import ServerState
+
+
+def test_a_language_model_that_is_loaded_again_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both protocols: calls that run end, and those that find the old engine closed go to the new one."""
+    monkeypatch.setattr(Repository, "_open", _open_text_model)
+    state = ServerState(ServeOptions(models={"lm": "lm.pt2"}, page=False))
+    asyncio.run(state.load_all())
+    app, stop, answers = build_app(state.options, state), threading.Event(), []
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    requests = [
+        ("/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": 40}),
+        ("/v1/chat/completions", {"model": "lm", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v2/models/lm/infer", {"inputs": [tensor]}),
+    ]
+
+    def ask(path: str, body: Any) -> None:
+        while not stop.is_set():
+            answers.append(call(app, "POST", path, body))
+
+    threads = [threading.Thread(target=ask, args=request) for request in requests]
+    for thread in threads:
+        thread.start()
+    for _ in range(12):
+        time.sleep(0.05)
+        state.repository.load("lm")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(answers) > 12
+    assert all(status == 200 and b"Hello, everybody" in body for status, _, body in answers), answers
+    state.repository.close()
+
+
+def test_a_language_model_is_unloaded_when_its_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Repository, "_open", _open_text_model)
+    repository = Repository(ServeOptions(models={"lm": "lm.pt2"}, drain=20))
+    repository.load("lm")
+    engine = repository.packages[0].engine
+    assert engine is not None
+    handle = engine.submit("a")
+    repository.unload("lm")
+    assert handle.result(0).text == "Hello, everybody"
+    repository.load("lm")
+    engine = repository.packages[0].engine
+    assert engine is not None
+    handle = engine.submit("a")
+    repository.close()  # the server ends: it has drained before
+    assert handle.result(0).finish_reason == "cancelled"
+
+
+def _open_text_model(repository: Repository, name: str, path: str) -> Package:
+    runner = ScriptRunner("Hello, everybody")
+    runner.pace = 0.005
+    engine = Engine(runner, max_batch_tokens=64, max_sequences=8)
+    return Package(name, path, {name: LanguageModel(name, engine)}, engine=engine)
