@@ -66,11 +66,26 @@ def serve(
         typer.Option("--max-wait", metavar="MS", min=0, help="Milliseconds that a call waits for others."),
     ] = 0.0,
     max_queue: Annotated[
-        int, typer.Option("--max-queue", metavar="N", min=1, help="Calls of a method that wait; further ones get 429.")
+        int,
+        typer.Option(
+            "--max-queue",
+            metavar="N",
+            min=1,
+            help="Calls of a method that wait, prompts of a language model that run and wait; further ones get 429.",
+        ),
     ] = 1024,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Time of a call; 0: no limit.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Time of a call of a method; 0: no limit.")
     ] = 60.0,
+    llm_timeout: Annotated[
+        float,
+        typer.Option(
+            "--llm-timeout",
+            metavar="SECONDS",
+            min=0,
+            help="Time of a request to a language or speech model; 0: no limit.",
+        ),
+    ] = 600.0,
     max_body: Annotated[
         str, typer.Option("--max-body", metavar="BYTES", help="The largest request: bytes, or such as 64MiB.")
     ] = "64MiB",
@@ -155,6 +170,7 @@ def serve(
         max_wait=max_wait / 1e3,
         max_queue=max_queue,
         timeout=timeout,
+        llm_timeout=llm_timeout,
         max_body=parse_bytes(max_body, "--max-body"),
         num_runners=num_runners or 1,
         num_threads=num_threads,

@@ -379,6 +379,10 @@ class Engine(PooledMethods, LoraMethods):
             core.accepted_tokens,
         )  # fmt: skip
 
+    def memory(self) -> dict[str, Any]:
+        """Bytes: those of ``Program.memory``, and ``kv_cache``, the pages and the states of recurrent layers."""
+        return self._runner.memory()
+
     def close(self, drain: float = 0.0) -> None:
         """Take no more requests, and free the model and its pages.
 

@@ -60,6 +60,10 @@ class Runner(ABC):
         """A file of the package."""
         raise NotImplementedError
 
+    def memory(self) -> dict[str, Any]:
+        """Bytes by kind, as ``Engine.memory``."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - a runner may hold nothing
         """Free what it holds."""
 
@@ -147,6 +151,8 @@ class PackageRunner(Runner):
                 for model in trial:
                     model.close()
             self.blocks = _block_count(settings, row, kv_memory, max_sequences, available)
+            states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
+            self._kv_bytes = self.blocks * row + states
             self._model, *others = make(self.blocks, max_sequences)
             self._draft = others[0] if others else None
             for model in (self._model, *others):
@@ -178,6 +184,10 @@ class PackageRunner(Runner):
     def file(self, name: str) -> bytes:
         """A file of the package."""
         return self._program._program.entry(name)
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes by kind, as ``Engine.memory``."""
+        return {**self._program.memory(), "kv_cache": self._kv_bytes}
 
     def close(self) -> None:
         """Free what it holds."""

@@ -79,7 +79,11 @@ def _openai_routes(server: ServerState) -> list[BaseRoute]:
         openai.routes(
             server.engines,
             openai.Options(
-                max_requests=options.max_queue, tool_format=options.tool_format, metrics=server.metrics
+                max_requests=options.max_queue,
+                timeout=options.llm_timeout or None,
+                tool_format=options.tool_format,
+                metrics=server.metrics,
+                admission=server.repository.admission,
             ),
             Transcribers(server.repository),
         )

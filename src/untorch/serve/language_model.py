@@ -13,6 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import InvalidArgumentError
+from untorch.serve.admission import Admission
 from untorch.serve.errors import DeadlineError, NotReadyError
 from untorch.serve.model import Port
 
@@ -42,8 +43,18 @@ class LanguageModel:
     inputs: tuple[Port, ...] = (Port("text_input", "BYTES", (-1,)),)
     outputs: tuple[Port, ...] = (Port("text_output", "BYTES", (-1,)),)
 
-    def __init__(self, name: str, engine: Engine, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        metrics: Metrics | None = None,
+        *,
+        timeout: float = 0.0,
+        admission: Admission | None = None,
+    ) -> None:
         self.name = name
+        self.timeout = timeout
+        self._admission = Admission(None) if admission is None else admission
         self._engine = engine
         self._metrics = metrics
         settings = engine.settings
@@ -59,8 +70,19 @@ class LanguageModel:
         if texts is None or len(inputs) != 1 or texts.dtype != object:
             raise InvalidArgumentError(f"model '{self.name}': expected the input text_input: BYTES[-1]")
         prompts = [self._text(item) for item in texts.reshape(-1)]
-        if self._engine.settings.task != "generate":
-            return {self.outputs[0].name: await self._pool(prompts, parameters, timeout)}
+        leave = self._admission.enter(self.name, len(prompts))
+        try:
+            if self._engine.settings.task != "generate":
+                return {self.outputs[0].name: await self._pool(prompts, parameters, timeout)}
+            outputs = numpy.empty(len(prompts), dtype=object)
+            outputs[:] = await self._generate(prompts, parameters, timeout)
+            return {"text_output": outputs.reshape(texts.shape)}
+        finally:
+            leave()
+
+    async def _generate(
+        self, prompts: list[str], parameters: Mapping[str, Any], timeout: float | None
+    ) -> list[str]:  # fmt: skip
         lora = parameters.get("lora")
         if lora is not None and not isinstance(lora, str):
             raise InvalidArgumentError(f"model '{self.name}': parameter 'lora': expected str, got {lora!r:.80}")
@@ -76,9 +98,7 @@ class LanguageModel:
                 handle.cancel()
         for result in results:
             self._check_end(result.finish_reason, timeout)
-        outputs = numpy.empty(len(results), dtype=object)
-        outputs[:] = [result.text for result in results]
-        return {"text_output": outputs.reshape(texts.shape)}
+        return [result.text for result in results]
 
     async def _pool(self, prompts: list[str], parameters: Mapping[str, Any], timeout: float | None) -> Array:
         if parameters:

@@ -39,7 +39,7 @@ _LLM_COUNTERS = {
     "drafts": "Drafts of speculative decoding, a sequence and step.", "draft_tokens": "Tokens of drafts.",
     "accepted_tokens": "Tokens of drafts that were accepted.",
 }  # fmt: skip
-_MEMORY = ("mapped", "weights", "state", "dequantized", "tensors", "reserved", "free", "total")
+_MEMORY = ("mapped", "weights", "state", "kv_cache", "dequantized", "tensors", "reserved", "free", "total")
 
 
 @dataclass
@@ -133,10 +133,11 @@ class Metrics:
         for package in repository.packages:
             if package.engine is not None:
                 self._refresh_engine(package.name, package.engine.stats())
-            if package.program is None:
+            source = package.engine or package.program
+            if source is None:
                 continue
             try:
-                memory = package.program.memory()
+                memory = source.memory()
             except UntorchError:  # it was closed meanwhile
                 continue
             for kind in _MEMORY:

@@ -42,9 +42,10 @@ class Port:
 
 
 class Model(Protocol):
-    """What can be called by the protocol."""
+    """What can be called by the protocol. timeout: seconds of a call; 0: no limit."""
 
     name: str
+    timeout: float
     platform: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -72,6 +73,7 @@ class MethodModel:
         self, name: str, program: Program, method: Method, options: ServeOptions, observer: Observer | None = None
     ) -> None:
         self.name = name
+        self.timeout = options.timeout
         self._specs = {spec.name: spec for spec in method.inputs}
         has_state = _has_state(program, method.name)
         joining = joining_of(method.inputs, method.outputs, has_state)

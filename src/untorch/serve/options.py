@@ -36,10 +36,13 @@ class ServeOptions:
         max_body: Bytes of a request's body, also after decompression.
         max_batch_size: Rows of a joined call; 1: calls are not joined.
         max_wait: Seconds that a call waits for others to join.
-        max_queue: Calls of a method that may wait; further ones are refused.
+        max_queue: Calls of a method that may wait, and prompts of a language model that may run and wait; further ones
+            are refused.
         tool_format: How language models write calls of tools: "hermes", "llama3", "mistral" or "qwen3_coder". None: as
             the chat template shows.
-        timeout: Seconds after which a call is answered with an error, unless the request asks for less. 0: none.
+        timeout: Seconds after which a call of a method is answered with an error, unless the request asks for less.
+            0: none.
+        llm_timeout: As timeout, for requests to language and speech models. They end then.
         header_timeout: Seconds in which a client has to send the head of a request.
         body_timeout: Seconds in which a client has to send a request's body.
         write_timeout: Seconds that a client may leave a response unread.
@@ -80,6 +83,7 @@ class ServeOptions:
     max_queue: int = 1024
     tool_format: str | None = None
     timeout: float = 60.0
+    llm_timeout: float = 600.0
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     write_timeout: float = 60.0
@@ -105,7 +109,7 @@ class ServeOptions:
         for name, low, high in (
             ("port", 0, 65535), ("grpc_port", 0, 65535), ("workers", 1, 1024), ("max_body", 1, None),
             ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024), ("max_connections", 1, None),
-            ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("drain", 0, None),
+            ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("llm_timeout", 0, None), ("drain", 0, None),
             ("header_timeout", 0.01, None), ("body_timeout", 0.01, None), ("write_timeout", 0.01, None),
             ("max_audio", 1, None),
         ):  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import untorch
 from untorch.runtime.errors import InvalidArgumentError, UntorchError
 from untorch.runtime.log import INFO, log
+from untorch.serve.admission import Admission
 from untorch.serve.errors import ModelNotFoundError, NotReadyError
 from untorch.serve.model import MethodModel, Model
 from untorch.serve.options import check_name
@@ -71,11 +72,15 @@ class Repository:
     Args:
         options: What to serve.
         metrics: Where models count and measure.
+
+    Attributes:
+        admission: Counts the prompts of language models.
     """
 
     def __init__(self, options: ServeOptions, metrics: Metrics | None = None) -> None:
         self._options = options
         self._metrics = metrics
+        self.admission = Admission(options.max_queue)
         self._lock = threading.Lock()
         self._entries = {name: _Entry(path) for name, path in options.models.items()}
         self._models: dict[str, Model] = {}
@@ -305,7 +310,9 @@ class Repository:
                 loras=options.loras_of(package.name), **given,
             )  # fmt: skip
         assert package.engine is not None
-        package.models[package.name] = LanguageModel(package.name, package.engine, self._metrics)
+        package.models[package.name] = LanguageModel(
+            package.name, package.engine, self._metrics, timeout=options.llm_timeout, admission=self.admission
+        )
 
 
 class Engines:

@@ -31,7 +31,7 @@ class Vectors:
         self.max_prompt_tokens, self.chat_template = engine.max_prompt_tokens, None
         self.loras: list[str] = []
 
-    async def aembed(self, prompts: list[Any]) -> np.ndarray:
+    async def aembed(self, prompts: list[Any], timeout: float | None) -> np.ndarray:
         assert self.tokenizer is not None
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         return np.array([[*one, 0, 0, 0][:3] for one in ids], np.float32)

@@ -21,7 +21,7 @@ from untorch.serve.state import ServerState
 
 def test_a_language_model_that_is_loaded_again_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """By both protocols: calls that run end, and those that find the old engine closed go to the new one."""
-    monkeypatch.setattr(Repository, "_open", _open_text_model)
+    monkeypatch.setattr(Repository, "_open", open_text_model)
     state = ServerState(ServeOptions(models={"lm": "lm.pt2"}, page=False))
     asyncio.run(state.load_all())
     app, stop, answers = build_app(state.options, state), threading.Event(), []
@@ -51,7 +51,7 @@ def test_a_language_model_that_is_loaded_again_loses_no_call(monkeypatch: pytest
 
 
 def test_a_language_model_is_unloaded_when_its_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Repository, "_open", _open_text_model)
+    monkeypatch.setattr(Repository, "_open", open_text_model)
     repository = Repository(ServeOptions(models={"lm": "lm.pt2"}, drain=20))
     repository.load("lm")
     engine = repository.packages[0].engine
@@ -67,8 +67,11 @@ def test_a_language_model_is_unloaded_when_its_calls_end(monkeypatch: pytest.Mon
     assert handle.result(0).finish_reason == "cancelled"
 
 
-def _open_text_model(repository: Repository, name: str, path: str) -> Package:
-    runner = ScriptRunner("Hello, everybody")
-    runner.pace = 0.005
+def open_text_model(repository: Repository, name: str, path: str, runner: ScriptRunner | None = None) -> Package:
+    """Takes the place of ``Repository._open``."""
+    if runner is None:
+        runner = ScriptRunner("Hello, everybody")
+        runner.pace = 0.005
     engine = Engine(runner, max_batch_tokens=64, max_sequences=8)
-    return Package(name, path, {name: LanguageModel(name, engine)}, engine=engine)
+    model = LanguageModel(name, engine, timeout=repository._options.llm_timeout, admission=repository.admission)
+    return Package(name, path, {name: model}, engine=engine)

@@ -71,7 +71,7 @@ async def infer(state: ServerState, request: InferRequest, protocol: str) -> Inf
             if name in _REFUSED and request.parameters[name]:
                 raise InvalidArgumentError(f"parameter '{name}': {_REFUSED[name]}")
         parameters = {name: value for name, value in request.parameters.items() if name not in {*_OWN, *_REFUSED}}
-        timeout = timeout_of(request.parameters.get("timeout"), state.options.timeout)
+        timeout = timeout_of(request.parameters.get("timeout"), model.timeout)
         known = {port.name for port in model.outputs}
         if known and (unknown := [name for name in request.outputs if name not in known]):
             raise InvalidArgumentError(

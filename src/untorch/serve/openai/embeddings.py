@@ -18,7 +18,7 @@ from untorch.serve.openai.fields import Fields, parse_body
 from untorch.serve.openai.parameters import EMBEDDINGS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
 from untorch.serve.openai.service import Service, in_thread, retried
-from untorch.serve.openai.streaming import Reply
+from untorch.serve.openai.streaming import Reply, check_end
 
 __all__ = ["embeddings"]
 
@@ -44,7 +44,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     async def embed() -> NDArray[np.float32]:
         nonlocal job
         try:
-            return await _embed(job)
+            return await _embed(job, service.options.timeout)
         except ClosedError:
             job = await _read_in_thread(service, body)
             raise
@@ -73,9 +73,12 @@ def _read(service: Service, fields: Fields) -> _Request:
     return _Request(model, engine, [given] if whole else given, encoding, dimensions, sum(map(len, prompts)))
 
 
-async def _embed(job: _Request) -> NDArray[np.float32]:
+async def _embed(job: _Request, timeout: float | None) -> NDArray[np.float32]:
     try:
-        vectors = await job.engine.aembed(job.inputs)
+        vectors = await job.engine.aembed(job.inputs, timeout=timeout)
+    except TimeoutError:
+        check_end("timeout")
+        raise
     except InvalidArgumentError as error:
         raise from_exception(error, {"prompts": "input", "prompt": "input"}) from None
     return np.asarray(vectors, np.float32)

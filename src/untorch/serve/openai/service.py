@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
+from untorch.serve.admission import Admission
+from untorch.serve.errors import QueueFullError
 from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.tools import FORMATS
@@ -100,6 +100,7 @@ class Options:
         reasoning: Whether ``<think>…</think>`` is split off as ``reasoning_content``. None: if the chat template
             has it.
         metrics: Is told how quickly tokens come.
+        admission: Counts the prompts, with those of other protocols. None: an own one, for max_requests.
 
     Raises:
         InvalidArgumentError: An option is wrong.
@@ -110,6 +111,7 @@ class Options:
     tool_format: str | Mapping[str, str] | None = None
     reasoning: bool | None = None
     metrics: Metrics | None = None
+    admission: Admission | None = None
 
     def __post_init__(self) -> None:
         most = self.max_requests
@@ -185,8 +187,7 @@ class Service:
         self.engines, self.options = engines, options
         self.transcribers = NoTranscribers() if transcribers is None else transcribers
         self.created = int(time.time())
-        self._lock = threading.Lock()
-        self._live: Counter[str] = Counter()
+        self._admission = options.admission or Admission(options.max_requests)
 
     def engine(self, fields: Fields, task: str = "generate") -> tuple[str, Engine]:
         """The request's model, which has to have this task. Raises ApiError."""
@@ -263,19 +264,14 @@ class Service:
 
     def admit(self, model: str, count: int, param: str) -> Callable[[], None]:
         """Room for that many prompts, until the result is called, once. Raises ApiError if there is none."""
-        most = self.options.max_requests
+        most = self._admission.most
         if most is not None and count > most:
             raise invalid(param, f"expected at most {most} prompts, which is the server's limit, got {count}")
-        with self._lock:
-            if most is not None and self._live[model] + count > most:
-                raise too_many_requests(model, most)
-            self._live[model] += count
-
-        def release() -> None:
-            with self._lock:
-                self._live[model] -= count
-
-        return release
+        try:
+            return self._admission.enter(model, count)
+        except QueueFullError:
+            assert most is not None
+            raise too_many_requests(model, most) from None
 
 
 def _name(fields: Fields) -> str:

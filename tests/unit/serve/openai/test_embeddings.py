@@ -19,7 +19,7 @@ def client() -> Iterator[TestClient]:
     with serve(task="embed", width=4) as made:
         engine = made.app.state.engine  # type: ignore[attr-defined]
 
-        async def aembed(prompts: list[Any]) -> np.ndarray:
+        async def aembed(prompts: list[Any], timeout: float | None) -> np.ndarray:
             if "refused" in prompts:
                 raise InvalidArgumentError(f"embed: prompts[{prompts.index('refused')}]: prompt: too long")
             prompts = [engine.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
