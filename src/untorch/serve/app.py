@@ -84,6 +84,8 @@ def _openai_routes(server: ServerState) -> list[BaseRoute]:
                 tool_format=options.tool_format,
                 metrics=server.metrics,
                 admission=server.repository.admission,
+                unavailable=server.repository.unavailable,
+                max_body=options.max_body,
             ),
             Transcribers(server.repository),
         )

@@ -43,7 +43,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def set_up_logs(kind: str) -> None:
-    """Sends the records of untorch and uvicorn to stderr. "none": only errors."""
+    """Sends records to stderr; of packages other than untorch and uvicorn, only warnings. "none": only errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if kind == "json" else _TextFormatter())
     level = logging.ERROR if kind == "none" else logging.INFO
@@ -52,6 +52,10 @@ def set_up_logs(kind: str) -> None:
         logger.handlers = [handler] if "." not in name else []
         logger.setLevel(level if name != "uvicorn.error" else max(level, logging.WARNING))
         logger.propagate = "." in name
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(True)
     # A record of ours has more.
     logging.getLogger("uvicorn.access").handlers = []
     logging.getLogger("uvicorn.access").propagate = False

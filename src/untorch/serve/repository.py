@@ -114,6 +114,12 @@ class Repository:
                 raise ModelNotFoundError(f"package '{name}' has several methods, call one of: {methods}")
             raise NotReadyError(f"model '{name}' is not loaded: {entry.reason}")
 
+    def unavailable(self, name: str) -> str | None:
+        """Why a package that is known cannot be called now; None: it can, or no package has this name."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return None if entry is None or entry.package is not None else entry.reason
+
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether a model, or a package, can be called. Raises ModelNotFoundError."""
         try:

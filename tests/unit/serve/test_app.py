@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import sys
 import types
+import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -109,6 +111,59 @@ def test_wrong_requests_of_a_language_model(state: ServerState, fields: dict[str
     app = build_app(state.options, state)
     status, _, body = call(app, "POST", "/v2/models/lm/infer", {"inputs": [text(["a"])], **fields})
     assert (status, json.loads(body)["error"][: len(error)]) == (400, error)
+
+
+def test_nulls_count_as_absent(state: ServerState) -> None:
+    app = build_app(state.options, state)
+    tensor = {**text(["a"]), "parameters": None}
+    request = {"id": None, "parameters": None, "outputs": None, "inputs": [tensor]}
+    status, _, body = call(app, "POST", "/v2/models/lm/infer", request)
+    assert (status, "id" in json.loads(body)) == (200, False), body
+    outputs = [{"name": "text_output", "parameters": None}]
+    assert call(app, "POST", "/v2/models/lm/infer", {"inputs": [tensor], "outputs": outputs})[0] == 200
+    status, _, body = call(app, "POST", "/v2/models/lm/infer", {"inputs": None})
+    assert (status, json.loads(body)["error"]) == (400, "inputs: expected a list of tensors, got none")
+
+
+def test_a_model_that_is_not_loaded(state: ServerState) -> None:
+    """503 by both protocols, after which clients try again; 404 is for names that are not known."""
+    state.repository._entries["other"] = types.SimpleNamespace(  # type: ignore[assignment]
+        path="other.pt2", package=None, state="UNAVAILABLE", reason="unloaded"
+    )
+    app = build_app(state.options, state)
+    for name, expected in (("other", 503), ("none", 404)):
+        chat = {"model": name, "messages": [{"role": "user", "content": "a"}]}
+        for method, path, body in (
+            ("POST", f"/v2/models/{name}/infer", {"inputs": [text(["a"])]}),
+            ("POST", "/v1/chat/completions", chat),
+            ("POST", "/v1/completions", {"model": name, "prompt": "a"}),
+            ("POST", "/v1/embeddings", {"model": name, "input": "a"}),
+            ("GET", f"/v1/models/{name}", b""),
+        ):
+            status, _, answer = call(app, method, path, body)
+            assert status == expected, (path, answer)
+    error = json.loads(call(app, "GET", "/v1/models/other")[2])["error"]
+    assert (error["message"], error["code"]) == ('model "other" is not loaded: unloaded', "unavailable")
+
+
+def test_compressed_bodies(state: ServerState) -> None:
+    app = build_app(state.options, state)
+    body = json.dumps({"model": "lm", "prompt": "a", "max_tokens": 8}).encode()
+
+    def post(data: bytes, encoding: str, path: str = "/v1/completions") -> tuple[int, str]:
+        status, _, answer = call(app, "POST", path, data, {"Content-Encoding": encoding})
+        document = json.loads(answer)
+        return status, document["error"]["message"] if status != 200 else document["choices"][0]["text"]
+
+    assert post(gzip.compress(body), "gzip") == (200, "hello")
+    assert post(zlib.compress(body), "deflate") == (200, "hello")
+    assert post(body, "identity") == (200, "hello")
+    assert post(body, "gzip")[0] == 400
+    assert post(body, "gzip")[1].startswith("Content-Encoding gzip: the body is damaged: ")
+    assert post(body, "br") == (400, "Content-Encoding: expected gzip or deflate, got 'br'")
+    assert post(gzip.compress(b" " * (65 * 2**20)), "gzip")[0] == 413
+    form = post(body, "gzip", "/v1/audio/transcriptions")
+    assert form == (400, "Content-Encoding: expected none for a form, got 'gzip'")
 
 
 def test_metrics_of_engines(state: ServerState) -> None:

@@ -63,12 +63,25 @@ def test_strings() -> None:
     assert to_raw(text) == b"\x02\x00\x00\x00\xc3\xa4\x01\x00\x00\x00\xff"
 
 
+_NESTED = "x: data: expected one list of 4 elements, or lists in lists with the sizes [1, 4], got other sizes"
+
+
+def test_nested_lists() -> None:
+    for shape in ((2, 3), (2, 0), (0, 3), (2, 1, 3), ()):
+        array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+        values = array.tolist() if shape else [float(array)]
+        np.testing.assert_array_equal(from_json(values, "FP32", shape, "x"), array)
+
+
 @pytest.mark.parametrize(
     ("values", "datatype", "shape", "text"),
     [
         ([1, 2], "FP32", (3,), "x: data: expected 3 elements as the shape says, got 2"),
         ([[1], 2], "FP32", (2,), "x: data: expected lists of equal depth"),
         ([1, [2]], "FP32", (2,), "x: data: expected numbers for FP32, got a list"),
+        ([[1, 2], [3, 4]], "FP32", (1, 4), _NESTED),
+        ([[1, 2, 3], [4]], "FP32", (1, 4), _NESTED),
+        ([[[1, 2, 3, 4]]], "FP32", (1, 4), _NESTED),
         ({"a": 1}, "FP32", (1,), "x: data: expected a list, got an object"),
         (None, "FP32", (1,), "x: data: expected a list, got null"),
         ([None], "FP32", (1,), "x: data: expected numbers for FP32, got null"),

@@ -124,21 +124,27 @@ def _name_and_version(request: Request) -> tuple[str, str]:
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
-    value = document.get(key, "")
+    value = document.get(key)
+    if value is None:
+        return ""
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{key}: expected a string, got {value!r:.80}")
     return value
 
 
 def _parameters(document: Mapping[str, Any], what: str) -> dict[str, Any]:
-    value = document.get("parameters", {})
+    value = document.get("parameters")
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"{what}: parameters: expected an object, got {value!r:.80}")
     return value
 
 
 def _items(document: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    value = document.get(key, [])
+    value = document.get(key)
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise InvalidArgumentError(f"{key}: expected a list, got {value!r:.80}")
     found: dict[str, dict[str, Any]] = {}
@@ -152,7 +158,7 @@ def _items(document: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, A
 
 
 def _inputs(document: Mapping[str, Any], reader: Any) -> dict[str, Any]:
-    if "inputs" not in document:
+    if document.get("inputs") is None:
         raise InvalidArgumentError("inputs: expected a list of tensors, got none")
     inputs = {}
     for name, item in _items(document, "inputs"):

@@ -117,7 +117,7 @@ def from_json(values: Any, datatype: str, shape: tuple[int, ...], what: str) -> 
     dtype = dtype_of(datatype, what)
     if not isinstance(values, list):
         raise InvalidArgumentError(f"{what}: data: expected a list, got {_kind(values)}")
-    flat = _flatten(values, math.prod(shape), what)
+    flat = _flatten(values, shape, what)
     if datatype == "BYTES":
         array = numpy.empty(len(flat), dtype=object)
         for i, item in enumerate(flat):
@@ -153,19 +153,23 @@ def _text(item: Any) -> str:
     return item if isinstance(item, str) else bytes(item).decode(errors="replace")
 
 
-def _flatten(values: list[Any], count: int, what: str) -> list[Any]:
-    flat, depth = values, 0
+def _flatten(values: list[Any], shape: tuple[int, ...], what: str) -> list[Any]:
+    """The elements of a list that is flat, or that is nested as the shape says."""
+    flat, sizes = values, [len(values)]
     while flat and isinstance(flat[0], list):
-        depth += 1
-        if depth > _MOST_DIMS:
-            raise InvalidArgumentError(f"{what}: data: expected at most {_MOST_DIMS} levels of lists")
         if not all(isinstance(item, list) for item in flat):
             raise InvalidArgumentError(f"{what}: data: expected lists of equal depth")
+        sizes.append(len(flat[0]))
+        if sizes != list(shape[: len(sizes)]) or any(len(part) != sizes[-1] for part in flat):
+            raise InvalidArgumentError(
+                f"{what}: data: expected one list of {math.prod(shape)} elements, or lists in lists with the sizes "
+                f"{list(shape)}, got other sizes"
+            )
         flat = [item for part in flat for item in part]
-        if len(flat) > count:
-            break
-    if len(flat) != count:
-        raise InvalidArgumentError(f"{what}: data: expected {count} elements as the shape says, got {len(flat)}")
+    if len(flat) != math.prod(shape):
+        raise InvalidArgumentError(
+            f"{what}: data: expected {math.prod(shape)} elements as the shape says, got {len(flat)}"
+        )  # fmt: skip
     return flat
 
 

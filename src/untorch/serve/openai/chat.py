@@ -15,7 +15,7 @@ from untorch.runtime.errors import ClosedError, UntorchError
 from untorch.serve.openai.answers import Stream, UsageSum, new_id, read_stream, shown_tokens
 from untorch.serve.openai.chat_choice import ChatChoice, message_of
 from untorch.serve.openai.errors import from_exception, invalid, not_served
-from untorch.serve.openai.fields import Fields, parse_body
+from untorch.serve.openai.fields import Fields, parse_body, read_body
 from untorch.serve.openai.format import read_answer_format
 from untorch.serve.openai.logprobs import chat_logprobs
 from untorch.serve.openai.messages import read_messages
@@ -64,7 +64,7 @@ class _Chat:
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
-    body = await request.body()
+    body = await read_body(request, service.options.max_body)
     chat = await retried(lambda: in_thread(lambda: _begin(service, parse_body(body)), _undo))
     if chat.stream.on:
         return EventStream(_events(chat), chat.submission.close)

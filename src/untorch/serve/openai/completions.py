@@ -14,7 +14,7 @@ from untorch.llm import Engine, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, UntorchError
 from untorch.serve.openai.answers import Stream, UsageSum, new_id, read_stream, shown_tokens
 from untorch.serve.openai.errors import expected, from_exception, not_served
-from untorch.serve.openai.fields import Fields, parse_body
+from untorch.serve.openai.fields import Fields, parse_body, read_body
 from untorch.serve.openai.logprobs import CompletionLogprobs
 from untorch.serve.openai.parameters import COMPLETIONS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
@@ -68,7 +68,7 @@ class _Completions:
 
 async def completions(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
-    body = await request.body()
+    body = await read_body(request, service.options.max_body)
     job = await retried(lambda: in_thread(lambda: _begin(service, parse_body(body)), _undo))
     if job.stream.on:
         return EventStream(_events(job), job.submission.close)

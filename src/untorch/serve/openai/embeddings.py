@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from untorch.llm import Engine
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.openai.errors import expected, from_exception
-from untorch.serve.openai.fields import Fields, parse_body
+from untorch.serve.openai.fields import Fields, parse_body, read_body
 from untorch.serve.openai.parameters import EMBEDDINGS, check_parameters
 from untorch.serve.openai.prompts import read_prompts
 from untorch.serve.openai.service import Service, in_thread, retried
@@ -37,7 +37,7 @@ class _Request:
 
 async def embeddings(service: Service, request: Request) -> Response:
     """The endpoint. Raises ApiError, and what the engine raises."""
-    body = await request.body()
+    body = await read_body(request, service.options.max_body)
     job = await _read_in_thread(service, body)
     release = service.admit(job.model, len(job.inputs), "input")
 

@@ -13,10 +13,11 @@ from starlette.responses import JSONResponse
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
+from untorch.serve.errors import BodyTooLargeError
 
 __all__ = [
-    "ApiError", "context_length_exceeded", "expected", "from_exception", "invalid", "model_not_found", "not_served",
-    "shown", "too_many_requests",
+    "ApiError", "context_length_exceeded", "expected", "from_exception", "invalid", "model_not_found", "not_loaded",
+    "not_served", "shown", "too_many_requests",
 ]  # fmt: skip
 
 _LONGEST = 600  # characters of a message
@@ -83,6 +84,13 @@ def model_not_found(name: str, known: list[str]) -> ApiError:
     )
 
 
+def not_loaded(name: str, reason: str) -> ApiError:
+    """503."""
+    return ApiError(
+        503, f"model {shown(name)} is not loaded: {reason}", kind="server_error", param="model", code="unavailable"
+    )  # fmt: skip
+
+
 def context_length_exceeded(param: str, most: int, got: int) -> ApiError:
     """400: a prompt that does not fit."""
     return invalid(
@@ -109,6 +117,8 @@ def from_exception(error: BaseException, names: Mapping[str, str] | None = None)
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, headers=error.headers)
+    if isinstance(error, BodyTooLargeError):
+        return ApiError(413, str(error))
     if isinstance(error, InvalidArgumentError):
         found = _ENGINE.fullmatch(str(error))
         assert found is not None

@@ -9,11 +9,24 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.requests import Request
+
+from untorch.serve.inference.binary import decompress
 from untorch.serve.openai.errors import ApiError, expected, invalid
 
-__all__ = ["Fields", "parse_body"]
+__all__ = ["Fields", "parse_body", "read_body"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body, of at most ``limit`` bytes when it is decompressed.
+
+    Raises:
+        BodyTooLargeError: It has more.
+        InvalidArgumentError, UnsupportedError: Its Content-Encoding is not what it is, or not gzip or deflate.
+    """
+    return decompress(await request.body(), request.headers.get("content-encoding", "").lower(), limit)
 
 
 def parse_body(body: bytes) -> Fields:

@@ -29,6 +29,8 @@ async def parse_form(request: Request, table: Mapping[str, Parameter]) -> Fields
             500, "the server cannot read forms: it needs the package python-multipart", kind="server_error",
             code="internal_error",
         )  # fmt: skip
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise invalid(None, f"Content-Encoding: expected none for a form, got {encoding[:40]!r}", "unsupported")
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise invalid(None, f"the request: expected multipart/form-data, got {kind[:80] or 'no content-type'}")

@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from untorch.serve.openai.errors import model_not_found
 from untorch.serve.openai.service import Service
 
 __all__ = ["list_models", "retrieve_model"]
@@ -24,7 +23,7 @@ async def retrieve_model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
     found = _model(service, name)
     if found is None:
-        raise model_not_found(name, service.names())
+        raise service.missing(name)
     return JSONResponse(found)
 
 

@@ -13,7 +13,15 @@ from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.admission import Admission
 from untorch.serve.errors import QueueFullError
-from untorch.serve.openai.errors import context_length_exceeded, expected, invalid, model_not_found, too_many_requests
+from untorch.serve.openai.errors import (
+    ApiError,
+    context_length_exceeded,
+    expected,
+    invalid,
+    model_not_found,
+    not_loaded,
+    too_many_requests,
+)
 from untorch.serve.openai.fields import Fields
 from untorch.serve.openai.tools import FORMATS
 from untorch.speech import Transcriber
@@ -100,6 +108,8 @@ class Options:
         reasoning: Whether ``<think>…</think>`` is split off as ``reasoning_content``. None: if the chat template
             has it.
         metrics: Is told how quickly tokens come.
+        unavailable: Says why a model of this name cannot be called now, which is answered 503; None: it is unknown.
+        max_body: Bytes of a body after decompression.
         admission: Counts the prompts, with those of other protocols. None: an own one, for max_requests.
 
     Raises:
@@ -112,6 +122,8 @@ class Options:
     reasoning: bool | None = None
     metrics: Metrics | None = None
     admission: Admission | None = None
+    unavailable: Callable[[str], str | None] | None = None
+    max_body: int = 64 * 2**20
 
     def __post_init__(self) -> None:
         most = self.max_requests
@@ -196,7 +208,7 @@ class Service:
         if engine is None:
             if self.transcribers.get(name) is not None:
                 raise invalid("model", "it transcribes speech: use /v1/audio/transcriptions", "unsupported")
-            raise model_not_found(name, self.names())
+            raise self.missing(name)
         if engine.settings.task != task:
             raise invalid("model", _OTHER_TASKS[engine.settings.task], "unsupported")
         return name, engine
@@ -212,8 +224,13 @@ class Service:
         if found is None:
             if self.find(name) is not None:
                 raise invalid("model", "it transcribes no speech, it is a language model for text", "unsupported")
-            raise model_not_found(name, self.names())
+            raise self.missing(name)
         return found
+
+    def missing(self, name: str) -> ApiError:
+        """404 for a name that is unknown; 503, after which clients try again, for a model that is not loaded now."""
+        reason = None if self.options.unavailable is None else self.options.unavailable(name)
+        return model_not_found(name, self.names()) if reason is None else not_loaded(name, reason)
 
     def names(self) -> list[str]:
         """Of all models, and of the adapters beside them."""

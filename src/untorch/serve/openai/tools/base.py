@@ -53,7 +53,8 @@ Event = Content | CallStart | CallArguments
 class ToolParser(ABC):
     """Text in pieces to events; the same ones, joined, however the text is cut.
 
-    What looks like a call and is none comes out as text. White space around calls is dropped.
+    What looks like a call and is none comes out as text; so does a call that ends before its name is whole. One that
+    ends behind it has the arguments that came. White space around calls is dropped.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -75,6 +76,9 @@ class ToolParser(ABC):
         """The text has ended."""
         while self._buffer and self._step(True):
             pass
+        if self._reader is not None:
+            self._reader.finish()
+            self._read_call(self._reader)
         self._end()
         if self._space and not self.calls:
             self._events.append(Content(self._space))

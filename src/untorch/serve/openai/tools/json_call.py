@@ -95,6 +95,11 @@ class CallReader:
         self.raw += text[:at]
         return at
 
+    def finish(self) -> None:
+        """The text has ended: a call whose name is known begins, with the arguments that came."""
+        if not self.done and not self.failed and self._name is not None:
+            self._start()
+
     def take(self) -> list[tuple[Literal["name", "arguments"], str]]:
         """What is known since the last call: the name first, then pieces of the arguments."""
         out, self._out = self._out, []

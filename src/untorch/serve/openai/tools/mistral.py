@@ -66,6 +66,11 @@ class MistralParser(ToolParser):
             if at < 0:
                 if not final and _MAYBE_HEAD.fullmatch(self._buffer):
                     return False
+                found = _HEAD.fullmatch(self._buffer)
+                if found and found[0].rstrip().endswith(_ARGS):  # cut off behind the name
+                    self._start(found[1])
+                    self._buffer = self._before = ""
+                    return True
                 self._give_up()
             elif found := _HEAD.fullmatch(self._buffer[:at]):
                 self._start(found[1])

@@ -47,6 +47,10 @@ HERMES: list[tuple[str, str, Calls]] = [
     ('a <tool_call>{"arguments": {}}</tool_call>', 'a <tool_call>{"arguments": {}}</tool_call>', []),
     ('<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
     ('<tool_call>{"name": "weather", "arguments": {"city": "Pa', "", [("weather", '{"city": "Pa')]),
+    ('<tool_call>{"name": "weather"', "", [("weather", "")]),
+    ('So: <tool_call>{"name": "weather", "argu', "So:", [("weather", "")]),
+    ('<tool_call>{"name": "weather", "arguments": ', "", [("weather", "")]),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "now"', "", [("now", '{"a": 1}')]),
     ("if a <tool b", "if a <tool b", []),
     ("ends with <tool_ca", "ends with <tool_ca", []),
     ('<tool_call>{"name": "now", "arguments": {}}</tool', "", [("now", "{}")]),
@@ -73,6 +77,8 @@ LLAMA: list[tuple[str, str, Calls]] = [
     ('{"name": "weather", "parameters": {"city": "Paris"}} as you see', " as you see", [("weather", PARIS)]),
     ("<|python", "<|python", []),
     ('{"name": "weather", "parameters": {"ci', "", [("weather", '{"ci')]),
+    ('{"name": "weather", "param', "", [("weather", "")]),
+    ('{"name": "Bob", "param', '{"name": "Bob", "param', []),
     ("  ", "  ", []),
 ]  # fmt: skip
 MISTRAL: list[tuple[str, str, Calls]] = [
@@ -95,6 +101,8 @@ MISTRAL: list[tuple[str, str, Calls]] = [
     ("[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
     ("[TOOL_CALLS]a b{", "[TOOL_CALLS]a b{", []),
     ("[TOOL_CALLS]weather", "[TOOL_CALLS]weather", []),
+    ("[TOOL_CALLS]weather[ARGS]", "", [("weather", "")]),
+    ('[TOOL_CALLS][{"name": "now", "ar', "", [("now", "")]),
     ('[TOOL_CALLS][{"name": "now", "arguments": {"a": [', "", [("now", '{"a": [')]),
     ('[TOOL_CALLS][{"name": "now", "arguments": {}}, ', "", [("now", "{}")]),
 ]  # fmt: skip
