@@ -241,7 +241,7 @@ def test_pages_of_other_sites(server: Server) -> None:
     for origin, status in (("http://evil.example", 403), ("null", 403), (server.addresses["http"], 200)):
         assert server.json("POST", "/v2/repository/index", b"", {"Origin": origin})[0] == status
     _, document = server.json("POST", "/v2/repository/models/own/unload", b"", {"Origin": "http://evil.example"})
-    assert document["error"].startswith("Origin: expected a page of this server, as it has no API key")
+    assert document["error"].startswith("Origin: expected a page of this server: name others by --cors-origin")
     assert server.infer("own.linear", X)[0] == 200
 
 

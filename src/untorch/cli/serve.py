@@ -58,6 +58,14 @@ def serve(
             help="A key that requests must carry, repeatable. Better: UNTORCH_API_KEY, which no other user sees.",
         ),
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="An origin whose web pages may call the server, such as https://app.example, repeatable; *: all.",
+        ),
+    ] = None,
     max_batch_size: Annotated[
         int, typer.Option("--max-batch-size", metavar="ROWS", min=1, help="Rows of joined calls; 1: none are joined.")
     ] = 32,
@@ -166,6 +174,7 @@ def serve(
         grpc_port=None if grpc_port < 0 else grpc_port,
         workers=workers,
         api_keys=tuple(keys),
+        cors_origins=tuple(cors_origin or ()),
         max_batch_size=max_batch_size,
         max_wait=max_wait / 1e3,
         max_queue=max_queue,

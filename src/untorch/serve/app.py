@@ -8,6 +8,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -15,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from untorch.serve import openai
 from untorch.serve.endpoint import endpoint, error_document
 from untorch.serve.inference import rest
+from untorch.serve.inference.binary import HEADER_LENGTH
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.options import ServeOptions
@@ -50,13 +52,26 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
         routes=routes,
         middleware=[
             Middleware(Access, state=server),
-            Middleware(Authorize, keys=options.api_keys),
+            *_cors(options),
+            Middleware(Authorize, keys=options.api_keys, origins=options.cors_origins),
             Middleware(LimitBody, limit=options.max_body),
         ],
         exception_handlers={HTTPException: _http_error},
     )
     app.state.server = server
     return app
+
+
+def _cors(options: ServeOptions) -> list[Middleware]:
+    """Before keys are asked for: a browser's preflight request carries none."""
+    if not options.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=list(options.cors_origins), allow_methods=["GET", "POST"],
+            allow_headers=["*"], expose_headers=["x-request-id", HEADER_LENGTH, "retry-after"],
+        )
+    ]  # fmt: skip
 
 
 def _page_file(name: str) -> Callable[[Request], Awaitable[Response]]:

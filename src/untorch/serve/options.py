@@ -16,6 +16,8 @@ __all__ = ["ServeOptions", "parse_bytes", "parse_loras", "parse_models"]
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 # What URLs and gRPC carry without escapes, and no path: no slash, no leading dot.
+# What browsers send: no path, no default port.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(:\d{1,5})?|[a-z]+://\[[0-9a-f:]+\](:\d{1,5})?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 
 
@@ -33,6 +35,8 @@ class ServeOptions:
         grpc_port: Port of gRPC; 0: any free one; None: no gRPC.
         workers: Server processes. They share the mapped weights.
         api_keys: Keys of which each request has to carry one; empty: no key is asked for.
+        cors_origins: Origins such as "https://app.example" whose pages may call the server, "*" for all; empty: none
+            but its own.
         max_body: Bytes of a request's body, also after decompression.
         max_batch_size: Rows of a joined call; 1: calls are not joined.
         max_wait: Seconds that a call waits for others to join.
@@ -77,6 +81,7 @@ class ServeOptions:
     grpc_port: int | None = 8001
     workers: int = 1
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_body: int = 64 * 2**20
     max_batch_size: int = 32
     max_wait: float = 0.0
@@ -121,6 +126,11 @@ class ServeOptions:
             raise InvalidArgumentError(f"log_format: expected text, json or none, got {self.log_format!r}")
         if any(not key for key in self.api_keys):
             raise InvalidArgumentError("api_keys: expected keys that are not empty")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidArgumentError(
+                    f"cors_origins: expected scheme://host or scheme://host:port, or *, got {origin!r:.80}"
+                )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidArgumentError("tls_certificate, tls_key: expected both or none")
         if not self.models and self.repository is None:
@@ -145,7 +155,7 @@ class ServeOptions:
     def from_json(cls, text: str) -> ServeOptions:
         """What ``to_json`` wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "api_keys": tuple(fields["api_keys"])})
+        return cls(**{**fields, **{name: tuple(fields[name]) for name in ("api_keys", "cors_origins")}})
 
 
 def check_name(name: str) -> str:

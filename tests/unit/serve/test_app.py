@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 import sys
@@ -144,6 +145,41 @@ def test_a_model_that_is_not_loaded(state: ServerState) -> None:
             assert status == expected, (path, answer)
     error = json.loads(call(app, "GET", "/v1/models/other")[2])["error"]
     assert (error["message"], error["code"]) == ('model "other" is not loaded: unloaded', "unavailable")
+
+
+@pytest.mark.parametrize("keys", [(), ("secret",)])
+def test_pages_of_other_origins(state: ServerState, keys: tuple[str, ...]) -> None:
+    named = "https://app.example"
+    options = dataclasses.replace(state.options, api_keys=keys, cors_origins=(named,))
+    app = build_app(options, state)
+    key = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    body = {"model": "lm", "prompt": "a"}
+    for origin, allowed in ((named, True), ("https://evil.example", False), ("http://app.example", False)):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST",
+                 "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}  # fmt: skip
+        status, headers, _ = call(app, "OPTIONS", "/v1/completions", b"", asked)
+        assert status == (200 if allowed else 400)
+        assert headers.get("access-control-allow-origin") == (origin if allowed else None)
+        if allowed:
+            assert "x-stainless-os" in headers["access-control-allow-headers"]
+        status, headers, _ = call(app, "POST", "/v1/completions", body, {"Origin": origin, **key})
+        assert status == (200 if allowed or keys else 403)
+        assert headers.get("access-control-allow-origin") == (origin if allowed else None)
+        assert "x-request-id" in headers
+        if keys:  # the page may read why
+            status, headers, _ = call(app, "POST", "/v1/completions", body, {"Origin": origin})
+            assert (status, headers.get("access-control-allow-origin")) == (401, origin if allowed else None)
+    app = build_app(dataclasses.replace(options, cors_origins=("*",)), state)
+    status, headers, _ = call(app, "POST", "/v1/completions", body, {"Origin": "https://a.b", **key})
+    assert (status, headers["access-control-allow-origin"]) == (200, "*")
+
+
+def test_without_named_origins(state: ServerState) -> None:
+    app = build_app(state.options, state)
+    status, _, body = call(app, "GET", "/v1/models", b"", {"Origin": "https://a.b", "Host": "c"})
+    text = "Origin: expected a page of this server: name others by --cors-origin"
+    assert (status, json.loads(body)["error"]["message"]) == (403, text)
+    assert call(app, "GET", "/v1/models", b"", {"Origin": "http://c", "Host": "c"})[0] == 200
 
 
 def test_compressed_bodies(state: ServerState) -> None:

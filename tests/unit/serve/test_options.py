@@ -22,6 +22,7 @@ MODELS = {"m": "/m.pt2"}
         ({"max_batch_size": 0}, "max_batch_size: expected at least 1, got 0"),
         ({"log_format": "xml"}, "log_format: expected text, json or none, got 'xml'"),
         ({"api_keys": ("",)}, "api_keys: expected keys that are not empty"),
+        ({"cors_origins": ("https://a.b/",)}, "cors_origins: expected scheme://host or scheme://host:port, or *, got 'https://a.b/'"),
         ({"tls_key": "k.pem"}, "tls_certificate, tls_key: expected both or none"),
         ({"models": {"a/b": "x"}}, "model name: expected letters, digits and . _ + - (at most 200, none of . + - first), got 'a/b': name the package with NAME=FILE"),
     ],
@@ -52,7 +53,14 @@ def test_adapters(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_worker_gets_the_same() -> None:
-    options = ServeOptions(models=MODELS, api_keys=("a", "b"), grpc_port=None, max_wait=0.5, loras={"a": "/b"})
+    options = ServeOptions(
+        models=MODELS,
+        api_keys=("a", "b"),
+        cors_origins=("*", "http://a:1"),
+        grpc_port=None,
+        max_wait=0.5,
+        loras={"a": "/b"},
+    )
     assert ServeOptions.from_json(options.to_json()) == options
 
 
