@@ -3,6 +3,10 @@
 y = (x / s) · (W · s)ᵀ with s_j = max|x_j|^α / max|W_j|^(1 − α), the maxima over calibration batches and over outputs.
 α is the strength: 0 leaves all of the range to the activations, 1 moves all of it into the weights.
 
+Where the batches have few rows, the largest value of a channel is smaller than that of rows to come, and s would shrink
+the range that is left for them. So below ``FEW_ROWS`` rows, max|x_j| is at least the ``_FLOOR`` quantile over the
+channels: outliers move into the weights as ever, and no other channel grows beside them.
+
 Linear layers that read the same tensor, such as query, key and value, share s, so x / s is computed once. It is an
 operator of its own, which Inductor fuses with what computes x: norms need not be changed, and may have other readers,
 as in BERT.
@@ -11,6 +15,8 @@ as in BERT.
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,9 +26,11 @@ from torch import nn
 from untorch.quant.select import embeddings_of, linears, tensor_key
 from untorch.runtime.errors import InvalidArgumentError
 
-__all__ = ["smoothing_factors"]
+__all__ = ["FEW_ROWS", "smoothing_factors"]
 
 _LEAST = 1e-5
+FEW_ROWS = 512
+_FLOOR = 0.9
 
 
 def smoothing_factors(
@@ -31,7 +39,8 @@ def smoothing_factors(
     """s, float32 [in_features], by the id of each linear layer that the batches reach.
 
     batches: each a tensor, a tuple of arguments or a dictionary of keyword arguments. Layers that share their weight
-    with another one have none. ``module`` stays as it is. Raises InvalidArgumentError: a batch does not run.
+    with another one have none. ``module`` stays as it is. Warns of less than ``FEW_ROWS`` rows. Raises
+    InvalidArgumentError: a batch does not run.
     """
     own = linears(module)
     weights = [*(part.weight for part, _ in own), *(part.weight for part, _ in embeddings_of(module))]
@@ -39,6 +48,7 @@ def smoothing_factors(
     # With the same parameters; buffers that the model writes are the copy's own.
     running = copy.deepcopy(module, {id(tensor): tensor for tensor in module.parameters()}).eval()
     largest: dict[int, torch.Tensor] = {}
+    rows: Counter[int] = Counter()
     groups: dict[int, int] = {}  # by the layer's place: the place of the first that reads the same tensor
     readers: dict[int, int] = {}
     kept: list[torch.Tensor] = []  # ids must not be used again
@@ -51,6 +61,8 @@ def smoothing_factors(
                 groups[place] = readers.setdefault(id(x), place)
             seen = x.detach().reshape(-1, x.shape[-1]).float().abs().nan_to_num(0.0, 0.0, 0.0)
             now = seen.amax(0) if seen.shape[0] else seen.new_zeros(x.shape[-1])
+            if groups[place] == place:
+                rows[place] += seen.shape[0]
             before = largest.get(groups[place])
             largest[groups[place]] = now if before is None else torch.maximum(before, now)
 
@@ -71,6 +83,17 @@ def smoothing_factors(
     finally:
         for handle in handles:
             handle.remove()
+    if largest and (fewest := min(rows[group] for group in largest)) < FEW_ROWS:
+        warnings.warn(
+            f"option quantize: smooth: the calibration batches give a layer {fewest} rows, which is too few to know "
+            f"how large each channel becomes: give {FEW_ROWS} or more",
+            stacklevel=2,
+        )
+    for group, values in largest.items():
+        if 0 < rows[group] < FEW_ROWS:
+            known = values[values > 0]
+            floor = float(known.quantile(_FLOOR)) if known.numel() else 0.0
+            largest[group] = torch.where(values > 0, values.clamp(min=floor), values)
     return {id(own[place][0]): factor for place, factor in _factors(own, groups, largest, strength).items()}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import untorch
 from untorch.export import export
 from untorch.quant import Int8Linear, QuantizeOptions
+from untorch.quant.observers import scale_and_zero
 from untorch.quant.quantizer import Quantizer
 from untorch.quant.smooth import smoothing_factors
 from untorch.runtime.errors import InvalidArgumentError
@@ -46,19 +47,49 @@ def batches(count: int = 4) -> list[tuple[torch.Tensor]]:
 def test_factors_are_those_of_the_paper() -> None:
     model = Attention().train()
     shown: list[str] = []
-    found = smoothing_factors(model, 0.7, batches(2), shown.append)
-    assert shown == ["smooth: batch 1", "smooth: batch 2"]
+    found = smoothing_factors(model, 0.7, batches(64), shown.append)
+    assert shown[:2] == ["smooth: batch 1", "smooth: batch 2"]
     assert model.training
     assert float(model.calls) == 0
     assert not model.q._forward_pre_hooks
     assert set(found) == {id(model.q), id(model.k), id(model.out)}
     assert found[id(model.q)] is found[id(model.k)]
     with torch.no_grad():
-        x = torch.cat([model.norm(x) for (x,) in batches(2)]).abs().amax(0)
+        x = torch.cat([model.norm(x) for (x,) in batches(64)]).abs().amax(0)
         w = torch.cat((model.q.weight, model.k.weight)).abs().amax(0)
     torch.testing.assert_close(found[id(model.q)], x**0.7 / w**0.3)
 
 
+def static_error(model: nn.Sequential, x: torch.Tensor, factors: dict[int, torch.Tensor], seen: torch.Tensor) -> float:
+    """The relative error of a linear layer with a static range of the rows that were seen, for other rows."""
+    layer = model[1]
+    assert isinstance(layer, nn.Linear)
+    factor = factors.get(id(layer), torch.ones(layer.in_features))
+    with torch.no_grad():
+        scale, zero = scale_and_zero(*(float(value) for value in torch.aminmax(model[0](seen) / factor)))
+        values = ((model[0](x) / factor / scale).round() + zero).clamp(0, 255).sub(zero) * scale * factor
+        expected = model(x)
+        return float((layer(values) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("rows", [4, 16, 64])
+def test_few_rows_do_not_shrink_the_range_for_others(rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(64, 256), nn.GELU()), nn.Linear(256, 64))
+    seen, other = torch.randn(rows, 64), torch.randn(500, 64)
+    with pytest.warns(UserWarning, match=f"smooth: the calibration batches give a layer {rows} rows, which is too few"):
+        factors = smoothing_factors(model, 0.5, [seen])
+    assert static_error(model, other, factors, seen) < 2.5 * static_error(model, other, {}, seen)
+
+
+def test_few_rows_still_move_outliers() -> None:
+    model = Attention()
+    with pytest.warns(UserWarning, match="32 rows"):
+        factor = smoothing_factors(model, 0.5, batches())[id(model.q)]
+    assert float(factor[:3].min() / factor[3:].max()) > 10
+
+
+@pytest.mark.filterwarnings("ignore:option quantize. smooth")
 def test_channels_of_zeros_and_shared_weights() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     model[2].weight = model[1].weight
@@ -71,6 +102,7 @@ def test_channels_of_zeros_and_shared_weights() -> None:
         smoothing_factors(model, 0.5, [torch.ones(3)])
 
 
+@pytest.mark.filterwarnings("ignore:option quantize. smooth")
 def test_a_smoothed_layer_stands_for_the_same_weight() -> None:
     model = Attention()
     weight, factors = model.q.weight.detach().clone(), smoothing_factors(model, 0.5, batches())

@@ -43,7 +43,7 @@ class CalibrationPlan:
 def observe(module: fx.GraphModule, nodes: Iterable[fx.Node], plan: CalibrationPlan) -> dict[fx.Node, Observer]:
     """Runs the plan's batches through the graph; gives each node's observer. The module's tensors stay as they are.
 
-    Raises CompileError: there is no batch, or one does not fit the method's inputs.
+    Raises CompileError: there is no batch, one does not fit the method's inputs, or a value of it has no finite number.
     """
     options = plan.options
     observers = {node: make_observer(options.observer, options.percentile) for node in nodes}
@@ -65,7 +65,10 @@ def observe(module: fx.GraphModule, nodes: Iterable[fx.Node], plan: CalibrationP
             for node, value in zip(expected, values, strict=False):
                 _check(number, node, value)
             try:
+                runner.number = number
                 runner.run(*values, enable_io_processing=False)
+            except CompileError:
+                raise
             except Exception as error:
                 raise CompileError(
                     f"option quantize: calibration: batch {number} does not run through the graph: "
@@ -76,7 +79,9 @@ def observe(module: fx.GraphModule, nodes: Iterable[fx.Node], plan: CalibrationP
 
 
 class _Runner(fx.Interpreter):
-    """Runs the graph and shows observers their nodes' values."""
+    """Runs the graph and shows observers their nodes' values. number: of the batch."""
+
+    number = 0
 
     def __init__(self, module: fx.GraphModule, observers: Mapping[fx.Node, Observer]) -> None:
         super().__init__(module)
@@ -86,6 +91,11 @@ class _Runner(fx.Interpreter):
         # What torch.export checks about the example inputs is no concern of a batch.
         value: Any = None if node.op == "call_module" else super().run_node(node)
         if isinstance(value, torch.Tensor) and node in self._observers:
+            if value.numel() and not bool(torch.isfinite(value).any()):
+                raise CompileError(
+                    f"option quantize: calibration: batch {self.number}: {node.name}: expected finite values, "
+                    f"of which a range can be made, got none in {list(value.shape)}: check the batch"
+                )
             self._observers[node].update(value)
         return value
 

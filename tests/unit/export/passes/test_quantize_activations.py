@@ -221,6 +221,8 @@ BATCHES: list[tuple[Any, str]] = [
     ([(torch.randn(2, 3, 8, 8),)], r"batch 1: expected 2 inputs \(x, y\), got 1"),
     ([(torch.randn(2, 3, 8, 8), torch.ones(1)), (torch.randn(2, 3, 9, 8), torch.ones(1))],
      r"batch 2: x: expected torch.float32 \[2, 3, 8, 8\], got torch.float32 \[2, 3, 9, 8\]"),
+    ([(torch.randn(2, 3, 8, 8), torch.ones(1)), (torch.full((2, 3, 8, 8), float("nan")), torch.ones(1))],
+     r"batch 2: x: expected finite values, of which a range can be made, got none in \[2, 3, 8, 8\]: check the batch"),
     ([(torch.randn(2, 3, 8, 8), 4.0)], r"batch 1: y: expected torch.float32 \[1\], got float"),
 ]  # fmt: skip
 
