@@ -98,6 +98,11 @@ class TextEmbedding(TextPipeline):
         encodings = self.tokens.encode(inputs, options.get("truncation", True))
         return [*self.call("forward", self.tokens.arrays(encodings))]
 
+    @property
+    def default_prompt(self) -> str:
+        """What stands before each text unless a call says otherwise."""
+        return self._prompt({})
+
     def _prompt(self, options: Mapping[str, Any]) -> str:
         """What stands before a text: given, one of the package's by its name, or its default."""
         text, name = options.get("prompt"), options.get("prompt_name")

@@ -29,7 +29,7 @@ class Tokens:
         if unknown := [name for name in self.inputs if name not in _FEATURES]:
             raise settings.damaged(f"text_inputs: unknown {unknown[0]!r:.80}")
         self.pad_id: int = settings.get("pad_id", int)
-        self._pads_left = settings.get("padding_side", str) == "left"
+        self.pads_left = settings.get("padding_side", str) == "left"
         tokenizers = import_extra("tokenizers", "tokenizers", "text")
         try:
             self.backend: Any = tokenizers.Tokenizer.from_buffer(program._program.entry(TOKENIZER))
@@ -58,16 +58,17 @@ class Tokens:
                 )
         return found
 
-    def arrays(self, encodings: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
-        """The method's inputs, [batch, longest] int64."""
-        width = self._fixed or max(1, *(len(encoding.ids) for encoding in encodings))
+    def arrays(self, encodings: Sequence[Any], multiple: int = 1) -> dict[str, NDArray[np.int64]]:
+        """The method's inputs, [batch, longest] int64, where the longest is a multiple, or the most that is read."""
+        longest = max(1, *(len(encoding.ids) for encoding in encodings))
+        width = self._fixed or max(longest, min(-(-longest // multiple) * multiple, self.max_length))
         found = {}
         for name in self.inputs:
             pad = self.pad_id if name == "input_ids" else 0
             array = np.full((len(encodings), width), pad, np.int64)
             for row, encoding in zip(array, encodings, strict=True):
                 values = getattr(encoding, _FEATURES[name])
-                if self._pads_left:
+                if self.pads_left:
                     row[width - len(values) :] = values
                 else:
                     row[: len(values)] = values
@@ -76,7 +77,7 @@ class Tokens:
 
     def rows(self, output: NDArray[Any], encodings: Sequence[Any]) -> list[NDArray[Any]]:
         """[batch, longest, …] → for each text [its tokens, …]."""
-        if self._pads_left:
+        if self.pads_left:
             return [row[len(row) - len(one.ids) :] for row, one in zip(output, encodings, strict=True)]
         return [row[: len(one.ids)] for row, one in zip(output, encodings, strict=True)]
 

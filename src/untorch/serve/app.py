@@ -20,7 +20,7 @@ from untorch.serve.inference.binary import HEADER_LENGTH
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.options import ServeOptions
-from untorch.serve.repository import Transcribers
+from untorch.serve.repository import Embedders, Transcribers
 from untorch.serve.state import ServerState
 
 __all__ = ["build_app"]
@@ -103,6 +103,7 @@ def _openai_routes(server: ServerState) -> list[BaseRoute]:
                 max_body=options.max_body,
             ),
             Transcribers(server.repository),
+            Embedders(server.repository),
         )
     )  # fmt: skip
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import untorch
-from untorch.runtime.errors import InvalidArgumentError, UntorchError
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
 from untorch.serve.admission import Admission
 from untorch.serve.errors import ModelNotFoundError, NotReadyError
@@ -18,11 +19,12 @@ from untorch.serve.options import check_name
 
 if TYPE_CHECKING:
     from untorch.llm import Engine
+    from untorch.serve.embedder import Embedder
     from untorch.serve.metrics import Metrics
     from untorch.serve.options import ServeOptions
     from untorch.speech import Transcriber
 
-__all__ = ["Engines", "Package", "Repository", "Transcribers"]
+__all__ = ["Embedders", "Engines", "Package", "Repository", "Transcribers"]
 
 VERSION = "1"
 
@@ -37,6 +39,7 @@ class Package:
     program: untorch.Program | None = None
     engine: Engine | None = None
     transcriber: Transcriber | None = None
+    embedder: Embedder | None = None
 
     def close(self, drain: float = 0.0) -> None:
         """Waits for calls, those of language and speech models for at most ``drain`` seconds, and frees the file."""
@@ -284,6 +287,7 @@ class Repository:
                     model = model_name(name, method, program.methods)
                     observer = self._metrics.observer(model) if self._metrics is not None else None
                     package.models[model] = MethodModel(model, program, program[method], options, observer)
+                self._open_embedder(package)
         except BaseException:
             package.close()
             raise
@@ -297,6 +301,25 @@ class Repository:
         options = self._options
         engine: dict[str, Any] = {"kv_memory": options.kv_memory} if "llm" in package.program.manifest else {}
         package.transcriber = Transcriber(package.program, max_seconds=options.max_audio, **engine)
+
+    def _open_embedder(self, package: Package) -> None:
+        """Of a package of the task text-embedding, which is served without it where its front end cannot be."""
+        assert package.program is not None
+        section = package.program.manifest.get("pipeline")
+        if not isinstance(section, Mapping) or section.get("task") != "text-embedding":
+            return
+        from untorch.pipeline import open_pipeline
+        from untorch.pipeline.text import TextEmbedding
+        from untorch.serve.embedder import Embedder
+
+        try:
+            front = open_pipeline(package.program)
+        except UnsupportedError as error:
+            log(INFO, "model %s is not served by /v1/embeddings: %s", package.name, error)
+            return
+        assert isinstance(front, TextEmbedding)
+        model = package.models[model_name(package.name, "forward", package.program.methods)]
+        package.embedder = Embedder(front, model, self._options.max_batch_size)
 
     def _open_language_model(self, package: Package) -> None:
         from untorch.llm import Engine
@@ -358,6 +381,24 @@ class Transcribers:
         for package in self._repository.packages:
             if package.name == name:
                 return package.transcriber
+        return None
+
+
+class Embedders:
+    """The packages of the task text-embedding that are loaded, for the routes of the OpenAI API."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def names(self) -> list[str]:
+        """Of all that are loaded now."""
+        return sorted(package.name for package in self._repository.packages if package.embedder is not None)
+
+    def get(self, name: str) -> Embedder | None:
+        """The model of a name; None: there is none that embeds by its front end."""
+        for package in self._repository.packages:
+            if package.name == name:
+                return package.embedder
         return None
 
 

@@ -219,10 +219,10 @@ def test_metrics_of_engines(state: ServerState) -> None:
 
 
 def test_the_openai_routes(state: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
-    def routes(engines: Any, options: Any, transcribers: Any) -> list[Route]:
+    def routes(engines: Any, options: Any, transcribers: Any, embedders: Any) -> list[Route]:
         async def models(request: Request) -> Response:
-            found = [engines.names(), engines.get("lm") is not None, options.max_requests, transcribers.names()]
-            return JSONResponse(found)
+            found = [engines.names(), engines.get("lm") is not None, options.max_requests]
+            return JSONResponse([*found, transcribers.names(), embedders.names()])
 
         async def fails(request: Request) -> Response:
             raise ValueError("secret")
@@ -232,7 +232,7 @@ def test_the_openai_routes(state: ServerState, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("untorch.serve.openai.routes", routes)
     app = build_app(state.options, state)
-    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, state.options.max_queue, []]
+    assert json.loads(call(app, "GET", "/v1/models")[2]) == [["lm"], True, state.options.max_queue, [], []]
     # What routes raise becomes an answer that tells nothing of the inside.
     status, headers, body = call(app, "GET", "/v1/fails")
     assert status == 500

@@ -17,10 +17,10 @@ from untorch.serve.openai.completions import completions
 from untorch.serve.openai.embeddings import embeddings
 from untorch.serve.openai.errors import ApiError
 from untorch.serve.openai.models import list_models, retrieve_model
-from untorch.serve.openai.service import Engines, Options, Service, Transcribers
+from untorch.serve.openai.service import Embedders, Engines, Options, Service, Transcribers
 from untorch.serve.openai.transcriptions import transcriptions, translations
 
-__all__ = ["Engines", "Options", "Transcribers", "routes"]
+__all__ = ["Embedders", "Engines", "Options", "Transcribers", "routes"]
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
@@ -35,7 +35,12 @@ _ENDPOINTS: list[tuple[str, str, Endpoint]] = [
 ]
 
 
-def routes(engines: Engines, options: Options | None = None, transcribers: Transcribers | None = None) -> list[Route]:
+def routes(
+    engines: Engines,
+    options: Options | None = None,
+    transcribers: Transcribers | None = None,
+    embedders: Embedders | None = None,
+) -> list[Route]:
     """The API's routes, for a Starlette application.
 
     The last one answers other paths below /v1 with a 404 in OpenAI's envelope: put routes of your own before it.
@@ -44,8 +49,9 @@ def routes(engines: Engines, options: Options | None = None, transcribers: Trans
         engines: The language models by name; they may come and go.
         options: Default: ``Options()``.
         transcribers: The speech models by name. Default: none.
+        embedders: What else embeds text, by name: ``untorch.serve.embedder.Embedder``. Default: none.
     """
-    service = Service(engines, options or Options(), transcribers)
+    service = Service(engines, options or Options(), transcribers, embedders)
 
     def route(method: str, path: str, endpoint: Endpoint) -> Route:
         async def run(request: Request) -> Response:

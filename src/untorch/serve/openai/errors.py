@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
-from untorch.serve.errors import BodyTooLargeError
+from untorch.serve.errors import BodyTooLargeError, DeadlineError, QueueFullError
 
 __all__ = [
     "ApiError", "context_length_exceeded", "expected", "from_exception", "invalid", "model_not_found", "not_loaded",
@@ -129,6 +129,12 @@ def from_exception(error: BaseException, names: Mapping[str, str] | None = None)
         return ApiError(400, f"{param}{at}: {text}", param=param, code="invalid_value")
     if isinstance(error, UnsupportedError):
         return invalid(None, str(error), "unsupported")
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers={"Retry-After": "1"}
+        )  # fmt: skip
+    if isinstance(error, DeadlineError):
+        return ApiError(504, str(error), kind="server_error", code="timeout")
     if isinstance(error, CancelledError):
         return ApiError(503, "the model is not served any more", kind="server_error", code="unavailable")
     if isinstance(error, ClosedError):

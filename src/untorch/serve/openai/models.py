@@ -29,9 +29,12 @@ async def retrieve_model(service: Service, request: Request) -> Response:
 
 def _model(service: Service, name: str) -> dict[str, Any] | None:
     engine = service.find(name)
-    if engine is None and service.transcribers.get(name) is None:
+    embedder = service.embedders.get(name)
+    if engine is None and embedder is None and service.transcribers.get(name) is None:
         return None
-    length = {} if engine is None else {"max_model_len": engine.settings.max_positions}
+    length = {} if embedder is None else {"max_model_len": embedder.max_tokens}
+    if engine is not None:
+        length = {"max_model_len": engine.settings.max_positions}
     base = service.base(name)
     parent = {} if base is None else {"parent": base}
     return {"id": name, "object": "model", "created": service.created, "owned_by": "untorch", **length, **parent}

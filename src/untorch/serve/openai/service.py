@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from untorch.llm import Chunk, Engine, Generation, RequestOutput, SamplingParams
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
 from untorch.serve.admission import Admission
+from untorch.serve.embedder import Embedder
 from untorch.serve.errors import QueueFullError
 from untorch.serve.openai.errors import (
     ApiError,
@@ -27,9 +28,10 @@ from untorch.serve.openai.tools import FORMATS
 from untorch.speech import Transcriber
 
 __all__ = [
+    "Embedders",
     "Engines",
     "Metrics",
-    "NoTranscribers",
+    "Nothing",
     "Options",
     "Service",
     "Submission",
@@ -72,16 +74,28 @@ class Transcribers(Protocol):
         ...
 
 
-class NoTranscribers:
-    """There is no speech model."""
+class Embedders(Protocol):
+    """The models that embed by a front end of their own, not by an engine."""
+
+    def names(self) -> list[str]:
+        """Of all of them."""
+        ...
+
+    def get(self, name: str) -> Embedder | None:
+        """The model; None if there is none of that name."""
+        ...
+
+
+class Nothing:
+    """There is no speech model, or no embedder."""
 
     def names(self) -> list[str]:
         """None."""
         return []
 
-    def get(self, name: str) -> Transcriber | None:
+    def get(self, name: str) -> None:
         """None."""
-        return None
+        return
 
 
 class Metrics(Protocol):
@@ -195,9 +209,16 @@ class Submission:
 class Service:
     """Endpoints call it from any thread."""
 
-    def __init__(self, engines: Engines, options: Options, transcribers: Transcribers | None = None) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        options: Options,
+        transcribers: Transcribers | None = None,
+        embedders: Embedders | None = None,
+    ) -> None:
         self.engines, self.options = engines, options
-        self.transcribers = NoTranscribers() if transcribers is None else transcribers
+        self.transcribers: Transcribers = Nothing() if transcribers is None else transcribers
+        self.embedders: Embedders = Nothing() if embedders is None else embedders
         self.created = int(time.time())
         self._admission = options.admission or Admission(options.max_requests)
 
@@ -208,10 +229,17 @@ class Service:
         if engine is None:
             if self.transcribers.get(name) is not None:
                 raise invalid("model", "it transcribes speech: use /v1/audio/transcriptions", "unsupported")
+            if self.embedders.get(name) is not None:
+                raise invalid("model", _OTHER_TASKS["embed"], "unsupported")
             raise self.missing(name)
         if engine.settings.task != task:
             raise invalid("model", _OTHER_TASKS[engine.settings.task], "unsupported")
         return name, engine
+
+    def embedder(self, fields: Fields) -> tuple[str, Embedder | None]:
+        """The request's model, if it embeds by a front end of its own. Raises ApiError."""
+        name = _name(fields)
+        return name, self.embedders.get(name)
 
     def transcriber(self, fields: Fields) -> tuple[str, Transcriber]:
         """The request's model, which has to transcribe speech. Raises ApiError."""
@@ -222,8 +250,8 @@ class Service:
         """The speech model of a name. Raises ApiError."""
         found = self.transcribers.get(name)
         if found is None:
-            if self.find(name) is not None:
-                raise invalid("model", "it transcribes no speech, it is a language model for text", "unsupported")
+            if self.find(name) is not None or self.embedders.get(name) is not None:
+                raise invalid("model", "it transcribes no speech, it is a model for text", "unsupported")
             raise self.missing(name)
         return found
 
@@ -236,7 +264,7 @@ class Service:
         """Of all models, and of the adapters beside them."""
         models = self.engines.names()
         loras = [lora for name in models if (engine := self.engines.get(name)) is not None for lora in engine.loras]
-        return list(dict.fromkeys([*models, *self.transcribers.names(), *loras]))
+        return list(dict.fromkeys([*models, *self.transcribers.names(), *self.embedders.names(), *loras]))
 
     def find(self, name: str) -> Engine | None:
         """The engine of a language model, or of the model that has an adapter of this name."""
