@@ -203,6 +203,54 @@ def test_grpc_nonsense(server: Server) -> None:
         assert client.infer("own.linear", [tensor(grpcclient, "x", X)]).as_numpy("output").shape == (2, 3)
 
 
+def test_configuration(module: Any, client: Any) -> None:
+    how = {} if module is httpclient else {"as_json": True}
+    found = client.get_model_config("own.linear", **how)
+    found = found if module is httpclient else found["config"]
+    assert (found["name"], found["platform"], found["max_batch_size"]) == ("own.linear", "untorch_pt2", 32)
+    [given], [output] = found["input"], found["output"]
+    assert (given["name"], given["data_type"] in ("TYPE_FP32", 11)) == ("x", True)
+    assert ([int(size) for size in given["dims"]], [int(size) for size in output["dims"]]) == ([4], [3])
+    whole = client.get_model_config("served.similarity", **how)  # calls are not joined
+    whole = whole if module is httpclient else whole["config"]
+    assert whole.get("max_batch_size", 0) == 0
+    assert [int(size) for size in whole["input"][0]["dims"]] == [-1, 4]
+    with pytest.raises(InferenceServerException, match="no model is named 'none'"):
+        client.get_model_config("none", **how)
+
+
+def test_statistics(module: Any, client: Any) -> None:
+    how = {} if module is httpclient else {"as_json": True}
+
+    def read(name: str = "own.linear") -> dict[str, Any]:
+        rows = client.get_inference_statistics(name, **how)["model_stats"]
+        return next(row for row in rows if row["name"] == "own.linear")
+
+    def count(row: dict[str, Any], *path: str) -> int:
+        value: Any = row
+        for part in path:
+            value = value.get(part, 0 if part == path[-1] else {})
+        return int(value)
+
+    before = read()
+    for _ in range(3):
+        client.infer("own.linear", [tensor(module, "x", X)])
+    with pytest.raises(InferenceServerException):
+        client.infer("own.linear", [tensor(module, "x", np.ones((2, 5), np.float32))])
+    after = read("")
+    assert count(after, "inference_count") - count(before, "inference_count") == 6  # two rows a call
+    assert count(after, "execution_count") - count(before, "execution_count") == 3
+    for name, calls in (("success", 3), ("fail", 1), ("queue", 3), ("compute_infer", 3), ("compute_output", 3)):
+        path = ("inference_stats", name, "count")
+        assert count(after, *path) - count(before, *path) == calls, name
+    path = ("inference_stats", "compute_infer", "ns")
+    assert count(after, *path) > count(before, *path)
+    assert count(after, "last_inference") >= count(before, "last_inference")
+    assert "2" in [str(row["batch_size"]) for row in after["batch_stats"]]
+    with pytest.raises(InferenceServerException, match="no model is named 'none'"):
+        read("none")
+
+
 def test_load_and_unload(module: Any, package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()

@@ -71,6 +71,7 @@ class LanguageModel:
             raise InvalidArgumentError(f"model '{self.name}': expected the input text_input: BYTES[-1]")
         prompts = [self._text(item) for item in texts.reshape(-1)]
         leave = self._admission.enter(self.name, len(prompts))
+        begin = time.perf_counter()
         try:
             if self._engine.settings.task != "generate":
                 return {self.outputs[0].name: await self._pool(prompts, parameters, timeout)}
@@ -79,6 +80,8 @@ class LanguageModel:
             return {"text_output": outputs.reshape(texts.shape)}
         finally:
             leave()
+            if self._metrics is not None:
+                self._metrics.statistics(self.name).executed(1, len(prompts), time.perf_counter() - begin)
 
     async def _generate(
         self, prompts: list[str], parameters: Mapping[str, Any], timeout: float | None

@@ -19,6 +19,7 @@ from untorch.runtime.errors import UntorchError
 from untorch.serve.batching import Observer
 from untorch.serve.errors import status_of
 from untorch.serve.model import MethodModel
+from untorch.serve.statistics import Statistics
 
 if TYPE_CHECKING:
     from untorch.serve.repository import Repository
@@ -91,6 +92,7 @@ class Metrics:
             "untorch_llm_time_per_output_token_seconds", "Seconds of each further token.", _SECONDS, "model"
         )
         self._seen: dict[str, dict[str, int]] = {}
+        self._statistics: dict[str, Statistics] = {}
 
     @contextmanager
     def request(self, name: str, protocol: str) -> Iterator[Watch]:
@@ -102,8 +104,14 @@ class Metrics:
             code = status_of(error)[1].lower() if isinstance(error, Exception) else "cancelled"
             raise
         finally:
+            seconds = time.perf_counter() - begin
             self._requests.labels(watch.model, protocol, code).inc()
-            self._request_seconds.labels(watch.model, protocol).observe(time.perf_counter() - begin)
+            self._request_seconds.labels(watch.model, protocol).observe(seconds)
+            self.statistics(watch.model).request(code == "ok", seconds)
+
+    def statistics(self, model: str) -> Statistics:
+        """Of a model, in this process."""
+        return self._statistics.setdefault(model, Statistics())
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts a response. ``route`` is the path's pattern, not the path."""
@@ -180,14 +188,17 @@ class _BatchObserver(Observer):
         self._seconds = metrics._batch_seconds.labels(model)
         self._wait = metrics._queue_seconds.labels(model)
         self._splits = metrics._splits.labels(model)
+        self._statistics = metrics.statistics(model)
 
     def batch(self, calls: int, rows: int, seconds: float) -> None:
         self._calls.observe(calls)
         self._rows.observe(rows)
         self._seconds.observe(seconds)
+        self._statistics.executed(calls, rows, seconds)
 
     def waited(self, seconds: float) -> None:
         self._wait.observe(seconds)
+        self._statistics.waited(seconds)
 
     def split(self, error: BaseException) -> None:
         self._splits.inc()

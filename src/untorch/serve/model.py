@@ -93,6 +93,7 @@ class MethodModel:
         self.outputs = tuple(_port(spec) for spec in known)
         self._outputs = method.outputs
         most = options.max_batch_size if joining.limit is None else min(options.max_batch_size, joining.limit)
+        self._max_batch_size = 0 if joining.reason else most
         self._batcher = Batcher(
             self._run,
             joins=not joining.reason,
@@ -103,6 +104,11 @@ class MethodModel:
             name=name,
             observer=observer,
         )
+
+    @property
+    def max_batch_size(self) -> int:
+        """Rows of a joined call; 0: calls are not joined."""
+        return self._max_batch_size
 
     @property
     def batcher(self) -> Batcher:

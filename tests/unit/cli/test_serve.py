@@ -31,13 +31,15 @@ def test_flags(cli: Callable[..., Any], ran: list[ServeOptions], monkeypatch: py
     monkeypatch.setenv("UNTORCH_API_KEY", "two")
     done = cli(
         "serve", "/m.pt2", "n=/x.pt2", "--max-wait", 5, "--max-body", "2KiB", "--api-key", "one", "--grpc-port", -1,
-        "--num-runners", 3, "--workers", 2, "--repository", "/models", "--poll", 2,
+        "--num-runners", 3, "--workers", 2, "--repository", "/models", "--poll", 2, "--llm-timeout", 0,
+        "--cors-origin", "https://a.b", "--cors-origin", "http://c:1",
     )  # fmt: skip
     assert (done.code, done.out) == (0, "ready: http://127.0.0.1:81\n")
     assert ran == [
         ServeOptions(
             models={"m": "/m.pt2", "n": "/x.pt2"}, max_wait=0.005, max_body=2048, api_keys=("one", "two"),
-            grpc_port=None, num_runners=3, workers=2, repository="/models", poll=2,
+            grpc_port=None, num_runners=3, workers=2, repository="/models", poll=2, llm_timeout=0,
+            cors_origins=("https://a.b", "http://c:1"),
         )
     ]  # fmt: skip
 

@@ -34,6 +34,8 @@ def test_padding() -> None:
     arrays = tokens.arrays(tokens.encode(["a b", "c"]))
     assert arrays["input_ids"].tolist() == [[1, 2], [3, 9]]
     assert arrays["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert tokens.arrays(tokens.encode(["a"]), 2)["input_ids"].tolist() == [[1, 9]]
+    assert tokens.arrays(tokens.encode(["a b c"]), 2)["input_ids"].tolist() == [[1, 2, 3]]  # as many as are read
     left = make(padding_side="left")
     encodings = left.encode(["a b", "c"])
     assert left.arrays(encodings)["input_ids"].tolist() == [[1, 2], [9, 3]]

@@ -18,10 +18,12 @@ from untorch.serve.inference.infer import (
     InferRequest,
     InferResponse,
     check_tensor_parameters,
+    config,
     infer,
     metadata,
+    statistics,
 )
-from untorch.serve.inference.messages import METHODS, SERVICE, message_class
+from untorch.serve.inference.messages import DATA_TYPES, METHODS, SERVICE, message_class
 from untorch.serve.inference.rest import check_load_parameters
 from untorch.serve.inference.tensors import check_shape, datatype_of, dtype_of, from_raw, to_raw
 from untorch.serve.middleware import is_authorized
@@ -157,6 +159,15 @@ class _Service:
 
     async def ModelMetadata(self, request: Any) -> Any:  # noqa: N802
         return message_class("ModelMetadataResponse")(**metadata(self._state, request.name, request.version))
+
+    async def ModelConfig(self, request: Any) -> Any:  # noqa: N802
+        found = config(self._state, request.name, request.version)
+        for tensor in (*found["input"], *found["output"]):
+            tensor["data_type"] = DATA_TYPES.index(tensor["data_type"].removeprefix("TYPE_"))
+        return message_class("ModelConfigResponse")(config=found)
+
+    async def ModelStatistics(self, request: Any) -> Any:  # noqa: N802
+        return message_class("ModelStatisticsResponse")(**statistics(self._state, request.name, request.version))
 
     async def RepositoryIndex(self, request: Any) -> Any:  # noqa: N802
         rows = await self._state.call(self._state.repository.index)

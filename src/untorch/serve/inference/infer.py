@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
-from untorch.serve.inference.tensors import datatype_of
+from untorch.serve.inference.tensors import DATATYPES, datatype_of
+from untorch.serve.model import MethodModel, Port
 from untorch.serve.repository import VERSION
 
 if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
-__all__ = ["EXTENSIONS", "InferRequest", "InferResponse", "infer", "metadata", "timeout_of"]
+__all__ = [
+    "EXTENSIONS", "InferRequest", "InferResponse", "config", "infer", "metadata", "statistics", "timeout_of",
+]  # fmt: skip
 
 Array = NDArray[Any]
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)", "parameters"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "statistics",
+]
 
 # Parameters of a request that are the protocol's own. Those of sequences would change what a call means.
 _OWN = frozenset({"timeout", "binary_data_output", "triton_enable_empty_final_response", "headers"})
@@ -111,6 +121,32 @@ def check_tensor_parameters(parameters: Mapping[str, Any], what: str) -> None:
     for name in parameters:
         if name in _REFUSED_TENSOR:
             raise InvalidArgumentError(f"{what}: parameter '{name}': {_REFUSED_TENSOR[name]}")
+
+
+def config(state: ServerState, name: str, version: str) -> dict[str, Any]:
+    """As Triton's model configuration extension has it. Raises ModelNotFoundError, NotReadyError.
+
+    max_batch_size counts rows of joined calls, and then sizes are without dimension 0; 0: sizes are whole.
+    """
+    model = state.repository.get(name, version)
+    ports = (*model.inputs, *model.outputs)
+    most = model.max_batch_size if isinstance(model, MethodModel) and all(len(one.shape) > 1 for one in ports) else 0
+
+    def tensor(port: Port) -> dict[str, Any]:
+        known = port.datatype in (*DATATYPES, "BYTES")
+        kind = {"BYTES": "STRING"}.get(port.datatype, port.datatype) if known else "INVALID"
+        return {"name": port.name, "data_type": f"TYPE_{kind}", "dims": list(port.shape[1:] if most else port.shape)}
+
+    return {
+        "name": model.name, "platform": model.platform, "backend": "untorch", "max_batch_size": most,
+        "input": [tensor(port) for port in model.inputs], "output": [tensor(port) for port in model.outputs],
+    }  # fmt: skip
+
+
+def statistics(state: ServerState, name: str, version: str) -> dict[str, Any]:
+    """Of a model, or, without a name, of all that are loaded. Raises ModelNotFoundError, NotReadyError."""
+    names = [state.repository.get(name, version).name] if name else sorted(state.repository.models)
+    return {"model_stats": [state.metrics.statistics(one).to_json(one, VERSION) for one in names]}
 
 
 def metadata(state: ServerState, name: str, version: str) -> dict[str, Any]:

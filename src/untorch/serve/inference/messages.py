@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["METHODS", "PACKAGE", "SERVICE", "message_class"]
+__all__ = ["DATA_TYPES", "METHODS", "PACKAGE", "SERVICE", "message_class"]
 
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
@@ -71,12 +71,43 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "1 repository_name string", "2 model_name string", "3 parameters map:ModelRepositoryParameter",
     ),
     "RepositoryModelUnloadResponse": (),
+    "ModelConfigRequest": ("1 name string", "2 version string"),
+    "ModelConfigResponse": ("1 config ModelConfig",),
+    "ModelStatisticsRequest": ("1 name string", "2 version string"),
+    "ModelStatisticsResponse": ("1 model_stats ModelStatistics*",),
+    "ModelStatistics": (
+        "1 name string", "2 version string", "3 last_inference uint64", "4 inference_count uint64",
+        "5 execution_count uint64", "6 inference_stats InferStatistics", "7 batch_stats InferBatchStatistics*",
+    ),
+    "InferStatistics": (
+        "1 success StatisticDuration", "2 fail StatisticDuration", "3 queue StatisticDuration",
+        "4 compute_input StatisticDuration", "5 compute_infer StatisticDuration", "6 compute_output StatisticDuration",
+        "7 cache_hit StatisticDuration", "8 cache_miss StatisticDuration",
+    ),
+    "StatisticDuration": ("1 count uint64", "2 ns uint64"),
+    "InferBatchStatistics": (
+        "1 batch_size uint64", "2 compute_input StatisticDuration", "3 compute_infer StatisticDuration",
+        "4 compute_output StatisticDuration",
+    ),
+    # Of Triton's model configuration, what is told here. An enumeration is an int32 on the wire.
+    "ModelConfig": (
+        "1 name string", "2 platform string", "17 backend string", "4 max_batch_size int32", "5 input ModelInput*",
+        "6 output ModelOutput*",
+    ),
+    "ModelInput": ("1 name string", "2 data_type int32", "4 dims int64*"),
+    "ModelOutput": ("1 name string", "2 data_type int32", "3 dims int64*"),
 }  # fmt: skip
+
+# The values of Triton's DataType, without TYPE_.
+DATA_TYPES = (
+    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+    "STRING", "BF16",
+)  # fmt: skip
 
 # The service's calls: each has the messages NAMERequest and NAMEResponse, but for the stream.
 METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
-    "RepositoryModelLoad", "RepositoryModelUnload",
+    "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig", "ModelStatistics",
 )  # fmt: skip
 
 _FIELD = re.compile(r"(\d+) (\w+) (map:)?([\w.]+)(\*)?(?: \[(\w+)\])?")

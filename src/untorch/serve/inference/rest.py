@@ -18,8 +18,10 @@ from untorch.serve.inference.infer import (
     InferRequest,
     InferResponse,
     check_tensor_parameters,
+    config,
     infer,
     metadata,
+    statistics,
 )
 from untorch.serve.inference.tensors import check_shape, datatype_of, from_json, from_raw, to_json, to_raw
 
@@ -37,6 +39,7 @@ def routes(state: ServerState) -> list[Route]:
         ("/v2", "GET", server.metadata),
         ("/v2/health/live", "GET", server.live),
         ("/v2/health/ready", "GET", server.ready),
+        ("/v2/models/stats", "GET", server.statistics),
         ("/v2/repository/index", "POST", server.index),
         ("/v2/repository/models/{name}/load", "POST", server.load),
         ("/v2/repository/models/{name}/unload", "POST", server.unload),
@@ -46,6 +49,8 @@ def routes(state: ServerState) -> list[Route]:
             for action, method, function in (
                 ("", "GET", server.model_metadata),
                 ("/ready", "GET", server.model_ready),
+                ("/config", "GET", server.config),
+                ("/stats", "GET", server.statistics),
                 ("/infer", "POST", server.infer),
             )
         ),
@@ -72,6 +77,12 @@ class _Server:
         document = metadata(self._state, *_name_and_version(request))
         model = self._state.repository.get(*_name_and_version(request))
         return JSONResponse({**document, "untorch": model.describe()})
+
+    async def config(self, request: Request) -> Response:
+        return JSONResponse(config(self._state, *_name_and_version(request)))
+
+    async def statistics(self, request: Request) -> Response:
+        return JSONResponse(statistics(self._state, *_name_and_version(request)))
 
     async def model_ready(self, request: Request) -> Response:
         name, version = _name_and_version(request)
@@ -120,7 +131,7 @@ def check_load_parameters(parameters: Any) -> None:
 
 
 def _name_and_version(request: Request) -> tuple[str, str]:
-    return request.path_params["name"], request.path_params.get("version", "")
+    return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
