@@ -62,6 +62,7 @@ SERVED: dict[str, tuple[str | None, dict[str, Any]]] = {
     "Granite": (None, _BASE),
     "Glm4": (None, _HEADS),
     "Starcoder2": (None, _BASE),
+    "DiffLlama": (None, _BASE),  # attends twice with the same keys, each time to half of the values
     "Mixtral": (None, {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen3Moe": (None, {**_HEADS, **_EXPERTS}),
     "GptOss": (None, {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}),

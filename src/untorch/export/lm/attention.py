@@ -73,7 +73,8 @@ class Context:
 class Recorder:
     """Layers by the order of their calls. While ``layers`` grows, attention runs on pages of its own.
 
-    A key that a layer was given before is another layer's: it is read only (Gemma 3n and 4).
+    A key that a layer was given before, with the same value, is another layer's: it is read only (Gemma 3n and 4). The
+    same key with another value is a layer of its own (DiffLlama).
     """
 
     layers: list[Layer] = field(default_factory=list)
@@ -81,21 +82,20 @@ class Recorder:
     latents: Latents = field(default_factory=Latents)
     context: Context | None = None
     calls: int = 0
-    _keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def begin(self, context: Context | None) -> None:
         """A run of the model."""
         self.context, self.calls = context, 0
-        self._keys = []
+        self._kept = []
 
-    def layer_of(self, key: torch.Tensor) -> tuple[int, bool]:
-        """The number of the layer that keeps the key, and whether this call is the first with it."""
-        for known, number in self._keys:
-            if known is key:
+    def layer_of(self, key: torch.Tensor, value: torch.Tensor) -> tuple[int, bool]:
+        """The number of the layer that keeps key and value, and whether this call is the first with them."""
+        for number, (known_key, known_value) in enumerate(self._kept):
+            if known_key is key and known_value is value:
                 return number, False
-        number = len(self._keys)
-        self._keys.append((key, number))
-        return number, True
+        self._kept.append((key, value))
+        return len(self._kept) - 1, True
 
 
 _current: list[Recorder] = []
@@ -183,7 +183,7 @@ def _attention(
         raise CompileError(f"{name}: its window is {sliding_window}, and {window} in its mask")
     window = window or int(sliding_window or 0)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    number, first = recorder.layer_of(key)
+    number, first = recorder.layer_of(key, value)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.float()
     latents = recorder.latents
