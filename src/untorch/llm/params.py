@@ -42,7 +42,8 @@ class SamplingParams:
         prompt_logprobs: The same for the prompt's tokens, which are then all computed.
         skip_special_tokens: Special tokens are no part of the text.
         speculative: Tokens may be proposed and verified several at a time, if the engine speculates. They are the same.
-        json_schema: The text is JSON of this schema (a dictionary or a string).
+        json_schema: The text is JSON of this schema (a dictionary or a string), compact. ``"x-guidance":
+            {"whitespace_flexible": True}`` in the schema allows white space of any length.
         regex: The text matches this regular expression.
         grammar: The text is of this Lark grammar, in llguidance's dialect.
 

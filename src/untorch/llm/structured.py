@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,10 @@ from untorch.llm.params import SamplingParams
 from untorch.llm.tokenizer import Tokenizer
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["Grammars", "Matcher"]
+__all__ = ["Grammars", "Matcher", "compact_schema"]
+
+# As Python's json.dumps writes JSON. With white space of any length, models that prefer it never come to an end.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 # llguidance follows references and rules by recursion: a chain of 1500 references, or of 3000 rules, overflows the
 # stack, which ends the process.
@@ -24,6 +27,13 @@ _MOST_RULES = 1000
 _RULE = re.compile(r"^[ \t]*[?!]?\w[^:\n\"/]*:", re.MULTILINE)
 # An escaped ASCII character may be part of "$ref".
 _REFERENCE = re.compile(r'"\$ref"|\\u00')
+
+
+def compact_schema(schema: Any) -> Any:
+    """The JSON schema, without white space but one behind colons and commas, unless its "x-guidance" says otherwise."""
+    if schema is True:
+        schema = {}
+    return {"x-guidance": _COMPACT, **schema} if isinstance(schema, Mapping) else schema
 
 
 class Matcher:
@@ -94,9 +104,8 @@ class Grammars:
         core = llguidance.LLMatcher
         try:
             if kind == "json_schema":
-                text = json.dumps(
-                    json.loads(description) if isinstance(description, str) else description, ensure_ascii=False
-                )
+                schema = json.loads(description) if isinstance(description, str) else description
+                text = json.dumps(compact_schema(schema), ensure_ascii=False)
                 _limit(kind, "references", len(_REFERENCE.findall(text)), _MOST_REFERENCES)
                 grammar = core.grammar_from_json_schema(text)
             elif kind == "regex":

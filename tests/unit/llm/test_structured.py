@@ -15,6 +15,7 @@ from tests.unit.llm.fake import FakeRunner, byte_tokenizer
 from untorch import InvalidArgumentError, UnsupportedError
 from untorch.llm import Engine, SamplingParams
 from untorch.llm.logits import Logits
+from untorch.llm.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
@@ -51,9 +52,10 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 class Chatter(FakeRunner):
-    """Random logits over bytes."""
+    """Random logits over bytes. likes: characters that get more than others."""
 
-    def __init__(self) -> None:
+    def __init__(self, likes: str = "") -> None:
+        self.likes = Tokenizer(byte_tokenizer()).encode(likes)
         super().__init__(
             files={"tokenizer.json": byte_tokenizer()}, vocabulary=258, tokenizer="tokenizer.json", stop_ids=(257,),
             max_positions=2000, blocks=2000,
@@ -61,6 +63,7 @@ class Chatter(FakeRunner):
 
     def run(self, plan: Any, rows: Any, tokens: Any = None) -> Logits:
         logits = np.random.default_rng(len(self.plans)).standard_normal((len(rows), 258)).astype(np.float32)
+        logits[:, self.likes] += 10
         self.plans.append([])
         return Logits(logits)
 
@@ -105,13 +108,32 @@ def check(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
 def test_every_schema(engine: Engine, temperature: float) -> None:
     schemas = [schema for schema in SCHEMAS for _ in range(3)]
     params = [
-        SamplingParams(json_schema=schema, max_tokens=1500, temperature=temperature, seed=i)
+        SamplingParams(json_schema=schema, max_tokens=100, temperature=temperature, seed=i)
         for i, schema in enumerate(schemas)
     ]
     for schema, result in zip(schemas, engine.generate(["go"] * len(schemas), params), strict=True):
-        # White space may go on for long in a text that nobody means.
         assert result.finish_reason == "stop", (schema, result.text[-200:])
         check(json.loads(result.text), schema, schema)
+
+
+def test_models_that_prefer_white_space() -> None:
+    """Of the most likely tokens alone, with any length of white space, no object would ever end."""
+    with Engine(Chatter(likes=" \n\t"), max_batch_tokens=64, max_sequences=16) as made:
+        params = [SamplingParams(json_schema=schema, max_tokens=100, temperature=0) for schema in SCHEMAS]
+        for schema, result in zip(SCHEMAS, made.generate(["go"] * len(SCHEMAS), params), strict=True):
+            assert result.finish_reason == "stop", (schema, result.text)
+            check(json.loads(result.text), schema, schema)
+            assert "\n" not in result.text
+        flexible = {"x-guidance": {"whitespace_flexible": True}, **SCHEMAS[0]}
+        text = made.generate("go", SamplingParams(json_schema=flexible, max_tokens=100, temperature=0)).text
+        assert text[:1] == "{"
+        assert set(text[1:]) <= set(" \n\t")
+
+
+@pytest.mark.parametrize("schema", [{}, "true", '{"type": "object"}'])
+def test_schemas_of_anything(engine: Engine, schema: Any) -> None:
+    output = engine.generate("go", SamplingParams(json_schema=schema, max_tokens=100, temperature=0))
+    assert "\n" not in output.text
 
 
 def test_regex_and_grammar(engine: Engine) -> None:

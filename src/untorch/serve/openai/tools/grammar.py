@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from untorch.llm.structured import compact_schema
 from untorch.serve.openai.tools.base import Tool
 
 __all__ = ["CallGrammar", "Thoughts", "arguments", "build_grammar", "json_rule", "text"]
-
-# As Python's json.dumps, which models learnt calls from, writes them.
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 Thoughts = Literal["none", "possible", "open"]
 
@@ -44,10 +42,8 @@ def text(value: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A JSON value of the schema, with white space as models write it."""
-    if isinstance(schema, Mapping):
-        schema = {"x-guidance": _COMPACT, **schema}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """A JSON value of the schema, compact, as models learnt to write calls."""
+    return f"%json {json.dumps(compact_schema(schema), ensure_ascii=False)}"
 
 
 def arguments(schema: Mapping[str, Any]) -> str:
@@ -88,7 +84,7 @@ def build_grammar(
         else:
             body = _free(calls, many, rules)
     if content is not None and "content" in body:
-        rules.append(f"content: %json {json.dumps(content, ensure_ascii=False)}")
+        rules.append(f"content: {json_rule(content)}")
     start = body
     if thoughts != "none":
         begin, end = token("<think>"), token("</think>")

@@ -154,6 +154,7 @@ def test_calls_or_content_of_a_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
     grammar = build_grammar(calls, [NOW], required=False, many=False, content=schema)
     assert accepts(grammar, '{"a": null}')
+    assert not accepts(grammar, '{"a":\n null}')
     assert accepts(grammar, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
     assert not accepts(grammar, "text")
 
