@@ -29,6 +29,10 @@ _LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+_INDEX = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": 16,
+    "qk_rope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8,
+}  # fmt: skip
 _PER_LAYER = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
 
 # By model: the configuration's class where it is not <name>Config, and its fields.
@@ -119,6 +123,16 @@ REFUSED: dict[str, tuple[str | None, dict[str, Any]]] = {
     "Jamba": (None, {
         **_BASE, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
         "mamba_d_state": 8, "mamba_dt_rank": 4,
+    }),
+    # Their layers choose among keys, or attend to compressed ones.
+    "DeepseekV32": (None, {
+        **_BASE, **_INDEX, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "v_head_dim": 8,
+    }),
+    "DeepseekV4": (None, {
+        **_HEADS, **_INDEX, "head_dim": 16, "max_position_embeddings": 512, "o_groups": 2, "o_lora_rank": 16,
+        "sliding_window": 16, "layer_types": ["heavily_compressed_attention"] * 3,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
     }),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.conformance.test_language_models import StepRunner
-from untorch.export.lm.check import check_chunks
+from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.embeddings import EmbeddingStep
 from untorch.export.lm.source import read_task
 from untorch.export.lm.step import Step
@@ -109,6 +109,7 @@ def test_images_in_prompts(name: str) -> None:
     check_embeddings(text)
     step = Step(text)
     check_chunks(step, 99)
+    check_model(step, 99, 64)
     asked = [Prompt.expand(tokens, IMAGE, [images[i] for i in own]) for tokens, own in zip(prompts, which, strict=True)]
     with Engine(EmbeddingRunner(step, 5), max_batch_tokens=7, max_sequences=4) as engine:
         results = engine.generate(asked, SamplingParams(temperature=0, max_tokens=NEW))

@@ -18,7 +18,7 @@ from torch import nn
 from tests.conformance.language_models import VOCABULARY, tokenizer
 from tests.conformance.test_language_models import StepRunner
 from untorch.export import causal_lm
-from untorch.export.lm.check import check_chunks
+from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.step import Step
 from untorch.export.lm.text import check_outputs, take_text_model
 from untorch.llm import Engine
@@ -94,6 +94,7 @@ def eager(model: Any, task: str, pooling: str = "last") -> np.ndarray:
     check_outputs(model, text, task)
     step = Step(text)
     check_chunks(step, VOCABULARY)
+    check_model(step, VOCABULARY, 128)
     runner = StepRunner(step, 24)
     runner.settings = Settings(
         VOCABULARY, 128, step.block, task=task, pooling=pooling, width=step.width, labels=("a",) * step.width

@@ -15,6 +15,7 @@ import torch
 
 from untorch.export.errors import CompileError
 from untorch.export.lm.latent import Latents
+from untorch.export.lm.refusal import MaskError
 from untorch.ops.kv_pages import block_elements
 from untorch.ops.paged_attention import OPERATOR
 
@@ -124,7 +125,10 @@ class _Mask:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise CompileError(f"the model reads its mask ({name}), which pages cannot follow: it makes one of its own")
+        raise MaskError(f"the model reads its mask ({name}), which pages cannot follow: it makes one of its own")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise MaskError("the model reads a part of its mask, which pages cannot follow: it makes one of its own")
 
 
 def _parts(function: Callable[..., Any], found: dict[str, int | None]) -> dict[str, int | None]:

@@ -16,7 +16,7 @@ from torch import nn
 from untorch.export.errors import CompileError
 from untorch.export.exporter import ExportReport, write_package
 from untorch.export.lm import choose
-from untorch.export.lm.check import check_chunks
+from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.draft import draft_methods, read_draft
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
 from untorch.export.lm.lora import LoraStep, find_lora_layers, lora_method, lora_section
@@ -188,6 +188,7 @@ def write_language_model(
         fix_rotary_embeddings(module, settings["max_positions"])
         step = Step(module, block_size, keeps_latents(module, resolved, device, weights))
         check_chunks(step, settings["vocabulary"])
+        check_model(step, settings["vocabulary"], settings["max_positions"])
         if kv_dtype is not None:
             step.quantize_pages(KV_DTYPES[kv_dtype])
             check_chunks(step, settings["vocabulary"])

@@ -12,7 +12,7 @@ from torch import nn
 
 from untorch.export.errors import CompileError
 from untorch.export.lm import choose
-from untorch.export.lm.check import check_chunks
+from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_task, read_tokenizer
 from untorch.export.lm.step import Step
@@ -90,6 +90,7 @@ def draft_methods(
             "token is rejected"
         )
     check_chunks(step, draft.vocabulary)
+    check_model(step, draft.vocabulary, settings["max_positions"])
     if kv_dtype is not None:
         step.quantize_pages(KV_DTYPES[kv_dtype])
         check_chunks(step, draft.vocabulary)

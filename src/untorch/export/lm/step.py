@@ -12,6 +12,7 @@ from torch import nn
 from untorch.export.errors import CompileError
 from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
 from untorch.export.lm.latent import Latents, latent_layers, latent_projections
+from untorch.export.lm.refusal import refusals
 from untorch.export.lm.states import StateRecorder, StateTables, state_operators
 
 __all__ = ["Step"]
@@ -41,8 +42,8 @@ class Step(nn.Module):
         recorder, states = Recorder(), StateRecorder()
         layers = latent_layers(model) if latent else {}
         with (
-            torch.no_grad(), current_step(recorder), state_operators(model, states),
-            latent_projections(layers, recorder.latents),
+            torch.no_grad(), refusals(model, self.architecture, "over pages"), current_step(recorder),
+            state_operators(model, states), latent_projections(layers, recorder.latents),
         ):  # fmt: skip
             recorder.begin(None)
             self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
