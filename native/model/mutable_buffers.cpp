@@ -1,7 +1,7 @@
-// Initial values come from the mapped file each time: a copy on the device would double what a cache takes.
+// Initial values come from the mapped file each time: a copy on the device would double what a cache takes. Zeros,
+// which most caches begin with, are seen once and set from then on.
 #include "model/mutable_buffers.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "cuda/device.h"
@@ -18,7 +18,9 @@ WeightBytes initial(const Archive& archive, const Manifest& manifest, const Stat
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+  // Each byte is compared with the next one: memcmp reads many at a time.
+  return bytes.empty() ||
+         (bytes.front() == std::byte{0} && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
 cuda::DevicePtr address(const StorageRef& storage) { return reinterpret_cast<cuda::DevicePtr>(storage->data()); }
@@ -30,8 +32,14 @@ MutableBuffers::MutableBuffers(std::shared_ptr<const Archive> archive, std::shar
     : archive_(std::move(archive)),
       manifest_(std::move(manifest)),
       device_index_(device_index),
+      initial_(std::make_shared<InitialValues>(manifest_->states.size())),
       buffers_(manifest_->states.size()) {
   for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].on_cpu = manifest_->states[i].on_cpu;
+}
+
+MutableBuffers::MutableBuffers(const MutableBuffers& other, std::shared_ptr<InitialValues> initial)
+    : MutableBuffers(other.archive_, other.manifest_, other.device_index_) {
+  initial_ = std::move(initial);
 }
 
 MutableBuffers::~MutableBuffers() {
@@ -49,6 +57,12 @@ StorageRef MutableBuffers::make(std::size_t index, bool filled) const {
   if (filled && !bytes.empty()) std::memcpy(storage->data(), bytes.data(), bytes.size());
   file->check_whole();
   return storage;
+}
+
+bool MutableBuffers::is_zero(std::size_t index, std::span<const std::byte> bytes) const {
+  std::atomic<Initial>& known = (*initial_)[index];
+  if (known == Initial::kUnknown) known = all_zero(bytes) ? Initial::kZero : Initial::kOther;
+  return known == Initial::kZero;
 }
 
 StorageRef MutableBuffers::storage(std::size_t index) {
@@ -78,9 +92,12 @@ void MutableBuffers::reset() {
     if (!storage) continue;
     const auto [file, bytes] = initial(*archive_, *manifest_, manifest_->states[i]);
     if (bytes.empty()) continue;
-    if (buffers_[i].on_cpu) {
+    const bool zero = is_zero(i, bytes);
+    if (buffers_[i].on_cpu && zero) {
+      std::memset(storage->data(), 0, bytes.size());
+    } else if (buffers_[i].on_cpu) {
       std::memcpy(storage->data(), bytes.data(), bytes.size());
-    } else if (all_zero(bytes)) {
+    } else if (zero) {
       cuda::check_driver(cuda::driver().memset_d8_async(address(storage), 0, bytes.size(), stream), "resetting");
     } else {
       cuda::check_driver(cuda::driver().memcpy_h2d_async(address(storage), bytes.data(), bytes.size(), stream),
@@ -91,7 +108,7 @@ void MutableBuffers::reset() {
 }
 
 std::shared_ptr<MutableBuffers> MutableBuffers::fork() {
-  auto copy = std::make_shared<MutableBuffers>(archive_, manifest_, device_index_);
+  std::shared_ptr<MutableBuffers> copy = fresh();
   const Device device{device_index_ >= 0 ? DeviceType::kCUDA : DeviceType::kCPU, device_index_};
   const bool on_cuda = device.type == DeviceType::kCUDA;
   std::unique_ptr<cuda::DeviceGuard> guard;
@@ -111,6 +128,10 @@ std::shared_ptr<MutableBuffers> MutableBuffers::fork() {
     copy->buffers_[i].storage = std::move(to);
   }
   return copy;
+}
+
+std::shared_ptr<MutableBuffers> MutableBuffers::fresh() const {
+  return std::shared_ptr<MutableBuffers>(new MutableBuffers(*this, initial_));
 }
 
 CallSlots& MutableBuffers::slots_unless_here() {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/fork.h"
@@ -28,6 +30,8 @@ class MutableBuffers {
   void reset();
   // An independent copy of the current values; likewise.
   std::shared_ptr<MutableBuffers> fork();
+  // Another session's, with the initial values.
+  std::shared_ptr<MutableBuffers> fresh() const;
   // Whether a run, a reset or a fork holds them on this thread: another would wait for ever.
   bool in_use_here() const noexcept { return runs_.is_held_here(); }
   // Bytes that it holds.
@@ -42,7 +46,13 @@ class MutableBuffers {
     StorageRef storage;
     bool on_cpu = false;
   };
+  // What initial values are, by state: found out once for all sessions of a program.
+  enum class Initial : signed char { kUnknown, kZero, kOther };
+  using InitialValues = std::vector<std::atomic<Initial>>;
+
+  MutableBuffers(const MutableBuffers& other, std::shared_ptr<InitialValues> initial);
   StorageRef make(std::size_t index, bool filled) const;
+  bool is_zero(std::size_t index, std::span<const std::byte> bytes) const;
   CallSlots& slots_unless_here();
   void wait(cuda::Stream stream);
   void note(cuda::Stream stream);
@@ -50,6 +60,7 @@ class MutableBuffers {
   std::shared_ptr<const Archive> archive_;
   std::shared_ptr<const Manifest> manifest_;
   int device_index_;  // of the GPU, -1: none
+  std::shared_ptr<InitialValues> initial_;
   mutable fork::Mutex buffers_mutex_;
   std::vector<Buffer> buffers_;
   CallSlots runs_{1};

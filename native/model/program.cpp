@@ -259,9 +259,7 @@ Program::Program(std::shared_ptr<const Archive> archive, Manifest manifest, cons
   }
 }
 
-std::unique_ptr<Session> Program::session() {
-  return std::make_unique<Session>(methods_, std::make_shared<MutableBuffers>(archive_, manifest_, device_index_));
-}
+std::unique_ptr<Session> Program::session() { return std::make_unique<Session>(methods_, buffers_->fresh()); }
 
 Session::Session(std::span<const std::unique_ptr<Method>> methods, std::shared_ptr<MutableBuffers> buffers)
     : buffers_(std::move(buffers)) {

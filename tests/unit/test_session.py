@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import struct
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +62,32 @@ def test_reset(program: untorch.Program) -> None:
     program.put(X)
     program.reset()
     assert program.get(ONE)[1] == 0
+
+
+def test_zeros_of_the_file_are_read_once(cache_package: Path, tmp_path: Path) -> None:
+    """The file has other bytes in their place when they are set again, by any session of the program."""
+    path = tmp_path / "cache.pt2"
+    shutil.copyfile(cache_package, path)
+    with untorch.load(path) as program:
+        session, other = program.session(), program.session()
+        for one in (session, other):
+            one.put(X)
+        session.reset()
+        (entry,) = [state for state in program.manifest["states"] if state["fqn"] == "filled"]
+        weight = program.manifest["weights"][entry["weight"]]
+        with zipfile.ZipFile(path) as archive:
+            (info,) = [info for info in archive.infolist() if info.filename.endswith(weight["file"])]
+        with path.open("r+b") as file:
+            file.seek(info.header_offset + 26)
+            name, extra = struct.unpack("<HH", file.read(4))
+            file.seek(info.header_offset + 30 + name + extra)
+            assert file.read(8) == bytes(8)
+            file.seek(-8, 1)
+            file.write(b"\1" * 8)
+        for one in (session, other, session.fork()):
+            one.put(X)
+            one.reset()
+            assert one.get(ONE)[1] == 0
 
 
 def test_fork(program: untorch.Program) -> None:
