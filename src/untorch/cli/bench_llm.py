@@ -91,7 +91,7 @@ def bench_llm(
         begin = time.perf_counter()
         times = _serve(engine, prompts, max_concurrency, output_len)
         seconds = time.perf_counter() - begin
-        after = engine.stats()
+        after, max_positions = engine.stats(), engine.settings.max_positions
     generated = sum(len(one.tokens) for one in times)
     prompt_tokens = after.prompt_tokens - before.prompt_tokens
     steps = after.steps - before.steps
@@ -102,6 +102,8 @@ def bench_llm(
         "max_concurrency": max_concurrency,
         "input_len": input_len,
         "output_len": output_len,
+        "output_tokens": generated,
+        "max_positions": max_positions,
         "duration_s": seconds,
         "request_throughput": num_prompts / seconds,
         "output_throughput": generated / seconds,
@@ -170,13 +172,21 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [("speculation", acceptance_text(drafts, proposed, accepted))] if drafts else []
 
 
+def _output_text(document: dict[str, Any]) -> str:
+    """Tokens an answer: fewer than were asked for where the model's length ends them."""
+    asked, mean = document["output_len"], document["output_tokens"] / document["requests"]
+    if mean == asked:
+        return f"{asked} out"
+    return f"{mean:.1f} out, not {asked}: the model's length is {document['max_positions']}"
+
+
 def _render(console: Console, document: dict[str, Any]) -> None:
     print_fields(
         console,
         [
             ("requests", f"{document['requests']}, {document['max_concurrency']} at a time, {document['dataset']}"),
             ("tokens", f"{document['input_len']} in ({document['cached_tokens']} cached of all), "
-                       f"{document['output_len']} out"),
+                       f"{_output_text(document)}"),
             ("time", f"{seconds_text(document['duration_s'])}, {document['steps']} steps, host "
                      f"{seconds_text(document['host_step_s'])} a step"),
             ("throughput", f"{document['request_throughput']:.2f} requests/s, {document['output_throughput']:.1f} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from untorch.cli.language_model import (
     TopKOption,
     TopPOption,
     acceptance_text,
+    has_wrong_bytes,
+    keep_wrong_bytes,
     open_engine,
     sampling_params,
 )
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["chat"]
 
 _HELP = "/reset begins anew, /stats shows speeds, /help this, /exit ends; Ctrl-C stops an answer"
+_COMMAND = re.compile(r"/[A-Za-z-]+(?!\S)")
 
 
 def chat(
@@ -61,8 +65,8 @@ def chat(
 ) -> None:
     """Chat with a language model: answers come as they are made, earlier turns stay in the prefix cache.
 
-    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. With --json the conversation
-    is printed at its end.
+    Lines from standard input are the turns; /reset, /stats, /help and /exit are commands. A line with a space in front
+    of its / is a turn. With --json the conversation is printed at its end.
     """
     with open_engine(
         file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
@@ -83,6 +87,7 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None, show: 
     messages, last, answered = list(first), "", False
     if sys.stdin.isatty():
         print(_HELP, file=sys.stderr)
+    keep_wrong_bytes(sys.stdin)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -96,6 +101,10 @@ def _converse(engine: Engine, params: SamplingParams, system: str | None, show: 
         elif command in ("/stats", "/help", ""):
             if show:
                 print(_stats(engine, last) if command == "/stats" else _HELP)
+        elif unknown := _COMMAND.match(line):
+            print(f"untorch: {unknown[0]}: expected /reset, /stats, /help or /exit", file=sys.stderr)
+        elif has_wrong_bytes(line):
+            print("untorch: the line is not UTF-8: it is left out", file=sys.stderr)
         else:
             turn = [*messages, {"role": "user", "content": line}]
             try:

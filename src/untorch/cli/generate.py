@@ -20,11 +20,14 @@ from untorch.cli.language_model import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    has_wrong_bytes,
+    keep_wrong_bytes,
     open_engine,
     sampling_params,
 )
 from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThreadsOption, TrustOption
 from untorch.cli.output import emit
+from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.text import escape_controls
 
 __all__ = ["generate"]
@@ -66,7 +69,10 @@ def generate(
 
     Where the package has no tokenizer, prompt and result are token ids.
     """  # fmt: skip
+    keep_wrong_bytes(sys.stdin)
     given: Any = sys.stdin.read() if prompt == "-" else prompt
+    if has_wrong_bytes(given):  # of arguments, too
+        raise InvalidArgumentError("PROMPT: expected text in UTF-8")
     if isinstance(given, str) and given.startswith("ids:"):
         given = _ids(given[4:])
     with open_engine(
@@ -124,8 +130,6 @@ def _render(console: Any, document: dict[str, Any]) -> None:
 
 
 def _ids(text: str) -> list[int]:
-    from untorch.runtime.errors import InvalidArgumentError
-
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -26,6 +27,8 @@ __all__ = [
     "TopKOption",
     "TopPOption",
     "acceptance_text",
+    "has_wrong_bytes",
+    "keep_wrong_bytes",
     "open_engine",
     "sampling_params",
 ]
@@ -112,6 +115,17 @@ def acceptance_text(drafts: int, draft_tokens: int, accepted_tokens: int) -> str
         f"{accepted_tokens} of {draft_tokens} proposed tokens accepted ({accepted_tokens / draft_tokens:.0%}), "
         f"{1 + accepted_tokens / drafts:.2f} tokens a draft"
     )
+
+
+def keep_wrong_bytes(stream: TextIO) -> None:
+    """What is not UTF-8 in standard input is kept for ``has_wrong_bytes``: an error would take more lines with it."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="surrogateescape")
+
+
+def has_wrong_bytes(text: str) -> bool:
+    """Whether it has bytes that were not UTF-8."""
+    return any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def sampling_params(engine: Engine, **fields: Any) -> SamplingParams:

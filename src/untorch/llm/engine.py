@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import numbers
 import os
 import threading
 import time
@@ -289,9 +290,11 @@ class Engine(PooledMethods, LoraMethods):
         """The results of one prompt, or of a list of them: a RequestOutput, or a list.
 
         lora: The name of an adapter; of several prompts also a list, one a prompt.
-        Of several, one that fails has its error in ``error``; the error of a single one is raised.
+        Of several, one that fails has its error in ``error``; the error of a single one is raised. Of none: [].
         """
         self._expect("generate", "generate")
+        if isinstance(prompts, list | tuple) and not prompts:
+            return []
         if is_prompt(prompts):
             if isinstance(params, Sequence):
                 raise ArgumentTypeError("generate: params: expected SamplingParams for one prompt, got a list")
@@ -400,13 +403,13 @@ class Engine(PooledMethods, LoraMethods):
 
     def _read_times(self, method: str, priority: Any, timeout: Any) -> float | None:
         """The deadline. Raises InvalidArgumentError; ClosedError in another process."""
-        if not isinstance(priority, int):
+        if not isinstance(priority, numbers.Integral):
             raise ArgumentTypeError(f"{method}: priority: expected an integer, got {priority!r}")
-        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
+        if timeout is not None and (not isinstance(timeout, numbers.Real) or not float(timeout) > 0):
             raise InvalidArgumentError(f"{method}: timeout: expected seconds above 0, got {timeout!r}")
         if os.getpid() != self._process:
             raise ClosedError(f"{method}: the engine belongs to the process that made it: make one in this process")
-        return None if timeout is None else time.monotonic() + timeout
+        return None if timeout is None else time.monotonic() + float(timeout)
 
     def _next_arrival(self) -> int:
         with self._lock:

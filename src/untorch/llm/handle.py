@@ -66,7 +66,10 @@ class Handle(Generic[Output]):
         return self._result
 
     def __await__(self) -> Generator[Any, None, Output]:
-        """The result, without blocking the event loop. Raises what made the request fail."""
+        """The result, without blocking the event loop. Raises what made the request fail.
+
+        Cancelling the task, as asyncio.wait_for does after its timeout, cancels the request; asyncio.shield leaves it.
+        """
         return self._finished().__await__()
 
     async def _finished(self) -> Output:
@@ -75,6 +78,9 @@ class Handle(Generic[Output]):
         try:
             while self._result is None:
                 await waiter.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         finally:
             self._waiters.remove(waiter)
         return self.result()

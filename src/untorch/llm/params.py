@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,9 @@ __all__ = ["SamplingParams"]
 
 _GREEDY_BELOW = 1e-5
 _MOST_SAMPLES = 1024
+# Logits are float32: beyond these, what they are divided by or multiplied with makes them infinite.
+_HOTTEST = 3.4e38
+_LARGEST_PENALTY = 1e30
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,11 @@ class SamplingParams:
         n: Completions of the prompt.
         best_of: Completions to make; the n with the highest mean logprob are returned. Not with stream.
         repetition_penalty: Above 1, tokens of prompt and output become less likely: a positive logit is divided by it,
-            a negative one multiplied.
+            a negative one multiplied. From 1e-30 to 1e30.
         frequency_penalty: Subtracted from a logit for each time that the output has the token. From -2 to 2.
         presence_penalty: Subtracted once if the output has the token. From -2 to 2.
         logit_bias: Added to the logits of these token ids, from -100 to 100.
-        temperature: Logits are divided by it; 0: the most likely token.
+        temperature: Logits are divided by it; 0: the most likely token. At most 3.4e38.
         min_p: Tokens less likely than this part of the most likely one are left out. From 0 to 1.
         top_k: The most likely tokens that stay; 0 or -1: all.
         top_p: The smallest set of tokens with this probability stays. Above 0, to 1.
@@ -81,10 +84,10 @@ class SamplingParams:
         self._integer("n", 1, _MOST_SAMPLES)
         if self.best_of is not None:
             self._integer("best_of", self.n, _MOST_SAMPLES)
-        self._number("repetition_penalty", 0.0, math.inf, above=True)
+        self._number("repetition_penalty", 1 / _LARGEST_PENALTY, _LARGEST_PENALTY)
         self._number("frequency_penalty", -2.0, 2.0)
         self._number("presence_penalty", -2.0, 2.0)
-        self._number("temperature", 0.0, math.inf)
+        self._number("temperature", 0.0, _HOTTEST)
         self._number("min_p", 0.0, 1.0)
         self._number("top_p", 0.0, 1.0, above=True)
         self._integer("top_k", -1, None)
@@ -137,19 +140,21 @@ class SamplingParams:
     def _integer(self, name: str, least: int, most: int | None) -> None:
         value = getattr(self, name)
         expected = f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
             raise self._type(name, expected)
-        if value < least or (most is not None and value > most):
+        number = int(value)  # NumPy's integers, too
+        if number < least or (most is not None and number > most):
             raise InvalidArgumentError(f"SamplingParams: {name}: expected {expected}, got {value}")
+        object.__setattr__(self, name, number)
 
     def _number(self, name: str, least: float, most: float, above: bool = False) -> None:
         value = getattr(self, name)
-        low = f"above {least:g}" if above else f"from {least:g}"
-        expected = f"a finite number {low}" + ("" if most == math.inf else f" to {most:g}")
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        expected = f"a finite number {'above' if above else 'from'} {least:g} to {most:g}"
+        if not _is_number(value):
             raise self._type(name, expected)
-        if not math.isfinite(value) or value < least or value > most or (above and value == least):
+        if not least <= value <= most or (above and value == least):
             raise InvalidArgumentError(f"SamplingParams: {name}: expected {expected}, got {value}")
+        object.__setattr__(self, name, float(value))
 
     def _strings(self) -> None:
         given = self.stop
@@ -162,20 +167,22 @@ class SamplingParams:
 
     def _ids(self) -> None:
         ids = self.stop_token_ids
+        if hasattr(ids, "tolist"):  # an array
+            ids = ids.tolist()
         if not isinstance(ids, Sequence) or not all(_is_id(value) for value in ids):
             raise self._type("stop_token_ids", "a list of token ids")
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
         bias = self.logit_bias
         if bias is None:
             return
         if not isinstance(bias, Mapping) or not all(_is_id(key) for key in bias):
             raise self._type("logit_bias", "a dictionary of numbers by token id")
         for key, value in bias.items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not -100 <= value <= 100:
+            if not _is_number(value) or not -100 <= value <= 100:
                 raise InvalidArgumentError(
                     f"SamplingParams: logit_bias[{key}]: expected a number from -100 to 100, got {value!r}"
                 )
-        object.__setattr__(self, "logit_bias", dict(bias))
+        object.__setattr__(self, "logit_bias", {int(key): float(value) for key, value in bias.items()})
 
     def _structure(self) -> None:
         given = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
@@ -190,5 +197,9 @@ class SamplingParams:
                 raise self._type(name, "a string")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0

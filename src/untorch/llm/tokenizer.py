@@ -31,13 +31,22 @@ class Tokenizer:
         self._is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids. Raises InvalidArgumentError for a lone surrogate, which is no character."""
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            _check_text(text)
+            raise
         return ids
 
     def encode_pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts, as the tokenizer's post-processor joins them."""
-        ids: list[int] = self._tokenizer.encode(first, second).ids
+        """Token ids of two texts, as the tokenizer's post-processor joins them. Raises as ``encode``."""
+        try:
+            ids: list[int] = self._tokenizer.encode(first, second).ids
+        except TypeError:
+            _check_text(first)
+            _check_text(second)
+            raise
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -125,6 +134,16 @@ class ChatTemplate:
         except Exception as error:  # whatever the template's expressions raise
             raise InvalidArgumentError(f"chat: the chat template refuses the messages: {error}") from None
         return text
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"prompt: expected Unicode text, got a lone surrogate, {text[error.start]!r}, at {error.start}: decode "
+            'bytes with errors="replace"'
+        ) from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.cli.conftest import Done
 from tests.unit.llm.fake import TextRunner
-from untorch.cli import bench_llm, chat, generate
+from untorch.cli import bench_llm, chat, generate, language_model
 from untorch.llm import Engine
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
@@ -54,11 +54,12 @@ def test_generate(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> 
     [
         (("ids:5,x",), "PROMPT: expected token ids such as ids:5,17,3, got ids:5,x"),
         (("hi", "--top-p", "2"), "SamplingParams: top_p: expected a finite number above 0 to 1, got 2.0"),
+        (("\udcff\udcfe",), "PROMPT: expected text in UTF-8"),
         (("ids:999",), "prompt: token 0: expected an id from 0 to 257, got 999"),
     ],
 )
 def test_errors(cli: Callable[..., Done], arguments: tuple[str, ...], text: str) -> None:
-    if arguments == ("ids:5,x",):
+    if text.startswith("PROMPT"):  # before the engine is made
         done = cli("generate", "m.pt2", "hi")
         assert done.code == 0
     done = cli("generate", "m.pt2", *arguments)
@@ -104,6 +105,26 @@ def test_chat_goes_on_behind_a_turn_that_is_refused(cli: Callable[..., Done], mo
 
 
 @pytest.mark.usefixtures("runner")
+def test_lines_of_a_chat_that_are_no_turns(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = b"/foo\nhi\n\xff\xfe\n/foo bar\n /foo\n/etc/hosts?\n"
+    monkeypatch.setattr(chat, "keep_wrong_bytes", lambda stream: language_model.keep_wrong_bytes(lines))
+    lines = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+    monkeypatch.setattr("builtins.input", lambda prompt="": _line(lines))
+    done = cli("chat", "m.pt2", "--json")
+    assert done.code == 0, done.err
+    turns = [message["content"] for message in done.document()["messages"] if message["role"] == "user"]
+    assert turns == ["hi", " /foo", "/etc/hosts?"]
+    unknown = "untorch: /foo: expected /reset, /stats, /help or /exit\n"
+    assert done.err == f"{unknown}untorch: the line is not UTF-8: it is left out\n{unknown}"
+
+
+def _line(lines: io.TextIOWrapper) -> str:
+    if not (line := lines.readline()):
+        raise EOFError
+    return line.rstrip("\n")
+
+
+@pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize("dataset", ["random", "shared-prefix"])
 def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
     options = ("--num-prompts", 6, "--max-concurrency", 3, "--input-len", 40, "--output-len", 5, "--prefix-len", 30)
@@ -117,6 +138,16 @@ def test_bench_llm(cli: Callable[..., Done], dataset: str) -> None:
     text = cli("bench-llm", "m.pt2", "--dataset", dataset, *options).out
     assert "TTFT" in text
     assert "requests/s" in text
+    assert "40 in (" in text and "5 out\n" in text
+
+
+@pytest.mark.usefixtures("runner")
+def test_a_benchmark_that_the_models_length_ends(cli: Callable[..., Done]) -> None:
+    options = ("--num-prompts", 2, "--input-len", 390, "--output-len", 64)
+    document = cli("bench-llm", "m.pt2", *options, "--json").document()
+    assert (document["output_len"], document["output_tokens"], document["max_positions"]) == (64, 20, 400)
+    text = " ".join(cli("bench-llm", "m.pt2", *options).out.split())
+    assert "10.0 out, not 64: the model's length is 400" in text
 
 
 def test_speculation(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, runner: TextRunner) -> None:

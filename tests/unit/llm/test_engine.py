@@ -312,6 +312,10 @@ def test_forms_of_prompts() -> None:
             assert made.generate(prompt, GREEDY).token_ids == expected
         many = made.generate([np.array([1, 2, 3]), (4,)], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])
         assert [r.token_ids for r in many] == [expected, greedy([4], 2)]
+        assert made.generate([]) == made.generate((), [GREEDY]) == []
+        assert made.submit([1], GREEDY, priority=np.int64(1), timeout=np.float32(60)).result().token_ids
+        assert made.generate([1], SamplingParams(temperature=3e38, max_tokens=4)).finish_reason == "length"
+        assert made.generate([1], SamplingParams(repetition_penalty=1e-30, max_tokens=4)).finish_reason == "length"
 
 
 def test_an_interrupt_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,6 +526,23 @@ def test_leaving_a_stream_cancels() -> None:
     asyncio.run(run())
 
 
+def test_waiting_for_a_handle_with_a_timeout_cancels() -> None:
+    async def run() -> None:
+        with engine(FakeRunner(hook=lambda plan: time.sleep(0.005))) as made:
+            endless = SamplingParams(temperature=0, max_tokens=190)
+            kept = made.submit([2], endless)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(kept), 0.02)
+            assert not kept.done
+            kept.cancel()
+            handle = made.submit([1], endless)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(handle, 0.02)
+            assert (await handle).finish_reason == "cancelled"
+
+    asyncio.run(run())
+
+
 def test_a_stream_raises_what_failed() -> None:
     def hook(plan: Any) -> None:
         raise RuntimeError("it broke")
@@ -561,6 +582,9 @@ def test_text() -> None:
         assert (words, reason) == (text, None)
         assert [chunk.text for chunk in found[-5:]] == ["", "", "", "", "more"]
         assert stopped(stop="r", min_tokens=5)[0] == "Grüße, 世界! 🌍 and mo"
+        results = made.generate(["ok", "\ud800"], params)
+        assert results[0].text == text
+        assert str(results[1].error).startswith("prompt: expected Unicode text, got a lone surrogate, '\\ud800', at 0")
         cut = made.generate("hello", SamplingParams(temperature=0, max_tokens=3))
         assert cut.text == "Gr\ufffd"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from untorch import ArgumentTypeError, InvalidArgumentError
@@ -27,18 +28,36 @@ def test_forms() -> None:
     assert SamplingParams(max_tokens=None).max_tokens is None
 
 
+def test_numbers_of_numpy() -> None:
+    params = SamplingParams(
+        n=np.int64(2), temperature=np.float32(0.5), top_p=np.float64(0.25), max_tokens=np.int32(4),
+        stop_token_ids=[np.int64(3)], logit_bias={np.int64(5): np.float32(2)},
+    )  # fmt: skip
+    assert (params.n, params.temperature, params.top_p, params.max_tokens) == (2, 0.5, 0.25, 4)
+    assert (params.stop_token_ids, params.logit_bias) == ((3,), {5: 2.0})
+    assert {type(params.n), type(params.max_tokens), type(params.stop_token_ids[0])} == {int}
+    assert type(params.temperature) is float
+    assert SamplingParams(stop_token_ids=np.array([3, 4])).stop_token_ids == (3, 4)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
         ({"n": 0}, "n: expected an integer from 1 to 1024, got 0"),
         ({"n": 3, "best_of": 2}, "best_of: expected an integer from 3 to 1024, got 2"),
-        ({"temperature": -0.1}, "temperature: expected a finite number from 0, got -0.1"),
-        ({"temperature": float("nan")}, "temperature: expected a finite number from 0, got nan"),
+        ({"temperature": -0.1}, "temperature: expected a finite number from 0 to 3.4e+38, got -0.1"),
+        ({"temperature": float("nan")}, "temperature: expected a finite number from 0 to 3.4e+38, got nan"),
+        ({"temperature": 1e39}, "temperature: expected a finite number from 0 to 3.4e+38, got 1e+39"),
         ({"top_p": 0.0}, "top_p: expected a finite number above 0 to 1, got 0.0"),
         ({"top_p": 1.5}, "top_p: expected a finite number above 0 to 1, got 1.5"),
         ({"min_p": 2}, "min_p: expected a finite number from 0 to 1, got 2"),
         ({"top_k": -2}, "top_k: expected an integer of -1 or more, got -2"),
-        ({"repetition_penalty": 0}, "repetition_penalty: expected a finite number above 0, got 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty: expected a finite number from 1e-30 to 1e+30, got 0"),
+        (
+            {"repetition_penalty": 1e-300},
+            "repetition_penalty: expected a finite number from 1e-30 to 1e+30, got 1e-300",
+        ),
+        ({"repetition_penalty": 1e300}, "repetition_penalty: expected a finite number from 1e-30 to 1e+30, got 1e+300"),
         ({"presence_penalty": 3}, "presence_penalty: expected a finite number from -2 to 2, got 3"),
         ({"frequency_penalty": -3}, "frequency_penalty: expected a finite number from -2 to 2, got -3"),
         ({"seed": -1}, "seed: expected an integer from 0 to 18446744073709551615, got -1"),
@@ -63,7 +82,8 @@ def test_values(fields: dict[str, Any], text: str) -> None:
     ("fields", "text"),
     [
         ({"n": True}, "n: expected an integer from 1 to 1024, got True"),
-        ({"temperature": "hot"}, "temperature: expected a finite number from 0, got 'hot'"),
+        ({"temperature": "hot"}, "temperature: expected a finite number from 0 to 3.4e+38, got 'hot'"),
+        ({"max_tokens": np.bool_(True)}, f"max_tokens: expected an integer of 1 or more, got {np.bool_(True)!r}"),
         ({"stop": 3}, "stop: expected a string or a list of strings, got 3"),
         ({"stop_token_ids": [-1]}, "stop_token_ids: expected a list of token ids, got [-1]"),
         ({"logit_bias": {"a": 1}}, "logit_bias: expected a dictionary of numbers by token id, got {'a': 1}"),

@@ -57,6 +57,16 @@ def test_pairs_are_joined_by_the_post_processor() -> None:
     assert joined.decode(joined.encode("ab"), skip_special_tokens=False) == "ab</s>"
 
 
+def test_text_that_is_not_unicode() -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    for call in (lambda: tokenizer.encode("ok\ud800"), lambda: tokenizer.encode_pair("ok", "ok\ud800")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            call()
+        assert str(caught.value) == (
+            "prompt: expected Unicode text, got a lone surrogate, '\\ud800', at 2: decode bytes with errors=\"replace\""
+        )
+
+
 def test_a_damaged_tokenizer() -> None:
     with pytest.raises(InvalidFileError, match=r"the package's tokenizer\.json is damaged"):
         Tokenizer(b"{}")
