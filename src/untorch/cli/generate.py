@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from untorch.cli.language_model import (
+    FrequencyPenaltyOption,
+    GrammarOption,
+    IgnoreEosOption,
+    JsonSchemaOption,
     KvMemoryOption,
+    LogprobsOption,
     LoraOption,
+    MaxSequencesOption,
     MaxTokensOption,
+    MinPOption,
     NumSpeculativeTokensOption,
+    PresencePenaltyOption,
     PromptLookupMaxOption,
     PromptLookupMinOption,
+    RegexOption,
+    RepetitionPenaltyOption,
     SamplingSeedOption,
     SpeculativeOption,
     StopOption,
@@ -29,6 +39,9 @@ from untorch.cli.options import DebugOption, FileArgument, JsonOption, NumThread
 from untorch.cli.output import emit
 from untorch.runtime.errors import InvalidArgumentError
 from untorch.runtime.text import escape_controls
+
+if TYPE_CHECKING:
+    from untorch.llm.sampler import TokenLogprobs
 
 __all__ = ["generate"]
 
@@ -47,15 +60,21 @@ def generate(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
     sampling_seed: SamplingSeedOption = None,
     stop: StopOption = None,
-    json_schema: Annotated[
-        str | None,
-        typer.Option("--json-schema", metavar="JSON", help="The text is JSON of this schema. Needs llguidance."),
-    ] = None,
+    ignore_eos: IgnoreEosOption = False,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    grammar: GrammarOption = None,
+    logprobs: LogprobsOption = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Completions of the prompt.")] = 1,
     lora: LoraOption = None,
     kv_memory: KvMemoryOption = None,
+    max_sequences: MaxSequencesOption = None,
     speculative: SpeculativeOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
     prompt_lookup_min: PromptLookupMinOption = None,
@@ -75,14 +94,18 @@ def generate(
         raise InvalidArgumentError("PROMPT: expected text in UTF-8")
     if isinstance(given, str) and given.startswith("ids:"):
         given = _ids(given[4:])
+    if logprobs is not None and not json:
+        raise InvalidArgumentError("--logprobs: expected --json, too, which prints them")
     with open_engine(
-        file, kv_memory=kv_memory, num_threads=num_threads, trust=trust, speculative=speculative,
-        num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
+        file, kv_memory=kv_memory, max_sequences=max_sequences, num_threads=num_threads, trust=trust,
+        speculative=speculative, num_speculative_tokens=num_speculative_tokens, prompt_lookup_min=prompt_lookup_min,
         prompt_lookup_max=prompt_lookup_max, loras=None if lora is None else {"lora": lora},
     ) as engine:  # fmt: skip
         params = sampling_params(
-            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed,
-            stop=stop, json_schema=json_schema, n=samples,
+            engine, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty, seed=sampling_seed, stop=stop, ignore_eos=ignore_eos,
+            json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs, n=samples,
         )  # fmt: skip
         has_text = engine.tokenizer is not None
         handle = engine.submit(given, params, lora=None if lora is None else "lora")
@@ -116,6 +139,7 @@ def generate(
                 "token_ids": item.token_ids,
                 "finish_reason": item.finish_reason,
                 "stop_reason": item.stop_reason,
+                **({} if item.logprobs is None else {"logprobs": [_logprobs(one) for one in item.logprobs]}),
             }
             for item in output.completions
         ],
@@ -127,6 +151,15 @@ def _render(console: Any, document: dict[str, Any]) -> None:
     for item in document["completions"]:
         text = item["text"] if item["text"] is not None else ",".join(map(str, item["token_ids"]))
         console.print(text, soft_wrap=True)
+
+
+def _logprobs(item: TokenLogprobs) -> dict[str, Any]:
+    return {
+        "token_id": item.token,
+        "logprob": item.logprob,
+        "rank": item.rank,
+        "top": [{"token_id": token, "logprob": logprob} for token, logprob in item.top],
+    }
 
 
 def _ids(text: str) -> list[int]:

@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     from untorch.llm import Engine, SamplingParams
 
 __all__ = [
+    "FrequencyPenaltyOption",
+    "GrammarOption",
+    "IgnoreEosOption",
+    "JsonSchemaOption",
     "KvMemoryOption",
+    "LogprobsOption",
     "LoraOption",
     "MaxBatchTokensOption",
+    "MaxSequencesOption",
     "MaxTokensOption",
+    "MinPOption",
     "NumSpeculativeTokensOption",
+    "PresencePenaltyOption",
     "PromptLookupMaxOption",
     "PromptLookupMinOption",
+    "RegexOption",
+    "RepetitionPenaltyOption",
     "SamplingSeedOption",
     "SpeculativeOption",
     "StopOption",
@@ -57,6 +67,56 @@ TopPOption = Annotated[
 ]
 TopKOption = Annotated[
     int | None, typer.Option("--top-k", metavar="K", help="The most likely tokens that stay; 0: all.")
+]
+MinPOption = Annotated[
+    float | None,
+    typer.Option("--min-p", metavar="P", help="Tokens less likely than this part of the most likely one are left out."),
+]
+PresencePenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--presence-penalty", metavar="X", help="Subtracted from the logits of tokens in the output: -2 to 2."
+    ),
+]
+FrequencyPenaltyOption = Annotated[
+    float | None,
+    typer.Option("--frequency-penalty", metavar="X", help="The same for each time that the output has the token."),
+]
+RepetitionPenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="X",
+        help="Above 1, tokens of prompt and output become less likely. Default: the model's, else 1.",
+    ),
+]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end the text.")]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        min=0,
+        help="With --json: each token's logprob, and those of that many of the most likely tokens.",
+    ),
+]
+JsonSchemaOption = Annotated[
+    str | None,
+    typer.Option("--json-schema", metavar="JSON", help="The text is JSON of this schema. Needs llguidance."),
+]
+RegexOption = Annotated[
+    str | None,
+    typer.Option("--regex", metavar="REGEX", help="The text matches this regular expression. Needs llguidance."),
+]
+GrammarOption = Annotated[
+    str | None,
+    typer.Option("--grammar", metavar="LARK", help="The text is of this Lark grammar. Needs llguidance."),
+]
+MaxSequencesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequences", metavar="N", min=1, help="Sequences that are computed at a time; others wait. Default: 64."
+    ),
 ]
 SamplingSeedOption = Annotated[
     int | None, typer.Option("--sampling-seed", metavar="N", min=0, help="Seed of the request. Default: random.")

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.cli.conftest import Done
 from tests.unit.llm.fake import TextRunner
 from untorch.cli import bench_llm, chat, generate, language_model
-from untorch.llm import Engine
+from untorch.llm import Engine, SamplingParams
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
 TEXT = "Hello, wörld!"
@@ -49,17 +49,61 @@ def test_generate(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("runner")
+def test_sampling_options(cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SamplingParams] = []
+    submit = Engine.submit
+    monkeypatch.setattr(
+        Engine,
+        "submit",
+        lambda self, prompt, params, **named: seen.append(params) or submit(self, prompt, params, **named),
+    )
+    numbers = ("--min-p", 0.1, "--presence-penalty", 0.5, "--frequency-penalty", -0.5, "--repetition-penalty", 1.25)
+    assert cli("generate", "m.pt2", "hi", *numbers, "--ignore-eos", "--max-tokens", 4).code == 0
+    given = seen[-1]
+    assert (given.min_p, given.presence_penalty, given.frequency_penalty) == (0.1, 0.5, -0.5)
+    assert (given.repetition_penalty, given.ignore_eos, given.logprobs) == (1.25, True, None)
+    assert cli("generate", "m.pt2", "hi").code == 0
+    assert seen[-1] == SamplingParams(temperature=0, max_tokens=None)
+    document = cli("generate", "m.pt2", "hi", "--logprobs", 2, "--max-tokens", 3, "--json").document()
+    (completion,) = document["completions"]
+    assert [item["token_id"] for item in completion["logprobs"]] == completion["token_ids"]
+    first = completion["logprobs"][0]
+    assert (first["rank"], len(first["top"]), first["top"][0]["token_id"]) == (1, 2, first["token_id"])
+    assert first["logprob"] == first["top"][0]["logprob"] < 0
+
+
+@pytest.mark.usefixtures("runner")
+def test_structured_text(cli: Callable[..., Done]) -> None:
+    pytest.importorskip("llguidance")
+    assert cli("generate", "m.pt2", "hi", "--regex", "[xyz]{4}").out.strip("xyz") == "\n"
+    assert cli("generate", "m.pt2", "hi", "--grammar", 'start: "yes" | "no"').out in ("yes\n", "no\n")
+    done = cli("generate", "m.pt2", "hi", "--grammar", 'start: "a"', "--regex", "a")
+    assert (
+        done.err == "untorch: SamplingParams: expected one of json_schema, regex and grammar, got regex and grammar\n"
+    )
+
+
+@pytest.mark.usefixtures("runner")
+def test_sequences_at_a_time(cli: Callable[..., Done]) -> None:
+    done = cli("generate", "m.pt2", "hi", "--samples", 3, "--max-sequences", 2, "--max-tokens", 2)
+    assert done.err == "untorch: SamplingParams: n: expected at most the engine's max_sequences (2), got 3\n"
+    done = cli("generate", "m.pt2", "hi", "--samples", 65, "--max-sequences", 65, "--max-tokens", 2)
+    assert done.out == "He\n" * 65
+
+
+@pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("ids:5,x",), "PROMPT: expected token ids such as ids:5,17,3, got ids:5,x"),
         (("hi", "--top-p", "2"), "SamplingParams: top_p: expected a finite number above 0 to 1, got 2.0"),
+        (("hi", "--logprobs", "1"), "--logprobs: expected --json, too, which prints them"),
         (("\udcff\udcfe",), "PROMPT: expected text in UTF-8"),
         (("ids:999",), "prompt: token 0: expected an id from 0 to 257, got 999"),
     ],
 )
 def test_errors(cli: Callable[..., Done], arguments: tuple[str, ...], text: str) -> None:
-    if text.startswith("PROMPT"):  # before the engine is made
+    if text.startswith(("PROMPT", "--logprobs")):  # before the engine is made
         done = cli("generate", "m.pt2", "hi")
         assert done.code == 0
     done = cli("generate", "m.pt2", *arguments)
