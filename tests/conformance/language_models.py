@@ -112,6 +112,21 @@ SERVED: dict[str, tuple[str | None, dict[str, Any]]] = {
         "n_mamba_heads": 4, "mamba_ngroups": 1, "adapter_rank": 4,
     }),
 }  # fmt: skip
+_MIXTURE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# Others that need nothing of their own: their test is exhaustive.
+MORE: dict[str, tuple[str | None, dict[str, Any]]] = {
+    **dict.fromkeys((
+        "Apertus", "Arcee", "BioGpt", "Cohere", "Ernie4_5", "Ernie4_5_Moe", "FlexOlmo", "Glm", "GraniteMoe",
+        "GraniteMoeShared", "NanoChat", "Olmo", "Olmo3", "Olmoe", "Persimmon", "VaultGemma",
+    ), (None, _FULL)),
+    **dict.fromkeys((
+        "BitNet", "Exaone4", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "JetMoe", "MiniMaxM2", "Ministral",
+        "Ministral3", "Nemotron", "Phimoe", "Qwen2Moe", "SeedOss",
+    ), (None, _HEADS)),
+    "CodeGen": (None, {**_GPT2, "rotary_dim": 4, "n_ctx": 128}),
+    "Glm4Moe": (None, {**_HEADS, **_MIXTURE, "n_shared_experts": 1}),
+    "MiMoV2Flash": (None, {**_HEADS, **_MIXTURE}),
+}  # fmt: skip
 REFUSED: dict[str, tuple[str | None, dict[str, Any]]] = {
     "Bloom": (None, {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "Falcon": (None, _FULL),
@@ -138,8 +153,8 @@ REFUSED: dict[str, tuple[str | None, dict[str, Any]]] = {
 
 
 def make_model(name: str, **changes: Any) -> Any:
-    """Of SERVED or REFUSED; greedy, without stop tokens unless they are given."""
-    config_name, fields = {**SERVED, **REFUSED}[name]
+    """Of SERVED, MORE or REFUSED; greedy, without stop tokens unless they are given."""
+    config_name, fields = {**SERVED, **MORE, **REFUSED}[name]
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     # Its scaled_dot_product_attention leaves Gemma 2's softcap out in some versions.
     eager = {"attn_implementation": "eager"}

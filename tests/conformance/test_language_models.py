@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conformance.language_models import REFUSED, SERVED, VOCABULARY, RoundedCache, greedy, make_model
+from tests.conformance.language_models import MORE, REFUSED, SERVED, VOCABULARY, RoundedCache, greedy, make_model
 from untorch.export import CompileError
 from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.step import Step
@@ -61,8 +63,8 @@ class StepRunner(Runner):
         return Logits(logits.numpy()[: len(rows)])
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_continuous_batching(name: str) -> None:
+def check_greedy(name: str) -> Step:
+    """The step of a model, which gives the tokens of ``generate``."""
     model: Any = make_model(name)
     expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
     step = Step(model)
@@ -74,6 +76,18 @@ def test_continuous_batching(name: str) -> None:
     assert [result.error for result in results] == [None] * len(PROMPTS)
     assert [result.token_ids for result in results] == expected
     assert len({token for tokens in expected for token in tokens}) > 3  # they do say something
+    return step
+
+
+@pytest.mark.parametrize("name", [*SERVED, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE)])
+def test_continuous_batching(name: str) -> None:
+    check_greedy(name)
+
+
+def test_the_docs_have_all_of_them() -> None:
+    """scripts/render_llm.py measures them: run it for those that are new."""
+    rows = json.loads(Path(__file__).parents[2].joinpath("docs", "llm.json").read_text())
+    assert rows.keys() == {*SERVED, *MORE}
 
 
 @pytest.mark.parametrize("name", ["Qwen3Next", "GraniteMoeHybrid"])

@@ -180,6 +180,16 @@ def test_the_table_of_passes_is_up_to_date() -> None:
         load_script("render_passes").replaced("no markers", "")
 
 
+def test_the_table_of_language_models_is_up_to_date() -> None:
+    script = load_script("render_llm")
+    text = script.PAGE.read_text()
+    assert script.page(text) == text, "run python scripts/render_llm.py render"
+    rows = json.loads(script.RESULTS.read_text())
+    assert [name for name, row in rows.items() if not row["equal"]] == []
+    assert f"interface, {len(rows)} architectures among the tests" in (ROOT / "README.md").read_text()
+    assert f"\n{len(rows)} architectures of transformers give the tokens of its `generate`:" in text
+
+
 def test_what_the_lists_say() -> None:
     script = load_script("render_limits")
     text = script.render(
