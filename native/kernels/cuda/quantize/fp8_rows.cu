@@ -1,9 +1,10 @@
 // Dynamic per-row (per-token) quantization of activations to FP8 E4M3.
 //
-// A CTA has a row: absmax first, then the row again, from L1, scaled and rounded. Bytes: 2 an element read (4 of
-// float32), 1 written; the second read is not of memory. Operations: about 15 instructions an element. The share of the
-// roofline has not been measured yet.
-#include "kernels/cuda/quantize/fp8_rows.h"
+// A CTA has a row, or with few rows a part of one: absmax first, then the row again, from L1, scaled and rounded.
+// Bytes: 2 an element read (4 of float32), 1 written; the second read is not of memory. The share of the roofline has
+// not been measured yet.
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/quantize/e4m3_convert.cuh"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 
 namespace untorch::kernels::cuda {
@@ -15,18 +16,15 @@ __device__ __forceinline__ void quantize_row(const Fp8Rows& p, std::int64_t m) {
   auto* const to = static_cast<std::uint8_t*>(p.to) + m * p.to_width;
   const RowAbsMax found = row_absmax(from, p.width);
   const float inv_scale = kE4m3Max / found.absmax;
-  if (threadIdx.x == 0) p.scales[m] = found.finite ? found.absmax / kE4m3Max : __uint_as_float(0x7fc00000u);
-  const std::int64_t first = std::int64_t{threadIdx.x} * kStep, step = std::int64_t{kThreads} * kStep;
-  for (std::int64_t k = first; k < p.to_width; k += step) {
+  if (threadIdx.x == 0 && blockIdx.y == 0)
+    p.scales[m] = found.finite ? found.absmax / kE4m3Max : __uint_as_float(0x7fc00000u);
+  const std::int64_t thread = std::int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  for (std::int64_t k = thread * kStep; k < p.to_width; k += std::int64_t{gridDim.y} * kThreads * kStep) {
     uint2 bytes{0, 0};
     if (k < p.width) {
       float values[kStep];
       load_step(from + k, values);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        bytes.x |= e4m3_of(values[i] * inv_scale) << 8 * i;
-        bytes.y |= e4m3_of(values[4 + i] * inv_scale) << 8 * i;
-      }
+      bytes = e4m3_of_eight(values, inv_scale);
     }
     *reinterpret_cast<uint2*>(to + k) = bytes;
   }
@@ -35,10 +33,13 @@ __device__ __forceinline__ void quantize_row(const Fp8Rows& p, std::int64_t m) {
 // The first CTAs quantize rows, those behind them scale the column factors.
 template <class T>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(Fp8Rows p, std::int64_t row_ctas) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   if (blockIdx.x < row_ctas) {
     for (std::int64_t m = blockIdx.x; m < p.m; m += row_ctas) quantize_row<T>(p, m);
     return;
   }
+  if (blockIdx.y > 0) return;
   const std::int64_t step = (std::int64_t{gridDim.x} - row_ctas) * kThreads;
   for (std::int64_t i = (blockIdx.x - row_ctas) * kThreads + threadIdx.x; i < p.n; i += step) {
     p.columns[i] = p.factors[p.one_factor ? 0 : i] * p.by;
@@ -58,8 +59,11 @@ int quantize_rows_fp8(const Fp8Rows& p, Stream stream) {
     if constexpr (std::is_same_v<T, double>) {
       return kNoKernel;
     } else {
-      quantize_rows_kernel<T><<<static_cast<unsigned>(ctas), kThreads, 0, stream>>>(p, rows);
-      return cudaGetLastError();
+      Launch how;
+      how.blocks = dim3(static_cast<unsigned>(ctas), p.m > 0 ? parts_of_row(p.m, p.to_width) : 1);
+      how.threads = kThreads;
+      how.pdl = p.pdl;
+      return launch_kernel(quantize_rows_kernel<T>, how, stream, p, rows);
     }
   });
 }

@@ -57,6 +57,7 @@ struct Fp8Rows {
   float by = 1.0f;
   float* columns = nullptr;
   std::int64_t n = 0;
+  bool pdl = false;
 };
 int quantize_rows_fp8(const Fp8Rows& rows, Stream stream);
 

@@ -23,11 +23,12 @@ __device__ __forceinline__ void load_step(const T* from, float* values) {
   }
 }
 
-// CTAs for a row of `width` elements that few rows leave to the GPU: each finds the absmax and rounds a part.
-inline unsigned parts_of_row(std::int64_t width) {
-  constexpr std::int64_t kMost = 8;
+// CTAs for each of `rows` rows of `width` elements: each finds the absmax and rounds a part.
+inline unsigned parts_of_row(std::int64_t rows, std::int64_t width) {
+  constexpr std::int64_t kMost = 8, kCtas = 512;
+  const std::int64_t most = rows * kMost <= kCtas ? kMost : kCtas / rows;
   const std::int64_t parts = (width + kThreads * kStep - 1) / (kThreads * kStep);
-  return static_cast<unsigned>(parts < 1 ? 1 : parts > kMost ? kMost : parts);
+  return static_cast<unsigned>(parts < most ? (parts < 1 ? 1 : parts) : most < 1 ? 1 : most);
 }
 
 // Of a row of `width` elements, for all threads.

@@ -1,9 +1,9 @@
 // Dynamic quantization of activations for W8A8 GEMMs: int8 with a scale a row, FP8 with a scale for 128 of a row.
 //
-// A CTA has a row of int8, or with few rows a part of one: absmax first, then the row again, from L1. A warp has 128
+// A CTA has a row of int8, or with few rows a part of one: absmax first, then the row again, from L1. 16 lanes have 128
 // values of FP8, in registers. Bytes: 2 an element read (4 of float32), 1 written.
 #include "kernels/cuda/common/launch.cuh"
-#include "kernels/cuda/quantize/fp8_rows.h"
+#include "kernels/cuda/quantize/e4m3_convert.cuh"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 #include "kernels/cuda/w8a8/w8a8.h"
 
@@ -11,8 +11,7 @@ namespace untorch::kernels::cuda {
 namespace {
 
 constexpr float kInt8Max = 127.0f;
-constexpr std::int64_t kFewRows = 64;
-constexpr int kWarps = kThreads / 32, kLaneElements = static_cast<int>(kW8ScaleBlock) / 32;
+constexpr int kPartLanes = static_cast<int>(kW8ScaleBlock) / kStep;
 
 __device__ __forceinline__ float scale_of(bool finite, float absmax, float largest) {
   return finite ? absmax / largest : __uint_as_float(0x7fc00000u);
@@ -46,29 +45,27 @@ __global__ void __launch_bounds__(kThreads) quantize_int8_kernel(W8Rows p) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) quantize_parts_kernel(W8Rows p, std::int64_t parts) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t step = std::int64_t{gridDim.x} * kWarps;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < p.m * parts; i += step) {
-    const std::int64_t m = i / parts, part = i % parts, k = part * kW8ScaleBlock + lane * kLaneElements;
-    const T* const from = static_cast<const T*>(p.x) + m * p.row + k;
-    float values[kLaneElements] = {};
-    if (k < p.width) {
-#pragma unroll
-      for (int j = 0; j < kLaneElements; ++j) values[j] = widen(from[j]);
-    }
+__global__ void __launch_bounds__(kThreads) quantize_parts_kernel(W8Rows p) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  const std::int64_t k = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kStep;
+  for (std::int64_t m = blockIdx.y; m < p.m; m += gridDim.y) {
+    float values[kStep] = {};
+    if (k < p.width) load_step(static_cast<const T*>(p.x) + m * p.row + k, values);
     std::uint32_t largest = 0;
 #pragma unroll
-    for (int j = 0; j < kLaneElements; ++j) largest = max(largest, __float_as_uint(values[j]) & 0x7fffffffu);
-    largest = __reduce_max_sync(0xffffffffu, largest);
+    for (int i = 0; i < kStep; ++i) largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int lanes = kPartLanes / 2; lanes > 0; lanes /= 2) {
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    }
     const bool finite = largest < 0x7f800000u;
     const float absmax = fmaxf(finite ? __uint_as_float(largest) : 1.0f, kMinAbsMax), inverse = kE4m3Max / absmax;
-    if (lane == 0) p.scales[part * p.scales_row + m] = scale_of(finite, absmax, kE4m3Max);
-    std::uint32_t bytes = 0;
-#pragma unroll
-    for (int j = 0; j < kLaneElements; ++j) bytes |= e4m3_of(values[j] * inverse) << 8 * j;
-    if (k < p.to_width)
-      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint8_t*>(p.to) + m * p.to_width + k) = bytes;
+    if (k >= p.to_width) continue;  // all lanes of a part, or the last of it
+    if (threadIdx.x % kPartLanes == 0) {
+      p.scales[k / kW8ScaleBlock * p.scales_row + m] = scale_of(finite, absmax, kE4m3Max);
+    }
+    *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + m * p.to_width + k) = e4m3_of_eight(values, inverse);
   }
 }
 
@@ -90,7 +87,7 @@ int quantize_rows_int8(const W8Rows& p, Stream stream) {
   if (p.m == 0) return 0;
   return dispatch_rows(p.dtype, [&](auto type) -> int {
     Launch how;
-    how.blocks = dim3(blocks_for(p.m, 1), p.m <= kFewRows ? parts_of_row(p.to_width) : 1);
+    how.blocks = dim3(blocks_for(p.m, 1), parts_of_row(p.m, p.to_width));
     how.threads = kThreads;
     how.pdl = p.pdl;
     return launch_kernel(quantize_int8_kernel<typename decltype(type)::type>, how, stream, p);
@@ -98,12 +95,15 @@ int quantize_rows_int8(const W8Rows& p, Stream stream) {
 }
 
 int quantize_parts_fp8(const W8Rows& p, Stream stream) {
-  const std::int64_t parts = (p.to_width + kW8ScaleBlock - 1) / kW8ScaleBlock;
-  if (p.m == 0 || parts == 0) return 0;
+  constexpr std::int64_t kMaxRowCtas = 65535;
+  if (p.m == 0 || p.to_width == 0) return 0;
   return dispatch_rows(p.dtype, [&](auto type) -> int {
-    quantize_parts_kernel<typename decltype(type)::type>
-        <<<blocks_for(p.m * parts, kWarps), kThreads, 0, stream>>>(p, parts);
-    return cudaGetLastError();
+    Launch how;
+    how.blocks = dim3(static_cast<unsigned>((p.to_width + kThreads * kStep - 1) / (kThreads * kStep)),
+                      static_cast<unsigned>(p.m < kMaxRowCtas ? p.m : kMaxRowCtas));
+    how.threads = kThreads;
+    how.pdl = p.pdl;
+    return launch_kernel(quantize_parts_kernel<typename decltype(type)::type>, how, stream, p);
   });
 }
 

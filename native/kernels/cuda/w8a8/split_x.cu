@@ -2,7 +2,7 @@
 //
 // A CTA finds the absmax of a row, and has a part of it, which it reads again, from L1.
 #include "kernels/cuda/common/launch.cuh"
-#include "kernels/cuda/quantize/fp8_rows.h"
+#include "kernels/cuda/quantize/e4m3_convert.cuh"
 #include "kernels/cuda/quantize/row_absmax.cuh"
 #include "kernels/cuda/w8a8/w8_values.cuh"
 #include "kernels/cuda/w8a8/w8a8.h"
@@ -24,17 +24,15 @@ __device__ __forceinline__ void split(float first, float second, std::uint32_t (
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     float first_piece, second_piece;
+    pieces[i] = e4m3_of_pair(first, second);
 #if __CUDA_ARCH__ >= 890
-    unsigned short bytes;
     std::uint32_t halves;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bytes) : "f"(second), "f"(first));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bytes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pieces[i])));
     __half2 both;
     memcpy(&both, &halves, 4);
-    pieces[i] = bytes, first_piece = __low2float(both), second_piece = __high2float(both);
+    first_piece = __low2float(both), second_piece = __high2float(both);
 #else
-    const std::uint32_t a = e4m3_of(first), b = e4m3_of(second);
-    pieces[i] = a | b << 8, first_piece = weight_value<E4m3Weight>(a), second_piece = weight_value<E4m3Weight>(b);
+    first_piece = weight_value<E4m3Weight>(pieces[i] & 0xffu), second_piece = weight_value<E4m3Weight>(pieces[i] >> 8);
 #endif
     first = (first - first_piece) * kPieceFactorFp8, second = (second - second_piece) * kPieceFactorFp8;
   }
@@ -87,7 +85,7 @@ int w8_split_x(const W8Gemm& p, const SplitRows& to, Stream stream) {
     } else {
       return dispatch_weight(p.weight_dtype, [&](auto weight) -> int {
         Launch how;
-        how.blocks = dim3(static_cast<unsigned>(p.m), parts_of_row(p.k));
+        how.blocks = dim3(static_cast<unsigned>(p.m), parts_of_row(p.m, p.k));
         how.threads = kThreads;
         how.pdl = p.pdl;
         return launch_kernel(split_kernel<T, decltype(weight)>, how, stream, p, to);
