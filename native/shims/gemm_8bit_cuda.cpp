@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "cuda/blas.h"
+#include "kernels/cuda/w8a8/gemm_plan.h"
 #include "shims/gemm_cuda.h"
+#include "shims/w4a16_cuda.h"
+#include "shims/w8a8_linear.h"
 #include "tensor/device.h"
 
 namespace untorch::shims {
@@ -92,6 +95,32 @@ void w8a16_gemm_cuda(const char* op, const OnDevice& on, const Tensor& x, const 
   }
 }
 
+namespace {
+
+// Whether w8_gemm_sm90 multiplied them: dense E4M3 rows and columns into floating point. It promotes sums, with
+// fast_accumulation, too. any_m: also where cuBLASLt is faster.
+bool scaled_gemm_sm90(const OnDevice& on, const ScaledGemm& s, const cuda::BlasGemm& call, const Tensor& out,
+                      bool any_m) {
+  if (s.a->dtype() != DType::kFloat8E4M3FN || s.b->dtype() != DType::kFloat8E4M3FN || is_float8(out.dtype())) {
+    return false;
+  }
+  if (call.a.ld != call.k || call.b.ld != call.k) return false;
+  kernels::cuda::W8Gemm p;
+  describe_gpu(on, p);
+  p.dtype = out.dtype(), p.weight_dtype = DType::kFloat8E4M3FN;
+  p.m = call.m, p.n = call.n, p.k = call.k;
+  p.weight = call.b.data, p.scales = call.scale_b, p.one_scale = !s.rowwise;
+  p.is_constant = s.b->storage()->read_only();
+  p.bias = call.bias, p.out = call.d;
+  if (!(any_m ? kernels::cuda::has_w8_gemm_sm90(p) : prefers_fp8_gemm_sm90(p))) return false;
+  const StorageRef workspace = on.scratch(kernels::cuda::w8_gemm_workspace(p));
+  p.workspace = static_cast<float*>(workspace->data());
+  on.launched(kernels::cuda::w8_gemm_sm90(p, call.a.data, call.scale_a, on.stream()));
+  return true;
+}
+
+}  // namespace
+
 void scaled_gemm_cuda(const char* op, const OnDevice& on, const ScaledGemm& s, const Tensor& out) {
   const cuda::DeviceProperties& gpu = on.properties();
   if (gpu.major * 10 + gpu.minor < 89) {
@@ -119,7 +148,9 @@ void scaled_gemm_cuda(const char* op, const OnDevice& on, const ScaledGemm& s, c
   call.rowwise_scales = s.rowwise;
   if (bias != nullptr) call.bias = bias->raw(), call.bias_dtype = bias->dtype();
   if (s.scale_result != nullptr && is_float8(out.dtype())) call.scale_d = s.scale_result->data<float>();
+  if (scaled_gemm_sm90(on, s, call, out, false)) return;
   if (cuda::blas_gemm(op, call, on.index(), on.stream())) return;
+  if (scaled_gemm_sm90(on, s, call, out, true)) return;
   if (s.rowwise) {
     // cuBLAS scales rows and columns on Hopper only, and not before CUDA 12.9: elsewhere the sums are scaled after.
     const TensorPtr sums = Tensor::empty(Dims{m, n}, DType::kFloat32, on.device());

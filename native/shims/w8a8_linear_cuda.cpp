@@ -17,7 +17,6 @@ namespace {
 
 using kernels::cuda::W8Gemm;
 
-constexpr std::int64_t kRowsStep = 4;                      // of M, in GEMMs with scales of blocks
 constexpr std::int64_t kMaxSums = std::int64_t{64} << 20;  // accumulators that wait to be scaled
 
 // Up to this M, FP8 is scaled apart, too: cuBLASLt's GEMMs with scales of rows are slow there. The environment
@@ -97,6 +96,13 @@ void linear_of_few_rows(const OnDevice& on, W8Gemm& p) {
   on.launched(kernels::cuda::w8_split_gemm_sm90(p, rows, on.stream()));
 }
 
+// By w8_gemm_sm90, of rows of 8 bits.
+void multiply_sm90(const OnDevice& on, W8Gemm& p, const StorageRef& x, const float* row_scales) {
+  const StorageRef workspace = on.scratch(kernels::cuda::w8_gemm_workspace(p));
+  p.workspace = static_cast<float*>(workspace->data());
+  on.launched(kernels::cuda::w8_gemm_sm90(p, x->data(), row_scales, on.stream()));
+}
+
 void linear_int8(const char* op, const OnDevice& on, W8Gemm& p, const Tensor& out) {
   const StorageRef x = on.scratch(bytes_of(p.m * p.k)), scales = on.scratch(bytes_of(p.m) * sizeof(float));
   kernels::cuda::W8Rows rows;
@@ -105,21 +111,23 @@ void linear_int8(const char* op, const OnDevice& on, W8Gemm& p, const Tensor& ou
   rows.scales = static_cast<float*>(scales->data()), rows.pdl = p.pdl;
   on.launched(kernels::cuda::quantize_rows_int8(rows, on.stream()));
   if (kernels::cuda::has_w8_gemm_sm90(p)) {
-    const StorageRef workspace = on.scratch(kernels::cuda::w8_gemm_workspace(p));
-    p.workspace = static_cast<float*>(workspace->data());
-    on.launched(kernels::cuda::w8_gemm_sm90(p, x->data(), rows.scales, on.stream()));
+    multiply_sm90(on, p, x, rows.scales);
     return;
   }
   gemm_and_scale(op, on, p, gemm_of(p, p.m, x), rows.scales, out);
 }
 
-void linear_fp8(const char* op, const OnDevice& on, const W8Gemm& p, const Tensor& out) {
+void linear_fp8(const char* op, const OnDevice& on, W8Gemm& p, const Tensor& out) {
   const StorageRef x = on.scratch(bytes_of(p.m * p.k)), scales = on.scratch(bytes_of(p.m) * sizeof(float));
   kernels::cuda::Fp8Rows rows;
   rows.dtype = p.dtype, rows.m = p.m, rows.width = p.x_width, rows.x = p.x, rows.row = p.x_stride;
   rows.to = x->data(), rows.to_width = p.k;
-  rows.scales = static_cast<float*>(scales->data());
+  rows.scales = static_cast<float*>(scales->data()), rows.pdl = p.pdl;
   on.launched(kernels::cuda::quantize_rows_fp8(rows, on.stream()));
+  if (prefers_fp8_gemm_sm90(p)) {
+    multiply_sm90(on, p, x, rows.scales);
+    return;
+  }
   const cuda::BlasGemm sums = gemm_of(p, p.m, x);
   cuda::BlasGemm gemm = sums;
   gemm.d = out.raw(), gemm.d_dtype = out.dtype(), gemm.ldd = p.n;
@@ -128,27 +136,40 @@ void linear_fp8(const char* op, const OnDevice& on, const W8Gemm& p, const Tenso
   // cuBLASLt adds no bias to float32.
   const bool in_epilogue = p.bias == nullptr || out.dtype() != DType::kFloat32;
   if (in_epilogue && p.m > max_m_of_sums() && cuda::blas_gemm(op, gemm, on.index(), on.stream())) return;
+  if (kernels::cuda::has_w8_gemm_sm90(p)) {
+    multiply_sm90(on, p, x, rows.scales);
+    return;
+  }
   gemm_and_scale(op, on, p, sums, rows.scales, out);
 }
 
-// False where cuBLASLt has no such GEMM.
-bool linear_fp8_blocks(const char* op, const OnDevice& on, const W8Gemm& p, const Tensor& out) {
-  if (p.bias != nullptr && out.dtype() == DType::kFloat32) return false;
-  const std::int64_t m = (p.m + kRowsStep - 1) / kRowsStep * kRowsStep;
+// False where there is no such GEMM.
+bool linear_fp8_blocks(const char* op, const OnDevice& on, W8Gemm& p, const Tensor& out) {
+  const bool has_ours = kernels::cuda::has_w8_gemm_sm90(p);
+  const bool has_blas = p.bias == nullptr || out.dtype() != DType::kFloat32;  // cuBLASLt adds no bias to float32
+  if (!has_ours && !has_blas) return false;
+  const std::int64_t m = kernels::cuda::w8_part_scales_row(p.m);
   const std::int64_t parts = (p.k + kernels::cuda::kW8ScaleBlock - 1) / kernels::cuda::kW8ScaleBlock;
   const StorageRef x = on.scratch(bytes_of(m * p.k)), scales = on.scratch(bytes_of(parts * m) * sizeof(float));
   kernels::cuda::W8Rows rows;
   rows.dtype = p.dtype, rows.m = p.m, rows.width = p.x_width, rows.x = p.x, rows.row = p.x_stride;
   rows.to = x->data(), rows.to_width = p.k;
-  rows.scales = static_cast<float*>(scales->data()), rows.scales_row = m;
+  rows.scales = static_cast<float*>(scales->data()), rows.scales_row = m, rows.pdl = p.pdl;
   on.launched(kernels::cuda::quantize_parts_fp8(rows, on.stream()));
+  if (has_ours && (!has_blas || prefers_fp8_gemm_sm90(p))) {
+    multiply_sm90(on, p, x, rows.scales);
+    return true;
+  }
   // Rows behind the last are computed from what was there, and dropped.
   const StorageRef padded = m == p.m ? StorageRef() : on.scratch(bytes_of(m * p.n) * element_size(out.dtype()));
   cuda::BlasGemm gemm = gemm_of(p, m, x);
   gemm.d = padded ? padded->data() : out.raw(), gemm.d_dtype = out.dtype(), gemm.ldd = p.n;
   gemm.scale_a = rows.scales, gemm.scale_b = p.scales, gemm.scales_of_128 = true;
   if (p.bias != nullptr) gemm.bias = p.bias, gemm.bias_dtype = out.dtype();
-  if (!cuda::blas_gemm(op, gemm, on.index(), on.stream())) return false;
+  if (!cuda::blas_gemm(op, gemm, on.index(), on.stream())) {
+    if (has_ours) multiply_sm90(on, p, x, rows.scales);
+    return has_ours;
+  }
   if (padded) {
     const Tensor made(padded, 0, out.dtype(), out.sizes(), contiguous_strides(out.sizes()));
     copy(out, made);
@@ -157,6 +178,12 @@ bool linear_fp8_blocks(const char* op, const OnDevice& on, const W8Gemm& p, cons
 }
 
 }  // namespace
+
+bool prefers_fp8_gemm_sm90(const W8Gemm& p) {
+  // The environment overrides it, for benchmarks and tests.
+  static const std::int64_t max_m = from_environment("UNTORCH_W8A8_FP8_M", kernels::cuda::kFp8GemmMaxM);
+  return p.m <= max_m && kernels::cuda::has_w8_gemm_sm90(p);
+}
 
 TensorPtr w8a8_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,
                            const Tensor& scale, const Tensor* bias, const W8A8Shape& shape, const Tensor* into) {

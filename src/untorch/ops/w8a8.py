@@ -11,8 +11,7 @@ those of float8 in float32. A row with a value that is not finite gives NaN.
 
 On GPUs up to ``EXACT_M`` rows keep 16 bits for int8, and for float8 12 significant ones, more than bfloat16 has:
 reading the weight takes all the time there, and rounding x further would gain nothing. x is multiplied as it is where
-there is no GEMM of these types: scales of blocks on other GPUs than sm_90, or in float32 with a bias; float8 before
-sm_89.
+there is no GEMM of these types: scales of blocks on other GPUs than sm_90; float8 before sm_89.
 
 libuntorch.so computes it on CUDA, for torch's tensors as in files (``native``). The reference here, which rounds x, is
 for CPUs, where no file has the operator.

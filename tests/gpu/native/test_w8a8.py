@@ -21,6 +21,7 @@ from untorch.ops.w8a8 import EXACT_M, SCALE_BLOCK, dequantize_w8, round_rows
 LINEAR = "aoti_torch_cuda_w8a8_linear"
 DTYPES = [BF16, F16, F32]
 ROUNDING = {F32: 2.0**-20, BF16: 2.0**-8, F16: 2.0**-10}  # of a result
+SIZES = [(16, 16), (144, 1040), (6160, 4096), (1040, 12304), (4096, 2048), (24592, 256)]  # n, k
 SUMS = {I8: 2.0**-20, E4M3: 2.0**-10}  # of sums, by their size; tensor cores drop bits of FP8's
 
 
@@ -36,14 +37,14 @@ def linear(
     return got
 
 
-def rounds(x: torch.Tensor, weight: tuple[torch.Tensor, torch.Tensor], has_bias: bool = False) -> bool:
-    """Whether rows of x are rounded to 8 bits. cuBLASLt adds no bias to float32."""
+def rounds(x: torch.Tensor, weight: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether rows of x are rounded to 8 bits."""
     capability = torch.cuda.get_device_capability()
     if x.shape[:-1].numel() <= EXACT_M:
         return False
     if weight[0].dtype == I8:
         return True
-    return capability >= (8, 9) if weight[1].dim() == 1 else capability == (9, 0) and not (x.dtype == F32 and has_bias)
+    return capability >= (8, 9) if weight[1].dim() == 1 else capability == (9, 0)
 
 
 def check(
@@ -57,12 +58,12 @@ def check(
     assert (got.shape, got.dtype, got.is_contiguous()) == ((*x.shape[:-1], values.shape[0]), x.dtype, True)
     width = x.shape[-1]
     rows = x.double().cpu()
-    if rounds(x, weight, bias is not None):
+    dense = dequantize_w8(values.cuda(), scale.cuda(), torch.float64)[:, :width]
+    if rounds(x, weight):
         rows = round_rows(x.cpu(), values.dtype, width if scale.dim() == 1 else SCALE_BLOCK)
         sums = SUMS[values.dtype]
         # A value may lie on the border between two roundings: the kernel's quotient differs in its last bit.
         step = x.double().cpu().abs().amax(-1, keepdim=True) * (1 / 127 if values.dtype == I8 else 1 / 16) * 2.0**-12
-        sums_of_steps = step * dequantize_w8(values, scale, torch.float64)[:, :width].abs().sum(1)
     else:
         # The weight is rounded to x's dtype where there is no GEMM for scales of blocks.
         sums = 2.0**-18 if x.dtype == F32 else SUMS[values.dtype]
@@ -71,14 +72,13 @@ def check(
         # 16 bits of a row for int8; 8 significant ones for FP8, which bfloat16 has.
         step = rows.abs().amax(-1, keepdim=True) * 2.0**-15
         sums += 2.0**-9 if x.dtype == F16 and values.dtype == E4M3 else 0
-        sums_of_steps = step * dequantize_w8(values, scale, torch.float64)[:, :width].abs().sum(1)
-    dense = dequantize_w8(values, scale, torch.float64)[:, :width].cuda()
+    sums_of_steps = step.cuda() * dense.abs().sum(1)
     rows, added = rows.cuda(), torch.zeros(1).double() if bias is None else bias.double()
     want, size = rows @ dense.t() + added.cuda(), rows.abs() @ dense.abs().t() + added.abs().cuda()
     apart = (got.double() - want).abs()
     least = torch.finfo(x.dtype).smallest_normal
     assert not got.isnan().any()
-    assert torch.all(apart <= want.abs() * ROUNDING[x.dtype] + size * sums + sums_of_steps.cuda() + least)
+    assert torch.all(apart <= want.abs() * ROUNDING[x.dtype] + size * sums + sums_of_steps + least)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,7 +101,7 @@ def test_sizes(n: int, k: int, m: int, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [9, 31, 64, 100, 129, 193, 256, 400, 700, 2100])
-@pytest.mark.parametrize(("n", "k"), [(16, 16), (144, 1040), (6160, 4096), (1040, 12304), (4096, 2048), (24592, 256)])
+@pytest.mark.parametrize(("n", "k"), SIZES)
 def test_int8_sums_are_exact(n: int, k: int, m: int, dtype: torch.dtype) -> None:
     """int32 sums, scaled in float32 and rounded once: tiles, their tails, and those that several CTAs share."""
     weight, x = random_w8(n, k, "int8"), random(m, k, dtype=dtype)
@@ -115,6 +115,28 @@ def test_int8_sums_are_exact(n: int, k: int, m: int, dtype: torch.dtype) -> None
     bias = random(n, dtype=dtype)
     added = (sums * (row_scale * scale).double() + bias.cuda().double()).to(dtype)
     torch.testing.assert_close(linear(x.cuda(), weight, bias), added, rtol=ROUNDING[dtype], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "blocks"])
+@pytest.mark.parametrize("m", [9, 31, 64, 100, 129, 193, 256, 400, 700, 2100])
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_fp8_tiles(n: int, k: int, m: int, kind: str) -> None:
+    """Tiles, their tails, and those that several CTAs share."""
+    dtype = DTYPES[(m + n) % 3]
+    weight, x, bias = random_w8(n, k, kind), random(m, k, dtype=dtype), random(n, dtype=dtype)
+    check(linear(x.cuda(), weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "blocks"])
+@pytest.mark.parametrize("m", [9, 20, 40, 100, 128])
+def test_long_fp8_sums_are_promoted(m: int, kind: str) -> None:
+    """Tensor cores keep some 14 bits of a sum and drop the others: at K = 16384 a hundredth of it, at 128 a thousandth."""
+    n, k = 256, 16384
+    values, scale = random_w8(n, k, kind)
+    weight, x = (values.float().abs().to(E4M3), torch.full_like(scale, 0.01)), torch.rand(m, k) + 1
+    rows = round_rows(x, E4M3, k if kind == "fp8" else SCALE_BLOCK).cuda()
+    want = rows @ dequantize_w8(weight[0], weight[1], torch.float64).cuda().t()
+    torch.testing.assert_close(linear(x.cuda(), weight).double(), want, rtol=2.0**-9, atol=0)
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])
@@ -134,19 +156,19 @@ def test_few_rows_in_fp8_keep_small_values(dtype: torch.dtype, kind: str, m: int
     assert torch.all((got - want).abs() <= want.abs() * ROUNDING[dtype] + size * SUMS[E4M3] + lost + 2.0**-24)
 
 
-GEMV = dict(os.environ, UNTORCH_W8A8_SPLIT_M="0")
+OTHERS = dict(os.environ, UNTORCH_W8A8_SPLIT_M="0", UNTORCH_W8A8_FP8_M="0")
 
 
 @pytest.mark.skipif("UNTORCH_W8A8_SPLIT_M" in os.environ, reason="this is the process with the variable")
-def test_the_gemv_of_other_gpus() -> None:
-    """On sm_90 it is for float32 alone, unless the environment says otherwise."""
-    tests = ["every_m", "sizes", "every_value", "few_rows", "same_bits", "in_a_graph", "not_aligned"]
+def test_what_other_gpus_run() -> None:
+    """The GEMV, and cuBLASLt's FP8 for few rows: not on sm_90, unless the environment says otherwise."""
+    tests = ["every_m", "sizes", "every_value", "few_rows", "same_bits", "in_a_graph", "not_aligned", "not_finite"]
     command = [
         sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", "filterwarnings=ignore", __file__,
         "-k", " or ".join(tests),
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=GEMV, capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[3]
+        command, env=OTHERS, capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parents[3]
     )
     assert done.returncode == 0, done.stdout[-4000:]
 

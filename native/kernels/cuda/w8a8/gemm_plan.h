@@ -55,6 +55,8 @@ inline W8GemmPlan w8_gemm_plan(const W8Gemm& p) {
     // Up to 128 rows: the smallest tile that takes them all.
     const bool fits = p.m <= tile.m && (tile.m == 16 || p.m > tile.m / 2);
     if (p.m <= 128 ? tile.m > 128 || !fits : tile.m < 128) continue;
+    // E4M3 has its sums in registers twice.
+    if (p.weight_dtype == DType::kFloat8E4M3FN && tile.m > 128) continue;
     W8GemmPlan plan;
     plan.tile_m = tile.m, plan.tile_n = tile.n;
     plan.tiles_m = static_cast<int>((p.m + tile.m - 1) / tile.m);
@@ -94,16 +96,18 @@ inline bool fits_w8_gemm_sm90(const W8Gemm& p) {
   const W8GemmPlan plan = w8_gemm_plan(p);
   return (plan.tiles() + p.num_sms) * plan.k_blocks < kMaxKBlocks;
 }
+// Up to this M w8_gemm_sm90 multiplies E4M3 faster than cuBLASLt: above it promoting sums takes longer than reading
+// weights.
+inline constexpr std::int64_t kFp8GemmMaxM = 64;
 // Whether w8_gemm_sm90 and w8_split_gemm_sm90 take the problem.
-inline bool has_w8_gemm_sm90(const W8Gemm& p) {
-  return p.weight_dtype == DType::kInt8 && p.m > kW8GemvMaxM && fits_w8_gemm_sm90(p);
-}
+inline bool has_w8_gemm_sm90(const W8Gemm& p) { return fits_w8_gemm_sm90(p); }
 inline bool has_w8_split_gemm_sm90(const W8Gemm& p) {
   return element_size(p.dtype) == 2 && p.m <= kW8GemvMaxM && fits_w8_gemm_sm90(p);
 }
 
-// out = x [m, k] · weightᵀ, both int8, times the scales of rows and columns, + bias: exact sums, rounded once. x:
-// dense, 16-byte aligned. p.workspace: w8_gemm_workspace bytes.
+// out = x [m, k] · weightᵀ, both int8 or both E4M3, times the scales of rows and columns, + bias. int8: exact sums,
+// rounded once; E4M3: sums of 128 of K by the tensor cores, added in float32. With scales of blocks row_scales are
+// those of parts, [k blocks][w8_part_scales_row(m)]. x: dense, 16-byte aligned. p.workspace: w8_gemm_workspace bytes.
 int w8_gemm_sm90(const W8Gemm& p, const void* x, const float* row_scales, Stream stream);
 
 // M up to kW8GemvMaxM: likewise of split rows, for int8 and E4M3, with scales of outputs or blocks.

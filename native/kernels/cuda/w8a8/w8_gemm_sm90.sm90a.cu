@@ -1,6 +1,6 @@
-// GEMM of 8-bit operands for sm_90a, any M: a warp-specialised persistent kernel, WGMMA from shared memory and TMA,
-// with stream-K where whole tiles would leave SMs idle. The epilogue scales rows and columns: no sums go through memory
-// but those of stream-K's fix-up.
+// GEMM of 8-bit operands, int8 or E4M3, for sm_90a, any M: a warp-specialised persistent kernel, WGMMA from shared
+// memory and TMA, with stream-K where whole tiles would leave SMs idle. The epilogue scales rows and columns: no sums
+// go through memory but those of stream-K's fix-up.
 //
 // The operands are swapped: the weight is WGMMA's A operand, 64 columns of the result a warpgroup, and rows of x are
 // its N. So few rows waste little, and an epilogue thread has the scales of two columns.
@@ -12,6 +12,7 @@
 //   a stage in shared memory
 //     weight   [TileN][128] bytes   128-byte swizzle
 //     x        [TileM][128] bytes   likewise; TMA loads of rows behind M alone are left out
+//     scales   [TileM] floats       of x's rows in this k block, with scales of blocks
 //
 // Up to 8 rows of x in 16 bits are sums of 8-bit rows (SplitRows): TileM 16 for int8, 24 for E4M3, and the epilogue
 // adds up. Tiles go in bands of kBandM tiles of rows, M first, so that what is read at a time stays in L2.
@@ -36,11 +37,13 @@ constexpr int kBlockK = kW8GemmBlockK, kBandM = 8;
 constexpr int kProducerThreads = 128;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of a thread, after setmaxnreg
 
-// Split: x is SplitRows.
-template <class W_, bool Split_, int TileM_, int TileN_>
+// x: rows of 8 bits with a scale each, SplitRows, or rows with a scale for each k block of them (parts).
+enum class Rows { kScaled, kSplit, kParts };
+
+template <class W_, Rows X, int TileM_, int TileN_>
 struct Config {
   using W = W_;
-  static constexpr bool kSplit = Split_;
+  static constexpr bool kSplit = X == Rows::kSplit, kParts = X == Rows::kParts;
   static constexpr int kTileM = TileM_, kTileN = TileN_;
   // Of a thread's rows of x: EpilogueScales.
   static constexpr int kScaleRows = kSplit ? 2 : (kTileM + 127) / 128;
@@ -49,14 +52,18 @@ struct Config {
   static constexpr int kBoxM = kTileM < 64 ? kTileM : 64;  // rows of a TMA load
   static constexpr int kWeightBytes = kTileN * kBlockK, kStageBytes = kWeightBytes + kTileM * kBlockK;
   static constexpr int kStages = kTileM >= 256 ? 4 : kTileM >= 192 ? 5 : kTileM >= 128 ? 6 : kTileM >= 64 ? 8 : 10;
-  static constexpr int kStore = kStages * kStageBytes, kScales = kStore + kWarpgroups * kStoreBytes,
-                       kBarriers = kScales + kWarpgroups * kTileM * 4;
+  static constexpr int kPartsBytes = kParts ? (kTileM * 4 + 127) / 128 * 128 : 0;  // of a stage; TMA writes at 128
+  static constexpr int kStore = kStages * kStageBytes, kPartScales = kStore + kWarpgroups * kStoreBytes,
+                       kScales = kPartScales + kStages * kPartsBytes, kBarriers = kScales + kWarpgroups * kTileM * 4;
   static constexpr int kSharedBytes = 1024 + kBarriers + (2 * kStages + 2) * 8;  // 1024: to align the start
   static constexpr bool kReallocatesRegisters = kTileM > 128;
+
+  // Where the scales of a stage's parts are.
+  static constexpr __device__ int part_scales(int stage) { return kPartScales + stage * kPartsBytes; }
 };
 
 struct Maps {
-  TensorMap x, weight;
+  TensorMap x, weight, part_scales;
 };
 
 struct Schedule : TileScheduler {
@@ -123,7 +130,7 @@ __device__ __forceinline__ void produce(const W8Gemm& p, const Maps& maps, const
   while (queue.next(schedule, work)) {
     const auto [m0, n0] = schedule.origin<C>(work.tile);
     const int boxes = (min(C::kTileM, m - m0) + C::kBoxM - 1) / C::kBoxM;
-    const int bytes = C::kWeightBytes + boxes * C::kBoxM * kBlockK;
+    const int bytes = C::kWeightBytes + boxes * C::kBoxM * kBlockK + (C::kParts ? C::kTileM * 4 : 0);
     const auto load_weight = [&](const StageRing<C>& at, int k0) {
       mbarrier_arrive_expect_tx(at.full(at.stage), bytes);
       tma_load_2d(at.memory(), maps.weight, k0, n0, at.full(at.stage), policy);
@@ -149,6 +156,9 @@ __device__ __forceinline__ void produce(const W8Gemm& p, const Maps& maps, const
       for (int box = 0; box < boxes; ++box) {
         tma_load_2d(ring.memory() + C::kWeightBytes + box * C::kBoxM * kBlockK, maps.x, k0, m0 + box * C::kBoxM,
                     ring.full(ring.stage));
+      }
+      if constexpr (C::kParts) {
+        tma_load_2d(ring.base + C::part_scales(ring.stage), maps.part_scales, m0, k_block, ring.full(ring.stage));
       }
       ring.advance();
     }
@@ -176,13 +186,14 @@ __device__ __forceinline__ EpilogueScales<C> load_scales(const W8Gemm& p, const 
   for (int i = 0; i < C::kScaleRows; ++i) {
     const int row = C::kSplit ? thread % 4 * 2 + i : thread + i * 128;
     // Not the read-only path: with PDL the kernel that wrote them may have run beside this one.
-    scales.row[i] = row < C::kTileM && m0 + row < p.m ? __ldcg(row_scales + m0 + row) : 0.0f;
+    const std::int64_t at = p.one_scale ? 0 : m0 + row;
+    scales.row[i] = row >= C::kTileM || m0 + row >= p.m ? 0.0f : C::kParts ? 1.0f : __ldcg(row_scales + at);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int n = column + 8 * i;
     const bool inside = n < p.n;
-    scales.column[i] = !inside ? 0.0f : p.scales_row == 0 ? p.scales[n] : 1.0f;
+    scales.column[i] = !inside ? 0.0f : p.scales_row == 0 ? p.scales[p.one_scale ? 0 : n] : 1.0f;
     scales.bias[i] = !inside                       ? 0.0f
                      : p.dtype == DType::kBFloat16 ? bias_at<__nv_bfloat16>(p, n)
                      : p.dtype == DType::kFloat16  ? bias_at<__half>(p, n)
@@ -248,56 +259,77 @@ __device__ __forceinline__ void epilogue_split(const W8Gemm& p, int n0, const Ep
   }
 }
 
-// Sums of the k blocks [begin, end) of a tile. FP8's are added to float32 a k block at a time: WGMMA keeps fewer bits,
-// and scales of blocks are those of k blocks.
+// The WGMMAs of a k block, in stage `at`: sums = weight · xᵀ, or added to them.
+template <class C>
+__device__ __forceinline__ void multiply(const StageRing<C>& at, int warpgroup,
+                                         WgmmaSum<typename C::W> (&sums)[C::kTileM / 2], bool adds) {
+  const auto memory = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(at.memory())));
+  const std::uint64_t weight = full_smem_descriptor(memory + warpgroup * 64 * kBlockK);
+  const std::uint64_t x = full_smem_descriptor(memory + C::kWeightBytes);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kBlockK / 32; ++step) {
+    wgmma_8bit<typename C::W>(sums, weight + step * 2, x + step * 2, step > 0 || adds ? 1 : 0);
+  }
+  wgmma_commit_group();
+}
+
+template <class C>
+__device__ __forceinline__ void release(const StageRing<C>& ring, int stage) {
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty(stage));
+}
+
+// Sums of the k blocks [begin, end) of a tile, in int32.
+template <class C>
+__device__ __forceinline__ void mainloop(const float*, int begin, int end, int warpgroup, const unsigned char*,
+                                         StageRing<C>& ring, int (&acc)[C::kTileM / 2]) {
+  int before = 0;
+  for (int block = begin; block < end; ++block) {
+    mbarrier_wait(ring.full(ring.stage), ring.parity);
+    multiply<C>(ring, warpgroup, acc, block > begin);
+    wgmma_wait_group<1>();  // the block before is done
+    if (block > begin) release(ring, before);
+    before = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait_group<0>();
+  release(ring, before);
+}
+
+// Sums of E4M3 are promoted, added to float32 in registers, a k block at a time: WGMMA keeps fewer bits, and scales of
+// blocks and parts are those of k blocks.
 template <class C>
 __device__ __forceinline__ void mainloop(const float* block_scales, int begin, int end, int warpgroup,
-                                         StageRing<C>& ring, WgmmaSum<typename C::W> (&acc)[C::kTileM / 2]) {
-  using W = typename C::W;
-  constexpr bool kPromotes = std::is_same_v<W, E4m3Weight>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto release = [&](int stage) {
-    if (lane == 0) mbarrier_arrive(ring.empty(stage));
+                                         const unsigned char* memory, StageRing<C>& ring, float (&acc)[C::kTileM / 2]) {
+  constexpr int kSums = C::kTileM / 2;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
+  const auto scale_of = [&](int block) {
+    return block_scales == nullptr || block >= end ? 1.0f : __ldg(block_scales + block);
   };
-  const auto multiply = [&](WgmmaSum<W>(&sums)[C::kTileM / 2], bool adds) {
-    const auto at = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(ring.memory())));
-    const std::uint64_t weight = full_smem_descriptor(at + warpgroup * 64 * kBlockK);
-    const std::uint64_t x = full_smem_descriptor(at + C::kWeightBytes);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kBlockK / 32; ++step) {
-      wgmma_8bit<W>(sums, weight + step * 2, x + step * 2, step > 0 || adds ? 1 : 0);
-    }
-    wgmma_commit_group();
-  };
-  if constexpr (kPromotes) {
-#pragma unroll
-    for (int i = 0; i < C::kTileM / 2; ++i) acc[i] = 0.0f;
-    float scale = block_scales == nullptr ? 1.0f : __ldg(block_scales + begin);
-    for (int block = begin; block < end; ++block) {
-      const float next = block_scales == nullptr || block + 1 == end ? 1.0f : __ldg(block_scales + block + 1);
-      mbarrier_wait(ring.full(ring.stage), ring.parity);
-      float sums[C::kTileM / 2];
-      multiply(sums, false);
-      wgmma_wait_group<0>();
-      release(ring.stage);
-      ring.advance();
-#pragma unroll
-      for (int i = 0; i < C::kTileM / 2; ++i) acc[i] += sums[i] * scale;
-      scale = next;
-    }
-  } else {
-    int before = 0;
-    for (int block = begin; block < end; ++block) {
-      mbarrier_wait(ring.full(ring.stage), ring.parity);
-      multiply(acc, block > begin);
-      wgmma_wait_group<1>();  // the block before is done
-      if (block > begin) release(before);
-      before = ring.stage;
-      ring.advance();
-    }
+  float scale = scale_of(begin);
+  for (int block = begin; block < end; ++block) {
+    const float next = scale_of(block + 1);
+    mbarrier_wait(ring.full(ring.stage), ring.parity);
+    float sums[kSums];
+    multiply<C>(ring, warpgroup, sums, false);
     wgmma_wait_group<0>();
-    release(before);
+    if constexpr (!C::kParts) release(ring, ring.stage);
+#pragma unroll
+    for (int i = 0; i < kSums; i += 2) {
+      if constexpr (C::kParts) {
+        const float2 rows = reinterpret_cast<const float2*>(memory + C::part_scales(ring.stage))[i / 4 * 4 + t];
+        acc[i] += sums[i] * (rows.x * scale), acc[i + 1] += sums[i + 1] * (rows.y * scale);
+      } else if constexpr (C::kSplit) {
+        acc[i] += sums[i] * scale, acc[i + 1] += sums[i + 1] * scale;
+      } else {
+        acc[i] += sums[i], acc[i + 1] += sums[i + 1];
+      }
+    }
+    if constexpr (C::kParts) release(ring, ring.stage);
+    ring.advance();
+    scale = next;
   }
 }
 
@@ -318,7 +350,7 @@ __device__ __forceinline__ void consume(const W8Gemm& p, const float* row_scales
         p.scales_row == 0 ? nullptr : p.scales + tile_n0 / static_cast<int>(kW8ScaleBlock) * p.scales_row;
     Sum acc[C::kTileM / 2];
     const int k_begin = warp_uniform(work.k_begin), k_end = warp_uniform(work.k_end);
-    mainloop<C>(block_scales, k_begin, k_end, warpgroup, ring, acc);
+    mainloop<C>(block_scales, k_begin, k_end, warpgroup, memory, ring, acc);
     if (k_end < schedule.k_blocks) {
       store_partial<C::kConsumerThreads>(schedule, acc, ring.partial_stored());
       continue;
@@ -381,21 +413,30 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-template <class W, bool Split, int TileM, int TileN>
+template <class C>
 int launch(const W8Gemm& p, const void* x, const float* row_scales, const W8GemmPlan& plan, Stream stream) {
-  using C = Config<W, Split, TileM, TileN>;
   Maps maps{};
   TensorMapSpec spec{.base = x,
                      .element_bytes = 1,
-                     .rows = Split ? TileM : p.m,
+                     .rows = C::kSplit ? C::kTileM : p.m,
                      .columns = p.k,
                      .row_bytes = p.k,
                      .box_rows = C::kBoxM,
                      .box_columns = kBlockK,
                      .swizzle = true};
   if (const int code = encode_tensor_map(spec, maps.x)) return code;
-  spec.base = p.weight, spec.rows = p.n, spec.box_rows = TileN;
+  spec.base = p.weight, spec.rows = p.n, spec.box_rows = C::kTileN;
   if (const int code = encode_tensor_map(spec, maps.weight)) return code;
+  if constexpr (C::kParts) {
+    const TensorMapSpec scales{.base = row_scales,
+                               .element_bytes = 4,
+                               .rows = plan.k_blocks,
+                               .columns = p.m,
+                               .row_bytes = w8_part_scales_row(p.m) * 4,
+                               .box_rows = 1,
+                               .box_columns = C::kTileM};
+    if (const int code = encode_tensor_map(scales, maps.part_scales)) return code;
+  }
   Schedule schedule;
   schedule.tiles_n = plan.tiles_n, schedule.tiles_m = plan.tiles_m, schedule.k_blocks = plan.k_blocks;
   schedule.tiles = static_cast<int>(plan.tiles()), schedule.stream_k_tiles = plan.stream_k_tiles;
@@ -418,27 +459,44 @@ int launch(const W8Gemm& p, const void* x, const float* row_scales, const W8Gemm
 int w8_gemm_sm90(const W8Gemm& p, const void* x, const float* row_scales, Stream stream) {
   if (!has_w8_gemm_sm90(p)) return kNoKernel;
   const W8GemmPlan plan = w8_gemm_plan(p);
-  switch (plan.tile_m) {
-    case 16:
-      return launch<Int8Weight, false, 16, 64>(p, x, row_scales, plan, stream);
-    case 32:
-      return launch<Int8Weight, false, 32, 64>(p, x, row_scales, plan, stream);
-    case 64:
-      return launch<Int8Weight, false, 64, 64>(p, x, row_scales, plan, stream);
-    case 128:
-      return launch<Int8Weight, false, 128, 128>(p, x, row_scales, plan, stream);
-    case 192:
-      return launch<Int8Weight, false, 192, 128>(p, x, row_scales, plan, stream);
-    default:
-      return launch<Int8Weight, false, 256, 128>(p, x, row_scales, plan, stream);
+  const auto with = [&]<class C>(C) { return launch<C>(p, x, row_scales, plan, stream); };
+  if (p.weight_dtype == DType::kInt8) {
+    switch (plan.tile_m) {
+      case 16:
+        return with(Config<Int8Weight, Rows::kScaled, 16, 64>{});
+      case 32:
+        return with(Config<Int8Weight, Rows::kScaled, 32, 64>{});
+      case 64:
+        return with(Config<Int8Weight, Rows::kScaled, 64, 64>{});
+      case 128:
+        return with(Config<Int8Weight, Rows::kScaled, 128, 128>{});
+      case 192:
+        return with(Config<Int8Weight, Rows::kScaled, 192, 128>{});
+      default:
+        return with(Config<Int8Weight, Rows::kScaled, 256, 128>{});
+    }
   }
+  const auto fp8 = [&]<Rows X>() {
+    switch (plan.tile_m) {
+      case 16:
+        return with(Config<E4m3Weight, X, 16, 64>{});
+      case 32:
+        return with(Config<E4m3Weight, X, 32, 64>{});
+      case 64:
+        return with(Config<E4m3Weight, X, 64, 64>{});
+      default:
+        return with(Config<E4m3Weight, X, 128, 128>{});
+    }
+  };
+  return p.scales_row == 0 ? fp8.operator()<Rows::kScaled>() : fp8.operator()<Rows::kParts>();
 }
 
 int w8_split_gemm_sm90(const W8Gemm& p, const SplitRows& x, Stream stream) {
   if (!has_w8_split_gemm_sm90(p)) return kNoKernel;
   const W8GemmPlan plan = w8_gemm_plan(p);
-  return p.weight_dtype == DType::kInt8 ? launch<Int8Weight, true, 16, 64>(p, x.values, x.scales, plan, stream)
-                                        : launch<E4m3Weight, true, 24, 64>(p, x.values, x.scales, plan, stream);
+  return p.weight_dtype == DType::kInt8
+             ? launch<Config<Int8Weight, Rows::kSplit, 16, 64>>(p, x.values, x.scales, plan, stream)
+             : launch<Config<E4m3Weight, Rows::kSplit, 24, 64>>(p, x.values, x.scales, plan, stream);
 }
 
 }  // namespace untorch::kernels::cuda

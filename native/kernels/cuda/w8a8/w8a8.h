@@ -2,8 +2,8 @@
 // dense, with float32 scales: [n], or one for 128 × 128 weights.
 //
 // Small M is bound by memory: the weight is read once, and x keeps 16 bits. For large M rows of x are rounded to 8 bits
-// with scales, W8A8. On sm_90 int8 for any M, and small M, is gemm_plan.h's GEMM; the GEMV here and cuBLASLt do the
-// rest.
+// with scales, W8A8. On sm_90 int8 for any M, and E4M3 up to kFp8GemmMaxM, is gemm_plan.h's GEMM; the GEMV here and
+// cuBLASLt do the rest.
 #pragma once
 
 #include "kernels/cuda/w4a16/problem.h"
@@ -20,6 +20,7 @@ struct W8Gemm : W4A16Gemm {
   DType weight_dtype = DType::kInt8;  // or float8_e4m3fn
   const float* scales = nullptr;
   std::int64_t scales_row = 0;  // of blocks: elements between those of 128 outputs; 0: a scale an output
+  bool one_scale = false;       // one scale for all outputs, and one for all rows (w8_gemm_sm90)
 };
 
 // Up to kW8GemvMaxM rows of x as sums of rows of 8 bits, for WGMMA: bytes of the weight's dtype [pieces · 8, k], piece
@@ -57,6 +58,8 @@ struct W8Rows {
   std::int64_t scales_row = 0;  // of parts: elements between the scales of a part and those of the next
   bool pdl = false;
 };
+// Elements between the scales of a part of m rows and those of the next, as cuBLASLt and TMA read them.
+constexpr std::int64_t w8_part_scales_row(std::int64_t m) { return (m + 3) / 4 * 4; }
 // int8 from -127 to 127, a scale a row.
 int quantize_rows_int8(const W8Rows& rows, Stream stream);
 // float8_e4m3fn, a scale for each 128 of a row: [parts][scales_row], as cuBLASLt reads them.
