@@ -22,19 +22,13 @@ constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? 
 // exp for x <= 0. Below −87 it is 0: subnormal results would cost a hundred cycles each, and −inf is what masks are
 // made of.
 [[gnu::always_inline]] inline V exp_nonpositive(V x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
-  constexpr float kCoefficients[] = {0.49999994f, 0.166665211f, 0.041668389f, 0.00836871006f, 0.00138146023f};
+  constexpr int kOne = 127 << 23;  // the exponent of 1.0
   const I gone = x < -87.0f;
-  x = gone ? V{} : x;
-  const V shifted = x * 1.44269502f + kMagic;
-  const V k = shifted - kMagic;
-  const V r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
-  const V y = (r * r * vecmath::polynomial(r, kCoefficients) + r) + 1.0f;
-  const V scale = (V)(((I)shifted - (I)(V{} + kMagic) + 127) << 23);
-  return gone ? V{} : y * scale;
+  const auto e = vecmath::split_exp(vecmath::at_least(x, V{} - 87.0f));
+  return (V)((I)(e.mantissa * (V)(e.exponent + kOne)) & ~gone);  // a product, which keeps NaN
 }
 
-[[gnu::always_inline]] inline V larger(V x, V y) { return x > y ? x : y; }
+[[gnu::always_inline]] inline V larger(V x, V y) { return vecmath::at_least(y, x); }
 
 // The lanes of v rotated by half, a quarter …, combined by `fn` at every turn.
 template <class W, class Fn>

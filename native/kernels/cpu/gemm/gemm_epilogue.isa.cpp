@@ -10,11 +10,8 @@ namespace {
 using V = Vector<float>;
 constexpr int N = kLanes<float>;
 
-[[gnu::always_inline]] inline V relu(V x) { return x < 0.0f ? V{} : x; }  // NaN stays NaN
-[[gnu::always_inline]] inline V relu6(V x) {
-  x = relu(x);
-  return x > 6.0f ? V{} + 6.0f : x;
-}
+[[gnu::always_inline]] inline V relu(V x) { return vecmath::at_least(x, V{}); }
+[[gnu::always_inline]] inline V relu6(V x) { return vecmath::between(x, 0.0f, 6.0f); }
 [[gnu::always_inline]] inline V hardsigmoid(V x) { return relu6(x + 3.0f) * (1.0f / 6.0f); }
 [[gnu::always_inline]] inline V hardswish(V x) { return x * relu6(x + 3.0f) * (1.0f / 6.0f); }
 

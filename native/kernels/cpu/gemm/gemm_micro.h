@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/vecmath/inline.h"
 
 namespace untorch::kernels::UNTORCH_ISA {
 
@@ -95,8 +96,12 @@ template <class T, int MR, int W>
     for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 16
       for (int j = 0; j < W; ++j) {
-        acc[i][j] = least > acc[i][j] ? least : acc[i][j];
-        acc[i][j] = most < acc[i][j] ? most : acc[i][j];
+        if constexpr (sizeof(T) == sizeof(float)) {
+          acc[i][j] = vecmath::at_most(vecmath::at_least(acc[i][j], least), most);
+        } else {
+          acc[i][j] = least > acc[i][j] ? least : acc[i][j];
+          acc[i][j] = most < acc[i][j] ? most : acc[i][j];
+        }
       }
     }
   }

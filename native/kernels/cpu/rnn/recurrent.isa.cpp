@@ -28,7 +28,7 @@ constexpr int kRows = 3, kSums = 8;  // sums of a row, in panels
 constexpr int kRows = 1, kSums = 4;
 #endif
 
-[[gnu::always_inline]] inline V relu(V x) { return x < 0.0f ? V{} : x; }  // NaN stays NaN
+[[gnu::always_inline]] inline V relu(V x) { return vecmath::at_least(x, V{}); }
 
 // The new hidden state of a vector of units. x(g) and h(g): a gate's share of the input and of the hidden state.
 template <RecurrentCell K, class X, class H>

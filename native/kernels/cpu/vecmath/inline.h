@@ -12,6 +12,10 @@
 
 #include <cstdint>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace untorch::kernels::vecmath {
 namespace {
 
@@ -39,6 +43,39 @@ UNTORCH_VECMATH_INLINE F vabs(F x) {
   return (F)((I)x & 0x7fffffff);
 }
 
+// The larger, the smaller of x and a limit; NaN stays. One instruction on x86, which gives its second operand where
+// either is NaN; compilers make a comparison and a blend of the general form.
+template <class F>
+UNTORCH_VECMATH_INLINE F at_least(F x, F limit) {
+#if defined(__x86_64__)
+  if constexpr (sizeof(F) == 16) return (F)_mm_max_ps((__m128)limit, (__m128)x);
+#if defined(__AVX__)
+  if constexpr (sizeof(F) == 32) return (F)_mm256_max_ps((__m256)limit, (__m256)x);
+#endif
+#if defined(__AVX512F__)
+  if constexpr (sizeof(F) == 64) return (F)_mm512_maskz_max_ps(0xffff, (__m512)limit, (__m512)x);
+#endif
+#endif
+  return limit > x ? limit : x;
+}
+template <class F>
+UNTORCH_VECMATH_INLINE F at_most(F x, F limit) {
+#if defined(__x86_64__)
+  if constexpr (sizeof(F) == 16) return (F)_mm_min_ps((__m128)limit, (__m128)x);
+#if defined(__AVX__)
+  if constexpr (sizeof(F) == 32) return (F)_mm256_min_ps((__m256)limit, (__m256)x);
+#endif
+#if defined(__AVX512F__)
+  if constexpr (sizeof(F) == 64) return (F)_mm512_maskz_min_ps(0xffff, (__m512)limit, (__m512)x);
+#endif
+#endif
+  return limit < x ? limit : x;
+}
+template <class F>
+UNTORCH_VECMATH_INLINE F between(F x, float low, float high) {
+  return at_most(at_least(x, F{} + low), F{} + high);
+}
+
 // Horner's rule, lowest coefficient first.
 template <class F, class T, int N>
 UNTORCH_VECMATH_INLINE F polynomial(F x, const T (&coefficients)[N]) {
@@ -55,8 +92,7 @@ UNTORCH_VECMATH_INLINE F vexp(F x) {
   using I = typename IntOf<F>::type;
   constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
   constexpr float kCoefficients[] = {0.49999994f, 0.166665211f, 0.041668389f, 0.00836871006f, 0.00138146023f};
-  x = x > 90.0f ? F{} + 90.0f : x;  // false for NaN, which stays
-  x = x < -110.0f ? F{} - 110.0f : x;
+  x = between(x, -110.0f, 90.0f);
   const F shifted = x * 1.44269502f + kMagic;
   const F k = shifted - kMagic;
   // log(2) = 0.693145752 (15 bits, so that the product is exact) + the rest.
@@ -96,6 +132,32 @@ UNTORCH_VECMATH_INLINE F vlog(F x) {
   return x >= 0.0f ? result : F{} + __builtin_nanf("");
 }
 
+// e^x = mantissa · 2^k for −87 <= x <= 88, to 2 ulp; k stands where a float has its exponent.
+template <class F>
+struct Exponential {
+  F mantissa;
+  typename IntOf<F>::type exponent;
+};
+template <class F>
+UNTORCH_VECMATH_INLINE Exponential<F> split_exp(F x) {
+  using I = typename IntOf<F>::type;
+  constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
+  constexpr float kCoefficients[] = {1.0f,         1.0f,           0.49999994f,   0.166665211f,
+                                     0.041668389f, 0.00836871006f, 0.00138146023f};
+  const F shifted = x * 1.44269502f + kMagic;
+  const F r = x - (shifted - kMagic) * 0.693147182f;
+  // The low bits of shifted are the integer; what else it holds is shifted out.
+  return {polynomial(r, kCoefficients), (I)shifted << 23};
+}
+
+// e^x for −87 <= x <= 88: no range to guard, no result to scale. NaN may become anything.
+template <class F>
+UNTORCH_VECMATH_INLINE F vexp_within(F x) {
+  using I = typename IntOf<F>::type;
+  const Exponential<F> e = split_exp(x);
+  return (F)((I)e.mantissa + e.exponent);
+}
+
 // tanh: an odd polynomial below 1.25, 1 − 2/(e^2x + 1) above.
 template <class F>
 UNTORCH_VECMATH_INLINE F vtanh(F x) {
@@ -105,22 +167,9 @@ UNTORCH_VECMATH_INLINE F vtanh(F x) {
   const F magnitude = vabs(x);
   const F square = x * x;
   const F small = x * (square * polynomial(square, kCoefficients)) + x;
-  const F large = 1.0f - 2.0f / (vexp(magnitude + magnitude) + 1.0f);
+  const F large = 1.0f - 2.0f / (vexp_within(at_most(magnitude + magnitude, F{} + 40.0f)) + 1.0f);
   const I sign = (I)x & INT32_MIN;
-  return (F)((I)(magnitude < 1.25f ? small : large) | sign);  // the sign of −0 too
-}
-
-// e^x for −87 <= x <= 0 to 2 ulp: no range to guard, no result to scale twice.
-template <class F>
-UNTORCH_VECMATH_INLINE F vexp_negative(F x) {
-  using I = typename IntOf<F>::type;
-  constexpr float kMagic = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
-  constexpr float kCoefficients[] = {1.0f,         1.0f,           0.49999994f,   0.166665211f,
-                                     0.041668389f, 0.00836871006f, 0.00138146023f};
-  const F shifted = x * 1.44269502f + kMagic;
-  const F r = x - (shifted - kMagic) * 0.693147182f;
-  // The low bits of shifted are the integer; what else it holds is shifted out.
-  return (F)((I)polynomial(r, kCoefficients) + ((I)shifted << 23));
+  return (F)((I)(magnitude >= 1.25f ? large : small) | sign);  // the sign of −0 too; NaN from the polynomial
 }
 
 // 1 / (1 + e^−x); below −88.7 it is 0, as in PyTorch.
@@ -129,12 +178,10 @@ UNTORCH_VECMATH_INLINE F vsigmoid(F x) {
   return 1.0f / (1.0f + vexp(-x));
 }
 
-// x / (1 + e^−x), from e^−|x| only, which needs no guard against overflow. Below −87 the result is x·e^−87, almost 0.
+// x / (1 + e^−x). Below −87 the result is x·e^−87, almost 0.
 template <class F>
 UNTORCH_VECMATH_INLINE F vsilu(F x) {
-  const F magnitude = vabs(x);
-  const F e = vexp_negative(-(magnitude > 87.0f ? F{} + 87.0f : magnitude));
-  return (x < 0.0f ? x * e : x) / (1.0f + e);
+  return x / (1.0f + vexp_within(-between(x, -87.0f, 87.0f)));
 }
 
 // x·Φ(x), the normal distribution's: Φ(x) − 1/2 is x times a rational function of x². From √31 on it is ±1/2. One
@@ -155,9 +202,7 @@ UNTORCH_VECMATH_INLINE F vgelu(F x) {
 template <class F>
 UNTORCH_VECMATH_INLINE F vgelu_tanh(F x) {
   const F twice = x * (1.59576912f + 0.0713548163f * (x * x));
-  const F magnitude = vabs(twice);
-  const F e = vexp_negative(-(magnitude > 87.0f ? F{} + 87.0f : magnitude));
-  return (x < 0.0f ? x * e : x) / (1.0f + e);
+  return x / (1.0f + vexp_within(-between(twice, -87.0f, 87.0f)));
 }
 
 }  // namespace
