@@ -24,6 +24,8 @@ TESTS = {
     "test_no_rows_columns_or_features",
     "test_int8_convolution.py": "test_exact_integers test_drawn test_saturation_and_values_that_are_not_finite "
     "test_dynamic_ranges_of_images test_no_images_and_one_pixel test_pool",
+    "test_packed_convolution.py": "test_matches_eager test_depthwise test_depthwise_tiles test_activations",
+    "test_vecmath.py": "test_inline_header test_inline_gelu",
     "test_w4a8.py": "test_rows_and_groups test_the_largest_sums test_every_value_of_four_bits "
     "test_rows_that_are_not_finite_or_tiny test_a_row_alone_gives_what_it_gives_among_others",
 }

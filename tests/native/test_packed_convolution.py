@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.native import shim
 from tests.native.instruction_sets import skip_if_own
 from tests.native.shim import I32, Opt, ShimError, call
 from untorch.ops.packed_convolution import pack_winograd_weight
@@ -131,6 +132,36 @@ def test_depthwise(
     residual = torch.randn_like(expected)
     got = run(x, weight, bias, residual, (stride, stride), padding, (dilation, dilation), channels)
     assert_close(got, expected + residual)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [8, 24, 32, 40, 200])
+@pytest.mark.parametrize("size", [(7, 7), (12, 9), (5, 33), (30, 17), (3, 4)])
+def test_depthwise_tiles(side: int, stride: int, channels: int, size: tuple[int, int]) -> None:
+    """Tiles inside and at both edges, kernel rows outside of the image, whole vectors and half ones."""
+    torch.manual_seed(0)
+    x, weight, bias = images(2, channels, *size), torch.randn(channels, 1, side, side), torch.randn(channels)
+    for padding in (0, side // 2, side - 1):
+        if min(size) + 2 * padding < side:
+            continue
+        y = exact(x, weight, bias, stride, padding, 1, channels)
+        options: Any = {"stride": (stride, stride), "padding": (padding, padding), "groups": channels}
+        assert_close(run(x, weight, bias, None, activation="relu6", **options), F.relu6(y))
+        residual = torch.randn_like(y)
+        assert_close(run(x, weight, bias, residual, activation="silu", **options), F.silu(y) + residual)
+        first = run(x, weight, bias, residual, activation="relu", residual_first=True, **options)
+        assert_close(first, F.relu(y + residual))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(512, 14), (16, 60), (136, 28)])
+def test_depthwise_does_not_depend_on_the_number_of_threads(channels: int, size: int) -> None:
+    x, weight, results = images(1, channels, size, size), torch.randn(channels, 1, 5, 5), []
+    for threads in (1, 2, 3, 5):
+        shim.lib.utp_set_num_threads(threads)
+        results.append(run(x, weight, padding=(2, 2), groups=channels, activation="hardswish"))
+    shim.lib.utp_set_num_threads(2)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
 @pytest.mark.parametrize(

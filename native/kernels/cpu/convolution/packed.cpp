@@ -102,10 +102,19 @@ void run_depthwise(const ConvolutionCall& call) {
   const std::int64_t rows = p.batch * p.output[0];
   const std::int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
   const bool parallel = threads > 1 && operations(p) > 2e5;
-  const std::int64_t parts = parallel ? std::min(rows, kTasksPerThread * threads) : 1;
+  const std::int64_t tasks = parallel ? kTasksPerThread * threads : 1, panels = ceil_div(p.groups, kPackWidth);
   const std::int64_t nbytes = UNTORCH_ISA_CALL(depthwise_workspace)(p.taps());
+  // Parts of few rows would read the rows between them twice: channels are cut first.
+  if (rows < 8 * tasks && panels >= tasks && UNTORCH_ISA_CALL(depthwise_by_channels)(p)) {
+    for_each_item(tasks, parallel, [&](std::int64_t i) {
+      const std::int64_t last = std::min(p.groups, panels * (i + 1) / tasks * kPackWidth);
+      UNTORCH_ISA_CALL(depthwise_slice)(call, 0, rows, panels * i / tasks * kPackWidth, last, workspace(nbytes));
+    });
+    return;
+  }
+  const std::int64_t parts = std::min(rows, tasks);
   for_each_item(parts, parallel, [&](std::int64_t i) {
-    UNTORCH_ISA_CALL(depthwise_slice)(call, rows * i / parts, rows * (i + 1) / parts, workspace(nbytes));
+    UNTORCH_ISA_CALL(depthwise_slice)(call, rows * i / parts, rows * (i + 1) / parts, 0, p.groups, workspace(nbytes));
   });
 }
 

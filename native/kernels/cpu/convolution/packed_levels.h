@@ -54,8 +54,11 @@ UNTORCH_ISA_DECLARE(
                            std::int64_t group0, std::int64_t group1, std::int64_t panel0, std::int64_t panel1,
                            void* workspace);
     std::int64_t depthwise_workspace(std::int64_t taps);
-    // Output rows [row0, row1) of all images, all channels.
-    void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, void* workspace);
+    // Whether a slice takes some of the channels, a multiple of 16 of them but for the last ones.
+    bool depthwise_by_channels(const PackedConvolution& problem);
+    // Output rows [row0, row1) of all images; channels [channel0, channel1), or all of them.
+    void depthwise_slice(const ConvolutionCall& call, std::int64_t row0, std::int64_t row1, std::int64_t channel0,
+                         std::int64_t channel1, void* workspace);
     std::int64_t winograd_workspace(std::int64_t tiles, std::int64_t channels);
     // 2×2 output tiles [tile0, tile1), row by row of all images, all channels.
     void winograd_slice(const ConvolutionCall& call, std::int64_t tile0, std::int64_t tile1, void* workspace);)
