@@ -54,6 +54,10 @@ void pad(const PackedConvolution& p, const float* input, const ImageStrides& fro
     std::fill_n(row, x0 * channels, 0.0f);
     std::fill_n(row + x1 * channels, (width - x1) * channels, 0.0f);
     const float* const line = input + i / height * from.batch + y * from.row - p.padding[1] * from.pixel;
+    if (from.channel == 1 && from.pixel == channels) {
+      std::copy_n(line + x0 * channels, (x1 - x0) * channels, row + x0 * channels);
+      return;
+    }
     for (std::int64_t c = 0; c < channels; ++c) {
       const float* const plane = line + c * from.channel;
       for (std::int64_t x = x0; x < x1; ++x) row[x * channels + c] = plane[x * from.pixel];
