@@ -1,15 +1,16 @@
 """Packs constant convolution weights at export, and fuses what follows: batch norm, activation, residual sum.
 
 conv(x, W, b) → [batch norm] → [activation] → [+ residual] → [activation] becomes one ``untorch::packed_convolution``,
-which computes channels last. Batch norm of inference goes into weight and bias, in float64. The weight is stored once,
-in the kernel's own layout. Convolutions in half types are float32 by now: ``widen_half_convolutions`` runs before.
-Their weights are stored in bfloat16 again where that was the type and there is a kernel.
+which computes channels last. An activation behind views of the result, such as the flattened tokens of a vision
+transformer, moves before them first. Batch norm of inference goes into weight and bias, in float64. The weight is
+stored once, in the kernel's own layout. Convolutions in half types are float32 by now: ``widen_half_convolutions`` runs
+before. Their weights are stored in bfloat16 again where that was the type and there is a kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -41,6 +42,10 @@ CONVOLUTIONS = {
 ROUNDED_FROM = "untorch_rounded_from"
 _WINOGRAD_SIZE = 12  # pixels
 _ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
+_VIEWS = {
+    _aten.view.default, _aten.reshape.default, _aten.flatten.using_ints, _aten.transpose.int, _aten.permute.default,
+    _aten.squeeze.dim, _aten.unsqueeze.default,
+}  # fmt: skip
 
 
 @dataclass
@@ -107,6 +112,7 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
     report = PassReport("pack_convolutions")
     graph = module.graph
     _split_transposed(module)
+    _move_activations(graph)
     found = [node for node in graph.nodes if node.op == "call_function" and node.target in CONVOLUTIONS]
     if not found:
         return report
@@ -126,6 +132,26 @@ def pack_convolutions(module: fx.GraphModule) -> PassReport:
         report.changed.append(" + ".join(node.name for node in chain.nodes))
     remove_unused(module)
     return report
+
+
+def _move_activations(graph: fx.Graph) -> None:
+    """Computes activation(view(conv)) as view(activation(conv)): elementwise, so that the values are the same."""
+    for node in [n for n in graph.nodes if n.op == "call_function" and n.target in CONVOLUTIONS]:
+        last: fx.Node = node
+        user = only_user(node)
+        while user is not None and user.target in _VIEWS and user.args[0] is last:
+            last, user = user, only_user(user)
+        if user is None or last is node or activation_of(user) is None or user.args[0] is not last:
+            continue
+        if is_mutating(user) or not same_layout(user, last):
+            continue
+        (first,) = node.users
+        with graph.inserting_before(first):
+            target = cast("torch._ops.OpOverload", user.target)
+            moved = add_call(graph, user, target, (node, *user.args[1:]), user.kwargs)
+        first.replace_input_with(node, moved)
+        user.replace_all_uses_with(last)
+        graph.erase_node(user)
 
 
 def _split_transposed(module: fx.GraphModule) -> None:

@@ -311,6 +311,35 @@ def test_batch_norm_in_training_stays() -> None:
     assert "batch_norm" in str(targets(module))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: F.gelu(m.conv(x).flatten(2).transpose(1, 2), approximate="tanh"),
+        lambda m, x: F.gelu(m.conv(x).permute(0, 2, 3, 1), approximate="tanh"),
+        lambda m, x: F.gelu(m.conv(x).view(2, 8, 81), approximate="tanh").transpose(1, 2),
+    ],
+)
+def test_an_activation_behind_views_moves_before_them(function: Any) -> None:
+    module, report = run(Functional(function), X)
+    assert only_call(module).args[10] == "gelu_tanh"
+    assert report.changed == ["conv2d + gelu_default"]
+    assert "gelu" not in str(targets(module))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: (lambda y: F.gelu(y) + y)(m.conv(x).flatten(2)),  # the view has another reader
+        lambda m, x: (lambda y: (F.gelu(y.flatten(2)), y))(m.conv(x)),
+        lambda m, x: F.relu_(m.conv(x).flatten(2)),  # it writes
+        lambda m, x: F.gelu(m.conv(x)[:, :4].flatten(2)),  # it reads a part only
+    ],
+)
+def test_activations_behind_views_that_stay(function: Any) -> None:
+    _, report = run(Functional(function), X)
+    assert report.changed == ["conv2d"]
+
+
 def test_writes_in_between_keep_nodes_apart() -> None:
     """The input is written behind the convolution: it cannot be computed where the activation is."""
 
