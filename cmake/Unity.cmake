@@ -1,8 +1,8 @@
 option(UNTORCH_UNITY "Compile several sources at a time, for builds that only tests use: headers are most of a compile" OFF)
 
-# untorch_group_sources(variable folder): has the sources in the list `variable` compiled in groups, by files that include
-# them. Sources with options of their own stay as they are. See cmake/unity.py.
-function(untorch_group_sources variable folder)
+# untorch_group_sources(variable folder largest): has the sources in the list `variable` compiled in groups of up to
+# `largest`, by files that include them. Sources with options of their own stay as they are. See cmake/unity.py.
+function(untorch_group_sources variable folder largest)
   if(NOT UNTORCH_UNITY OR NOT ${variable})
     return()
   endif()
@@ -22,7 +22,7 @@ function(untorch_group_sources variable folder)
     endif()
   endforeach()
   execute_process(
-    COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/unity.py ${CMAKE_CURRENT_BINARY_DIR}/generated/unity/${folder} 14
+    COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/unity.py ${CMAKE_CURRENT_BINARY_DIR}/generated/unity/${folder} ${largest}
             ${others}
     OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE groups COMMAND_ERROR_IS_FATAL ANY)
   string(REPLACE "\n" ";" groups "${groups}")

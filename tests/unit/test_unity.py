@@ -72,6 +72,66 @@ def test_groups(unity: ModuleType, other: str, together: bool, tmp_path: Path) -
     assert len(unity.grouped(sources, 1)) == 2
 
 
+KERNEL = """#define NAMES
+#include "kernels/none.cuh"
+namespace untorch {
+namespace {
+
+constexpr int kThreads = 256;
+struct Tile {
+  static constexpr int kWarps = 8;
+};
+constexpr int kWarps = Tile::kWarps;
+__global__ void __launch_bounds__(kThreads* int{2})
+    fill(float* x) {
+  *x = kThreads;
+}
+
+}  // namespace
+}  // namespace untorch
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "together"),
+    [
+        ("namespace {\nconstexpr int kThreads = 128;\n}  // namespace", True),  # each has its number
+        ("void f() { fill<<<1, 1>>>(); }", True),  # a header's
+        ("int f() { return kWarps; }", False),  # no macro may change a member
+        ("using namespace lt;", False),
+    ],
+)
+def test_cuda_sources(unity: ModuleType, other: str, together: bool, tmp_path: Path) -> None:
+    sources = [tmp_path / "a.sm90a.cu", tmp_path / "b.sm90a.cu"]
+    for source, text in zip(sources, (KERNEL, f"#include <limits>\n{other}\n"), strict=True):
+        source.write_text(text)
+    assert unity.grouped(sources, 2) == ([sources] if together else [[source] for source in sources])
+
+
+def test_a_file_of_cuda_sources(
+    unity: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [tmp_path / "a.sm90a.cu", tmp_path / "b.sm90a.cu", tmp_path / "c.sm90a.cu"]
+    sources[0].write_text(KERNEL)
+    for source in sources[1:]:
+        source.write_text(f'#include "kernels/{source.name[0]}.cuh"\nint {source.name[0]};\n')
+    headers = tmp_path / "kernels"
+    headers.mkdir()
+    monkeypatch.setattr(unity, "_NATIVE", tmp_path)
+    for name in "bc":
+        (headers / f"{name}.cuh").write_text("namespace {\nconstexpr int kRows = 2;\n}  // namespace\n")
+    unity.main(tmp_path / "made", 3, sources)
+    made, alone = map(Path, capsys.readouterr().out.split())
+    assert alone == sources[2], "two headers have a kRows"
+    assert made.name == "unity_0.sm90a.cu"
+    names = ("Tile", "fill", "kThreads")
+    assert made.read_text().splitlines() == [
+        "#define NAMES", '#include "kernels/none.cuh"', '#include "kernels/b.cuh"',
+        *(f"#define {name} {name}_0" for name in names), f'#include "{sources[0]}"',
+        *(f"#undef {name}" for name in names), f'#include "{sources[1]}"',
+    ]  # fmt: skip
+
+
 def test_files(unity: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sources = [tmp_path / f"{name}.cpp" for name in "abc"]
     for source in sources:
@@ -87,6 +147,7 @@ def test_files(unity: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_anonymous_namespaces_are_found(unity: ModuleType) -> None:
     """Their ends are marked as clang-format marks them."""
-    for path in sorted((ROOT / "native").rglob("*.cpp")):
+    paths = [path for pattern in ("*.cpp", "*.cu", "*.cu.in", "*.cuh") for path in (ROOT / "native").rglob(pattern)]
+    for path in sorted(paths):
         lines = path.read_text().splitlines()
         assert lines.count("namespace {") == lines.count("}  // namespace"), path
