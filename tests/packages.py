@@ -7,16 +7,16 @@ import hashlib
 import importlib.metadata
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.warm_process import run_warm
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def compiled(models: pathlib.Path, kind: str) -> pathlib.Path:
-    """The package that ``python models kind path`` makes, in a process of its own: this one stays without PyTorch."""
+    """The package that ``python models kind path`` makes, in another process: this one stays without PyTorch."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -33,6 +33,7 @@ def compiled(models: pathlib.Path, kind: str) -> pathlib.Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 part = path.with_name(f"{kind}.{os.getpid()}.pt2")
-                subprocess.run([sys.executable, str(models), kind, str(part)], check=True, stdout=subprocess.DEVNULL)
+                done = run_warm([models, kind, part])
+                assert done.returncode == 0, done.stderr[-3000:]
                 part.replace(path)
     return path

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import os
 import pathlib
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -57,28 +53,8 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[probe.Prober]:
 
 @pytest.fixture(scope="session")
 def compiled_values() -> Callable[[str, str], pathlib.Path]:
-    """The package of value_models.py by maker ("own", "stock") and sizes; kept under build/test-cache."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("needs PyTorch to compile the test's model")
-    root = HERE.parents[1]
-    sources = [HERE / "value_models.py", *sorted((root / "src/untorch/export").rglob("*.py"))]
-    key = hashlib.blake2b(digest_size=8)
-    for part in (torch, *(source.read_text() for source in sources)):
-        key.update(part.encode())
-
-    def compiled(maker: str, sizes: str) -> pathlib.Path:
-        path = root / "build" / "test-cache" / key.hexdigest() / f"values_{maker}_{sizes}.pt2"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f"part{os.getpid()}_{path.name}")
-            command = [sys.executable, str(HERE / "value_models.py"), maker, sizes, str(part)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            part.replace(path)
-        return path
-
-    return compiled
+    """The package of value_models.py by maker ("own", "stock") and sizes."""
+    return lambda maker, sizes: compiled(HERE / "value_models.py", f"{maker}_{sizes}")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Compiles the model of test_values.py: ``python value_models.py own|stock dynamic|static PATH``."""
+"""Compiles the model of test_values.py: ``python value_models.py own_dynamic|own_static|stock_… PATH``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class Values(torch.nn.Module):
         }
 
 
-def main(maker: str, sizes: str, path: str) -> None:
+def main(kind: str, path: str) -> None:
+    maker, sizes = kind.split("_")
     length = 40_000 if sizes == "dynamic" else 6
     ids = torch.ones(length, dtype=torch.int64)
     args = tuple(ids[0].clone() if name == "select" else ids.clone() for name in NAMES)

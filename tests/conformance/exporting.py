@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-import os
 import pathlib
 import pickle
 import sys
@@ -287,5 +286,4 @@ def to_plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     main(sys.argv[1], pathlib.Path(sys.argv[2]))

@@ -12,8 +12,9 @@ from typing import Any
 import numpy
 import pytest
 
+from tests.warm_process import run_warm
+
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
 RUN_PYTHON = os.environ.get("UNTORCH_RUN_PYTHON", sys.executable)
 MISSING = 77
 MODELS = ("forms", "flex", "complex_numbers", "regions", "ssdlite", "conformer", "emformer")
@@ -22,8 +23,7 @@ EXHAUSTIVE = ("faster_rcnn", "ssd300", "retinanet")
 
 def run(name: str, folder: pathlib.Path) -> tuple[list[list[Any]], list[list[Any]]]:
     """The results of the file and of eager; nothing but our own words on stderr."""
-    command = [sys.executable, "-m", "tests.conformance.exporting", name, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    done = run_warm(["-m", "tests.conformance.exporting", name, folder], timeout=900)
     if done.returncode == MISSING:
         pytest.skip("needs torchvision in build/torchvision, or torchaudio in build/torchaudio")
     assert done.returncode == 0, done.stderr[-3000:]

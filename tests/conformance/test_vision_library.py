@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import recipe_models
+from tests.warm_process import run_warm
 
 ROOT = Path(__file__).parents[2]
 TIMM = ROOT / "build" / "timm"
@@ -19,7 +18,7 @@ MODELS = {"timm": "test_vit", "torchvision": "squeezenet1_1"}
 
 # torchvision is there for this process alone, with operators in Python.
 MAKE = """
-import sys, json, pathlib, warnings
+import json, pathlib, warnings
 warnings.simplefilter("ignore")
 from tests import recipe_models
 from tests.torchvision_ops import import_torchvision
@@ -64,8 +63,9 @@ print(json.dumps({"scores": [s.values.tolist() for s in scores], "indices": [s.i
 def test_scores_equal_the_librarys(library: str, tmp_path: Path) -> None:
     if not (ROOT / "build" / "torchvision").is_dir() or (library == "timm" and not TIMM.is_dir()):
         pytest.skip("make puts timm and torchvision into build/")
-    command = [sys.executable, "-c", MAKE, str(TIMM), library, MODELS[library], str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    script = tmp_path / "make.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{MAKE}")
+    done = run_warm([script, TIMM, library, MODELS[library], tmp_path], timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     wanted: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     found = recipe_models.run_without_torch(tmp_path / "model.pt2", "image-classification")

@@ -15,6 +15,11 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from tests.warm_process import run_warm  # noqa: E402
+
 # Two rounds to settle: arenas of the allocator, stacks that are kept for later threads.
 SETTLED = 2
 LIMITS = {"resident": 24 << 20, "mappings": 60, "files": 0, "tensors": 0}
@@ -31,13 +36,8 @@ def packages() -> pathlib.Path:
     folder = ROOT / "build" / "test-cache" / f"soak-{key}"
     if not (folder / "pairs.pickle").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        # Exported with libraries that are not instrumented, also where sanitize.sh runs this.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        if "UNTORCH_PLAIN_PYTHONPATH" in environment:
-            environment["PYTHONPATH"] = environment["UNTORCH_PLAIN_PYTHONPATH"]
-            environment.pop("UNTORCH_LIBRARY", None)
-        command = [sys.executable, str(HERE / "models.py"), str(folder)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        done = run_warm([HERE / "models.py", folder])
+        assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import untorch
+from tests.warm_process import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -89,6 +90,8 @@ def run_python(script: Path, *arguments: str, folder: Path = ROOT) -> subprocess
     """Runs a script with this process's untorch."""
     paths = [str(Path(untorch.__path__[0]).parent), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if "import torch" in script.read_text() or "untorch.export" in script.read_text():
+        return run_warm([script, *arguments], folder, environment)
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 

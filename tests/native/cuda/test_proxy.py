@@ -5,15 +5,13 @@ The fake driver's device memory is the CPU's, so that a kernel can compute in it
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.native.cuda.fake_gpu import found
-from tests.native.shim import ROOT
+from tests.warm_process import run_warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's own
 
@@ -60,7 +58,8 @@ program = untorch.load(path)
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("triton")
     path = tmp_path_factory.mktemp("proxy") / "model.pt2"
-    subprocess.run([sys.executable, "-m", "tests.native.cuda.proxy_models", str(path)], check=True, cwd=ROOT)
+    done = run_warm(["-m", "tests.native.cuda.proxy_models", path])
+    assert done.returncode == 0, done.stderr[-3000:]
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 
+from tests.warm_process import run_warm
 from untorch.cli.export import parse_options
 from untorch.cli.script import export_arguments, load_models
 from untorch.runtime.errors import InvalidArgumentError, ModelError
@@ -50,6 +52,11 @@ def unknown():
     torch.library.impl("shop::discount", "CPU", lambda x: x * 0.9)
     return Sorter(), (torch.ones(3),)
 """
+
+
+def export_warm(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """``untorch export`` in another process, which ends with it."""
+    return run_warm(["-m", "untorch", "export", *arguments])
 
 
 @pytest.fixture
@@ -251,14 +258,14 @@ def test_output_is_missing(cli: Callable[..., Any]) -> None:
 
 @needs_torch
 def test_unknown_option_before_the_script_runs(tmp_path: Path) -> None:
-    done = run_process("export", "no_such.py:build", "-o", tmp_path / "m.pt2", "--option", "verfy=true")
+    done = export_warm("no_such.py:build", "-o", tmp_path / "m.pt2", "--option", "verfy=true")
     assert done.returncode == 1
     assert done.stderr == "untorch: unknown option 'verfy': did you mean 'verify'?\n"
 
 
 @needs_torch
 def test_check(script: Path) -> None:
-    done = run_process("export", f"{script}:build", "--check", "--json")
+    done = export_warm(f"{script}:build", "--check", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     [method] = document["methods"]
@@ -277,7 +284,7 @@ def test_check(script: Path) -> None:
 
 @needs_torch
 def test_check_names_what_is_missing(script: Path) -> None:
-    done = run_process("export", f"{script}:unknown", "--check", "--json")
+    done = export_warm(f"{script}:unknown", "--check", "--json")
     assert done.returncode == 1, done.stderr
     (missing,) = json.loads(done.stdout)["missing"]
     assert (missing["method"], missing["kind"], missing["name"]) == ("forward", "kernel", "shop::discount")
@@ -311,14 +318,12 @@ def test_export_then_run(script: Path, tmp_path: Path, cli: Callable[..., Any]) 
 @pytest.mark.slow
 def test_cross_compilation(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     source, output = f"{script}:build", tmp_path / "gpu.pt2"
-    done = run_process(
-        "export", source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--arch", "A100", "--json"
-    )
+    done = export_warm(source, "-o", str(output), "--device", "cuda", "--arch", "sm_90", "--arch", "A100", "--json")
     assert done.returncode == 0, done.stderr
     [method] = cli("inspect", output, "--json").document()["methods"]
     assert (method["device"], method["gpu_architectures"]) == ("cuda", ["sm_90", "sm_80"])
     assert all(entry["served"] for entry in method["operators"])
-    done = run_process("export", source, "--check", "--device", "cuda", "--arch", "sm_90", "--json")
+    done = export_warm(source, "--check", "--device", "cuda", "--arch", "sm_90", "--json")
     assert done.returncode == 0 and not json.loads(done.stdout)["missing"]
     refused = cli("export", source, "-o", output, "--arch", "sm_90")
     assert refused.code != 0 and "device must be 'cuda', got 'cpu'" in refused.err
@@ -328,17 +333,17 @@ def test_cross_compilation(script: Path, tmp_path: Path, cli: Callable[..., Any]
 @pytest.mark.slow
 def test_quantize(script: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     path = tmp_path / "net.pt2"
-    command = ("export", f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")
-    wrong = cli(*command, "--option", "quantize.method=gptq", "-o", path)
+    command = (f"{script}:large", "--quantize", "int4", "--option", "quantize.group_size=32")
+    wrong = cli("export", *command, "--option", "quantize.method=gptq", "-o", path)
     assert wrong.err == "untorch: option quantize: method: expected one of 'hqq', 'rtn', got 'gptq'\n"
 
-    done = run_process(*command, "--check", "--json")
+    done = export_warm(*command, "--check", "--json")
     [method] = json.loads(done.stdout)["methods"]
     assert method["operators"]["untorch.int4_linear.default"] == 1
     called = {item["name"]: item["served"] for item in method["fallbacks"]}
     assert called["aoti_torch_cpu_int4_linear"]
 
-    done = run_process(*command, "-o", path, "--verify")
+    done = export_warm(*command, "-o", path, "--verify")
     assert done.returncode == 0, done.stderr
     assert "quantised: 1 weights, 10.0 KiB → 3.8 KiB, largest error 0.0" in done.stdout
     assert "(0); left alone: 2 (it would grow from 480 to 768 bytes)" in done.stdout
