@@ -35,14 +35,17 @@ def keep_compiles() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Draws one of ``UNTORCH_FEWER_EXAMPLES`` examples of each property, for runs that are slow."""
+    """Draws one of ``UNTORCH_FEWER_EXAMPLES`` examples of each property that another run draws all of."""
     divisor = int(os.environ.get("UNTORCH_FEWER_EXAMPLES", "1"))
     if divisor == 1:
         return
     from hypothesis import settings
 
     for test in {
-        item.obj for item in items if hasattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings")
+        item.obj
+        for item in items
+        if hasattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings")
+        and item.get_closest_marker("sanitized") is None
     }:
         given = test._hypothesis_internal_use_settings
         fewer = max(given.max_examples // divisor, 10)

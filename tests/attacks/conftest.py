@@ -20,6 +20,14 @@ from compiler import model_library  # noqa: E402
 from tests.packages import compiled  # noqa: E402
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what AddressSanitizer's run has, too."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("unsanitized") is None:
+            item.add_marker(pytest.mark.sanitized)
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """y = 2 * x + w."""

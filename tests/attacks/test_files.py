@@ -126,6 +126,7 @@ def test_only_regular_files_are_opened(tmp_path: pathlib.Path) -> None:
                     open_it(path)
 
 
+@pytest.mark.unsanitized
 def test_no_memory_and_no_descriptors(path: pathlib.Path) -> None:
     script = """
 import resource

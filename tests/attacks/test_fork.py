@@ -42,6 +42,7 @@ def run(code: str, package: pathlib.Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.unsanitized
 def test_beside_calls_and_loads(kernel_package: pathlib.Path) -> None:
     code = """
 program = untorch.load(path, num_threads=1)

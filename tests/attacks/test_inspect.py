@@ -213,6 +213,7 @@ main()
 """
 
 
+@pytest.mark.unsanitized
 @pytest.mark.parametrize("kind", BOMBS)
 def test_no_small_file_takes_much(kind: str, package: Package, tmp_path: pathlib.Path) -> None:
     build, text = BOMBS[kind]

@@ -109,6 +109,7 @@ def test_a_library_that_clang_compiled(tmp_path: pathlib.Path) -> None:
             assert line == "right" if what == 1 else FAILURES[what] in line, (what, line)
 
 
+@pytest.mark.unsanitized
 @pytest.mark.slow
 def test_the_pool_under_thread_sanitizer(tmp_path: pathlib.Path) -> None:
     compiler, objcopy = shutil.which("g++"), shutil.which("objcopy")
@@ -225,10 +226,8 @@ def test_a_library_that_wants_more_of_openmp_is_refused(tmp_path: pathlib.Path) 
     assert "needs 2 functions that this build of untorch does not have: GOMP_task" in line
 
 
-@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_NPROC"])
+@pytest.mark.parametrize("limit", [pytest.param("RLIMIT_AS", marks=pytest.mark.unsanitized), "RLIMIT_NPROC"])
 def test_threads_that_cannot_be_made(limit: str, path: pathlib.Path) -> None:
-    if limit == "RLIMIT_AS" and os.environ.get("UNTORCH_PROBE_LIMIT") == "0":
-        pytest.skip("the shadow memory of a sanitizer does not fit into the limit")
     if limit == "RLIMIT_NPROC" and os.geteuid() == 0:
         limit_script = "os.setuid(65534)\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
     elif limit == "RLIMIT_NPROC":
@@ -254,6 +253,7 @@ print([f"{{w.category.__name__}}: {{w.message}}"[:52] for w in seen])
     assert lines[-1] == "['RuntimeWarning: the system refused to start a thread']"
 
 
+@pytest.mark.unsanitized
 def test_a_forked_child_has_threads_of_its_own(path: pathlib.Path) -> None:
     script = """
 def child():
@@ -285,6 +285,7 @@ print(run(1))
     assert python(script, path, OMP_NUM_THREADS="3") == ["0", "{0}", "right"]
 
 
+@pytest.mark.unsanitized
 def test_a_fork_beside_calls_and_loads_of_a_compiled_model(compiled_values: Callable[[str, str], pathlib.Path]) -> None:
     script = """
 import sys

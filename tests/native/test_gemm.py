@@ -181,6 +181,7 @@ def test_relu_keeps_nan() -> None:
     assert call(NAME, x, pack(torch.eye(2)), Opt(None), Opt(None), "relu", 2, returns=1).isnan().any()
 
 
+@pytest.mark.unsanitized
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("m", [20, 67])
 def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, m: int) -> None:

@@ -109,6 +109,7 @@ def test_scales_of_float16(scale: float) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -175,6 +175,7 @@ def test_no_rows_columns_or_features() -> None:
     assert torch.equal(got, torch.arange(1.0, 21.0).expand(3, 20))
 
 
+@pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

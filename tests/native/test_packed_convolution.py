@@ -356,6 +356,7 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
     return _run_with(tmp_path_factory.mktemp("one") / "thread", OMP_NUM_THREADS="1")
 
 
+@pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit(one_thread: list[torch.Tensor], tmp_path: Path) -> None:
     three = _run_with(tmp_path / "3", OMP_NUM_THREADS="3")
     assert all(torch.equal(a, b) for a, b in zip(one_thread, three, strict=True))

@@ -173,6 +173,7 @@ for m in (1, 7, 140):
 """
 
 
+@pytest.mark.unsanitized
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     outputs = set()
     for threads in ("1", "2", "3"):
