@@ -53,3 +53,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 keep_compiles()
+# torch.compile starts processes for Triton's kernels beforehand, which take as long as some tests: with the first kernel.
+os.environ.setdefault("TORCH_WARM_POOL", "0")
