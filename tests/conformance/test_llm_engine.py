@@ -250,7 +250,7 @@ print(json.dumps(out))
 """
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.exhaustive)])
 def test_quantised_pages(kv_dtype: str, tmp_path: Path) -> None:
     model, path = make_model("Llama"), tmp_path / "m.pt2"
     causal_lm(model, path, kv_dtype=kv_dtype, token_counts=(16,), progress=False)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 NEW = 10
 PROMPTS = [[3, 7, 1, 9, 30, 11], list(range(40, 70)), [5], [9, 9, 8, 2, 4, 60, 61], list(range(80, 99)), [17, 3]]
-SLOW = pytest.mark.slow
 
 RUN = """
 import json, sys
@@ -37,7 +36,7 @@ print(json.dumps([together, alone]))
 
 @pytest.mark.parametrize(
     ("name", "integers"),
-    [("Qwen3Moe", True), pytest.param("Qwen3Moe", False, marks=pytest.mark.exhaustive), pytest.param("GptOss", True, marks=SLOW),
+    [("Qwen3Moe", True), pytest.param("Qwen3Moe", False, marks=pytest.mark.exhaustive), pytest.param("GptOss", True, marks=pytest.mark.exhaustive),
      pytest.param("DeepseekV3", True, marks=pytest.mark.exhaustive)],
 )  # fmt: skip
 def test_tokens_of_generate(name: str, integers: bool, tmp_path: Path) -> None:

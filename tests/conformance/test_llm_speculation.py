@@ -74,7 +74,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("Llama", "draft"), ("Llama", "ngram"), pytest.param("Gemma2", "ngram", marks=pytest.mark.slow)],
+    [("Llama", "draft"), ("Llama", "ngram"), pytest.param("Gemma2", "ngram", marks=pytest.mark.exhaustive)],
 )
 def test_greedy_tokens(name: str, method: str, package: dict[str, Any]) -> None:
     if name not in package:

@@ -21,7 +21,7 @@ PROMPTS = [[5, 9, 200, 31], [7] * 20, [250]]
 MODELS = [
     pytest.param("Llama", {}, (8, 48), 2, id="Llama"),
     pytest.param(
-        "Llama", {"quantize": {"dtype": "int4", "group_size": 32}}, (8,), 2, id="int4", marks=pytest.mark.slow
+        "Llama", {"quantize": {"dtype": "int4", "group_size": 32}}, (8,), 2, id="int4", marks=pytest.mark.exhaustive
     ),
     pytest.param("Qwen3", {}, (8,), 2, id="Qwen3", marks=pytest.mark.exhaustive),
     pytest.param("OPT", {}, (8,), 1, id="OPT", marks=pytest.mark.exhaustive),

@@ -97,7 +97,13 @@ def test_embeddings_are_close_and_the_layers_small(similarities: Callable[..., o
 
 
 @pytest.mark.parametrize(
-    "options", [OPTIONS, {"group_size": 32}, {"group_size": 64}, {"group_size": 128}], ids=lambda o: str(o)
+    "options",
+    [
+        OPTIONS,
+        {"group_size": 64},
+        *(pytest.param({"group_size": size}, marks=pytest.mark.exhaustive) for size in (32, 128)),
+    ],
+    ids=lambda o: str(o),
 )
 def test_hqq_is_better_than_rtn(options: dict[str, object], similarities: Callable[..., object]) -> None:
     hqq, better = similarities(method="hqq", **options)  # type: ignore[misc]

@@ -103,6 +103,7 @@ def test_int4_by_hqq_generates_like_the_quantised_model(tmp_path: Path, monkeypa
     talks(model, path, tmp_path)
 
 
+@pytest.mark.exhaustive  # language models' steps and attention for GPUs have tests of their own
 @pytest.mark.filterwarnings("ignore")
 def test_cross_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -11,7 +11,7 @@ import pytest
 
 from .run import soak
 
-SECONDS = 30
+SECONDS = 20
 RACE = """
 #include <unistd.h>
 int counter;

@@ -40,13 +40,21 @@ def case(seed: int, count: int = 12) -> dict[str, Any]:
     }
 
 
+@pytest.mark.skipif(INTERPRETED, reason="runs the others")
 def test_in_the_interpreter() -> None:
-    if not INTERPRETED:
-        run_interpreted(__file__)
+    run_interpreted(__file__)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(INTERPRETED, reason="runs the others")
+def test_further_cases_in_the_interpreter() -> None:
+    run_interpreted(__file__, "exhaustive")
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 4))]
+)
 def test_the_kernel(seed: int) -> None:
     given = case(seed)
     got = launch_choose(**given, wrap=lambda kernel: kernel, block=128)

@@ -52,7 +52,9 @@ def random_lengths(rng: np.random.Generator, most: int) -> list[tuple[int, int]]
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(10, 30))]
+)
 def test_any_convolution(seed: int) -> None:
     rng = np.random.default_rng(seed)
     given = conv_batch(
@@ -67,7 +69,9 @@ def test_any_convolution(seed: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(10, 30))]
+)
 def test_any_delta_rule(seed: int) -> None:
     rng = np.random.default_rng(seed)
     heads_k = int(rng.choice([1, 2]))
@@ -183,3 +187,9 @@ def test_pytorch_sees_what_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     run_interpreted(__file__)
+
+
+@compiling
+@pytest.mark.exhaustive
+def test_further_batches_in_the_interpreter() -> None:
+    run_interpreted(__file__, "exhaustive")

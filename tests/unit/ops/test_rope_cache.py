@@ -129,7 +129,9 @@ def verify(given: dict[str, Any]) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(10, 30))]
+)
 def test_any_arguments(seed: int) -> None:
     rng = np.random.default_rng(seed)
 
@@ -213,3 +215,9 @@ def test_pytorch_sees_what_it_writes(kv: torch.dtype | None, monkeypatch: pytest
 @pytest.mark.slow
 def test_in_the_interpreter() -> None:
     run_interpreted(__file__)
+
+
+@compiling
+@pytest.mark.exhaustive
+def test_further_arguments_in_the_interpreter() -> None:
+    run_interpreted(__file__, "exhaustive")
