@@ -22,9 +22,11 @@ from tests.packages import compiled  # noqa: E402
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what AddressSanitizer's run has, too."""
+    """Marks what AddressSanitizer's run is enough for."""
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("unsanitized") is None:
+        if HERE in item.path.parents and not {"unsanitized", "of_each_build"} & {
+            mark.name for mark in item.iter_markers()
+        }:
             item.add_marker(pytest.mark.sanitized)
 
 

@@ -162,6 +162,7 @@ def test_all_missing_functions_are_named(package: Package, tmp_path: pathlib.Pat
     assert text.endswith("; change the model, or update untorch")
 
 
+@pytest.mark.of_each_build
 def test_a_build_without_cuda_says_so(package: Package, tmp_path: pathlib.Path) -> None:
     """What a library needs for CUDA is no gap of untorch where nvcc was missing."""
     source = tmp_path / "needs.c"

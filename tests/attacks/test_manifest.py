@@ -118,6 +118,7 @@ def error_of(path: pathlib.Path, package: Package) -> str:
     return str(caught.value)
 
 
+@pytest.mark.of_each_build
 @pytest.mark.parametrize(("where", "value", "text"), LIES, ids=lambda v: str(v)[:40])
 def test_a_lie_is_found(
     where: tuple[str | int, ...], value: Any, text: str, package: Package, tmp_path: pathlib.Path
@@ -235,6 +236,7 @@ def test_a_stock_package_without_a_library_is_refused(package: Package, tmp_path
         untorch.load(path)
 
 
+@pytest.mark.of_each_build
 @pytest.mark.parametrize(
     ("metadata", "error", "text"),
     [
