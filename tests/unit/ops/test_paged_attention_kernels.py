@@ -112,9 +112,18 @@ def test_ragged(lengths: list[tuple[int, int]], padding: int, processors: int) -
     verify(batch(lengths, 4, 2, 16, 16, padding=padding), processors)
 
 
+WIDTHS = [(576, 512, 16), (192, 128, 4), (256, 256, 2), (96, 96, 2)]
+
+
 @interpreted
-@pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize(("width", "width_v", "heads"), [(576, 512, 16), (192, 128, 4), (256, 256, 2), (96, 96, 2)])
+@pytest.mark.parametrize(
+    ("width", "width_v", "heads", "kv"),
+    [
+        pytest.param(*sizes, kv, marks=() if at % len(KV) == i else pytest.mark.exhaustive)
+        for i, kv in enumerate(KV)
+        for at, sizes in enumerate(WIDTHS)
+    ],
+)
 def test_widths(width: int, width_v: int, heads: int, kv: torch.dtype | None) -> None:
     verify(batch([(1, 40), (20, 35)], heads, 1, width, width_v, dtype=torch.float16, kv=kv), 4)
 
