@@ -192,16 +192,14 @@ def test_heads_that_do_not_fit(tmp_path: Path) -> None:
         causal_lm(model, tmp_path / "m.pt2", device="cuda", arch="sm_80", token_counts=(16,), progress=False)
 
 
-@pytest.mark.parametrize("int4", [False, True])
-def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path, int4: bool) -> None:
+def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path) -> None:
     """One operator a layer; for several tokens its kernels are those of the layers, with one between two of them."""
     from tests.conformance.language_models import make_model
     from untorch.quant import quantize
 
     pytest.importorskip("triton")
     model = make_model("Qwen2", hidden_size=256, intermediate_size=512).to(torch.bfloat16)
-    if int4:
-        quantize(model, dtype="int4", method="rtn", group_size=64, target="cuda", progress=False)
+    quantize(model, dtype="int4", method="rtn", group_size=64, target="cuda", progress=False)
     path = tmp_path / "m.pt2"
     report = causal_lm(model, path, device="cuda", arch="sm_90", token_counts=(16,), keep_sources=True, progress=False)
     [entry] = [entry for entry in report.methods["step_16"].passes if entry.name == "fuse_decoder_linears"]
@@ -213,14 +211,12 @@ def test_the_layers_between_two_attentions(driver: Path, tmp_path: Path, int4: b
     functions = re.findall(r"ERROR_CODE_CHECK\((aoti_torch_cuda_\w+)\(", body)
     counts = {name.removeprefix("aoti_torch_cuda_"): functions.count(name) for name in functions}
     # The first q, k and v, with a bias, and the head.
-    others = {"int4_linear": 2} if int4 else {"addmm_out": 1, "mm_out": 1}
-    assert counts == {"decoder_linears": 3, "paged_prefill": 3, **others}
+    assert counts == {"decoder_linears": 3, "paged_prefill": 3, "int4_linear": 2}
     kernels = [line for line in body.splitlines() if line.strip().startswith("call_triton_")]
     assert len(kernels) <= 8, kernels  # of the embedding, the first norm, the tables and the rows
-    if int4:
-        quantised = manifest["methods"]["step_16"]["quantization"]
-        assert {entry["operator"] for entry in quantised} == {"int4_linear"}
-        assert len(quantised) == 4 * 3 + 1
+    quantised = manifest["methods"]["step_16"]["quantization"]
+    assert {entry["operator"] for entry in quantised} == {"int4_linear"}
+    assert len(quantised) == 4 * 3 + 1
     script = """
 from untorch.llm import Engine, SamplingParams
 with Engine(path, kv_memory="256KiB", max_sequences=4, max_batch_tokens=16, text=False, cuda_graphs=False) as engine:

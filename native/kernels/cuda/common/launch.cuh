@@ -14,7 +14,6 @@ struct Launch {
   // griddepcontrol_launch_dependents. For kernels that call griddepcontrol_wait, where DeviceProperties::has_pdl is
   // set.
   bool pdl = false;
-  bool cooperative = false;  // all CTAs are on the GPU at the same time, or the launch fails
 };
 
 // Returns when the kernels before this one have ended and their writes are visible. Before it a PDL kernel reads
@@ -43,7 +42,7 @@ int launch_kernel(void (*kernel)(Parameters...), const Launch& how, Stream strea
   config.blockDim = dim3(static_cast<unsigned>(how.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(how.shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute attributes[3]{};
+  cudaLaunchAttribute attributes[2]{};
   config.attrs = attributes;
   if (how.cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -55,11 +54,6 @@ int launch_kernel(void (*kernel)(Parameters...), const Launch& how, Stream strea
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (how.cooperative) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }

@@ -539,12 +539,8 @@ int decoder_linears(const DecoderLinears& p, Stream stream) {
     problem.residual_out = p.residual_out, problem.out = p.out;
     problem.eps = p.eps, problem.next_eps = p.next_eps;
     problem.is_constant = p.is_constant;
-    Launch how;
-    how.blocks = dim3(static_cast<unsigned>(p.num_sms));
-    how.threads = kThreads + 32 * kLoadingWarps;
-    how.shared_bytes = shared_bytes_of(problem, p.max_shared_bytes);
-    how.pdl = p.pdl, how.cooperative = true;
-    return launch_kernel(decoder_linears_kernel<T, Weights>, how, stream, problem);
+    return launch_cooperative(decoder_linears_kernel<T, Weights>, p.num_sms, kThreads + 32 * kLoadingWarps,
+                              shared_bytes_of(problem, p.max_shared_bytes), p.pdl, stream, problem);
   });
 }
 

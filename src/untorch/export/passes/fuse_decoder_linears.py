@@ -63,8 +63,12 @@ class _Layers:
         return [self.o, self.swiglu.gate_up, self.swiglu.down, *([] if self.next is None else [self.next])]
 
 
-def fuse_decoder_linears(module: fx.GraphModule, architecture: str | None) -> PassReport:
-    """Runs the pass in place, behind merge_linears. A layer that is left alone is reported by its down projection."""
+def fuse_decoder_linears(module: fx.GraphModule, architecture: str | None, *, dense: bool = False) -> PassReport:
+    """Runs the pass in place, behind merge_linears. A layer that is left alone is reported by its down projection.
+
+    dense: layers in bfloat16 and float16 as well. The operator takes them, one after the other: their GEMVs are bound by
+        memory, and one kernel gains nothing (decision 0067).
+    """
     report = PassReport("fuse_decoder_linears")
     if architecture is None or int(architecture.removeprefix("sm_").rstrip("af")) < _FIRST_ARCHITECTURE:
         report.not_run = f"it is for sm_{_FIRST_ARCHITECTURE} and newer, and the method is for {architecture}"
@@ -72,7 +76,7 @@ def fuse_decoder_linears(module: fx.GraphModule, architecture: str | None) -> Pa
     found = [(node, swiglu) for node in module.graph.nodes if (swiglu := find_swiglu(node)) is not None]
     if not found:
         return report
-    matcher = _Matcher(module, report)
+    matcher = _Matcher(module, report, dense)
     taken: set[fx.Node] = set()
     accepted = []
     for node, swiglu in found:
@@ -96,8 +100,8 @@ def fuse_decoder_linears(module: fx.GraphModule, architecture: str | None) -> Pa
 class _Matcher:
     """What the pass knows of a graph before it changes it."""
 
-    def __init__(self, module: fx.GraphModule, report: PassReport) -> None:
-        self.constants = Constants(module)
+    def __init__(self, module: fx.GraphModule, report: PassReport, dense: bool) -> None:
+        self.constants, self._dense = Constants(module), dense
         self._aliases = Aliases(module.graph)
         self._report = report
         self._known: dict[str, Any] = {}
@@ -163,6 +167,8 @@ class _Matcher:
         if call.family not in ("int4", "linear"):
             kind = "is a GEMM with columns of a constant" if call.family == "mm" else f"is {call.family}"
             return f"it {kind}, no int4 layer and none with a dense weight [n, k]"
+        if call.family == "linear" and not self._dense:
+            return "its weight is dense: its GEMV reads at the memory's speed by itself"
         if value.dtype != x.dtype or x.dtype != like.x.meta["val"].dtype:
             return f"its dtype is {str(x.dtype).removeprefix('torch.')}, and that of o is another"
         if call.family != like.family:

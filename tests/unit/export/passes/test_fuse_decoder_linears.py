@@ -113,7 +113,7 @@ def fused(
     other = [torch.cat([x, x[:, :2] * 3], 1) if 1 in dynamic else x for x in args]
     with torch.no_grad():
         before = [module(*x) for x in (args, other)]
-        report = fuse_decoder_linears(module, "sm_90")
+        report = fuse_decoder_linears(module, "sm_90", dense=True)
         close(module)
         after = [module(*x) for x in (args, other)]
     for results, expected in zip(after, before, strict=True):
@@ -389,10 +389,18 @@ def test_what_stays(make: Callable[[], nn.Module], text: str) -> None:
     assert re.fullmatch(re.escape(text).replace(r"\{\}", r"\S+"), reason), reason
 
 
+def test_dense_layers_stay_by_default() -> None:
+    module = unlift(Decoder().to(BF16), *given(Decoder()))
+    merge_linears(module)
+    report = fuse_decoder_linears(module, "sm_90")
+    [reason] = report.skipped.values()
+    assert reason == "o: its weight is dense: its GEMV reads at the memory's speed by itself" and not calls(module)
+
+
 def test_other_dtypes_stay() -> None:
     module = unlift(Decoder(), *given(Decoder(), torch.float32))
     merge_linears(module)
-    [reason] = fuse_decoder_linears(module, "sm_90").skipped.values()
+    [reason] = fuse_decoder_linears(module, "sm_90", dense=True).skipped.values()
     assert reason == "its dtype is float32: expected bfloat16 or float16"
 
 
@@ -418,14 +426,14 @@ def test_a_weight_that_the_model_writes() -> None:
     model = Writing().to(BF16).requires_grad_(False)
     module = unlift(model, *given(model))
     merge_linears(module)
-    [reason] = fuse_decoder_linears(module, "sm_90").skipped.values()
+    [reason] = fuse_decoder_linears(module, "sm_90", dense=True).skipped.values()
     assert reason == "down: its weight is no constant"
 
 
 @pytest.mark.parametrize("architecture", [None, "sm_80", "sm_89"])
 def test_gpus_without_the_kernel(architecture: str | None) -> None:
     module = unlift(Decoder().to(BF16), *given(Decoder()))
-    report = fuse_decoder_linears(module, architecture)
+    report = fuse_decoder_linears(module, architecture, dense=True)
     assert report.not_run == f"it is for sm_90 and newer, and the method is for {architecture}"
     assert not calls(module)
 
@@ -462,7 +470,7 @@ def step(name: str, int4: bool, **sizes: Any) -> tuple[fx.GraphModule, PassRepor
         first, second = ([x.clone() for x in of_step["args"]] for _ in range(2))
         run_passes(module, ExportOptions(passes={"fuse_decoder_linears": False}), "cuda", architecture="sm_90")
         expected = module(*first)
-        report = fuse_decoder_linears(module, "sm_90")
+        report = fuse_decoder_linears(module, "sm_90", dense=True)
         close(module)
         found = module(*second)
     for a, b in ((found, expected), (second[7], first[7])):
