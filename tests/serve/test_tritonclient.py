@@ -194,7 +194,7 @@ def test_grpc_nonsense(server: Server) -> None:
             ("ModelInfer", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
             ("ModelInfer", b"\x0a\x82\x80\x10" + b"m" * (2 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
             ("Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
-            ("ModelStatistics", b"", grpc.StatusCode.UNIMPLEMENTED),
+            ("TraceSetting", b"", grpc.StatusCode.UNIMPLEMENTED),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(data, timeout=20)
@@ -235,8 +235,8 @@ def test_statistics(module: Any, client: Any) -> None:
     before = read()
     for _ in range(3):
         client.infer("own.linear", [tensor(module, "x", X)])
-    with pytest.raises(InferenceServerException):
-        client.infer("own.linear", [tensor(module, "x", np.ones((2, 5), np.float32))])
+    with pytest.raises(InferenceServerException, match="expected FP32"):
+        client.infer("own.linear", [tensor(module, "x", X.astype(np.float64))])
     after = read("")
     assert count(after, "inference_count") - count(before, "inference_count") == 6  # two rows a call
     assert count(after, "execution_count") - count(before, "execution_count") == 3
