@@ -182,7 +182,9 @@ bool linear_fp8_blocks(const char* op, const OnDevice& on, W8Gemm& p, const Tens
 bool prefers_fp8_gemm_sm90(const W8Gemm& p) {
   // The environment overrides it, for benchmarks and tests.
   static const std::int64_t max_m = from_environment("UNTORCH_W8A8_FP8_M", kernels::cuda::kFp8GemmMaxM);
-  return p.m <= max_m && kernels::cuda::has_w8_gemm_sm90(p);
+  // cuBLASLt leaves SMs idle where few outputs have many inputs.
+  const bool is_deep = p.scales_row == 0 && p.k >= 2 * p.n;
+  return p.m <= (is_deep ? 2 * max_m : max_m) && kernels::cuda::has_w8_gemm_sm90(p);
 }
 
 TensorPtr w8a8_linear_cuda(const char* op, const OnDevice& on, const Tensor& x, const Tensor& weight,

@@ -97,7 +97,7 @@ inline bool fits_w8_gemm_sm90(const W8Gemm& p) {
   return (plan.tiles() + p.num_sms) * plan.k_blocks < kMaxKBlocks;
 }
 // Up to this M w8_gemm_sm90 multiplies E4M3 faster than cuBLASLt: above it promoting sums takes longer than reading
-// weights.
+// weights. Twice as many rows where K is twice N or more: prefers_fp8_gemm_sm90.
 inline constexpr std::int64_t kFp8GemmMaxM = 64;
 // Whether w8_gemm_sm90 and w8_split_gemm_sm90 take the problem.
 inline bool has_w8_gemm_sm90(const W8Gemm& p) { return fits_w8_gemm_sm90(p); }
