@@ -1,29 +1,27 @@
-// The linear layers of a decoder between one attention and the next, for one token: a persistent kernel (sm_90).
+// The int4 layers of a decoder between one attention and the next, for one token: a persistent kernel (sm_90).
 //
 // A GEMV is bound by memory, and between two of them the memory is idle: a launch, the first addresses, the first
-// bytes. Here one CTA an SM has a share of the outputs of all four layers, and one warp of it fills a ring in shared
-// memory with their weights, one layer behind the other. It does not wait for what is multiplied: while the grid meets
+// bytes. Here one CTA an SM has a share of the outputs of all four layers, and four of its warps fill a ring in shared
+// memory with their weights, one layer behind the other. They do not wait for what is multiplied: while the grid meets
 // at a barrier between two layers, and while the kernel before this one ends, the next weights are on their way.
 //
-//   unit        16 outputs × kUnitK inputs, a stage of the ring: the first mma.sync operand (m16n8k16); x is the
-//               second, of whose 8 columns one is used
+//   unit        16 outputs × 512 inputs, a stage of the ring: the first mma.sync operand (m16n8k32); x is the second,
+//               two of whose 8 columns are used
 //   outputs     2 × 8: neighbours, or 8 of gate and the same 8 of up
 //   CTA         its units, one after another, from warp to warp, which leave 16 sums each in shared memory
 //   grid        meets after o, gate_up and down: each CTA then reads all of their result
 //
-// Shared memory: x (the longest), its sums by group (int4), the sums of units, the ring.
+// Shared memory: x (the longest), a step and a sum of each of its groups, the sums of units, the ring.
 //
-// Roofline: memory; weights once, x from L2 once a CTA. Sums are float32, in a fixed order: results are deterministic.
-// What costs is latency: clocks on an H200 for Qwen3-8B's sizes are in decision 0067.
+// Roofline: memory; weights once, x from L2 once a CTA. Units are added up in a fixed order: results are deterministic.
+// What costs is latency: decision 0067 has the clocks of its parts.
 #include <algorithm>
 
-#include "kernels/cuda/common/half_pair.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/decoder/grid_barrier.cuh"
 #include "kernels/cuda/gemm/bulk_ring.cuh"
 #include "kernels/cuda/mma/cp_async_ldmatrix.cuh"
 #include "kernels/cuda/mma/mma_sync.cuh"
-#include "kernels/cuda/w4a16/weight_layout.cuh"
 #include "kernels/decoder_linears.h"
 
 namespace untorch::kernels::cuda {
