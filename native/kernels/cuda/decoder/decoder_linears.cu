@@ -30,13 +30,9 @@ namespace {
 constexpr int kWarps = 16, kThreads = 32 * kWarps;  // that multiply
 constexpr int kLoadingWarps = 4;
 constexpr int kMaxStages = 48;
-// Units of a loading warp that are on their way, of those that the ring has room for. More would make all else that
-// goes through L2 wait: x, the barriers, instructions.
-constexpr int kInFlight = 2;
-constexpr int kChunk = 8;        // elements in 16 bytes
 constexpr int kMaxWidth = 8192;  // what the threads of a CTA keep in registers while they normalise it
 constexpr int kOutputs = 16;     // of a unit
-constexpr int kGateUp = 1, kDown = 2, kNext = 3, kLayers = 4;
+enum : int { kO, kGateUp, kDown, kNext, kLayers };
 constexpr int kSpare = 24 * 1024;  // of an SM's shared memory, for the kernels beside this one
 
 struct Layer {
@@ -65,7 +61,7 @@ struct Problem {
 };
 
 // One launch at a time is on the GPU: its shared memory leaves no room for a second one (shared_bytes_of).
-__device__ GridBarrier grid_barrier;
+[[maybe_unused]] __device__ GridBarrier grid_barrier;
 
 #if __CUDA_ARCH__ >= 900
 // Eight elements as float.
@@ -230,6 +226,9 @@ __device__ __forceinline__ Share share_of(const Layer& layer) {
 template <class Weights>
 __device__ __forceinline__ void load_units(const Problem& p, int warp, int lane, std::uint32_t ring, std::uint32_t full,
                                            std::uint32_t empty) {
+  // Units of a warp that are on their way, of those that the ring has room for. More would make all else that goes
+  // through L2 wait: x, the barriers, instructions.
+  constexpr int kInFlight = 2;
   int stage = warp, parity = 1;  // a first wait returns at once
   int unit = warp;               // in its layer
   int behind = warp, behind_parity = 0, issued = 0;
@@ -264,6 +263,7 @@ __device__ __forceinline__ void sync_multiplying() { asm volatile("bar.sync 1, %
 template <class T, class Weights>
 __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_linears_kernel(Problem p) {
 #if __CUDA_ARCH__ >= 900
+  constexpr int kChunk = 8;  // elements in 16 bytes
   constexpr int kChunks = kMaxWidth / kChunk / kThreads;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ std::uint64_t full_mbarriers[kMaxStages], empty_mbarriers[kMaxStages];
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
       put_vector(layer == kDown ? p.activated : p.x, k);
     }
     // What this thread adds to its first output.
-    const void* const addend = layer == 0       ? p.residual
+    const void* const addend = layer == kO      ? p.residual
                                : layer == kDown ? p.hidden
                                : layer == kNext ? p.next_bias
                                                 : nullptr;
@@ -449,7 +449,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
       } else {
         value = add + rounded<T>(sum);
       }
-      void* const to = layer == 0 ? p.hidden : pairs ? p.activated : layer == kDown ? p.residual_out : p.out;
+      void* const to = layer == kO ? p.hidden : pairs ? p.activated : layer == kDown ? p.residual_out : p.out;
       static_cast<T*>(to)[n0 + i] = static_cast<T>(value);
     }
     if (layer == kNext) break;
