@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
 #if __CUDA_ARCH__ >= 900
   constexpr int kChunk = 8;  // elements in 16 bytes
   constexpr int kChunks = kMaxWidth / kChunk / kThreads;
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char decoder_memory[];
   __shared__ std::uint64_t full_mbarriers[kMaxStages], empty_mbarriers[kMaxStages];
   __shared__ float warp_sums[kWarps];
   griddepcontrol_launch_dependents();
@@ -281,12 +281,12 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
   if (warp >= kWarps) {
     if (!p.is_constant) griddepcontrol_wait();
     load_units<Weights>(p, warp - kWarps, lane,
-                        static_cast<std::uint32_t>(__cvta_generic_to_shared(memory + p.ring_at)), full, empty);
+                        static_cast<std::uint32_t>(__cvta_generic_to_shared(decoder_memory + p.ring_at)), full, empty);
     return;
   }
-  unsigned char* const x = memory;
-  auto* const steps = reinterpret_cast<float2*>(memory + p.steps_at);
-  auto* const partials = reinterpret_cast<float*>(memory + p.partials_at);
+  unsigned char* const x = decoder_memory;
+  auto* const steps = reinterpret_cast<float2*>(decoder_memory + p.steps_at);
+  auto* const partials = reinterpret_cast<float*>(decoder_memory + p.partials_at);
   if (p.is_constant && blockIdx.x < 2 && thread * 64 < p.width) {  // 128 bytes each
     const void* const weight = blockIdx.x == 0 ? p.norm : p.next_norm;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(weight) + thread * 64));
@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(kThreads + 32 * kLoadingWarps, 1) decoder_line
     int part = unit % units;
     for (; unit < count; unit += kWarps) {
       const int k0 = part * Weights::kUnitK, left = k - k0;
-      const unsigned char* const from = memory + p.ring_at + stage * p.stage_bytes;
+      const unsigned char* const from = decoder_memory + p.ring_at + stage * p.stage_bytes;
       mbarrier_wait(full + stage * 8, parity);
       const float2 sums = Weights::multiply(from, p.group_bits, k0, left, x, steps, lane / 4, lane % 4);
       __syncwarp();  // all lanes have read the stage

@@ -443,11 +443,13 @@ def test_in_its_place() -> None:
     [entry] = [entry for entry in PASSES if entry.name == "fuse_decoder_linears"]
     assert entry.devices == ("cuda",) and entry.default is True
     assert names.index("fuse_rope_cache") < names.index("merge_linears") == names.index(entry.name) - 1
-    module = unlift(Decoder().to(BF16), *given(Decoder()))
+    model = Decoder().to(BF16)
+    quantize(model, dtype="int4", method="rtn", group_size=64)
+    module = unlift(model, *given(model))
     reports = run_passes(module, ExportOptions(), "cuda", architecture="sm_90a")
     assert [len(report.changed) for report in reports if report.name == entry.name] == [1]
     assert len(calls(module)) == 1
-    module = unlift(Decoder().to(BF16), *given(Decoder()))
+    module = unlift(model, *given(model))
     run_passes(module, ExportOptions(passes={entry.name: False}), "cuda", architecture="sm_90")
     assert not calls(module)
 
