@@ -66,8 +66,8 @@ class _Layers:
 def fuse_decoder_linears(module: fx.GraphModule, architecture: str | None, *, dense: bool = False) -> PassReport:
     """Runs the pass in place, behind merge_linears. A layer that is left alone is reported by its down projection.
 
-    dense: layers in bfloat16 and float16 as well. The operator takes them, one after the other: their GEMVs are bound by
-        memory, and one kernel gains nothing (decision 0067).
+    dense: layers in bfloat16 and float16 as well. The operator takes them, one after the other: their GEMVs are bound
+        by memory, and one kernel gains nothing (decision 0067).
     """
     report = PassReport("fuse_decoder_linears")
     if architecture is None or int(architecture.removeprefix("sm_").rstrip("af")) < _FIRST_ARCHITECTURE:
