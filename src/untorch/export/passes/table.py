@@ -262,11 +262,12 @@ PASSES = (
         "fuse_decoder_linears",
         lambda module, options, device, architecture: fuse_decoder_linears(module, architecture),
         "makes one operator, `untorch::decoder_linears`, of a decoder's int4 layers between one attention and the "
-        "next: output projection, SwiGLU MLP, the next layer's q, k and v, with the residual sums and RMSNorms between them. "
-        "On sm_90 and newer, one token is one launch. Layers are found by what the graph computes, which random values "
-        "show, with widths that are multiples of 256, up to 8192. Layers with a bias (q, k and v may have one), dense "
-        "weights, other activations, norms behind layers (Gemma 2), and adapters stay, and are in the report with the "
-        "reason ([decision](decisions/0067-multiply-a-decoders-int4-layers-in-one-persistent-kernel.md))",
+        "next: output projection, SwiGLU MLP, the next layer's q, k and v, with the residual sums and RMSNorms "
+        "between them. On sm_90 and newer, one token is one launch. Layers are found by what the graph computes, "
+        "which random values show, with widths that are multiples of 256, up to 8192. Layers with a bias (q, k and v "
+        "may have one), dense weights, other activations, norms behind layers (Gemma 2), and adapters stay, and are "
+        "in the report with the reason "
+        "([decision](decisions/0067-multiply-a-decoders-int4-layers-in-one-persistent-kernel.md))",
         devices=("cuda",),
     ),
     Pass(
