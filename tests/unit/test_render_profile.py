@@ -46,12 +46,12 @@ def test_the_median_run_is_drawn_to_scale(script: ModuleType) -> None:
     ]  # fmt: skip
     assert script.depths(script.median_run(trace())) == [0, 1, 2, 3]
     root = ElementTree.fromstring(script.draw(trace()))
-    boxes = [node for node in root.iter() if node.tag.endswith("}rect") and len(node)]
-    tooltips = [box[0].text for box in boxes]
+    bars = [node for node in root.iter() if node.tag.endswith("}rect") and len(node)]
+    tooltips = [bar[0].text for bar in bars]
     assert tooltips == [
         "forward.run #1: 100.00 µs", "forward: 90.00 µs", "packed_linear: 50.00 µs", "loop <0>: 10.00 µs\nnet.py:3",
     ]  # fmt: skip
-    widths = [float(box.get("width", "0")) for box in boxes]
+    widths = [float(bar.get("width", "0")) for bar in bars]
     assert widths == pytest.approx([widths[0], widths[0] * 0.9, widths[0] / 2, widths[0] / 10], rel=1e-3)
     texts = ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("}text")]
     assert texts[0] == "m.pt2: one run of forward on cpu" and "100 µs" in texts and "packed_linear" in texts

@@ -30,6 +30,9 @@ namespace {
 constexpr int kWarps = 16, kThreads = 32 * kWarps;  // that multiply
 constexpr int kLoadingWarps = 4;
 constexpr int kMaxStages = 48;
+// Units of a loading warp that are on their way, of those that the ring has room for. More would make all else that
+// goes through L2 wait: x, the barriers, instructions.
+[[maybe_unused]] constexpr int kInFlight = 2;
 constexpr int kMaxWidth = 8192;  // what the threads of a CTA keep in registers while they normalise it
 constexpr int kOutputs = 16;     // of a unit
 enum : int { kO, kGateUp, kDown, kNext, kLayers };
@@ -226,9 +229,6 @@ __device__ __forceinline__ Share share_of(const Layer& layer) {
 template <class Weights>
 __device__ __forceinline__ void load_units(const Problem& p, int warp, int lane, std::uint32_t ring, std::uint32_t full,
                                            std::uint32_t empty) {
-  // Units of a warp that are on their way, of those that the ring has room for. More would make all else that goes
-  // through L2 wait: x, the barriers, instructions.
-  constexpr int kInFlight = 2;
   int stage = warp, parity = 1;  // a first wait returns at once
   int unit = warp;               // in its layer
   int behind = warp, behind_parity = 0, issued = 0;

@@ -129,8 +129,8 @@ __device__ __forceinline__ void produce(const W8Gemm& p, const Maps& maps, const
   bool waits = true;
   while (queue.next(schedule, work)) {
     const auto [m0, n0] = schedule.origin<C>(work.tile);
-    const int boxes = (min(C::kTileM, m - m0) + C::kBoxM - 1) / C::kBoxM;
-    const int bytes = C::kWeightBytes + boxes * C::kBoxM * kBlockK + (C::kParts ? C::kTileM * 4 : 0);
+    const int loads = (min(C::kTileM, m - m0) + C::kBoxM - 1) / C::kBoxM;
+    const int bytes = C::kWeightBytes + loads * C::kBoxM * kBlockK + (C::kParts ? C::kTileM * 4 : 0);
     const auto load_weight = [&](const StageRing<C>& at, int k0) {
       mbarrier_arrive_expect_tx(at.full(at.stage), bytes);
       tma_load_2d(at.memory(), maps.weight, k0, n0, at.full(at.stage), policy);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void produce(const W8Gemm& p, const Maps& maps, const
         mbarrier_wait(ring.empty(ring.stage), ring.parity);
         load_weight(ring, k0);
       }
-      for (int box = 0; box < boxes; ++box) {
+      for (int box = 0; box < loads; ++box) {
         tma_load_2d(ring.memory() + C::kWeightBytes + box * C::kBoxM * kBlockK, maps.x, k0, m0 + box * C::kBoxM,
                     ring.full(ring.stage));
       }
