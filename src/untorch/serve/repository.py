@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import untorch
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedders", "Engines", "Package", "Repository", "Transcribers"]
 
 VERSION = "1"
+_M = TypeVar("_M")
 
 
 @dataclass
@@ -344,62 +345,44 @@ class Repository:
         )
 
 
-class Engines:
-    """The language models that are loaded, for the routes of the OpenAI API.
+class _Loaded(Generic[_M]):
+    """The packages that are loaded and have such a model, for the routes of the OpenAI API."""
 
-    ``metrics`` takes the times to a first and to a further token, which only those routes know.
-    """
+    def __init__(self, repository: Repository, model_of: Callable[[Package], _M | None]) -> None:
+        self._repository, self._model_of = repository, model_of
+
+    def names(self) -> list[str]:
+        """Of all that are loaded now."""
+        return sorted(package.name for package in self._repository.packages if self._model_of(package) is not None)
+
+    def get(self, name: str) -> _M | None:
+        """The model of a name; None: there is no such one."""
+        for package in self._repository.packages:
+            if package.name == name:
+                return self._model_of(package)
+        return None
+
+
+class Engines(_Loaded["Engine"]):
+    """Language models. ``metrics`` takes the times to a first and to a further token, which only those routes know."""
 
     def __init__(self, repository: Repository, metrics: Metrics) -> None:
-        self._repository = repository
+        super().__init__(repository, lambda package: package.engine)
         self.metrics = metrics
 
-    def names(self) -> list[str]:
-        """Of all that are loaded now."""
-        return sorted(package.name for package in self._repository.packages if package.engine is not None)
 
-    def get(self, name: str) -> Engine | None:
-        """The engine of a name; None: there is no such language model."""
-        for package in self._repository.packages:
-            if package.name == name:
-                return package.engine
-        return None
-
-
-class Transcribers:
-    """The speech models that are loaded, for the routes of the OpenAI API."""
+class Transcribers(_Loaded["Transcriber"]):
+    """Speech models."""
 
     def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-
-    def names(self) -> list[str]:
-        """Of all that are loaded now."""
-        return sorted(package.name for package in self._repository.packages if package.transcriber is not None)
-
-    def get(self, name: str) -> Transcriber | None:
-        """The model of a name; None: there is no such speech model."""
-        for package in self._repository.packages:
-            if package.name == name:
-                return package.transcriber
-        return None
+        super().__init__(repository, lambda package: package.transcriber)
 
 
-class Embedders:
-    """The packages of the task text-embedding that are loaded, for the routes of the OpenAI API."""
+class Embedders(_Loaded["Embedder"]):
+    """Packages of the task text-embedding, which embed by their front end."""
 
     def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-
-    def names(self) -> list[str]:
-        """Of all that are loaded now."""
-        return sorted(package.name for package in self._repository.packages if package.embedder is not None)
-
-    def get(self, name: str) -> Embedder | None:
-        """The model of a name; None: there is none that embeds by its front end."""
-        for package in self._repository.packages:
-            if package.name == name:
-                return package.embedder
-        return None
+        super().__init__(repository, lambda package: package.embedder)
 
 
 def model_name(package: str, method: str, methods: list[str]) -> str:
