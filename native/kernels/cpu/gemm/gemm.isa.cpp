@@ -110,7 +110,9 @@ void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T 
           copy_rows(mb, kb, rows_a, a.row_stride, a.col_stride, packed_a, kb + kPad);
           rows_a = packed_a, lda = kb + kPad;
         }
-        const int tile_m = static_cast<int>(ceil_div(mb, ceil_div(mb, kMaxRows)));
+        const std::int64_t tiles = ceil_div(mb, kMaxRows);  // the first ones may have a row more than the others
+        const int tile_m = static_cast<int>(ceil_div(mb, tiles));
+        const std::int64_t fuller = mb - tiles * (tile_m - 1);
         for (std::int64_t jp = 0; jp < panels;) {
           // A tail in a panel of its own where B is read in place.
           const std::int64_t left = p.b_in_place && nb % P != 0 && jp < panels - 1 ? panels - 1 - jp : panels - jp;
@@ -124,8 +126,8 @@ void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T 
           tile.panel_step = tail_packed ? P * kb : P;
           tile.beta = pc == 0 ? beta : T(1);
           const bool fits = c.col_stride == 1 && width == group * P;
-          for (std::int64_t i = 0; i < mb; i += tile_m) {
-            const int rows = static_cast<int>(smaller(tile_m, mb - i));
+          for (std::int64_t i = 0, number = 0; number < tiles; ++number) {
+            const int rows = number < fuller ? tile_m : tile_m - 1;
             T* const to = c.data + (ic + i) * c.row_stride + (jc + jp * P) * c.col_stride;
             tile.a = rows_a + i * lda;
             const MicroKernel<T> kernel = kMicro<T>.kernel[rows - 1][group - 1];
@@ -135,6 +137,7 @@ void slice(const GemmPlan& p, std::int64_t m, std::int64_t n, std::int64_t k, T 
             } else {
               aside(tile, kernel, rows, width, group, buffer, to, c.row_stride, c.col_stride);
             }
+            i += rows;
           }
           jp += group;
         }

@@ -33,16 +33,52 @@ constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y 
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 constexpr std::int64_t larger(std::int64_t x, std::int64_t y) { return x > y ? x : y; }
 
-// A tile of sums [rows, width] becomes the result's elements from (i, j) on.
+// Bias, residual, clamp and rounding of a tile of sums [rows, width] in one pass: the result's elements from (i, j) on.
+template <HalfType H, bool kBias, bool kResidual>
+void round_tile(const HalfResult& r, const float* bias, float low, float high, std::int64_t i, std::int64_t j,
+                std::int64_t rows, std::int64_t width, const float* sums, std::int64_t ld) {
+  using V = Vector<float>;
+  const V least = V{} + low, most = V{} + high;
+  const bool first = r.epilogue.residual_first;
+  for (std::int64_t y = 0; y < rows; ++y, sums += ld) {
+    Bits* const to = r.c + (i + y) * r.row_stride + j;
+    [[maybe_unused]] const Bits* const added = kResidual ? r.residual + (i + y) * r.ldr + j : nullptr;
+    const auto value = [&](std::int64_t x, V rest) __attribute__((always_inline)) {
+      V v = load(sums + x);
+      if constexpr (kBias) v += load(bias + x);
+      if (kResidual && first) v += rest;
+      v = vecmath::at_most(vecmath::at_least(v, least), most);
+      return kResidual && !first ? v + rest : v;
+    };
+    const auto whole = [&](std::int64_t x) __attribute__((always_inline)) {
+      return value(x, kResidual ? load_half<H>(added + x) : V{});
+    };
+    std::int64_t x = 0;
+    for (; x + 2 * N <= width; x += 2 * N) store_two_halves<H>(to + x, whole(x), whole(x + N));
+    if (x + N <= width) store_half<H>(to + x, whole(x)), x += N;
+    if (const std::int64_t left = width - x; left > 0) {
+      store_half_part<H>(to + x, value(x, kResidual ? load_half_part<H>(added + x, left) : V{}), left);
+    }
+  }
+}
+
+// A tile of sums [rows, width] becomes the result's elements from (i, j) on. bias: that of column j; may be null.
 template <HalfType H>
-void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t width, float* sums,
-            std::int64_t ld) {
-  if (r.alpha != 1.0f || r.bias != nullptr) {
+void finish(const HalfResult& r, const float* bias, std::int64_t i, std::int64_t j, std::int64_t rows,
+            std::int64_t width, float* sums, std::int64_t ld) {
+  constexpr float kInfinity = __builtin_inff();
+  const bool plain = r.beta == 0.0f && r.col_stride == 1, residual = r.residual != nullptr;
+  const TileEpilogue inside = tile_epilogue({r.epilogue.activation}, false);
+  if (plain && r.alpha == 1.0f && !inside.rest) {
+    const auto round = bias != nullptr ? (residual ? round_tile<H, true, true> : round_tile<H, true, false>)
+                                       : (residual ? round_tile<H, false, true> : round_tile<H, false, false>);
+    return round(r, bias, inside.low, inside.high, i, j, rows, width, sums, ld);
+  }
+  if (r.alpha != 1.0f || bias != nullptr) {
     for (std::int64_t y = 0; y < rows; ++y) {
       for (std::int64_t x = 0; x < width; x += N) {
-        const std::int64_t left = smaller(N, width - x);
         Vector<float> v = load(sums + y * ld + x) * r.alpha;
-        if (r.bias != nullptr) v += left == N ? load_half<H>(r.bias + j + x) : load_half_part<H>(r.bias + j + x, left);
+        if (bias != nullptr) v += load(bias + x);
         store(sums + y * ld + x, v);
       }
     }
@@ -51,7 +87,8 @@ void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t ro
     const Bits* const from = r.residual + (i + y) * r.ldr + j + x;
     v += width - x >= N ? load_half<H>(from) : load_half_part<H>(from, width - x);
   };
-  if (r.residual != nullptr && r.epilogue.residual_first) {
+  const bool before = residual && r.epilogue.residual_first, after = residual && !before;
+  if (before) {
     for (std::int64_t y = 0; y < rows; ++y) {
       for (std::int64_t x = 0; x < width; x += N) {
         Vector<float> v = load(sums + y * ld + x);
@@ -63,13 +100,17 @@ void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t ro
   if (r.epilogue.activation != Activation::kNone) {
     apply_epilogue(rows, width, {r.epilogue.activation}, nullptr, 0, sums, ld);
   }
+  if (plain) {
+    const auto round = after ? round_tile<H, false, true> : round_tile<H, false, false>;
+    return round(r, nullptr, -kInfinity, kInfinity, i, j, rows, width, sums, ld);
+  }
   const bool dense = r.col_stride == 1;
   for (std::int64_t y = 0; y < rows; ++y) {
     Bits* const to = r.c + (i + y) * r.row_stride + j * r.col_stride;
     for (std::int64_t x = 0; x < width; x += N) {
       const std::int64_t left = smaller(N, width - x);
       Vector<float> v = load(sums + y * ld + x);
-      if (r.residual != nullptr && !r.epilogue.residual_first) add_residual(y, x, v);
+      if (after) add_residual(y, x, v);
       if (dense && left == N) {
         if (r.beta != 0.0f) v += load_half<H>(to + x) * r.beta;
         store_half<H>(to + x, v);
@@ -86,21 +127,31 @@ void finish(const HalfResult& r, std::int64_t i, std::int64_t j, std::int64_t ro
   }
 }
 
+// The bias of columns [j, j + count) as float32, with zeros up to a whole panel; null if there is none.
+template <HalfType H>
+const float* widen_bias(const HalfResult& r, std::int64_t j, std::int64_t count, float* to) {
+  if (r.bias == nullptr) return nullptr;
+  widen_row<H>(r.bias + j, 1, count, ceil_div(count, P) * P, to);
+  return to;
+}
+
 // Rows of C without a k: alpha·0 and the epilogue.
 template <HalfType H>
 void finish_zeros(const HalfResult& r, std::int64_t m, std::int64_t n) {
-  float zeros[kBlockN];
-  for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = 0; j < n; j += kBlockN) {
-      const std::int64_t width = smaller(kBlockN, n - j);
+  float zeros[kBlockN], wide[kBlockN];
+  for (std::int64_t j = 0; j < n; j += kBlockN) {
+    const std::int64_t width = smaller(kBlockN, n - j);
+    const float* const bias = widen_bias<H>(r, j, width, wide);
+    for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t x = 0; x < ceil_div(width, N) * N; ++x) zeros[x] = 0.0f;
-      finish<H>(r, i, j, 1, width, zeros, kBlockN);
+      finish<H>(r, bias, i, j, 1, width, zeros, kBlockN);
     }
   }
 }
 
 struct Workspace {
   float* sums;            // [mc, nc]
+  float* bias;            // [nc]
   void* rows;             // [mc, kc + padding]
   float* wide;            // a tile's panels as float32, where several tiles of rows read them
   std::uint32_t* packed;  // for nc columns
@@ -117,6 +168,7 @@ Workspace layout(const HalfPlan& p, std::int64_t k, bool packed, void* memory, s
   };
   Workspace w{};
   w.sums = reinterpret_cast<float*>(take(p.mc * (p.nc + P) * 4));
+  w.bias = reinterpret_cast<float*>(take((p.nc + P) * 4));
   w.rows = take(p.mc * (ceil_div(p.kc, 2) * 2 + kPad) * (p.bf16 ? 2 : 4));
   const std::int64_t wide = p.widens ? kWidePanels * P * ceil_div(p.kc, 2) * 2 : 0;
   w.wide = reinterpret_cast<float*>(take(wide * 4));
@@ -135,9 +187,12 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
 #endif
   for (std::int64_t jc = 0; jc < n; jc += plan.nc) {
     const std::int64_t nb = smaller(plan.nc, n - jc);
+    const float* const bias = widen_bias<H>(result, jc, nb, w.bias);
     for (std::int64_t ic = 0; ic < m; ic += plan.mc) {
       const std::int64_t mb = smaller(plan.mc, m - ic);
-      const int tile_m = static_cast<int>(ceil_div(mb, ceil_div(mb, kMaxRows)));
+      const std::int64_t tiles = ceil_div(mb, kMaxRows);  // the first ones may have a row more than the others
+      const int tile_m = static_cast<int>(ceil_div(mb, tiles));
+      const std::int64_t fuller = mb - tiles * (tile_m - 1);
       for (std::int64_t pc = 0; pc < k; pc += plan.kc) {
         const std::int64_t kb = smaller(plan.kc, k - pc), even = ceil_div(kb, 2) * 2, lda = even + kPad;
         const bool last = pc + kb >= k;
@@ -156,9 +211,22 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
           tile.pairs = even / 2, tile.lda = lda, tile.ldc = ld, tile.accumulate = pc > 0;
           tile.b = packed + (jc + j) * pairs + pc / 2 * P, tile.panel_step = pairs * P;
           const bool wide = plan.widens && mb > tile_m;
+          // While the last rows pass over a widened panel, the next one comes out of memory, as in packed_slice().
+          const std::int64_t parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
+          const std::uint32_t* next = nullptr;
+          if (!wide || group > 1) {
+          } else if (j + width < nb) {
+            next = tile.b + tile.panel_step;
+          } else if (!last) {
+            next = packed + jc * pairs + (pc + kb) / 2 * P;
+          } else if (ic + mb < m) {
+            next = packed + jc * pairs;
+          } else if (jc + plan.nc < n) {
+            next = packed + (jc + plan.nc) * pairs;
+          }
           if (wide) widen_panels<H>(tile.b, group, tile.panel_step, tile.pairs, w.wide);
-          for (std::int64_t i = 0; i < mb; i += tile_m) {
-            const int rows = static_cast<int>(smaller(tile_m, mb - i));
+          for (std::int64_t i = 0, left = tiles; left > 0; --left) {
+            const int rows = tiles - left < fuller ? tile_m : tile_m - 1;
             tile.a = plan.bf16 ? static_cast<const void*>(static_cast<Bits*>(w.rows) + i * lda)
                                : static_cast<const void*>(static_cast<float*>(w.rows) + i * lda);
             // One block of k needs no sums beyond its tile, which then stays in L1.
@@ -168,11 +236,17 @@ void packed_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int
               plain.k = even, plain.a = static_cast<const float*>(tile.a), plain.lda = lda;
               plain.b = w.wide, plain.row_step = P, plain.panel_step = even * P;
               plain.alpha = 1.0f, plain.beta = tile.accumulate ? 1.0f : 0.0f, plain.c = tile.c, plain.ldc = ld;
+              if (next != nullptr && i > 0 && left <= parts) {
+                const std::uint32_t* const ahead = next + (parts - left) * (tile.pairs / parts) * P;
+                plain.next_b = reinterpret_cast<const float*>(ahead);  // half as many lines as the widened panel has
+                plain.next_step = P / 2 / parts;
+              }
               kMicro<float>.kernel[rows - 1][group - 1](plain);
             } else {
               table->kernel[rows - 1][group - 1](tile);
             }
-            if (last) finish<H>(result, ic + i, jc + j, rows, width, tile.c, ld);
+            if (last) finish<H>(result, bias == nullptr ? bias : bias + j, ic + i, jc + j, rows, width, tile.c, ld);
+            i += rows;
           }
           j += width;
         }
@@ -193,7 +267,7 @@ void dot_slice(const HalfPlan& plan, std::int64_t m, std::int64_t n, std::int64_
       (rows == kHalfDotRows ? half_dot_kernel<H, kHalfDotRows>(cols, plan.bf16)
        : rows == 2          ? half_dot_kernel<H, 2>(cols, plan.bf16)
                             : half_dot_kernel<H, 1>(cols, plan.bf16))(tile);
-      finish<H>(result, i, j, rows, cols, sums, P);
+      finish<H>(result, nullptr, i, j, rows, cols, sums, P);
       i += rows;
     }
     j += cols;

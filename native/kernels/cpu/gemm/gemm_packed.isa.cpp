@@ -48,7 +48,10 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
     const std::int64_t nb = smaller(kBlockN, n - jc);
     for (std::int64_t ic = 0; ic < m; ic += kBlockM) {
       const std::int64_t mb = smaller(kBlockM, m - ic);
-      const int tile_m = static_cast<int>(ceil_div(mb, ceil_div(mb, kMaxRows)));
+      // Tiles of tile_m rows, then some of one less: a last tile of a row or two would wait for its own sums.
+      const std::int64_t tiles = ceil_div(mb, kMaxRows);
+      const int tile_m = static_cast<int>(ceil_div(mb, tiles));
+      const std::int64_t fuller = mb - tiles * (tile_m - 1);
       // k == 0 passes once: C is the epilogue of 0.
       for (std::int64_t pc = 0; pc == 0 || pc < k; pc += kc) {
         const std::int64_t kb = smaller(kc, k - pc);
@@ -65,7 +68,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
           tile.row_step = P, tile.panel_step = P * k;
           // While the last rows pass over these panels, the next ones come out of memory, spread over up to eight
           // tiles: all at once they would take every line fill buffer.
-          const std::int64_t tiles = ceil_div(mb, tile_m), parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
+          const std::int64_t parts = tiles > 8 ? 8 : tiles > 4 ? 4 : tiles > 2 ? 2 : 1;
           const float* next = nullptr;
           if (j + width < nb) {
             next = tile.b + width * k;
@@ -77,12 +80,11 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
             next = packed + (jc + kBlockN) * k;
           }
           if (last && bias != nullptr) tile.bias = full == 0 ? bias_tail : bias + jc + j;
-          for (std::int64_t i = 0; i < mb; i += tile_m) {
-            const int rows = static_cast<int>(smaller(tile_m, mb - i));
+          for (std::int64_t i = 0, left = tiles; left > 0; --left) {
+            const int rows = tiles - left < fuller ? tile_m : tile_m - 1;
             float* const to = c + (ic + i) * ldc + jc + j;
             tile.a = a + (ic + i) * lda + pc;
             tile.c = to, tile.ldc = ldc;
-            const std::int64_t left = ceil_div(mb - i, tile_m);  // this tile included
             const bool spread = next != nullptr && i > 0 && left <= parts;
             tile.next_b = spread ? next + (parts - left) * (kb / parts) * P : nullptr;
             tile.next_step = P / parts;
@@ -111,6 +113,7 @@ void packed_slice(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t t
             } else if (last && inside.rest) {
               apply_epilogue(rows, width, epilogue, inside.residual ? nullptr : from, ldr, to, ldc);
             }
+            i += rows;
           }
           j += width;
         }

@@ -100,6 +100,25 @@ template <HalfType H>
   *reinterpret_cast<LooseHalves*>(p) = halves;
 }
 
+// Two vectors, one behind the other.
+template <HalfType H>
+[[gnu::always_inline]] inline void store_two_halves(std::uint16_t* p, Vector<float> first, Vector<float> second) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (H == HalfType::kBFloat16) {
+    const auto rounded = [](Vector<float> v) __attribute__((always_inline)) {
+      const Words bits = (Words)v;
+      const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+      return (__m256i)(v != v ? (bits >> 16) | 0x40u : nearest);
+    };
+    const __m256i both = _mm256_packus_epi32(rounded(first), rounded(second));
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+    return;
+  }
+#endif
+  store_half<H>(p, first);
+  store_half<H>(p + kLanes<float>, second);
+}
+
 // `count` neighbours, fewer than a vector has lanes; what is missing is 0.
 template <HalfType H>
 inline Vector<float> load_half_part(const std::uint16_t* p, std::int64_t count) {
