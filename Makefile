@@ -8,6 +8,8 @@ RUN := .venv-run/bin/python
 PIP_OPTIONS := --quiet --disable-pip-version-check
 # Most modules of torch, transformers and others are never imported here; those that are, Python compiles then.
 INSTALL := -m pip install $(PIP_OPTIONS) --no-compile
+# And keeps them: with this variable, which images of containers set, each process would compile all of torch again.
+export PYTHONDONTWRITEBYTECODE :=
 STAMPS := build/stamps
 SOURCES := $(shell find src native cmake -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null) CMakeLists.txt pyproject.toml
 SENTENCES ?=
