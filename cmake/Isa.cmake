@@ -1,4 +1,4 @@
-option(UNTORCH_BASELINE_ONLY "CPU kernels for the lowest instruction-set level alone: a third less to compile; slow" OFF)
+set(UNTORCH_HIGHEST_ISA v4 CACHE STRING "The highest instruction-set level with CPU kernels: baseline, v3 or v4. Fewer compile sooner")
 
 # untorch_add_isa_sources(target file...): compiles each file once for every instruction-set level of the target
 # machine's architecture (see native/kernels/cpu/common/isa.h) and links the results into `target`.
@@ -13,8 +13,12 @@ function(untorch_add_isa_sources target)
     set(levels baseline)
     set(flags_baseline "")
   endif()
-  if(UNTORCH_BASELINE_ONLY)
-    set(levels baseline)
+  list(FIND levels "${UNTORCH_HIGHEST_ISA}" highest)
+  if(NOT highest EQUAL -1)
+    math(EXPR count "${highest} + 1")
+    list(SUBLIST levels 0 ${count} levels)
+  elseif(NOT UNTORCH_HIGHEST_ISA MATCHES "^v[34]$")
+    message(FATAL_ERROR "UNTORCH_HIGHEST_ISA: expected baseline, v3 or v4, got ${UNTORCH_HIGHEST_ISA}")
   endif()
   # Sanitizers check what the kernels do, at any optimisation; GEMM for AVX-512 takes them a minute at -O3.
   set(optimisation -O3)

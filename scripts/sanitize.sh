@@ -12,12 +12,21 @@ kind=address
 case ${1-} in
   address | thread) kind=$1 && shift ;;
 esac
+has() {
+  for flag; do grep -qw "$flag" /proc/cpuinfo || return 1; done
+}
+# Kernels that this CPU cannot run are not compiled. Sanitizers make AVX-512's a third of the build.
+level=baseline
+if has avx2 fma bmi2; then level=v3; fi
+if has avx2 fma bmi2 avx512f avx512bw avx512cd avx512dq avx512vl; then level=v4; fi
 case $kind in
-  address) build=$root/build/asan sanitizers=address,undefined options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON" ;;
+  address)
+    build=$root/build/asan sanitizers=address,undefined
+    options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON -DUNTORCH_HIGHEST_ISA=$level" ;;
   # Kernels of one level, as threads are the same in all.
   thread)
     build=$root/build/tsan sanitizers=thread
-    options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON -DUNTORCH_BASELINE_ONLY=ON" ;;
+    options="-DUNTORCH_UNITY=ON -DUNTORCH_PRECOMPILE=ON -DUNTORCH_HIGHEST_ISA=baseline" ;;
 esac
 
 # The CUDA kernels are no host code, and compiling them takes minutes; without them there are no CUDA shims.

@@ -13,14 +13,16 @@ constexpr const char* kVnniSuffix = "-vnni";
 
 Isa detect() noexcept {
   Isa best = Isa::kBaseline;
-#if defined(__x86_64__) && !defined(UNTORCH_BASELINE_ONLY)
+#if !defined(UNTORCH_WITHOUT_V3)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
     best = Isa::kV3;
+#if !defined(UNTORCH_WITHOUT_V4)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
       best = Isa::kV4;
     }
+#endif
   }
 #endif
   if (const char* wanted = std::getenv("UNTORCH_ISA")) {

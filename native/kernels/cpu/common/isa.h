@@ -32,26 +32,40 @@ const char* isa_name(Isa isa) noexcept;
 
 }  // namespace untorch::kernels
 
-// UNTORCH_BASELINE_ONLY: a library without the other levels.
-#if defined(__x86_64__) && !defined(UNTORCH_BASELINE_ONLY)
-#define UNTORCH_ISA_DECLARE(...)         \
-  namespace untorch::kernels::baseline { \
-  __VA_ARGS__                            \
-  }                                      \
-  namespace untorch::kernels::v3 {       \
-  __VA_ARGS__                            \
-  }                                      \
-  namespace untorch::kernels::v4 {       \
-  __VA_ARGS__                            \
+// UNTORCH_WITHOUT_V4, and UNTORCH_WITHOUT_V3 beside it: a library without these levels (UNTORCH_HIGHEST_ISA of CMake).
+#if !defined(__x86_64__)
+#define UNTORCH_WITHOUT_V3
+#define UNTORCH_WITHOUT_V4
+#endif
+#define UNTORCH_ISA_DECLARE_BASELINE(...) \
+  namespace untorch::kernels::baseline {  \
+  __VA_ARGS__                             \
   }
+#define UNTORCH_ISA_DECLARE_V3(...) \
+  namespace untorch::kernels::v3 {  \
+  __VA_ARGS__                       \
+  }
+#define UNTORCH_ISA_DECLARE_V4(...) \
+  namespace untorch::kernels::v4 {  \
+  __VA_ARGS__                       \
+  }
+#if defined(UNTORCH_WITHOUT_V3)
+#define UNTORCH_ISA_DECLARE(...) UNTORCH_ISA_DECLARE_BASELINE(__VA_ARGS__)
+#define UNTORCH_ISA_CALL(name) (::untorch::kernels::baseline::name)
+#elif defined(UNTORCH_WITHOUT_V4)
+#define UNTORCH_ISA_DECLARE(...)            \
+  UNTORCH_ISA_DECLARE_BASELINE(__VA_ARGS__) \
+  UNTORCH_ISA_DECLARE_V3(__VA_ARGS__)
+#define UNTORCH_ISA_CALL(name)                                                                  \
+  (::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV3 ? ::untorch::kernels::v3::name \
+                                                                 : ::untorch::kernels::baseline::name)
+#else
+#define UNTORCH_ISA_DECLARE(...)            \
+  UNTORCH_ISA_DECLARE_BASELINE(__VA_ARGS__) \
+  UNTORCH_ISA_DECLARE_V3(__VA_ARGS__)       \
+  UNTORCH_ISA_DECLARE_V4(__VA_ARGS__)
 #define UNTORCH_ISA_CALL(name)                                                                    \
   (::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV4   ? ::untorch::kernels::v4::name \
    : ::untorch::kernels::cpu_isa() == ::untorch::kernels::Isa::kV3 ? ::untorch::kernels::v3::name \
                                                                    : ::untorch::kernels::baseline::name)
-#else
-#define UNTORCH_ISA_DECLARE(...)         \
-  namespace untorch::kernels::baseline { \
-  __VA_ARGS__                            \
-  }
-#define UNTORCH_ISA_CALL(name) (::untorch::kernels::baseline::name)
 #endif
