@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 __all__ = [
+    "CONTAINER",
     "drop_unused",
     "generated_source",
     "headers_folder",
@@ -29,6 +30,8 @@ __all__ = [
     "with_precompiled_header",
 ]
 
+# Of the host's code, the runtime interface alone uses it, which has an object of its own (runtime_interface.py).
+CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"
 _FOLDER_VARIABLE = "UNTORCH_HEADERS"
 _PREFIX_MAP = "-ffile-prefix-map="
 _LIMIT = 12  # precompiled headers of up to 150 MB each; the one that was not used for the longest time goes
@@ -86,12 +89,12 @@ def precompiled_header(compiler: str, arguments: Sequence[str], source: str, fol
 
 
 def _includes(source: str) -> list[str]:
-    """The include directives before the first line of code."""
+    """The include directives before the first line of code, without the container's."""
     found = []
     with open(source) as file:
         for line in file:
             if line.startswith("#include <"):
-                found.append(line)
+                found += [line] if line != CONTAINER else []
             elif line.strip() and not line.startswith("//"):
                 break
     return found

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from untorch.export.precompiled_headers import drop_unused, generated_source, identity, shared_flags
+from untorch.export.precompiled_headers import CONTAINER, drop_unused, generated_source, identity, shared_flags
 
 __all__ = ["cache_folder", "compile_in_parts"]
 
@@ -82,13 +82,18 @@ def _interface(arguments: Sequence[str]) -> str | None:
 
 
 def _split(text: str, interface: str | None) -> tuple[str, str] | None:
-    """The source of the interface, and the rest, which keeps its directives; None where there is no interface."""
+    """The source of the interface, and the rest, which keeps its directives but the container's header.
+
+    None where there is no interface.
+    """
     if not interface or text.count(interface) != 1:
         return None
     before, after = text.split(interface)
     if any(line.strip() and not line.startswith(("//", "#include ")) for line in before.splitlines()):
         return None
     directives = re.findall(r"^#(?:.*\\\n)*.*\n?", interface, re.MULTILINE)
+    if "ModelContainer" not in after:
+        directives = [directive for directive in directives if directive != CONTAINER]
     return before + interface, before + "".join(directives) + after
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from untorch.export import precompiled_headers
-from untorch.export.precompiled_headers import headers_folder, precompiled_header, with_precompiled_header
+from untorch.export.precompiled_headers import CONTAINER, headers_folder, precompiled_header, with_precompiled_header
 
 GXX = shutil.which("g++")
 needs_gxx = pytest.mark.skipif(GXX is None, reason="needs g++")
@@ -148,3 +148,10 @@ def test_other_commands_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for arguments in ([source], ["a.cpp", "-c"], [source, source, "-c"], ["-include", "b.h", source, "-c"]):
         assert with_precompiled_header("g++", arguments) == arguments
     assert not (tmp_path / "headers").exists()
+
+
+def test_the_containers_header_is_the_interfaces_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.wrapper.cpp").write_text(f"#include <vector>\n{CONTAINER}#include <string>\nint f();\n")
+    assert precompiled_headers._includes(str(tmp_path / "a.wrapper.cpp")) == [
+        "#include <vector>\n", "#include <string>\n",
+    ]  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from untorch.export import runtime_interface
+from untorch.export.precompiled_headers import CONTAINER
 from untorch.export.runtime_interface import cache_folder, compile_in_parts
 
 GXX = str(shutil.which("g++"))
@@ -226,6 +227,9 @@ def test_this_torchs_interface_opens_the_hosts_code() -> None:
     assert parts is not None
     assert parts[0] + "int rest;\n" == generated
     assert "AOTInductorModelContainerCreate" not in parts[1] and "#define CONVERT_EXCEPTION_TO_ERROR_CODE" in parts[1]
+    assert CONTAINER in parts[0] and CONTAINER not in parts[1]
+    parts = runtime_interface._split(generated + "AOTInductorModelContainer* kept;\n", interface)
+    assert parts is not None and CONTAINER in parts[1]
 
 
 @needs_gxx
