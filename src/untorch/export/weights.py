@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from untorch import _core
 from untorch.archive import BLOCK_BYTES
@@ -72,6 +73,9 @@ class WeightStore:
         self.files: list[tuple[str, memoryview]] = []
         self.entries: list[dict[str, Any]] = []
         self._by_content: dict[tuple[str, str, int], int] = {}
+        # Methods share storages: each is read, and copied from a GPU, for the first one alone. The reference tells
+        # whether the storage is still the one that was read, and keeps its identity from another one.
+        self._by_storage: dict[tuple[int, int, int, str], tuple[StorageWeakRef, int]] = {}
         self._keep: list[torch.UntypedStorage] = []
 
     @property
@@ -146,6 +150,14 @@ class WeightStore:
         return tensor
 
     def _add(self, storage: torch.UntypedStorage, start: int, length: int, dtype: str) -> int:
+        place = (storage._cdata, start, length, dtype)
+        reference, index = self._by_storage.get(place, (None, 0))
+        if reference is None or reference.expired():  # type: ignore[no-untyped-call]
+            index = self._add_bytes(storage, start, length, dtype)
+            self._by_storage[place] = StorageWeakRef(storage), index  # type: ignore[no-untyped-call]
+        return index
+
+    def _add_bytes(self, storage: torch.UntypedStorage, start: int, length: int, dtype: str) -> int:
         storage = storage.cpu()  # type: ignore[no-untyped-call]
         if length:
             array = (ctypes.c_ubyte * length).from_address(storage.data_ptr() + start)

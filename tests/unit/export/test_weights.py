@@ -58,6 +58,32 @@ def test_equal_storages_are_stored_once_across_methods() -> None:
     assert store.entries[0] == {"file": "data/weights/weight_0", "nbytes": 80}
 
 
+def test_a_storage_is_read_once_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_bytes, sizes = WeightStore._add_bytes, []
+
+    def counted(self: WeightStore, storage: torch.UntypedStorage, start: int, length: int, dtype: str) -> int:
+        sizes.append(length)
+        return read_bytes(self, storage, start, length, dtype)
+
+    monkeypatch.setattr(WeightStore, "_add_bytes", counted)
+    store, weight, empty = WeightStore(), torch.randn(4), torch.empty(0)
+    found = [add(store, a=weight, b=empty) for _ in range(3)]
+    assert sizes == [16, 0] and [[e["weight"] for e in entries] for entries in found] == [[0, 1]] * 3
+    [part] = add(store, a=weight[2:])
+    assert part["weight"] == 2 and torch.equal(read(store, part, torch.float32), weight[2:])
+
+
+def test_a_storage_in_the_place_of_one_that_is_gone() -> None:
+    """A copy of stored bytes is not kept: another weight may get its memory."""
+    store = WeightStore()
+    add(store, a=torch.zeros(1000))
+    for value in map(float, range(20)):
+        weight = torch.full((1000,), value)
+        [entry] = add(store, a=weight)
+        assert torch.equal(read(store, entry, torch.float32), weight)
+    assert len(store.files) == 20
+
+
 def test_views_share_their_storage() -> None:
     store = WeightStore()
     base = torch.randn(4, 6)
