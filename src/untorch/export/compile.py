@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from untorch.export.collector import rare_collections
 from untorch.export.coverage import (
     find_missing,
     kernel_targets,
@@ -55,6 +56,7 @@ class GeneratedCode:
     nodes: dict[str, fx.Node]
 
 
+@rare_collections()
 def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
     """Compiles a traced method with its files below ``folder``: sets ``compiled`` and ``report``.
 

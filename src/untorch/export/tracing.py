@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from untorch.export.collector import rare_collections
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.example_sizes import Examples, allow_sizes_of_one, double_sizes_of_one
@@ -31,6 +32,7 @@ from untorch.runtime.log import INFO, log
 __all__ = ["export_program", "refuse_fused_attention", "trace_method"]
 
 
+@rare_collections()
 def trace_method(method: Method, progress: Progress | None = None) -> Method:
     """torch.export of the method, for its target: sets ``traced``. Raises CompileError or InvalidArgumentError."""
     with method.target.compile_context(), (progress or Progress(False)).step(f"{method.name}: torch.export"):
