@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import KEPT
 from untorch.export import precompiled_headers
 from untorch.export.precompiled_headers import CONTAINER, headers_folder, precompiled_header, with_precompiled_header
 
@@ -139,6 +140,28 @@ def test_the_tests_compiler_includes_them(tmp_path: Path) -> None:
         command = [sys.executable, str(compiler), str(tmp_path / name), "-c", "-o", str(tmp_path / "out.o")]
         assert subprocess.run(command, env=environment, capture_output=True).returncode == status
         assert sorted(path.suffix for path in tmp_path.glob("headers/*")) == kept
+
+
+@pytest.mark.skipif(os.environ.get("CXX") != str(KEPT / "g++"), reason="another compiler was chosen")
+@pytest.mark.parametrize(
+    ("arguments", "starts_python"),
+    [
+        (["--version"], False),
+        (["-c", "-x", "c++", "-", "-o", "a.wrapper.o.rest"], False),
+        (["a.wrapper.o", "a.kernel.o", "-shared", "-o", "a.wrapper.so"], False),
+        (["-include", "b.h", "a.kernel.cpp", "-c"], False),
+        (["a.kernel.cpp", "-c"], True),
+        (["-include", "b.h", "a.wrapper.cpp", "-c"], True),
+    ],
+)
+def test_commands_that_the_tests_compiler_runs_in_python(
+    tmp_path: Path, arguments: list[str], starts_python: bool
+) -> None:
+    """g++.py ends with a KeyError where it is not told the real compiler."""
+    environment = {name: value for name, value in os.environ.items() if name != "UNTORCH_TEST_CXX"}
+    command = [KEPT / "g++", *arguments]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (b"KeyError: 'UNTORCH_TEST_CXX'" in done.stderr) == starts_python
 
 
 def test_other_commands_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
