@@ -31,12 +31,15 @@ def keep_compiles() -> None:
     # This very interpreter, and nothing of its environment: finding another takes longer than some compiles.
     words = [sys.executable, "-I", "-S", str(HERE / "kept_compiles" / "g++.py")]
     KEPT.mkdir(parents=True, exist_ok=True)
-    part = KEPT / f"g++.{os.getpid()}"
-    part.write_text(_COMPILER.format(python=shlex.join(words), compiler=shlex.quote(compiler)))
-    part.chmod(0o755)
-    part.replace(KEPT / "g++")
+    script, text = KEPT / "g++", _COMPILER.format(python=shlex.join(words), compiler=shlex.quote(compiler))
+    # A file that stays keeps its time, by which headers and objects of earlier runs are found.
+    if not script.is_file() or script.read_text() != text:
+        part = KEPT / f"g++.{os.getpid()}"
+        part.write_text(text)
+        part.chmod(0o755)
+        part.replace(script)
     os.environ |= {
-        "CXX": str(KEPT / "g++"),
+        "CXX": str(script),
         "UNTORCH_TEST_CXX": compiler,
         "UNTORCH_HEADERS": str(KEPT / "headers"),
         "UNTORCH_CACHE": str(KEPT / "objects"),
