@@ -33,9 +33,8 @@ const char* isa_name(Isa isa) noexcept;
 }  // namespace untorch::kernels
 
 // UNTORCH_WITHOUT_V4, and UNTORCH_WITHOUT_V3 beside it: a library without these levels (UNTORCH_HIGHEST_ISA of CMake).
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) && !defined(UNTORCH_WITHOUT_V3)
 #define UNTORCH_WITHOUT_V3
-#define UNTORCH_WITHOUT_V4
 #endif
 #define UNTORCH_ISA_DECLARE_BASELINE(...) \
   namespace untorch::kernels::baseline {  \
