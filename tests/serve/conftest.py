@@ -27,6 +27,14 @@ def served_package() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def front_ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serves "colours", which classifies pictures as red, green and blue."""
+    package = packages.compiled(pathlib.Path(__file__).with_name("front_end_models.py"), "colours")
+    with serve(tmp_path_factory.mktemp("front_ends"), package, "--grpc-port", "-1", "--max-pixels", "10000") as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
 def server(
     package: pathlib.Path, served_package: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

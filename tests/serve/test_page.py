@@ -25,6 +25,7 @@ FOLDER = pathlib.Path(untorch.serve.__path__[0]) / "page"
 def test_files(server: Server) -> None:
     for path, kind in (
         ("/", "text/html"), ("/page/app.js", "javascript"), ("/page/tensors.js", "javascript"), ("/page/style.css", "text/css"),
+        ("/page/front_ends.js", "javascript"),
     ):  # fmt: skip
         status, headers, body = server.request("GET", path)
         assert status == 200
@@ -172,6 +173,78 @@ def test_sound_is_sent(server: Server, page: Any, tmp_path: pathlib.Path) -> Non
     one.locator("pre").wait_for()
     numbers = [float(text) for text in one.locator("pre").inner_text().splitlines()[1].split(",")]
     assert np.allclose(numbers, [1.5, 2, 1.5, 1.5], atol=0.01)
+
+
+def test_a_picture_gets_labels(front_ends: Server, page: Any, tmp_path: pathlib.Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (40, 20), "red").save(tmp_path / "red.jpg")
+    page.goto(front_ends.addresses["http"])
+    one = page.locator('section[data-pipeline="colours"]')
+    one.locator("input[type=file]").set_input_files(tmp_path / "red.jpg")
+    one.get_by_role("button", name="Run").click()
+    one.locator("table").wait_for()
+    rows = one.locator("tr").all_inner_texts()
+    assert [row.split()[0] for row in rows] == ["red", "green", "blue"]
+    assert one.locator("canvas").evaluate("canvas => [canvas.width, canvas.height]") == [40, 20]
+    assert "of 1 calls p50" in one.locator("header .facts").inner_text()
+    (tmp_path / "no.jpg").write_bytes(b"no picture")
+    one.locator("input[type=file]").set_input_files(tmp_path / "no.jpg")
+    one.get_by_role("button", name="Run").click()
+    one.get_by_text("inputs: expected an image that Pillow reads").wait_for()
+
+
+TASKS = {
+    "text": ("text-classification", "text", [[{"label": "<b>good</b>", "score": 0.75}]], "<b>good</b> 0.7500"),
+    "rank": ("reranking", "text", [{"index": 1, "score": 0.5, "document": "cats purr"}], "cats purr 0.5000"),
+    "ner": ("token-classification", "text", [{"entity_group": "PER", "score": 0.5, "word": "Ann"}], "PER Ann 0.5000"),
+    "sbert": ("text-embedding", "text", [0.5, 0.25], "2 numbers 0.5000, 0.2500"),
+    "asr": ("automatic-speech-recognition", "audio", {"text": "hello"}, "hello"),
+    "detr": (
+        "object-detection", "image",
+        [{"label": "cat", "score": 0.5, "box": {"xmin": 1, "ymin": 1, "xmax": 9, "ymax": 9}}], "cat 0.5000",
+    ),
+    "clip": ("zero-shot-image-classification", "image", [{"label": "a cat", "score": 0.5}], "a cat 0.5000"),
+}  # fmt: skip
+
+
+def test_results_of_each_task(server: Server, page: Any, tmp_path: pathlib.Path) -> None:
+    """With answers as they would come."""
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    sent: dict[str, Any] = {}
+
+    def answer(route: Any) -> None:
+        name = route.request.url.split("/")[-1].partition("?")[0]
+        sent[name] = route.request
+        route.fulfill(json=TASKS[name][2])
+
+    listed = [
+        {
+            "id": name, "task": task, "input": kind, "architecture": "A",
+            "options": ["candidate_labels"] if name == "clip" else [],
+        }
+        for name, (task, kind, _, _) in TASKS.items()
+    ]  # fmt: skip
+    page.route("**/v1/pipeline", lambda route: route.fulfill(json={"data": listed}))
+    page.route("**/v1/pipeline/**", answer)
+    page.goto(server.addresses["http"])
+    for name, (_, kind, _, shown) in TASKS.items():
+        one = page.locator(f'section[data-pipeline="{name}"]')
+        if kind == "text":
+            one.locator("textarea").fill("dogs bark\ncats purr")
+            if name == "rank":
+                one.get_by_label("query").fill("who purrs")
+        else:
+            one.locator("input[type=file]").set_input_files(tmp_path / ("a.png" if kind == "image" else "a.wav"))
+        if name == "clip":
+            one.get_by_label("candidate labels").fill("a cat, a dog")
+        one.get_by_role("button", name="Run").click()
+        one.locator("pre, table").wait_for()
+        assert " ".join(one.locator("pre, table").inner_text().split()) == shown, name
+    assert sent["rank"].post_data_json == {"inputs": {"query": "who purrs", "documents": ["dogs bark", "cats purr"]}}
+    assert sent["clip"].url.endswith("?candidate_labels=a+cat%2C+a+dog")
+    assert sent["asr"].headers["content-type"].startswith("audio/")
 
 
 def test_a_key_is_asked_for(package: pathlib.Path, tmp_path: pathlib.Path, page: Any) -> None:

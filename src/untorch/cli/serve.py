@@ -97,6 +97,9 @@ def serve(
     max_body: Annotated[
         str, typer.Option("--max-body", metavar="BYTES", help="The largest request: bytes, or such as 64MiB.")
     ] = "64MiB",
+    max_pixels: Annotated[
+        int, typer.Option("--max-pixels", metavar="N", min=1, help="The largest image that a front end decodes.")
+    ] = 32 * 2**20,
     num_runners: NumRunnersOption = None,
     num_threads: NumThreadsOption = 0,
     device: DeviceOption = None,
@@ -181,6 +184,7 @@ def serve(
         timeout=timeout,
         llm_timeout=llm_timeout,
         max_body=parse_bytes(max_body, "--max-body"),
+        max_pixels=max_pixels,
         num_runners=num_runners or 1,
         num_threads=num_threads,
         device=device,

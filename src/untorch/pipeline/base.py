@@ -63,13 +63,18 @@ class Pipeline:
         """A result for each input of one batch."""
         raise NotImplementedError
 
+    def invoke(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """The method's outputs. A server, which joins calls of several clients, puts its own function here."""
+        found = self.program[method](**arguments)
+        return [*found] if isinstance(found, list | tuple) else [found]
+
     def call(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """The method's one output, float32."""
-        return _float32(self.program[method](**arguments))
+        return _float32(self.invoke(method, arguments)[0])
 
     def call_all(self, method: str, arguments: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The method's outputs, float32."""
-        return [_float32(found) for found in self.program[method](**arguments)]
+        return [_float32(found) for found in self.invoke(method, arguments)]
 
     def labels(self, width: int) -> list[str]:
         """The package's labels. Raises InvalidFileError if they are not as many as the model's outputs."""

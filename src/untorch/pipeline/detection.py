@@ -30,8 +30,10 @@ class ObjectDetection(ImagePipeline):
         found = []
         for source in inputs:
             image = read_image(source)
-            logits, boxes = self.call_all("forward", {"pixel_values": self.pixels([image])})
-            found.append(self._objects(logits[0], boxes[0], image.size, threshold))
+            size, pixels = image.size, self.pixels([image])
+            del image, source  # which may be far larger than the model's input
+            logits, boxes = self.call_all("forward", {"pixel_values": pixels})
+            found.append(self._objects(logits[0], boxes[0], size, threshold))
         return found
 
     def _objects(

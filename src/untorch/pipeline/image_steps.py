@@ -17,10 +17,20 @@ from untorch.validation import refuse_url
 __all__ = ["apply_steps", "read_image"]
 
 
-def read_image(source: Any) -> Any:
+def read_image(source: Any, *, max_pixels: int | None = None, formats: Sequence[str] | None = None) -> Any:
     """A Pillow image, RGB: of a path, the bytes of a file, a Pillow image, or an array [height, width, 3] uint8.
 
     It is turned as its EXIF orientation says.
+
+    Args:
+        source: The image.
+        max_pixels: Of a file: those of a larger image are not decoded. None: as Pillow bounds them.
+        formats: Of a file: Pillow's names of formats. None: all that Pillow reads.
+
+    Raises:
+        InvalidArgumentError: It is no image, or too large.
+        FileMissingError: There is no such file. Also a FileNotFoundError.
+        UnsupportedError: Pillow is not installed.
     """
     module = import_extra("PIL.Image", "pillow", "an image")
     if isinstance(source, module.Image):
@@ -46,9 +56,19 @@ def read_image(source: Any) -> Any:
             + type(source).__name__
         )
     try:
-        with module.open(opened) as image:
+        with module.open(opened, formats=formats) as image:
+            width, height = image.size
+            if max_pixels is not None and width * height > max_pixels:
+                raise InvalidArgumentError(
+                    f"pipeline: inputs: expected an image of at most {max_pixels} pixels, got {width} × {height}"
+                )
             return _upright(image)
-    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
+    except (InvalidArgumentError, MemoryError):
+        raise
+    except module.UnidentifiedImageError:
+        known = "a format that Pillow knows" if formats is None else ", ".join(formats)
+        raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {known}") from None
+    except Exception as error:  # a damaged file may lead Pillow to any
         raise InvalidArgumentError(f"pipeline: inputs: expected an image that Pillow reads: {error}") from None
 
 

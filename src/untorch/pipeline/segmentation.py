@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,18 @@ class ImageSegmentation(ImagePipeline):
     def run(self, inputs: Sequence[Any], options: Mapping[str, Any], is_list: bool) -> list[Any]:
         """See the class."""
         images = [read_image(source) for source in inputs]
-        logits = self.call("forward", {"pixel_values": self.pixels(images)})
+        sizes, pixels = [image.size for image in images], self.pixels(images)
+        del images
+        logits = self.call("forward", {"pixel_values": pixels})
         labels = self.labels(logits.shape[1])
-        return [_masks(segment(row, image.size), labels) for row, image in zip(logits, images, strict=True)]
+        return [_masks(segment(row, size), labels, self.finish_mask) for row, size in zip(logits, sizes, strict=True)]
+
+    def finish_mask(self, mask: Any) -> Any:
+        """The result's form of a mask, a Pillow image. A server puts a function here that makes a file of it."""
+        return mask
 
 
-def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.int64]:
+def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[Any]:
     """logits [labels, h, w] → the likeliest label of each pixel [height, width], where size is (width, height).
 
     Logits are resized bilinearly, as torch.nn.functional.interpolate does without align_corners.
@@ -37,7 +43,7 @@ def segment(logits: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.in
     left, right, share = _neighbours(logits.shape[2], width)
     upper, lower, weight = _neighbours(logits.shape[1], height)
     wide = logits[:, :, left] * (1 - share) + logits[:, :, right] * share
-    found = np.empty((height, width), np.int64)
+    found = np.empty((height, width), np.min_scalar_type(len(logits)))
     for begin in range(0, height, _ROWS):
         rows = slice(begin, begin + _ROWS)
         down = weight[rows, None]
@@ -52,9 +58,15 @@ def _neighbours(length: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np
     return first, np.minimum(first + 1, length - 1), (place - first).astype(np.float32)
 
 
-def _masks(found: NDArray[np.int64], labels: list[str]) -> list[dict[str, Any]]:
+def _masks(
+    found: NDArray[Any], labels: list[str], finish: Callable[[Any], Any] = lambda mask: mask
+) -> list[dict[str, Any]]:
+    """finish: of each mask before the next one is made, as those of a large image need much memory together."""
     module = import_extra("PIL.Image", "pillow", "an image")
     return [
-        {"score": None, "label": labels[label], "mask": module.fromarray(((found == label) * 255).astype(np.uint8))}
+        {
+            "score": None, "label": labels[label],
+            "mask": finish(module.fromarray(((found == label) * 255).astype(np.uint8))),
+        }
         for label in np.unique(found).tolist()
-    ]
+    ]  # fmt: skip

@@ -25,6 +25,7 @@ class Tokens:
         self._settings = settings
         self.max_length: int = settings.get("max_length", int)
         self._fixed: int | None = settings.optional("fixed_length", int)
+        self.multiple = 1  # of which lengths are, unless a call says otherwise
         self.inputs: list[str] = settings.texts("text_inputs")
         if unknown := [name for name in self.inputs if name not in _FEATURES]:
             raise settings.damaged(f"text_inputs: unknown {unknown[0]!r:.80}")
@@ -58,8 +59,14 @@ class Tokens:
                 )
         return found
 
-    def arrays(self, encodings: Sequence[Any], multiple: int = 1) -> dict[str, NDArray[np.int64]]:
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether a row that is padded is the same row to the method: it knows what is padding."""
+        return "attention_mask" in self.inputs and not self.pads_left
+
+    def arrays(self, encodings: Sequence[Any], multiple: int | None = None) -> dict[str, NDArray[np.int64]]:
         """The method's inputs, [batch, longest] int64, where the longest is a multiple, or the most that is read."""
+        multiple = self.multiple if multiple is None else multiple
         longest = max(1, *(len(encoding.ids) for encoding in encodings))
         width = self._fixed or max(longest, min(-(-longest // multiple) * multiple, self.max_length))
         found = {}

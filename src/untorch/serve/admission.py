@@ -1,4 +1,4 @@
-"""Admission: how many prompts of each language model run and wait, by all protocols together."""
+"""Admission: how many prompts of a model, or inputs of a front end, run and wait, by all protocols together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Admission"]
 class Admission:
     """Counts prompts by the model's name. Any thread may call it.
 
-    most: Prompts of a model that run and wait together. None: no bound.
+    most: Prompts of a model that run and wait together. None: no bound. what: The word for them in errors.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
+    def __init__(self, most: int | None, what: str = "prompts") -> None:
+        self.most, self._what = most, what
         self._lock = threading.Lock()
         self._live: Counter[str] = Counter()
 
@@ -32,12 +32,13 @@ class Admission:
         """
         if self.most is not None and count > self.most:
             raise InvalidArgumentError(
-                f"model '{model}': expected at most {self.most} prompts, which is the server's limit, got {count}"
+                f"model '{model}': expected at most {self.most} {self._what}, which is the server's limit, got {count}"
             )
         with self._lock:
             if self.most is not None and self._live[model] + count > self.most:
                 raise QueueFullError(
-                    f"model '{model}': {self._live[model]} of {self.most} prompts run and wait already: try again later"
+                    f"model '{model}': {self._live[model]} of {self.most} {self._what} run and wait already: "
+                    "try again later"
                 )
             self._live[model] += count
 

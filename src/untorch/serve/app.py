@@ -1,4 +1,4 @@
-"""The application: protocol endpoints, OpenAI's API, metrics, and the page."""
+"""The application: protocol endpoints, OpenAI's API, front ends, metrics, and the page."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from untorch.serve.inference.binary import HEADER_LENGTH
 from untorch.serve.metrics import CONTENT_TYPE
 from untorch.serve.middleware import PAGE_FILES, Access, Authorize, LimitBody
 from untorch.serve.options import ServeOptions
+from untorch.serve.pipelines import pipeline_routes
 from untorch.serve.repository import Embedders, Transcribers
 from untorch.serve.state import ServerState
 
@@ -45,7 +46,7 @@ def build_app(options: ServeOptions, state: ServerState | None = None) -> Starle
         return Response(await server.call(server.metrics.render), headers={"content-type": CONTENT_TYPE})
 
     routes: list[BaseRoute] = [*rest.routes(server), Route("/metrics", endpoint(metrics))]
-    routes += _openai_routes(server)
+    routes += [*pipeline_routes(server), *_openai_routes(server)]
     if options.page:
         routes += [Route(path, endpoint(_page_file(name))) for path, name in PAGE_FILES.items()]
     app = Starlette(

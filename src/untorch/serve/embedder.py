@@ -16,10 +16,10 @@ from untorch.serve.model import Model
 if TYPE_CHECKING:
     from untorch.pipeline.text import TextEmbedding
 
-__all__ = ["Embedder"]
+__all__ = ["MULTIPLE", "Embedder"]
 
 # Rows are joined where they are of equal length: calls meet more often where lengths are multiples of this.
-_MULTIPLE = 8
+MULTIPLE = 8
 
 
 class Embedder:
@@ -35,9 +35,7 @@ class Embedder:
         self._pipeline, self._model = pipeline, model
         self._max_rows = 1 if any(port.shape[:1] == (1,) for port in model.inputs) else max_rows
         self._prefix = pipeline.default_prompt
-        # A row that is padded is the same row where the method knows what is padding.
-        tokens = pipeline.tokens
-        self._multiple = _MULTIPLE if "attention_mask" in tokens.inputs and not tokens.pads_left else 1
+        self._multiple = MULTIPLE if pipeline.tokens.ignores_padding else 1
 
     @property
     def max_tokens(self) -> int:

@@ -29,7 +29,8 @@ _log = logging.getLogger("untorch.serve.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # The page's files, by path. They are the same in every server; the page asks its user for a key.
 PAGE_FILES = {
-    "/": "index.html", "/page/app.js": "app.js", "/page/tensors.js": "tensors.js", "/page/style.css": "style.css",
+    "/": "index.html", "/page/app.js": "app.js", "/page/front_ends.js": "front_ends.js",
+    "/page/tensors.js": "tensors.js", "/page/style.css": "style.css",
 }  # fmt: skip
 _OPEN = frozenset({"/v2/health/live", "/v2/health/ready", *PAGE_FILES})
 # A client that sends a body that is refused should see why, before the connection is closed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ import untorch
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError
 from untorch.runtime.joining import Joining, joining_of
 from untorch.runtime.spec import SymbolicDim, TensorSpec
-from untorch.serve.batching import Batcher, Observer
+from untorch.serve.batching import Batcher, Call, Observer
 from untorch.serve.inference.tensors import datatype_of
 from untorch.serve.probe import relates_rows
 
@@ -121,6 +121,10 @@ class MethodModel:
         """The outputs by name; those that are None are left out."""
         outputs = await self._batcher.infer(self._ordered(inputs), timeout)
         return self._named(outputs)
+
+    def submit(self, inputs: Mapping[str, Array], done: Callable[[Call], None], timeout: float | None) -> Call:
+        """Adds a call, of which ``done`` is told by the thread that ran it. Raises as ``Batcher.submit`` does."""
+        return self._batcher.submit(self._ordered(inputs), done, timeout)
 
     def describe(self) -> dict[str, Any]:
         """Method, device, and whether calls are joined."""

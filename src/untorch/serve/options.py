@@ -38,6 +38,7 @@ class ServeOptions:
         cors_origins: Origins such as "https://app.example" whose pages may call the server, "*" for all; empty: none
             but its own.
         max_body: Bytes of a request's body, also after decompression.
+        max_pixels: Of an image that a front end takes.
         max_batch_size: Rows of a joined call; 1: calls are not joined.
         max_wait: Seconds that a call waits for others to join.
         max_queue: Calls of a method that may wait, and prompts of a language model that may run and wait; further ones
@@ -83,6 +84,7 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body: int = 64 * 2**20
+    max_pixels: int = 32 * 2**20
     max_batch_size: int = 32
     max_wait: float = 0.0
     max_queue: int = 1024
@@ -113,7 +115,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("port", 0, 65535), ("grpc_port", 0, 65535), ("workers", 1, 1024), ("max_body", 1, None),
-            ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024), ("max_connections", 1, None),
+            ("max_pixels", 1, None), ("max_batch_size", 1, None), ("max_queue", 1, None), ("num_runners", 1, 1024),
+            ("max_connections", 1, None),
             ("poll", 0, 86400), ("max_wait", 0, 60), ("timeout", 0, None), ("llm_timeout", 0, None), ("drain", 0, None),
             ("header_timeout", 0.01, None), ("body_timeout", 0.01, None), ("write_timeout", 0.01, None),
             ("max_audio", 1, None),

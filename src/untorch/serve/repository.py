@@ -20,6 +20,7 @@ from untorch.serve.options import check_name
 if TYPE_CHECKING:
     from untorch.llm import Engine
     from untorch.serve.embedder import Embedder
+    from untorch.serve.front_end import FrontEnd
     from untorch.serve.metrics import Metrics
     from untorch.serve.options import ServeOptions
     from untorch.speech import Transcriber
@@ -41,9 +42,12 @@ class Package:
     engine: Engine | None = None
     transcriber: Transcriber | None = None
     embedder: Embedder | None = None
+    front_end: FrontEnd | None = None
 
     def close(self, drain: float = 0.0) -> None:
         """Waits for calls, those of language and speech models for at most ``drain`` seconds, and frees the file."""
+        if self.front_end is not None:
+            self.front_end.close()
         for model in self.models.values():
             if isinstance(model, MethodModel):
                 model.close()
@@ -283,12 +287,14 @@ class Repository:
                 self._open_speech_model(package)
             if "llm" in program.manifest:
                 self._open_language_model(package)
+                if package.transcriber is not None:
+                    self._open_pipeline(package)
             else:
                 for method in program.methods:
                     model = model_name(name, method, program.methods)
                     observer = self._metrics.observer(model) if self._metrics is not None else None
                     package.models[model] = MethodModel(model, program, program[method], options, observer)
-                self._open_embedder(package)
+                self._open_pipeline(package)
         except BaseException:
             package.close()
             raise
@@ -303,24 +309,37 @@ class Repository:
         engine: dict[str, Any] = {"kv_memory": options.kv_memory} if "llm" in package.program.manifest else {}
         package.transcriber = Transcriber(package.program, max_seconds=options.max_audio, **engine)
 
-    def _open_embedder(self, package: Package) -> None:
-        """Of a package of the task text-embedding, which is served without it where its front end cannot be."""
-        assert package.program is not None
-        section = package.program.manifest.get("pipeline")
-        if not isinstance(section, Mapping) or section.get("task") != "text-embedding":
+    def _open_pipeline(self, package: Package) -> None:
+        """Of a package that has a front end, whose methods are served without it where it cannot be opened."""
+        program = package.program
+        assert program is not None
+        if package.transcriber is None and not isinstance(program.manifest.get("pipeline"), Mapping):
             return
         from untorch.pipeline import open_pipeline
+        from untorch.pipeline.speech import SpeechRecognition
         from untorch.pipeline.text import TextEmbedding
         from untorch.serve.embedder import Embedder
+        from untorch.serve.front_end import FrontEnd
 
+        options, names = self._options, program.methods
+        methods = {method: package.models.get(model_name(package.name, method, names)) for method in names}
         try:
-            front = open_pipeline(package.program)
+            pipeline = (
+                open_pipeline(program)
+                if package.transcriber is None
+                else SpeechRecognition(program, owned=False, transcriber=package.transcriber)
+            )
+            if isinstance(pipeline, TextEmbedding):
+                model = package.models[model_name(package.name, "forward", names)]
+                package.embedder = Embedder(pipeline, model, options.max_batch_size)
+            package.front_end = FrontEnd(
+                package.name, pipeline,
+                {method: model for method, model in methods.items() if isinstance(model, MethodModel)},
+                max_pixels=options.max_pixels, max_audio=options.max_audio, max_batch_size=options.max_batch_size,
+                timeout=options.timeout if package.transcriber is None else options.llm_timeout,
+            )  # fmt: skip
         except UnsupportedError as error:
-            log(INFO, "model %s is not served by /v1/embeddings: %s", package.name, error)
-            return
-        assert isinstance(front, TextEmbedding)
-        model = package.models[model_name(package.name, "forward", package.program.methods)]
-        package.embedder = Embedder(front, model, self._options.max_batch_size)
+            log(INFO, "model %s is served without its front end: %s", package.name, error)
 
     def _open_language_model(self, package: Package) -> None:
         from untorch.llm import Engine

@@ -23,7 +23,8 @@ __all__ = [
 _LONGEST = 600  # characters of a message
 _SHOWN = 80  # of a value in it
 _ENGINE = re.compile(
-    r"(?:SamplingParams: |chat: |submit: |embed: |transcribe: |Engine\.\w+: )?(?:(\w+)(\[[^\]]*\])?: )?(.*)", re.S
+    r"(?:SamplingParams: |chat: |submit: |embed: |transcribe: |pipeline: |Engine\.\w+: )?(?:(\w+)(\[[^\]]*\])?: )?(.*)",
+    re.S,
 )
 
 

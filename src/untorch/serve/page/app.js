@@ -1,5 +1,6 @@
 // The page of a server: what is loaded, a form for each model, its latency, and a chat for language models.
 
+import { element, frontEndForm, showResult } from "./front_ends.js";
 import { BYTES, cosines, decode, encode, imageLayout, parseNpy, parseNumbers, pixelsToNumbers, product } from "./tensors.js";
 
 const base = new URL("..", import.meta.url);
@@ -7,14 +8,6 @@ const key = document.getElementById("key");
 key.value = sessionStorage.getItem("untorch-key") ?? "";
 key.addEventListener("change", () => { sessionStorage.setItem("untorch-key", key.value); load(); });
 document.getElementById("reload").addEventListener("click", () => load());
-
-/** An element with properties and children. Text is never read as HTML. */
-function element(name, properties = {}, ...children) {
-  const made = document.createElement(name);
-  Object.assign(made, properties);
-  made.append(...children);
-  return made;
-}
 
 async function request(path, options = {}) {
   const headers = { ...options.headers };
@@ -45,7 +38,8 @@ async function load() {
     const [server, index] = [await json("v2"), await json("v2/repository/index", { method: "POST" })];
     document.getElementById("server").textContent = `${server.name} ${server.version}`;
     const chats = await json("v1/models").then((list) => new Set(list.data.map((model) => model.id)), () => new Set());
-    const cards = [];
+    const frontEnds = await json("v1/pipeline").then((list) => list.data, () => []);
+    const cards = frontEnds.map(frontEndCard);
     for (const row of index) {
       if (row.state !== "READY") {
         cards.push(element("section", {}, element("h2", { textContent: row.name }),
@@ -91,6 +85,33 @@ function card(model, facts) {
     curve.setAttribute("points", times.map((time, i) => `${i},${47 - 46 * time / most}`).join(" "));
   };
   return { section, line, measured };
+}
+
+/** A package by its front end: a picture, sound or text in, labels out. */
+function frontEndCard(frontEnd) {
+  const { section, line, measured } = card({ name: frontEnd.id }, `${frontEnd.task}; ${frontEnd.architecture}`);
+  delete section.dataset.model; // which its methods have
+  section.dataset.pipeline = frontEnd.id;
+  const { fields, read } = frontEndForm(frontEnd);
+  const run = element("button", { type: "submit", className: "main", textContent: "Run" });
+  const result = element("div");
+  const form = element("form", {}, ...fields, run, line, result);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    run.disabled = true;
+    try {
+      const { body, headers, query, picture } = read();
+      const begin = performance.now();
+      const response = await request(`v1/pipeline/${encodeURIComponent(frontEnd.id)}?${query}`, { method: "POST", body, headers });
+      measured(performance.now() - begin);
+      result.replaceChildren(...await showResult(frontEnd, response, picture));
+    } catch (error) {
+      result.replaceChildren(element("pre", { className: "error", textContent: error.message }));
+    }
+    run.disabled = false;
+  });
+  section.append(form);
+  return section;
 }
 
 function methodCard(model) {

@@ -1,0 +1,83 @@
+"""Front ends over HTTP with clients as they come: huggingface_hub's, curl, Python's own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import json
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.serve.process import Server
+
+Image = pytest.importorskip("PIL.Image")
+
+COLOURS = [("red", "red"), ("lime", "green"), ("blue", "blue")]
+
+
+def picture(colour: str, size: tuple[int, int] = (60, 40)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def url(front_ends: Server) -> str:
+    return f"http://{front_ends.http}/v1/pipeline/colours"
+
+
+@pytest.mark.filterwarnings("ignore")  # the client's
+def test_the_client_of_hugging_face(url: str, tmp_path: pathlib.Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "red.jpg").write_bytes(picture("red"))
+    client = hub.InferenceClient(model=url, token="none")
+    found = client.image_classification(tmp_path / "red.jpg")
+    assert [one.label for one in found] == ["red", "green", "blue"]
+    found = client.image_classification(picture("blue"), top_k=1)
+    assert [one.label for one in found] == ["blue"]
+    with pytest.raises(hub.errors.HfHubHTTPError, match="expected an image that Pillow reads: JPEG, PNG"):
+        client.image_classification(b"no picture")
+
+
+def test_curl(url: str, tmp_path: pathlib.Path) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("needs curl")
+    file = tmp_path / "lime.jpg"
+    file.write_bytes(picture("lime"))
+    for options in (["--data-binary", f"@{file}"], ["-F", f"file=@{file}"], ["-T", str(file), "-X", "POST"],
+                    ["-H", "Transfer-Encoding: chunked", "-H", "Expect: 100-continue", "--data-binary", f"@{file}"],
+                    ["--http1.0", "--data-binary", f"@{file}"]):  # fmt: skip
+        done = subprocess.run([curl, "-sS", f"{url}?top_k=1", *options], capture_output=True, text=True, timeout=30)
+        assert [one["label"] for one in json.loads(done.stdout)] == ["green"], (options, done.stdout, done.stderr)
+
+
+def test_requests_of_many_clients(front_ends: Server, url: str) -> None:
+    """They are joined, and no result is another one's."""
+    pictures = [picture(colour) for colour, _ in COLOURS]
+
+    def ask(at: int) -> Any:
+        status, answer = front_ends.json("POST", "/v1/pipeline/colours?top_k=1", pictures[at % 3])
+        assert status == 200, answer
+        return answer[0]["label"]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(ask, range(150)))
+    assert found == [COLOURS[at % 3][1] for at in range(150)]
+    metrics = front_ends.request("GET", "/metrics")[2].decode()
+    assert 'untorch_requests_total{code="ok",model="colours",protocol="pipeline"}' in metrics
+
+
+def test_an_image_that_would_be_too_large(front_ends: Server, url: str) -> None:
+    """Its pixels are not decoded."""
+    file = io.BytesIO()
+    Image.new("1", (12_000, 12_000)).save(file, "PNG")
+    status, answer = front_ends.json("POST", "/v1/pipeline/colours", file.getvalue())
+    assert (status, answer["error"]["message"]) == (
+        400, "inputs: expected an image of at most 10000 pixels, got 12000 × 12000",
+    )  # fmt: skip
+    assert front_ends.json("GET", "/v1/pipeline/colours")[1]["labels"] == ["red", "green", "blue"]
