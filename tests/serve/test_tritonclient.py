@@ -139,6 +139,18 @@ def test_extensions_that_are_not_served(module: Any, client: Any) -> None:
         client.infer("own.linear", [shared])
     with pytest.raises(InferenceServerException, match="expected none, as a package is loaded as it is, got config"):
         client.load_model("served", config="{}")
+    for call, arguments, what in (
+        ("register_system_shared_memory", ("region", "/region", 64), "shared memory"),
+        ("get_cuda_shared_memory_status", (), "shared memory"),
+        ("unregister_system_shared_memory", (), "shared memory"),
+        ("get_trace_settings", (), "trace settings"),
+        ("update_trace_settings", ("own.linear",), "trace settings"),
+        ("get_log_settings", (), "log settings"),
+    ):
+        with pytest.raises(
+            InferenceServerException, match=f"{what}: not served; the extensions are: binary_tensor_data"
+        ):
+            getattr(client, call)(*arguments)
 
 
 def test_grpc_stream(server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,6 +14,7 @@ from untorch.serve.options import ServeOptions
 __all__ = ["limited_protocol"]
 
 _HEAD_BYTES = 64 * 2**10
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _REST = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -30,6 +32,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._phase = "idle"
         self._head_bytes = 0
+        self._is_upgrade = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -43,11 +46,44 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._phase == "head":
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES:
                 self._refuse(_TOO_LARGE, b'{"error": "the head of the request has more than 64 KiB"}')
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT")
+                return
+            # No other protocol is spoken. The parser takes the body for that protocol's data: it has to read the head
+            # again without the offer, which Java's client makes with every first request.
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._is_upgrade = False
+            self._feed(head + data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [
+                    option for option in value.split(b",") if option.strip().lower() in (b"close", b"keep-alive")
+                ]
+                lines += [b"connection: " + b",".join(options)] if options else []
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"\r\n"])
+
+    def send_400_response(self, msg: str) -> None:
+        """The connection ends with it, as nobody knows where the next request would begin."""
+        self._refuse(_BAD_REQUEST, b'{"error": "expected a request of HTTP/1.1"}')
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,12 +93,17 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._phase = "head"
 
     def on_headers_complete(self) -> None:
+        self._is_upgrade = self.parser.should_upgrade()
+        if self._is_upgrade:
+            return
         self._begin("body", self.body_timeout)
         if len(self.connections) > self.max_connections:
             self.app = _too_many
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._phase = "idle"
         self._cancel_read()
         super().on_message_complete()

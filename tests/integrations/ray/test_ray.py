@@ -54,6 +54,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     paths = [str(pathlib.Path(untorch.__path__[0]).parent), os.environ.get("PYTHONPATH")]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "RAY_DEDUP_LOGS": "0",
+        # Ray's workers give way to all other processes by default: the tests beside these ones left them little.
+        "RAY_worker_niceness": "0",
         # A proxy that needs longer to start is killed, which it may on a busy machine.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     }  # fmt: skip

@@ -127,6 +127,45 @@ def test_what_is_no_http(server: Server, data: bytes) -> None:
     is_well(server)
 
 
+BODY = json.dumps(
+    {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
+).encode()  # fmt: skip
+OFFERS = [
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",  # Java's client
+    b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("pieces", [1, 2, 50])
+def test_an_offer_of_another_protocol_is_declined(server: Server, offer: bytes, is_chunked: bool, pieces: int) -> None:
+    """The body is the request's own, and never read as the next request."""
+    if is_chunked:
+        rest = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    else:
+        rest = b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+    data = (HEAD + offer + rest) * 3 + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    size = -(-len(data) // pieces)
+    with connect(server) as one:
+        for begin in range(0, len(data), size):
+            one.sendall(data[begin : begin + size])
+            time.sleep(0.002)
+        answer = read_all(one)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+    assert answer.count(b'"data":[16.0,42.0,68.0]') == 3
+    assert answer.endswith(b'{"live":true}')
+
+
+def test_what_is_no_http_gets_json(server: Server) -> None:
+    for data in (b"nonsense\r\n\r\n", b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        with connect(server) as one:
+            one.sendall(data)
+            answer = read_all(one)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert answer.endswith(b'{"error": "expected a request of HTTP/1.1"}')
+
+
 def test_random_bytes(server: Server) -> None:
     """Mutants of a request with a binary tensor: each gets an answer below 500, or none."""
     rng = random.Random(1)

@@ -21,6 +21,7 @@ from untorch.serve.inference.infer import (
     config,
     infer,
     metadata,
+    not_served,
     statistics,
 )
 from untorch.serve.inference.messages import DATA_TYPES, METHODS, SERVICE, message_class
@@ -39,6 +40,14 @@ _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+# Calls of Triton's extensions that are not served.
+_NOT_SERVED = {
+    **{
+        f"{kind}SharedMemory{action}": "shared memory"
+        for kind in ("System", "Cuda") for action in ("Register", "Status", "Unregister")
+    },
+    "TraceSetting": "trace settings", "LogSettings": "log settings",
 }  # fmt: skip
 _OPEN = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
 
@@ -77,6 +86,8 @@ class GrpcServer:
             service.ModelStreamInfer,
             response_serializer=message_class("ModelStreamInferResponse").SerializeToString,
         )
+        for name, extension in _NOT_SERVED.items():
+            handlers[name] = grpc.unary_unary_rpc_method_handler(service.refuse(extension))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -138,6 +149,15 @@ class _Service:
                 return await function(_parse(message, data))
             except Exception as error:
                 status, text = _status(error)
+            return await context.abort(getattr(grpc.StatusCode, status), text)
+
+        return call
+
+    def refuse(self, extension: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A function that says that this is not served."""
+
+        async def call(data: bytes, context: Any) -> Any:
+            status, text = _status(not_served(extension))
             return await context.abort(getattr(grpc.StatusCode, status), text)
 
         return call

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from untorch.runtime.errors import ClosedError, InvalidArgumentError
+from untorch.runtime.errors import ClosedError, InvalidArgumentError, UnsupportedError
 from untorch.serve.inference.tensors import DATATYPES, datatype_of
 from untorch.serve.model import MethodModel, Port
 from untorch.serve.repository import VERSION
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
 __all__ = [
-    "EXTENSIONS", "InferRequest", "InferResponse", "config", "infer", "metadata", "statistics", "timeout_of",
+    "EXTENSIONS", "InferRequest", "InferResponse", "config", "infer", "metadata", "not_served", "statistics",
+    "timeout_of",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -114,6 +115,11 @@ def timeout_of(microseconds: Any, limit: float) -> float | None:
     if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds < 0:
         raise InvalidArgumentError(f"parameter 'timeout': expected microseconds, got {microseconds!r:.80}")
     return min(microseconds / 1e6, limit) if limit else microseconds / 1e6
+
+
+def not_served(extension: str) -> UnsupportedError:
+    """The error for a call of an extension."""
+    return UnsupportedError(f"{extension}: not served; the extensions are: {', '.join(EXTENSIONS)}")
 
 
 def check_tensor_parameters(parameters: Mapping[str, Any], what: str) -> None:

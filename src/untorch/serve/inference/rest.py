@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from untorch.serve.inference.infer import (
     config,
     infer,
     metadata,
+    not_served,
     statistics,
 )
 from untorch.serve.inference.tensors import check_shape, datatype_of, from_json, from_raw, to_json, to_raw
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
     from untorch.serve.state import ServerState
 
 __all__ = ["check_load_parameters", "routes"]
+
+# Of Triton's extensions that are not served.
+NOT_SERVED_PATHS = {
+    "/v2/systemsharedmemory/{path:path}": "shared memory", "/v2/cudasharedmemory/{path:path}": "shared memory",
+    "/v2/trace/setting": "trace settings", "/v2/models/{name}/trace/setting": "trace settings",
+    "/v2/logging": "log settings",
+}  # fmt: skip
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -56,7 +65,13 @@ def routes(state: ServerState) -> list[Route]:
         ),
     ):
         found.append(Route(path, endpoint(function), methods=[method]))
+    for path, extension in NOT_SERVED_PATHS.items():
+        found.append(Route(path, endpoint(partial(_refuse, extension)), methods=["GET", "POST"]))
     return found
+
+
+async def _refuse(extension: str, request: Request) -> Response:
+    raise not_served(extension)
 
 
 class _Server:
