@@ -1,13 +1,14 @@
-"""Where a server listens."""
+"""Where a server listens, and by which signals it ends."""
 
 from __future__ import annotations
 
+import signal
 import socket
 
 from untorch.runtime.errors import SystemResourceError
 from untorch.serve.options import ServeOptions
 
-__all__ = ["BACKLOG", "Addresses", "bind"]
+__all__ = ["BACKLOG", "Addresses", "bind", "ending_signals"]
 
 BACKLOG = 2048
 
@@ -41,3 +42,9 @@ def bind(options: ServeOptions) -> socket.socket:
             f"HTTP cannot listen on {options.host}:{options.port}: {error.strerror or error}", error.errno
         ) from None
     return http
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those after which a server drains and ends. That of a terminal that is closed is not one under nohup."""
+    found = [signal.SIGTERM, signal.SIGINT]
+    return found if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [*found, signal.SIGHUP]

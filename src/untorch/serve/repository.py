@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Embedders", "Engines", "Package", "Repository", "Transcribers"]
 
 VERSION = "1"
+_UNLOADED = "unloaded"
 _M = TypeVar("_M")
 
 
@@ -115,12 +116,22 @@ class Repository:
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
+                self._check_method(name)
                 names = ", ".join(sorted(self._models)) or "none"
                 raise ModelNotFoundError(f"no model is named {name!r:.210}, there are: {names}")
             if entry.package is not None:
                 methods = ", ".join(entry.package.models)
                 raise ModelNotFoundError(f"package '{name}' has several methods, call one of: {methods}")
             raise NotReadyError(f"model '{name}' is not loaded: {entry.reason}")
+
+    def _check_method(self, name: str) -> None:
+        """Raises NotReadyError for a name of the form PACKAGE.METHOD whose package is still to be loaded, or failed."""
+        package = name.rpartition(".")[0]
+        while package:
+            entry = self._entries.get(package)
+            if entry is not None and entry.package is None and entry.reason != _UNLOADED:
+                raise NotReadyError(f"model '{package}' is not loaded: {entry.reason}")
+            package = package.rpartition(".")[0]
 
     def unavailable(self, name: str) -> str | None:
         """Why a package that is known cannot be called now; None: it can, or no package has this name."""
@@ -247,6 +258,8 @@ class Repository:
             return
         with self._lock:
             for path in found:
+                if not path.exists():  # a link to nowhere
+                    continue
                 name = path.name.removesuffix(".pt2")
                 try:
                     check_name(name)
@@ -270,7 +283,7 @@ class Repository:
                     "rename the file"
                 )
             entry.package = package
-            entry.state, entry.reason = ("READY", "") if package is not None else ("UNAVAILABLE", "unloaded")
+            entry.state, entry.reason = ("READY", "") if package is not None else ("UNAVAILABLE", _UNLOADED)
             self._models = {**others, **(package.models if package is not None else {})}
             return old
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from untorch.serve.addresses import BACKLOG, Addresses
+from untorch.serve.addresses import BACKLOG, Addresses, ending_signals
 from untorch.serve.app import build_app
 from untorch.serve.control import Control
 from untorch.serve.http_protocol import limited_protocol
@@ -32,14 +31,16 @@ def run_process(
     *,
     announce: Callable[[Addresses], None] | None = None,
     control: tuple[socket.socket, Mapping[str, bool]] | None = None,
+    loads_first: bool = False,
 ) -> None:
     """Serves in this process, on a socket that listens.
 
-    ``control``: the connection to a supervisor, and what was loaded and unloaded since it began.
+    ``control``: the connection to a supervisor, and what was loaded and unloaded since it began. ``loads_first``: takes
+    no connection before all packages are loaded, as other workers do.
     """
     # The engine's thread, and those of runners, get the interpreter back from the event loop sooner than after 5 ms.
     sys.setswitchinterval(5e-4)
-    _runner()(_serve(options, http, announce, control))
+    _runner()(_serve(options, http, announce, control, loads_first))
 
 
 async def _serve(
@@ -47,12 +48,13 @@ async def _serve(
     http: socket.socket,
     announce: Callable[[Addresses], None] | None,
     control: tuple[socket.socket, Mapping[str, bool]] | None,
+    loads_first: bool,
 ) -> None:
     connection = None
     if control is not None:
         connection = await Control.open(control[0])
         connection.changes = dict(control[1])
-    await _Process(options, http, announce, connection).serve()
+    await _Process(options, http, announce, connection, loads_first).serve()
 
 
 def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
@@ -80,8 +82,10 @@ class _Process:
         http: socket.socket,
         announce: Callable[[Addresses], None] | None,
         control: Control | None,
+        loads_first: bool,
     ) -> None:
         self._options = options
+        self._loads_first = loads_first
         self._http = http
         self._announce = announce
         self._control = control
@@ -105,11 +109,15 @@ class _Process:
         )
 
     async def serve(self) -> None:
-        """Listens at once, so that probes are answered while packages are loaded."""
+        """Listens at once, so that probes are answered while packages are loaded, unless other workers do that."""
         loop, options, state = asyncio.get_running_loop(), self._options, self._state
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             loop.add_signal_handler(number, self._on_signal)
         port = self._http.getsockname()[1]
+        tasks = [asyncio.create_task(self._obey(self._control))] if self._control is not None else []
+        loading, stopping = asyncio.create_task(self._load()), asyncio.create_task(self._stop.wait())
+        if self._loads_first:
+            await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         grpc_server = None
         if options.grpc_port is not None:
             from untorch.serve.inference.grpc import GrpcServer
@@ -118,12 +126,8 @@ class _Process:
             await grpc_server.start()
         addresses = Addresses(options, port, None if grpc_server is None else grpc_server.port)
         serving = asyncio.create_task(self._server.serve(sockets=[self._http]))
-        tasks = [asyncio.create_task(state.keep_up())]
-        if self._control is not None:
-            tasks.append(asyncio.create_task(self._obey(self._control)))
+        tasks.append(asyncio.create_task(state.keep_up()))
         try:
-            loading = asyncio.create_task(self._load())
-            stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait([loading, stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             if loading.done():

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from untorch.runtime.errors import ModelError, SystemResourceError
-from untorch.serve.addresses import Addresses, bind
+from untorch.serve.addresses import Addresses, bind, ending_signals
 from untorch.serve.control import Control
 from untorch.serve.options import ServeOptions
 
@@ -92,7 +92,7 @@ class _Supervisor:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             loop.add_signal_handler(number, self._stop.set)
         tasks = [asyncio.create_task(self._keep_alive()) for _ in range(self._options.workers)]
         await self._stop.wait()
@@ -144,7 +144,8 @@ class _Supervisor:
             )  # fmt: skip
         control = await Control.open(ours)
         options = dataclasses.replace(self._options, grpc_port=self._grpc_port)
-        await control.send({"options": options.to_json(), "changes": self._changes})
+        first = {"options": options.to_json(), "changes": self._changes, "loads_first": self._announced}
+        await control.send(first)
         return _Worker(process, control)
 
     async def _listen(self, worker: _Worker) -> None:

@@ -25,7 +25,7 @@ def main(http_fd: int, control_fd: int) -> int:
     http = socket.socket(fileno=http_fd)
     http.setblocking(False)
     try:
-        run_process(options, http, control=(end, first["changes"]))
+        run_process(options, http, control=(end, first["changes"]), loads_first=first["loads_first"])
     except (UntorchError, OSError) as error:
         logging.getLogger("untorch.serve").error("the worker ends: %s", error)
         return 1

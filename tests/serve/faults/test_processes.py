@@ -51,6 +51,29 @@ def test_a_worker_that_is_killed_is_replaced(package: pathlib.Path, tmp_path: pa
         assert server.stop() == 0
 
 
+def test_workers_that_are_killed_again_and_again(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """One that has not loaded its packages yet takes no requests from the others."""
+    with serve(tmp_path, f"own={package}", "--workers", "2") as server:
+        end, statuses, lost = threading.Event(), [], []
+
+        def call() -> None:
+            while not end.is_set():
+                try:
+                    statuses.append(server.infer("own.linear", X)[0])
+                except OSError as error:
+                    lost.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        for count in range(3):
+            os.kill(server.workers()[0], signal.SIGKILL)
+            eventually(lambda count=count: server.log.read_text().count("info serving own.") > 2 + count)
+        end.set()
+        thread.join()
+        assert set(statuses) == {200}
+        assert len(lost) <= 3
+
+
 def test_workers_end_with_their_supervisor(package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with serve(tmp_path, f"own={package}", "--workers", "2", "--drain", "1") as server:
         workers = server.workers()
@@ -59,8 +82,8 @@ def test_workers_end_with_their_supervisor(package: pathlib.Path, tmp_path: path
         eventually(lambda: not any(pathlib.Path(f"/proc/{pid}/exe").exists() for pid in workers))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_drains(package: pathlib.Path, tmp_path: pathlib.Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
+def test_sigterm_drains(package: pathlib.Path, tmp_path: pathlib.Path, workers: int, number: int) -> None:
     """A request that is under way is answered; new connections are refused; the exit code is 0."""
     with serve(tmp_path, f"own={package}", "--workers", str(workers), "--drain", "10") as server:
         host, port = server.http.split(":")
@@ -72,7 +95,7 @@ def test_sigterm_drains(package: pathlib.Path, tmp_path: pathlib.Path, workers: 
             + body[:10]
         )
         time.sleep(0.3)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
 
         def refused() -> bool:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import threading
 import time
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from tests.unit.serve.openai.api import ScriptRunner
 from tests.unit.serve.test_app import call
 from untorch.llm import Engine
+from untorch.runtime.errors import InvalidFileError
 from untorch.serve.app import build_app
+from untorch.serve.errors import ModelNotFoundError, NotReadyError
 from untorch.serve.language_model import LanguageModel
 from untorch.serve.options import ServeOptions
 from untorch.serve.repository import Package, Repository
@@ -65,6 +68,23 @@ def test_a_language_model_is_unloaded_when_its_calls_end(monkeypatch: pytest.Mon
     handle = engine.submit("a")
     repository.close()  # the server ends: it has drained before
     assert handle.result(0).finish_reason == "cancelled"
+
+
+def test_methods_of_a_package_that_is_not_loaded_yet(tmp_path: pathlib.Path) -> None:
+    """Clients try again after a 503, and not after a 404."""
+    (tmp_path / "cut.pt2").write_bytes(b"PK")
+    (tmp_path / "nowhere.pt2").symlink_to(tmp_path / "none")
+    repository = Repository(ServeOptions(models={"a.b": "a.pt2"}, repository=str(tmp_path)))
+    with pytest.raises(NotReadyError, match="model 'a.b' is not loaded: not loaded"):
+        repository.get("a.b.encode")
+    with pytest.raises(InvalidFileError):
+        repository.load("cut")
+    with pytest.raises(NotReadyError, match="model 'cut' is not loaded: .*cut.pt2"):
+        repository.get("cut.encode")
+    for name in ("a", "a.c", "nowhere", "nowhere.encode", "cu.encode"):
+        with pytest.raises(ModelNotFoundError):
+            repository.get(name)
+    assert [row["name"] for row in repository.index()] == ["a.b", "cut"]
 
 
 def open_text_model(repository: Repository, name: str, path: str, runner: ScriptRunner | None = None) -> Package:
