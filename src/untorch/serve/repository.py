@@ -69,6 +69,8 @@ class _Entry:
     state: str = "UNAVAILABLE"
     reason: str = "not loaded"
     tried: Any = None  # the identity of the file that was loaded, refused or unloaded last
+    loaded: Any = None  # of the file of the package
+    is_damaged: bool = False  # what was loaded was written over
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -93,6 +95,7 @@ class Repository:
         self._lock = threading.Lock()
         self._entries = {name: _Entry(path) for name, path in options.models.items()}
         self._models: dict[str, Model] = {}
+        self._hidden: set[str] = set()  # files whose names the options give to others
         self._scan()
 
     @property
@@ -189,9 +192,11 @@ class Repository:
             if entry.package is None:
                 entry.state, entry.reason = "LOADING", "it is being loaded"
             entry.tried = _identity(entry.path)
+            identity = entry.tried
             try:
                 package = self._open(name, entry.path)
                 old = self._exchange(entry, package)
+                entry.loaded, entry.is_damaged = identity, False
             except BaseException as error:
                 if entry.package is None:
                     entry.state, entry.reason = "UNAVAILABLE", str(error)
@@ -211,7 +216,7 @@ class Repository:
             raise ModelNotFoundError(f"no package is named {name!r:.210}")
         with entry.lock:
             old = self._exchange(entry, None)
-            entry.tried = _identity(entry.path)
+            entry.tried, entry.is_damaged = _identity(entry.path), False
             if old is not None:
                 old.close(self._options.drain if drain is None else drain)
         log(INFO, "model %s is unloaded", name)
@@ -232,6 +237,34 @@ class Repository:
                     self.load(name)
             except (UntorchError, OSError) as error:
                 log(INFO, "model %s was not loaded: %s", name, error)
+
+    def check_files(self) -> None:
+        """Looks at the files of loaded packages once: one that was written over, not replaced, is loaded again.
+
+        The weights of the package are those of the file now, whatever it has. If it cannot be loaded, the package is
+        taken out of service until it can.
+        """
+        for name, entry in list(self._entries.items()):
+            identity = _identity(entry.path)
+            if entry.is_damaged:
+                if identity is None or identity == entry.tried:
+                    continue
+            elif entry.package is None or not _is_written_over(entry.loaded, identity):
+                continue
+            else:
+                log(INFO, "the file of model %s was written over: it is loaded again", name)
+            try:
+                self.load(name)
+            except (UntorchError, OSError) as error:
+                self._retire(entry, f"its file was written over, and cannot be loaded: {error}")
+                log(INFO, "model %s is not served: %s", name, entry.reason)
+
+    def _retire(self, entry: _Entry, reason: str) -> None:
+        with entry.lock:
+            old = self._exchange(entry, None)
+            entry.reason, entry.is_damaged = reason, True
+            if old is not None:
+                old.close()
 
     def close(self) -> None:
         """Unloads everything. What still runs is ended."""
@@ -265,7 +298,10 @@ class Repository:
                     check_name(name)
                 except InvalidArgumentError:
                     continue
-                self._entries.setdefault(name, _Entry(str(path.absolute())))
+                entry = self._entries.setdefault(name, _Entry(str(path.absolute())))
+                if entry.path not in (str(path.absolute()), str(path.resolve())) and str(path) not in self._hidden:
+                    self._hidden.add(str(path))
+                    log(INFO, "%s is not served: %s has its name", path, entry.path)
 
     def _exchange(self, entry: _Entry, package: Package | None) -> Package | None:
         """Puts the package in the place of the entry's, and gives that back."""
@@ -429,3 +465,8 @@ def _identity(path: str) -> Any:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_written_over(before: Any, now: Any) -> bool:
+    """Whether it is the same file with other contents. A file that was replaced by renaming is another one."""
+    return before is not None and now is not None and before[:2] == now[:2] and before != now

@@ -68,8 +68,8 @@ class ServerState:
         await self._change(self.repository.load if action == "load" else self.repository.unload, name)
 
     async def keep_up(self) -> None:
-        """Refreshes metrics, and looks at the repository's folder. Runs until it is cancelled."""
-        await asyncio.gather(self._refresh(), self._poll())
+        """Refreshes metrics, and looks at the packages' files and folder. Runs until it is cancelled."""
+        await asyncio.gather(self._refresh(), self._poll(), self._check_files())
 
     async def _refresh(self) -> None:
         while True:
@@ -81,6 +81,12 @@ class ServerState:
             await asyncio.sleep(self.options.poll)
             if self.loaded:
                 await self._change(self.repository.poll)
+
+    async def _check_files(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            if self.loaded:
+                await self._change(self.repository.check_files)
 
     async def _change(self, function: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._changes, function, *arguments)

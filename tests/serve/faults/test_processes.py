@@ -159,6 +159,26 @@ def test_a_package_that_is_removed_is_still_served(package: pathlib.Path, tmp_pa
         assert server.infer("own.linear", X)[0] == 200
 
 
+def test_a_package_that_is_written_over(
+    package: pathlib.Path, served_package: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Its mapped weights change under the model: it is loaded again, or taken out of service until it can be."""
+    file = tmp_path / "live.pt2"
+    shutil.copy(package, file)
+    with serve(tmp_path, file, f"own={package}") as server:
+        assert server.infer("live.linear", X)[0] == 200
+        file.write_bytes(served_package.read_bytes())
+        eventually(lambda: server.infer("live.linear", X)[0] == 404)
+        assert server.request("GET", "/v2/models/live.similarity/ready")[0] == 200
+        file.write_bytes(package.read_bytes()[:5000])
+        _, document = eventually(lambda: (found := server.infer("live.linear", X))[0] == 503 and found)
+        assert "model 'live' is not loaded: its file was written over, and cannot be loaded: " in document["error"]
+        assert server.infer("own.linear", X)[0] == 200
+        file.write_bytes(package.read_bytes())
+        eventually(lambda: server.infer("live.linear", X)[0] == 200)
+        assert server.infer("live.linear", X)[1]["outputs"][0]["data"] == linear(X)[0]
+
+
 def test_a_folder_that_is_watched(package: pathlib.Path, served_package: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Packages that come, are replaced or go while others are called."""
     repository = tmp_path / "repository"
