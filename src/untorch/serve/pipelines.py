@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from untorch.serve.inference.binary import decompress
 from untorch.serve.openai.answers import guarded
 from untorch.serve.openai.errors import ApiError, expected, from_exception, invalid, model_not_found, not_loaded
 from untorch.serve.openai.fields import parse_body
+from untorch.serve.openai.forms import read_form
 from untorch.serve.openai.service import retried
 from untorch.serve.openai.streaming import Reply
 from untorch.validation import hint
@@ -41,7 +41,7 @@ _JSON_OPTIONS = frozenset({
 })  # fmt: skip
 # What curl sends if it is not told otherwise, and what says nothing: the body itself decides.
 _UNKNOWN_TYPES = ("", "application/x-www-form-urlencoded", "application/octet-stream")
-_MOST_FIELDS, _MOST_FILES = 100, 256
+_MOST_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -176,24 +176,15 @@ def _read_json(body: bytes, front_end: FrontEnd, options: Mapping[str, Any]) -> 
 
 async def _read_form(request: Request, front_end: FrontEnd, options: dict[str, Any]) -> _Call:
     """Fields "file" or "inputs", once or several times; others are options."""
-    if importlib.util.find_spec("python_multipart") is None:
-        raise ApiError(
-            500, "the server cannot read forms: it needs the package python-multipart", kind="server_error",
-            code="internal_error",
-        )  # fmt: skip
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise invalid(None, f"Content-Encoding: expected none for a form, got {encoding[:40]!r}", "unsupported")
     inputs: list[Any] = []
     fields: list[tuple[str, str]] = []
-    async with request.form(max_files=_MOST_FILES, max_fields=_MOST_FIELDS) as form:
-        for key, value in form.multi_items():
-            data = value if isinstance(value, str) else await value.read()
-            if key.removesuffix("[]") in ("file", "inputs"):
-                inputs.append(_form_input(data, front_end))
-            elif isinstance(data, str):
-                fields.append((key, data))
-            else:
-                raise invalid(key, "expected files in the field file", "unknown_parameter")
+    for key, data in await read_form(request, _MOST_FILES):
+        if key.removesuffix("[]") in ("file", "inputs"):
+            inputs.append(_form_input(data, front_end))
+        elif isinstance(data, str):
+            fields.append((key, data))
+        else:
+            raise invalid(key, "expected files in the field file", "unknown_parameter")
     if not inputs:
         raise ApiError(400, "file: expected a file, or a field inputs, got none", param="file", code="missing")
     found = {**options, **{key: _typed(key, value) for key, value in _once([*options.items(), *fields]).items()}}

@@ -33,7 +33,12 @@ def supervise(options: ServeOptions, announce: Callable[[Addresses], None] | Non
     """Serves with ``options.workers`` processes until SIGTERM or SIGINT."""
     with bind(options) as http, _reserve(options) as reserved:
         grpc_port = None if reserved is None else reserved.getsockname()[1]
-        folder = tempfile.mkdtemp(prefix="untorch-metrics-")
+        try:
+            folder = tempfile.mkdtemp(prefix="untorch-metrics-")
+        except OSError as error:
+            raise SystemResourceError(
+                f"workers need a folder for their metrics: {error.strerror}: set TMPDIR", error.errno
+            ) from None
         try:
             asyncio.run(_Supervisor(options, http, grpc_port, folder, announce).run())
         finally:
