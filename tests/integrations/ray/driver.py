@@ -1,7 +1,7 @@
 """One local cluster for all tests of Ray: ``python driver.py`` runs what its standard input names, line by line.
 
-A line is ``["embed", [arguments of the example]]`` or ``["serve", [package, language model]]``; each answer is a line
-of JSON. The cluster is small: two cores for all, and an object store of 80 MB.
+A line is ``["embed", [arguments of the example]]`` or ``["serve", [package, language model, front end]]``; each answer
+is a line of JSON. The cluster is small: two cores for all, and an object store of 80 MB.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from PIL import Image
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "examples" / "ray" / "embed_sentences.py"
 
@@ -38,11 +39,14 @@ def embed(*arguments: str) -> Any:
     return json.loads(printed.getvalue().splitlines()[-1])
 
 
-def serve_models(package: str, language_package: str) -> Any:
-    """Calls a package and a language model by handles, over HTTP, and by OpenAI's API. Raises AssertionError."""
+def serve_models(package: str, language_package: str, colours: str) -> Any:
+    """Calls a package and a language model by handles, over HTTP, and by OpenAI's API; and a front end.
+
+    Raises AssertionError.
+    """
     from ray import serve
 
-    from untorch.integrations.ray import application, language_model, openai
+    from untorch.integrations.ray import application, language_model, openai, pipeline
 
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -56,11 +60,15 @@ def serve_models(package: str, language_package: str) -> Any:
         serve.RunTarget(language_model(language_package, **options), "lm", "/lm"),
     ]
     if served:
-        targets.append(serve.RunTarget(openai(language_package, name="tiny", **options), "openai", "/openai"))
+        targets += [
+            serve.RunTarget(openai(language_package, name="tiny", **options), "openai", "/openai"),
+            serve.RunTarget(pipeline(colours, num_threads=1, deployment=share), "labels", "/labels"),
+        ]
     handles = serve.run_many(targets)  # their replicas start at the same time
 
     def ask(path: str, document: Any) -> str:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(document).encode())
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body)
         with urllib.request.urlopen(request, timeout=60) as answer:
             text: str = answer.read().decode()
             return text
@@ -72,8 +80,17 @@ def serve_models(package: str, language_package: str) -> Any:
         document = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0}
         found = json.loads(ask("/openai/v1/chat/completions", document))
         assert found["choices"][0]["message"]["content"] == chat
+        found = json.loads(ask("/labels/v1/pipeline/colours?top_k=1", picture("lime")))
+        assert [one["label"] for one in found] == ["green"]
     serve.shutdown()
     return {"ok": True, "error": error, "openai": served}
+
+
+def picture(colour: str) -> bytes:
+    """A PNG."""
+    file = io.BytesIO()
+    Image.new("RGB", (30, 20), colour).save(file, "PNG")
+    return file.getvalue()
 
 
 def call_rows(handle: Any, ask: Any) -> str:

@@ -19,6 +19,7 @@ from tests import packages
 
 pytestmark = [pytest.mark.slow]
 pytest.importorskip("ray")
+pytest.importorskip("PIL")
 
 DRIVER = pathlib.Path(__file__).with_name("driver.py")
 EXAMPLE = packages.ROOT / "examples" / "ray" / "embed_sentences.py"
@@ -108,6 +109,7 @@ def test_nothing_is_lost_or_doubled_when_workers_are_killed(
 
 def test_serve(driver: Driver, package: pathlib.Path) -> None:
     model = packages.compiled(pathlib.Path(__file__).with_name("language_model.py"), "lm")
-    document = driver.run("serve", package, model)
+    colours = packages.compiled(packages.ROOT / "tests" / "serve" / "front_end_models.py", "colours")
+    document = driver.run("serve", package, model, colours)
     assert document["ok"]
     assert re.search(r"method 'rows', input 'ids': expected int64\[\w+, \w+\], got int64\[1, 1\]", document["error"])

@@ -7,6 +7,7 @@ import typing as _typing
 from untorch.integrations.ray.batches import BatchPredictor
 
 if _typing.TYPE_CHECKING:
+    from untorch.integrations.ray.front_end import pipeline
     from untorch.integrations.ray.llm import language_model, openai
     from untorch.integrations.ray.serving import application
 else:  # Ray Serve takes a second to import, and Ray Data does not need it
@@ -16,6 +17,10 @@ else:  # Ray Serve takes a second to import, and Ray Data does not need it
             from untorch.integrations.ray.serving import application
 
             return application
+        if name == "pipeline":
+            from untorch.integrations.ray.front_end import pipeline
+
+            return pipeline
         if name in ("language_model", "openai"):
             from untorch.integrations.ray import llm as module
 
@@ -23,4 +28,4 @@ else:  # Ray Serve takes a second to import, and Ray Data does not need it
         raise AttributeError(f"module 'untorch.integrations.ray' has no attribute '{name}'")
 
 
-__all__ = ["BatchPredictor", "application", "language_model", "openai"]
+__all__ = ["BatchPredictor", "application", "language_model", "openai", "pipeline"]
