@@ -17,7 +17,14 @@ __all__ = ["ChatTemplate", "Tokenizer"]
 
 
 class Tokenizer:
-    """data: the contents of a tokenizer.json. Raises UnsupportedError without the package tokenizers."""
+    """data: the contents of a tokenizer.json. Raises UnsupportedError without the package tokenizers.
+
+    Attributes:
+        max_characters: Of a text; longer ones are refused. Tokens take a hundred bytes each while a text is read: a
+            server has to bound texts before it knows how many tokens they have. None: no bound.
+    """
+
+    max_characters: int | None = None
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -31,7 +38,8 @@ class Tokenizer:
         self._is_byte_level = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises InvalidArgumentError for a lone surrogate, which is no character."""
+        """Token ids. Raises InvalidArgumentError for a text that is too long, or has a lone surrogate."""
+        self._check_length(text)
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
@@ -41,6 +49,7 @@ class Tokenizer:
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Token ids of two texts, as the tokenizer's post-processor joins them. Raises as ``encode``."""
+        self._check_length(first + second)
         try:
             ids: list[int] = self._tokenizer.encode(first, second).ids
         except TypeError:
@@ -48,6 +57,10 @@ class Tokenizer:
             _check_text(second)
             raise
         return ids
+
+    def _check_length(self, text: str) -> None:
+        if self.max_characters is not None and len(text) > self.max_characters:
+            raise InvalidArgumentError(f"prompt: expected at most {self.max_characters} characters, got {len(text)}")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text, with U+FFFD for bytes that are no characters."""

@@ -16,10 +16,12 @@ from untorch.serve.model import Model
 if TYPE_CHECKING:
     from untorch.pipeline.text import TextEmbedding
 
-__all__ = ["MULTIPLE", "Embedder"]
+__all__ = ["MOST_CHARACTERS", "MULTIPLE", "Embedder"]
 
 # Rows are joined where they are of equal length: calls meet more often where lengths are multiples of this.
 MULTIPLE = 8
+# Of a text: the tokenizer reads all of it before it is known to have too many tokens, which take a hundred bytes each.
+MOST_CHARACTERS = 1 << 20
 
 
 class Embedder:
@@ -52,6 +54,10 @@ class Embedder:
         found, count = [], 0
         for at, given in enumerate(inputs):
             if isinstance(given, str):
+                if len(given) > MOST_CHARACTERS:
+                    raise InvalidArgumentError(
+                        f"input[{at}]: expected at most {MOST_CHARACTERS} characters, got {len(given)}"
+                    )
                 encoding = backend.encode(self._prefix + given)
                 count += len(backend.encode(given).ids) if self._prefix else len(encoding.ids)
             else:

@@ -18,7 +18,7 @@ from untorch.pipeline.image_steps import read_image
 from untorch.pipeline.speech import SpeechRecognition
 from untorch.pipeline.text import TextPipeline
 from untorch.runtime.errors import ClosedError, InvalidArgumentError
-from untorch.serve.embedder import MULTIPLE
+from untorch.serve.embedder import MOST_CHARACTERS, MULTIPLE
 from untorch.serve.errors import DeadlineError, NotReadyError
 from untorch.speech.audio import read_audio
 
@@ -43,7 +43,6 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _MOST_RATIO = (
     100  # of an image's sides: a step that gives the shorter one a size makes the longer one as many times longer
 )
-_MOST_CHARACTERS = 1 << 20  # of a text: the tokenizer reads all of it before it is known to be too long
 _MOST_THREADS = 128
 
 
@@ -281,9 +280,9 @@ def _audio_limits(pipeline: Pipeline, most: float) -> tuple[int, float]:
 def _check_texts(given: Any) -> None:
     """Raises InvalidArgumentError for a text that is too long, wherever it stands."""
     if isinstance(given, str):
-        if len(given) > _MOST_CHARACTERS:
+        if len(given) > MOST_CHARACTERS:
             raise InvalidArgumentError(
-                f"pipeline: inputs: expected texts of at most {_MOST_CHARACTERS} characters, got {len(given)}"
+                f"pipeline: inputs: expected texts of at most {MOST_CHARACTERS} characters, got {len(given)}"
             )
     elif isinstance(given, list | tuple):
         for one in given:

@@ -13,6 +13,7 @@ import untorch
 from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
 from untorch.serve.admission import Admission
+from untorch.serve.embedder import MOST_CHARACTERS
 from untorch.serve.errors import ModelNotFoundError, NotReadyError
 from untorch.serve.model import MethodModel, Model
 from untorch.serve.options import check_name
@@ -29,6 +30,7 @@ __all__ = ["Embedders", "Engines", "Package", "Repository", "Transcribers"]
 
 VERSION = "1"
 _UNLOADED = "unloaded"
+_CHARACTERS = 32  # of a token: few texts have as many on average
 _M = TypeVar("_M")
 
 
@@ -408,6 +410,8 @@ class Repository:
                 loras=options.loras_of(package.name), **given,
             )  # fmt: skip
         assert package.engine is not None
+        if (tokenizer := package.engine.tokenizer) is not None:
+            tokenizer.max_characters = max(MOST_CHARACTERS, _CHARACTERS * package.engine.max_prompt_tokens)
         package.models[package.name] = LanguageModel(
             package.name, package.engine, self._metrics, timeout=options.llm_timeout, admission=self.admission
         )

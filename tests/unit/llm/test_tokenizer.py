@@ -28,6 +28,15 @@ def test_a_round_trip() -> None:
     assert tokenizer.decode(ids[:-1]) == "größe \ufffd"
 
 
+def test_texts_that_are_too_long_to_be_read() -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    tokenizer.max_characters = 4
+    assert len(tokenizer.encode("aaaa")) == 4
+    for call in (lambda: tokenizer.encode("a" * 5), lambda: tokenizer.encode_pair("aaa", "aa")):
+        with pytest.raises(InvalidArgumentError, match="prompt: expected at most 4 characters, got 5"):
+            call()
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_streamed_text_is_the_decoders(skip: bool) -> None:
     tokenizer = Tokenizer(byte_tokenizer(["<s>", "größe\u0120"]))  # in part of the byte alphabet, and not

@@ -71,6 +71,12 @@ def post(client: TestClient, **fields: Any) -> Any:
     return client.post("/v1/embeddings", json={"model": "m", **fields})
 
 
+def test_a_text_that_is_too_long_to_be_read() -> None:
+    answer = post(serve(Method(NAMES)), input=["a", "a" * (2**20 + 1)])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "input[1]: expected at most 1048576 characters, got 1048577"
+
+
 def test_texts_and_token_ids() -> None:
     method = Method(NAMES)
     client = serve(method)
