@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 from untorch.pipeline.image_steps import apply_steps, read_image
 from untorch.runtime.errors import ArgumentTypeError, FileMissingError, InvalidArgumentError
 
-pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -103,3 +106,28 @@ def test_a_crop_with_half_a_pixel() -> None:
     given = np.asarray(image, np.float32).transpose(2, 0, 1)
     np.testing.assert_array_equal(apply_steps(image, [["center_crop_even", 4, 4]]), given[:, 0:4, 2:6])
     np.testing.assert_array_equal(apply_steps(image, [["center_crop", 4, 4]]), given[:, 0:4, 1:5])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_damaged_files_are_refused(kind: str) -> None:
+    """Whatever Pillow raises for them."""
+    file = io.BytesIO()
+    Image.fromarray(picture(30, 40)).save(file, kind)
+    rng = random.Random(kind)
+    for _ in range(60):
+        data = bytearray(file.getvalue())
+        for _ in range(rng.choice((1, 4, 16))):
+            data[rng.randrange(len(data))] = rng.choice((0, 127, 255, rng.randrange(256)))
+        with contextlib.suppress(InvalidArgumentError):
+            assert read_image(bytes(data[: rng.choice((len(data), rng.randrange(len(data))))]), max_pixels=10_000)
+
+
+def test_pixels_of_files_are_counted_before_they_are_decoded() -> None:
+    file = io.BytesIO()
+    Image.new("1", (10_000, 5_000)).save(file, "PNG")
+    text = "expected an image of at most 1000000 pixels, got 10000 × 5000"
+    with pytest.raises(InvalidArgumentError, match=text):
+        read_image(file.getvalue(), max_pixels=1_000_000)
+    assert read_image(file.getvalue(), formats=["PNG"]).size == (10_000, 5_000)
+    with pytest.raises(InvalidArgumentError, match="expected an image that Pillow reads: JPEG, GIF"):
+        read_image(file.getvalue(), formats=["JPEG", "GIF"])
