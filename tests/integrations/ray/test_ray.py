@@ -108,7 +108,8 @@ def test_nothing_is_lost_or_doubled_when_workers_are_killed(
 
 
 def test_serve(driver: Driver, package: pathlib.Path) -> None:
-    model = packages.compiled(pathlib.Path(__file__).with_name("language_model.py"), "lm")
+    # Those that the tests of the server have, too.
+    model = packages.compiled(packages.ROOT / "tests" / "serve" / "openai" / "models.py", "tiny")
     colours = packages.compiled(packages.ROOT / "tests" / "serve" / "front_end_models.py", "colours")
     document = driver.run("serve", package, model, colours)
     assert document["ok"]
