@@ -74,9 +74,11 @@ class Access:
         except ClientDisconnect:
             status = status or 499
         except asyncio.CancelledError:
-            if status or not self._state.draining:
+            if not self._state.draining:
                 raise
-            # The drain limit is over.
+            # The drain limit is over. A response that has begun has been ended by its endpoint, or is cut off.
+            if status:
+                return
             response = error_response(NotReadyError("the server is shutting down"), scope)
             await response(scope, receive, send_with_id)
         except Exception as error:

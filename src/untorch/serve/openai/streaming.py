@@ -18,6 +18,7 @@ from untorch.serve.openai.service import Timed
 __all__ = ["DONE", "EventStream", "Reply", "event", "merge", "results"]
 
 DONE = b"data: [DONE]\n\n"
+_LAST_EVENT_SECONDS = 0.5  # that a client may hold up the server's end
 
 
 def event(value: Any) -> bytes:
@@ -31,6 +32,7 @@ class _Leavable(Response):
     def __init__(self, close: Callable[[], None]) -> None:
         super().__init__()
         self._close = close
+        self._is_interrupted = False
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
@@ -40,6 +42,9 @@ class _Leavable(Response):
         left = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server ends
+            self._is_interrupted = True
+            raise
         finally:
             self._close()
             left.cancel()
@@ -75,8 +80,20 @@ class EventStream(_Leavable):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         except OSError:
             raise
+        except asyncio.CancelledError:
+            if self._is_interrupted:
+                error = ApiError(503, "the server is shutting down", kind="server_error", code="unavailable")
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._end(send, event(error.body)), _LAST_EVENT_SECONDS)
+            raise
         except Exception as error:
-            await send({"type": "http.response.body", "body": event(from_exception(error).body), "more_body": True})
+            await self._end(send, event(from_exception(error).body))
+            return
+        await self._end(send)
+
+    async def _end(self, send: Send, last: bytes = b"") -> None:
+        if last:
+            await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
