@@ -21,8 +21,9 @@ ActivationRange range_of(const char* name) {
   if (wanted == "asymmetric") return ActivationRange::kAsymmetric;
   if (wanted == "symmetric") return ActivationRange::kSymmetric;
   if (wanted == "static") return ActivationRange::kStatic;
+  if (wanted == "tensor") return ActivationRange::kTensor;
   throw_error(ErrorKind::kUnsupported, kOp, ": input_range '", wanted,
-              "' is not supported, expected asymmetric, symmetric or static");
+              "' is not supported, expected asymmetric, symmetric, static or tensor");
 }
 
 ByteScale byte_scale(const char* name, double scale, std::int64_t zero) {
@@ -101,6 +102,11 @@ TensorPtr int8_convolution(const Arguments& given, const Tensor* into) {
           given.input_range, "'");
   }
   if (p.range == ActivationRange::kStatic) p.input_scale = byte_scale("input", given.input_scale, given.input_zero);
+  if (p.range == ActivationRange::kTensor) {
+    check(given.input_scale >= 0x1p-126 && given.input_scale <= 3.4028234663852886e38, kOp,
+          ": input_scale, the least scale, must be at least 2^-126 and finite, got ", given.input_scale);
+    p.input_scale = {static_cast<float>(given.input_scale), 0};
+  }
   if (given.output_scale != 0.0) p.output_scale = byte_scale("output", given.output_scale, given.output_zero);
 
   const Dims sizes{input.size(0), out_channels, p.output[0], p.output[1]};

@@ -31,8 +31,9 @@ ActivationRange range_of(const char* op, const char* name) {
   if (wanted == "asymmetric") return ActivationRange::kAsymmetric;
   if (wanted == "symmetric") return ActivationRange::kSymmetric;
   if (wanted == "static") return ActivationRange::kStatic;
+  if (wanted == "tensor") return ActivationRange::kTensor;
   throw_error(ErrorKind::kUnsupported, op, ": input_range '", wanted,
-              "' is not supported, expected asymmetric, symmetric or static");
+              "' is not supported, expected asymmetric, symmetric, static or tensor");
 }
 
 kernels::ActivationType type_of(DType dtype) {
@@ -41,10 +42,13 @@ kernels::ActivationType type_of(DType dtype) {
                                     : kernels::ActivationType::kFloat32;
 }
 
-// A vector beside the weight, an element for each of its padded outputs.
-TensorPtr per_output(const char* op, const char* argument, const Tensor& tensor, DType dtype, std::int64_t padded) {
-  check(tensor.dtype() == dtype && tensor.dim() == 1 && tensor.size(0) == padded, op, ": argument '", argument,
-        "' must be ", dtype_name(dtype), " of shape [", padded, "], got ", dtype_name(tensor.dtype()), " of shape ",
+// A vector beside the weight, an element for each of its padded outputs; one for each of `groups`, where the weight has
+// some.
+TensorPtr per_output(const char* op, const char* argument, const Tensor& tensor, DType dtype, std::int64_t groups,
+                     std::int64_t padded) {
+  const Dims expected = groups == 0 ? Dims{padded} : Dims{groups, padded};
+  check(tensor.dtype() == dtype && tensor.sizes() == expected, op, ": argument '", argument, "' must be ",
+        dtype_name(dtype), " of shape ", to_string(expected), ", got ", dtype_name(tensor.dtype()), " of shape ",
         to_string(tensor.sizes()));
   return contiguous(tensor);
 }
@@ -91,10 +95,19 @@ TensorPtr int8_linear(const char* op, const Arguments& given, const Tensor* into
     p.input_scale = static_cast<float>(given.input_scale);
     p.input_zero = static_cast<std::int32_t>(given.input_zero);
   }
+  if (p.range == ActivationRange::kTensor) {
+    check(given.input_scale >= 0x1p-126 && given.input_scale <= 3.4028234663852886e38, op,
+          ": input_scale, the least scale, must be at least 2^-126 and finite, got ", given.input_scale);
+    p.input_scale = static_cast<float>(given.input_scale);
+  }
   p.epilogue = {activation_of(op, given.activation), false};
   const TensorPtr dense_weight = contiguous(weight);
-  const TensorPtr dense_scale = per_output(op, "scale", scale, DType::kFloat32, padded);
-  const TensorPtr dense_sums = per_output(op, "column_sums", sums, DType::kInt32, padded);
+  const std::int64_t groups = scale.dim() == 2 ? scale.size(0) : 0;
+  check(scale.dim() != 2 || (groups >= 1 && k % (kernels::kInt8Group * groups) == 0), op, ": argument 'scale' has ",
+        groups, " groups, which do not divide ", k, " features into multiples of ", kernels::kInt8Group);
+  if (groups > 1) p.groups = groups;
+  const TensorPtr dense_scale = per_output(op, "scale", scale, DType::kFloat32, groups, padded);
+  const TensorPtr dense_sums = per_output(op, "column_sums", sums, DType::kInt32, groups, padded);
   TensorPtr dense_bias;
   if (bias != nullptr) {
     check_bias(op, *bias, n, dtype);

@@ -19,11 +19,12 @@ TESTS = {
     "test_half_gemm_layouts test_packed_linear_half_blocks[150-1537-300-dtype0] "
     "test_packed_linear_half_blocks[150-1537-300-dtype1]",
     "test_int4.py": "test_rows_groups_and_tiles test_every_value_of_four_bits test_scales_of_float16 test_sizes",
-    "test_int8.py": "test_drawn test_exact_integers test_dynamic_rows_are_exact_where_the_step_is_one "
+    "test_hqq.py": "test_as_published test_groups_of_every_length",
+    "test_int8.py": "test_groups test_one_range_for_all_rows test_drawn test_exact_integers test_dynamic_rows_are_exact_where_the_step_is_one "
     "test_saturation_of_static_ranges test_rows_that_are_not_finite test_zeros_tiny_and_huge_rows "
     "test_no_rows_columns_or_features",
     "test_int8_convolution.py": "test_exact_integers test_drawn test_saturation_and_values_that_are_not_finite "
-    "test_dynamic_ranges_of_images test_no_images_and_one_pixel test_pool",
+    "test_dynamic_ranges_of_images test_one_range_for_all_images test_no_images_and_one_pixel test_pool",
     "test_packed_convolution.py": "test_matches_eager test_depthwise test_depthwise_tiles test_activations",
     "test_vecmath.py": "test_inline_header test_inline_gelu",
     "test_w4a8.py": "test_rows_and_groups test_the_largest_sums test_every_value_of_four_bits "

@@ -17,7 +17,7 @@ from tests.native.operands import drawn_rows
 from tests.native.shim import ROOT, Opt, ShimError, call, library_path
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-RANGES = ["asymmetric", "symmetric", "static"]
+RANGES = ["asymmetric", "symmetric", "static", "tensor"]
 NAN, INF = float("nan"), float("inf")
 FUNCTIONS = {
     "none": lambda y: y, "relu": torch.relu, "gelu": F.gelu, "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
@@ -51,7 +51,11 @@ def linear(
 def quantized(x: torch.Tensor, kind: str, step: float, zero: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """u - zero as int64 [m, k], the scale [m, 1], and the zero point [m, 1], for finite rows. In float32, as specified."""
     x = x.float()
-    if kind == "static":
+    if kind == "tensor":
+        low, high = F.pad(x, (0, 1)).min(), F.pad(x, (0, 1)).max()
+        scale = ((high - low) / 255).clamp(min=step).expand(x.shape[0], 1)
+        zeros = (-(low / scale).round()).long().clamp(max=255)
+    elif kind == "static":
         scale, zeros = torch.full((x.shape[0], 1), step), torch.full((x.shape[0], 1), zero)
     elif kind == "symmetric":
         scale = F.pad(x, (0, 1)).abs().amax(1, keepdim=True) / torch.tensor(127.0)
@@ -104,6 +108,55 @@ def test_drawn(data: st.DataObject) -> None:
         residual = torch.randn(residual.shape[0], n + 5).to(dtype)[:, 2 : 2 + n]
     how = (bias, residual, draw(st.sampled_from(list(FUNCTIONS))), kind, 0.03125, draw(st.integers(0, 255)))
     check(linear(x, values, scale, *how), x, values, scale, *how)
+
+
+@pytest.mark.parametrize("m", [1, 5, 30])
+@pytest.mark.parametrize(("groups", "size"), [(1, 32), (2, 4), (3, 36), (4, 128)])
+def test_groups(m: int, groups: int, size: int) -> None:
+    """Each group's sums are the integers; those of the groups are added in float32."""
+    torch.manual_seed(m)
+    k = groups * size
+    for n, dtype in ((1, F32), (33, F32), (70, F32), (70, BF16)):
+        values = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+        values[0] = -128
+        packed, _ = pack(values)
+        parts = values.reshape(n, groups, size)
+        sums = F.pad(parts.sum(2, dtype=torch.int32), (0, 0, 0, -n % 16)).T.contiguous()
+        x = torch.randint(0, 256, (m, k)).to(dtype)
+        x[0] = 255
+        scale = 2.0 ** torch.randint(-3, 4, (groups, n))
+        bias, residual = torch.randn(n).to(dtype), torch.randn(m, n).to(dtype)
+        got = call(
+            "aoti_torch_cpu_int8_linear", x, packed, F.pad(scale, (0, -n % 16)), sums, Opt(bias), Opt(residual), "relu",
+            n, "static", 1.0, 0, returns=1,
+        )  # fmt: skip
+        exact = torch.einsum("mgs,ngs->gmn", x.reshape(m, groups, size).double(), parts.double())
+        want = torch.relu((exact * scale[:, None].double()).sum(0) + bias.double()) + residual.double()
+        size_of = (exact * scale[:, None].double()).abs().sum(0) + 4
+        assert (
+            (got.double() - want).abs() <= size_of * 2.0**-22 + want.abs() * (2.0**-8 if dtype == BF16 else 0)
+        ).all()
+
+
+def test_one_range_for_all_rows() -> None:
+    """As PyTorch's choose_qparams: an outlier costs every row. What is not finite makes all of them NaN."""
+    for low in (0, -1, -254, -255):
+        x = torch.randint(low, low + 256, (9, 77)).float()
+        x[0, 0], x[8, 5] = low, low + 255
+        values = torch.randint(-128, 128, (40, 77), dtype=torch.int8)
+        got = linear(x, values, torch.ones(40), kind="tensor", step=2.0**-126)
+        assert torch.equal(got.long(), x.long() @ values.long().T)
+    x = torch.full((3, 77), 0.25)
+    assert torch.equal(linear(x, values, torch.ones(40), kind="tensor", step=1.0), torch.zeros(3, 40))  # the least step
+    assert torch.equal(linear(x * 0, values, torch.ones(40), kind="tensor", step=2.0**-126), torch.zeros(3, 40))
+    large = torch.randn(300, 500)  # the threads share the rows
+    large[250, 3] = 100
+    many = torch.randint(-128, 128, (20, 500), dtype=torch.int8)
+    check(linear(large, many, torch.ones(20), kind="tensor", step=1e-9), large, many, torch.ones(20), kind="tensor",
+          step=1e-9)  # fmt: skip
+    for bad in (NAN, INF, -INF):
+        x[1, 60] = bad
+        assert torch.isnan(linear(x, values, torch.ones(40), kind="tensor", step=1.0)).all()
 
 
 @pytest.mark.parametrize("zero", [0, 1, 127, 128, 254, 255])
@@ -232,7 +285,14 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"activation": "elu"},
      "activation 'elu' is not supported, expected none, relu, gelu, gelu_tanh, silu, tanh, sigmoid, relu6, hardswish "
      "or hardsigmoid"),
-    ({"input_range": "row"}, "input_range 'row' is not supported, expected asymmetric, symmetric or static"),
+    ({"scale": torch.ones(4, 32)}, "argument 'scale' has 4 groups, which do not divide 6 features into multiples of 4"),
+    ({"scale": torch.ones(0, 32)}, "argument 'scale' has 0 groups, which do not divide 6 features into multiples of 4"),
+    ({"x": torch.ones(3, 8), "scale": torch.ones(2, 32)},
+     "argument 'column_sums' must be int32 of shape [2, 32], got int32 of shape [32]"),
+    ({"input_range": "row"}, "input_range 'row' is not supported, expected asymmetric, symmetric, static or tensor"),
+    ({"input_range": "tensor"}, "input_scale, the least scale, must be at least 2^-126 and finite, got 0"),
+    ({"input_range": "tensor", "input_scale": INF},
+     "input_scale, the least scale, must be at least 2^-126 and finite, got inf"),
     ({"input_range": "static"}, "input_scale must be above 0 and finite, got 0"),
     ({"input_range": "static", "input_scale": INF}, "input_scale must be above 0 and finite, got inf"),
     ({"input_range": "static", "input_scale": NAN}, "input_scale must be above 0 and finite, got nan"),

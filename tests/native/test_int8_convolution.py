@@ -183,6 +183,21 @@ def test_dynamic_ranges_of_images(kind: str) -> None:
         assert torch.equal(got[[0, 2]], want[[0, 2]])
 
 
+def test_one_range_for_all_images() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-127, 129, (3, 6, 5, 7)).float()
+    x[0, 0, 0, 0], x[2, 1, 3, 3] = -127, 128
+    values = torch.randint(-128, 128, (20, 6, 3, 3), dtype=torch.int8)
+    want = F.conv2d(x.double(), values.double(), None, 1, 1).float()
+    for given_x in (x, x.contiguous(memory_format=torch.channels_last)):
+        got = convolution(given_x, values, torch.ones(20), padding=(1, 1), kind="tensor", step=2.0**-126)
+        assert torch.equal(got, want)
+    assert not convolution(x / 1e6, values, torch.ones(20), padding=(1, 1), kind="tensor", step=1.0).any()
+    for bad in (NAN, INF, -INF):
+        x[1, 3, 2, 2] = bad
+        assert torch.isnan(convolution(x, values, torch.ones(20), padding=(1, 1), kind="tensor", step=1.0)).all()
+
+
 def test_no_images_and_one_pixel() -> None:
     values = torch.ones(20, 8, 1, 1, dtype=torch.int8)
     assert convolution(torch.ones(0, 8, 4, 4), values, torch.ones(20)).shape == (0, 20, 4, 4)
@@ -269,7 +284,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
      "argument 'residual' must have shape [1, 20, 3, 3], got [1, 20, 5, 5]"),
     ({"residual": torch.ones(1, 20, 3, 3).half()}, "argument 'residual' must be float32 or uint8, got float16"),
     ({"residual": torch.ones(1, 20, 3, 3, dtype=torch.uint8)}, "residual_scale must be above 0 and finite, got 0"),
-    ({"input_range": "row"}, "input_range 'row' is not supported, expected asymmetric, symmetric or static"),
+    ({"input_range": "row"}, "input_range 'row' is not supported, expected asymmetric, symmetric, static or tensor"),
+    ({"input_range": "tensor", "input_scale": 0.0}, "input_scale, the least scale, must be at least 2^-126 and finite, got 0"),
     ({"x": torch.ones(1, 6, 5, 5, dtype=torch.uint8), "input_range": "symmetric"},
      "argument 'x' is uint8, which has a static range, got 'symmetric'"),
     ({"input_scale": NAN}, "input_scale must be above 0 and finite, got nan"),

@@ -11,8 +11,14 @@ is quantised to uint8 u with a scale and a zero point when the operator runs:
     "asymmetric"  s = max(x)/255 − min(x)/255 over the row and 0, zero = round(−min(x) / s)
     "symmetric"   s = max|x| / 127, zero = 128
     "static"      input_scale and input_zero, for all rows
+    "tensor"      s = max((max(x) − min(x)) / 255, input_scale) over all rows and 0, zero = −round(min(x) / s), as
+                  PyTorch's choose_qparams has it
 
-A row with a value that is not finite gives NaN. With "static" only NaN does, and infinities saturate.
+A row with a value that is not finite gives NaN, with "tensor" all rows do. With "static" only NaN does, and infinities
+saturate.
+
+W may have a scale for each k / groups neighbours of k: scale and column_sums are then [groups, padded n]. The sums of a
+group are exact; those of the groups are added in float32.
 
 libuntorch.so computes it, for torch's tensors as in files (``native``): with vpdpbusd where the CPU has VNNI, and with
 the same sums elsewhere. The reference here gives the same integers.
@@ -29,7 +35,7 @@ from untorch.ops.int8_layout import INT8_BLOCK, INT8_GROUP, INT8_MAX_K, padded_o
 
 __all__ = ["C_SHIM", "INPUT_RANGES", "OPERATOR", "int8_linear", "int8_linear_reference", "quantize_activations"]
 
-INPUT_RANGES = ("asymmetric", "symmetric", "static")
+INPUT_RANGES = ("asymmetric", "symmetric", "static", "tensor")
 _LEAST_SCALE = 2.0**-126
 
 C_SHIM = (
@@ -57,11 +63,12 @@ def int8_linear(
 
     x: float32, bfloat16 or float16 (float64 in the reference), k at most 65536.
     weight, column_sums: as ``pack_int8`` gives them.
-    scale: float32 [16·ceil(n / 16)].
+    scale: float32 [16·ceil(n / 16)], or [groups, 16·ceil(n / 16)]; column_sums alike. k is a multiple of 4·groups.
     bias: [out_features] in x's dtype, or None. residual: [..., out_features] in x's dtype, or None.
     activation: a name of ``untorch.ops.activations``.
-    input_range: "asymmetric", "symmetric" or "static".
-    input_scale, input_zero: for "static": above 0, and 0 to 255. Otherwise not read.
+    input_range: "asymmetric", "symmetric", "static" or "tensor".
+    input_scale, input_zero: for "static": above 0, and 0 to 255. For "tensor" input_scale is the least scale, at least
+        2^-126. Otherwise not read.
 
     Raises ValueError.
     """
@@ -96,8 +103,15 @@ def int8_linear_reference(
     """The operator in torch's own operators, on any device. Sums are in float64, which holds them exactly."""
     values, row_scale, zero = quantize_activations(x, input_range, input_scale, input_zero)
     matrix = unpack_int8(weight, out_features, x.shape[-1])
-    exact = (values.double() - zero.double()) @ matrix.double().T
-    y = exact.float() * (row_scale * scale[:out_features])
+    centred = values.double() - zero.double()
+    if scale.dim() == 1:
+        y = (centred @ matrix.double().T).float() * (row_scale * scale[:out_features])
+    else:
+        size = x.shape[-1] // len(scale)
+        parts = zip(centred.split(size, -1), matrix.double().split(size, -1), scale, strict=True)
+        y = torch.zeros((), device=x.device)
+        for part, weights, steps in parts:
+            y = y + (part @ weights.T).float() * (row_scale * steps[:out_features])
     if bias is not None:
         y = y + bias.float()
     y = activate(y, activation)
@@ -122,6 +136,14 @@ def quantize_activations(
         scale_or_nan = scale.masked_fill(torch.isnan(padded).any(-1, keepdim=True), torch.nan)
         zero = torch.full_like(scale, input_zero, dtype=torch.int32)
         values = padded.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    elif input_range == "tensor":
+        low, high = padded.min(), padded.max()
+        scale = ((high - low) / 255.0).clamp(min=input_scale)
+        finite = torch.isfinite(low) & torch.isfinite(high) & torch.isfinite(scale)
+        scale = torch.where(finite, scale, 1.0).expand_as(clean[..., :1])
+        scale_or_nan = torch.where(finite, scale, torch.nan)
+        zero = (-torch.round(torch.where(finite, low, 0.0) / scale)).clamp(max=255).to(torch.int32)
+        values = torch.where(finite, clean, 0.0)
     else:
         low, high = clean.amin(-1, keepdim=True), clean.amax(-1, keepdim=True)
         if input_range == "symmetric":
@@ -177,13 +199,25 @@ def _check(
         raise ValueError(f"int8_linear: input_scale: expected a finite number above 0, got {input_scale}")
     if input_range == "static" and not 0 <= input_zero <= 255:
         raise ValueError(f"int8_linear: input_zero: expected 0 to 255, got {input_zero}")
+    if input_range == "tensor" and not _LEAST_SCALE <= input_scale < float("inf"):
+        raise ValueError(
+            f"int8_linear: input_scale, the least scale: expected at least 2^-126 and finite, got {input_scale}"
+        )
     if x.dim() < 1 or not x.dtype.is_floating_point or x.shape[-1] > INT8_MAX_K:
         raise ValueError(f"int8_linear: x: expected floating point [..., k], k at most {INT8_MAX_K}, got {kind_of(x)}")
     rows = padded_outputs(out_features)
     packed = (rows // INT8_BLOCK, -(-x.shape[-1] // INT8_GROUP), INT8_BLOCK, INT8_GROUP)
     _expect("weight", weight, packed, torch.int8)
-    _expect("scale", scale, (rows,), torch.float32)
-    _expect("column_sums", column_sums, (rows,), torch.int32)
+    sizes: tuple[int, ...] = (rows,)
+    if scale.dim() == 2:
+        sizes = (scale.shape[0], rows)
+        if not sizes[0] or x.shape[-1] % (INT8_GROUP * sizes[0]):
+            raise ValueError(
+                f"int8_linear: scale: {sizes[0]} groups do not divide {x.shape[-1]} features into multiples of "
+                f"{INT8_GROUP}"
+            )
+    _expect("scale", scale, sizes, torch.float32)
+    _expect("column_sums", column_sums, sizes, torch.int32)
     if bias is not None:
         _expect("bias", bias, (out_features,), x.dtype)
     if residual is not None:

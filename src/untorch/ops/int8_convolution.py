@@ -6,6 +6,7 @@ float32 input becomes uint8:
 
     "asymmetric"  by the range of each image and 0, "symmetric" by its largest magnitude, as ``int8_linear`` does a row
     "static"      by input_scale and input_zero; a uint8 input has these already
+    "tensor"      by the range of all images and 0, with input_scale as the least scale
 
 A float32 result is activation(S · (s · scale) + bias) + residual, or with the residual sum first. With an output_scale
 the result is uint8 for the next layer. Where the activation is a clamp ("none", "relu", "relu6") it is computed in
@@ -133,7 +134,7 @@ def _output_shape(given: dict[str, Any]) -> tuple[int, ...]:
     shape = (x.shape[0], out_channels, *sizes)
     if residual is not None:
         _expect("residual", residual, shape, (torch.float32, torch.uint8))
-    _check_scale("input", given, given["input_range"] == "static")
+    _check_scale("input", given, given["input_range"] in ("static", "tensor"))
     _check_scale("residual", given, residual is not None and residual.dtype == torch.uint8)
     _check_scale("output", given, given["output_scale"] != 0)
     return shape
@@ -277,7 +278,7 @@ def _quantized(x: torch.Tensor, kind: str, scale: float, zero: int) -> tuple[tor
         values, _, _ = quantize_activations(x.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).reshape(1, -1),
                                             kind, scale, zero)  # fmt: skip
         return values.reshape(x.shape).double() - zero, step
-    values, scales, zeros = quantize_activations(x.reshape(x.shape[0], -1), kind)
+    values, scales, zeros = quantize_activations(x.reshape(x.shape[0], -1), kind, scale)
     return (values.double() - zeros).reshape(x.shape), scales.reshape(-1, 1, 1, 1)
 
 

@@ -27,10 +27,11 @@ def padded_outputs(n: int) -> int:
     return -(-n // INT8_BLOCK) * INT8_BLOCK
 
 
-def pack_int8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_int8(values: torch.Tensor, groups: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Packs int8 [n, k]; gives the packed weight, and int32 [16·ceil(n / 16)], the sums of the outputs' weights.
 
-    The sums correct for the zero points of activations: Σ (u − zero)·w = Σ u·w − zero·Σ w. Raises InvalidArgumentError.
+    The sums correct for the zero points of activations: Σ (u − zero)·w = Σ u·w − zero·Σ w. With ``groups``, which
+    divide k into multiples of 4, they are [groups, 16·ceil(n / 16)]. Raises InvalidArgumentError.
     """
     if values.dim() != 2 or values.dtype != torch.int8 or values.shape[1] > INT8_MAX_K:
         raise InvalidArgumentError(
@@ -38,11 +39,17 @@ def pack_int8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             f"{tuple(values.shape)}"
         )
     n, k = values.shape
-    rows, groups = padded_outputs(n), -(-k // INT8_GROUP)
-    padded = values.new_zeros((rows, groups * INT8_GROUP))
+    if groups is not None and (groups < 1 or k % (INT8_GROUP * groups)):
+        raise InvalidArgumentError(
+            f"pack_int8: groups: expected a number that divides {k} inputs into multiples of {INT8_GROUP}, got {groups}"
+        )
+    rows, words = padded_outputs(n), -(-k // INT8_GROUP)
+    padded = values.new_zeros((rows, words * INT8_GROUP))
     padded[:n, :k] = values
-    packed = padded.reshape(rows // INT8_BLOCK, INT8_BLOCK, groups, INT8_GROUP).transpose(1, 2).contiguous()
-    return packed, padded.sum(1, dtype=torch.int32)
+    packed = padded.reshape(rows // INT8_BLOCK, INT8_BLOCK, words, INT8_GROUP).transpose(1, 2).contiguous()
+    if groups is None:
+        return packed, padded.sum(1, dtype=torch.int32)
+    return packed, padded.reshape(rows, groups, -1).sum(2, dtype=torch.int32).T.contiguous()
 
 
 def unpack_int8(packed: torch.Tensor, out_features: int, in_features: int) -> torch.Tensor:

@@ -88,6 +88,13 @@ Quantization quantization_of(ActivationRange kind, const FloatRange& range) {
   return {scale, inverse, std::min(static_cast<std::int32_t>(std::nearbyintf(-range.low * inverse)), 255)};
 }
 
+// As PyTorch's choose_qparams does it, and int8_linear with kTensor.
+Quantization quantization_of_tensor(const FloatRange& range, float least) {
+  const float scale = std::max((range.high - range.low) / 255.0f, least);
+  if (!range.finite || !std::isfinite(scale)) return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
+  return {scale, 1.0f / scale, std::min(-static_cast<std::int32_t>(std::nearbyintf(range.low / scale)), 255)};
+}
+
 // A row of an image as bytes, each pixel's groups padded to `padded` channels.
 void quantize_row(const Int8Convolution& p, const Source& from, std::int64_t offset, const Quantization& q,
                   std::int64_t padded, std::uint8_t* to) {
@@ -199,7 +206,15 @@ void int8_convolution(const Int8Convolution& p, const void* input, bool input_is
   if (pixels == 0 || p.groups * p.out_channels == 0) return;
   const Source from{input, input_is_float, strides};
   std::vector<Quantization> each{{p.input_scale.scale, 1.0f / p.input_scale.scale, p.input_scale.zero}};
-  if (input_is_float && p.range != ActivationRange::kStatic) {
+  if (input_is_float && p.range == ActivationRange::kTensor) {
+    FloatRange all;
+    for (std::int64_t n = 0; n < p.batch; ++n) {
+      const FloatRange range = image_range(p, from, n);
+      all.low = std::min(all.low, range.low), all.high = std::max(all.high, range.high);
+      all.finite = all.finite && range.finite;
+    }
+    each.front() = quantization_of_tensor(all, p.input_scale.scale);
+  } else if (input_is_float && p.range != ActivationRange::kStatic) {
     each.clear();
     for (std::int64_t n = 0; n < p.batch; ++n) each.push_back(quantization_of(p.range, image_range(p, from, n)));
   }

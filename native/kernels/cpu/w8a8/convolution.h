@@ -41,10 +41,10 @@ struct Int8Convolution {
   const float* scale;               // an output channel, each group padded to 16
   const std::int32_t* column_sums;  // likewise: the sums of the weights
   const float* bias;                // [groups·out], or null
-  // How a float32 input becomes uint8: by input_scale (kStatic), or by the range of each image and 0. In static ranges
-  // NaN counts as 0; an image with a dynamic range that is not finite gives NaN.
+  // How a float32 input becomes uint8: by input_scale (kStatic), or by the range of each image, or of all (kTensor),
+  // and 0. In static ranges NaN counts as 0; an image with a dynamic range that is not finite gives NaN.
   ActivationRange range;
-  ByteScale input_scale;     // kStatic, and of a uint8 input
+  ByteScale input_scale;     // kStatic, and of a uint8 input; kTensor: the least scale
   ByteScale residual_scale;  // scale 0: the residual is float32
   ByteScale output_scale;    // scale 0: the output is float32
 

@@ -3,7 +3,11 @@
 
 #include <omp.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <limits>
+#include <vector>
 
 #include "kernels/cpu/gemm/gemm_operands.h"
 #include "kernels/cpu/gemm/gemm_threads.h"
@@ -18,10 +22,38 @@ constexpr std::size_t kLine = 64;
 
 std::size_t lines(std::size_t nbytes) { return (nbytes + kLine - 1) / kLine * kLine; }
 
+// Into how many threads' shares of rows x is cut.
+std::int64_t parts_of(const Int8Linear& p) {
+  const std::int64_t parts = omp_in_parallel() != 0 ? 1 : p.m * p.k / kValuesPerThread;
+  return std::min<std::int64_t>({parts, omp_get_max_threads(), p.m});
+}
+
+// kTensor as kStatic, with the arithmetic of PyTorch's choose_qparams. What is not finite makes the scale NaN.
+Int8Linear with_range(const Int8Linear& p) {
+  const std::int64_t parts = std::max<std::int64_t>(parts_of(p), 1);
+  std::vector<RowsRange> found(static_cast<std::size_t>(parts));
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(parts)) if (parts > 1)
+  for (std::int64_t part = 0; part < parts; ++part) {
+    UNTORCH_ISA_CALL(range_of_rows)
+    (p, p.m * part / parts, p.m * (part + 1) / parts, found[static_cast<std::size_t>(part)]);
+  }
+  RowsRange all;
+  for (const RowsRange& range : found) {
+    all.low = std::min(all.low, range.low), all.high = std::max(all.high, range.high);
+    all.finite = all.finite && range.finite;
+  }
+  Int8Linear made = p;
+  made.range = ActivationRange::kStatic;
+  made.input_zero = 0;
+  const float scale = std::max((all.high - all.low) / 255.0f, p.input_scale);
+  made.input_scale = all.finite && std::isfinite(scale) ? scale : std::numeric_limits<float>::quiet_NaN();
+  if (std::isnan(made.input_scale)) return made;
+  made.input_zero = std::min(-static_cast<std::int32_t>(std::nearbyintf(all.low / scale)), 255);
+  return made;
+}
+
 void quantize(const Int8Linear& p, bool vnni, const Int8Rows& rows) {
-  std::int64_t parts = omp_in_parallel() != 0 ? 1 : p.m * p.k / kValuesPerThread;
-  if (parts > omp_get_max_threads()) parts = omp_get_max_threads();
-  if (parts > p.m) parts = p.m;
+  const std::int64_t parts = parts_of(p);
   if (parts <= 1) {
     UNTORCH_ISA_CALL(quantize_rows)(p, vnni, 0, p.m, rows);
     return;
@@ -34,8 +66,9 @@ void quantize(const Int8Linear& p, bool vnni, const Int8Rows& rows) {
 
 }  // namespace
 
-void int8_linear(const Int8Linear& p) {
-  if (p.m <= 0 || p.n <= 0) return;
+void int8_linear(const Int8Linear& given) {
+  if (given.m <= 0 || given.n <= 0) return;
+  const Int8Linear p = given.range == ActivationRange::kTensor ? with_range(given) : given;
   const bool vnni = cpu_has_vnni();
   const std::int64_t stride = UNTORCH_ISA_CALL(row_words)(p.k, vnni), panels = units(p.n, kPackWidth);
   const auto m = static_cast<std::size_t>(p.m);

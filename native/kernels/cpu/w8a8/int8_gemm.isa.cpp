@@ -19,6 +19,8 @@ constexpr std::int64_t P = kPackWidth;
 constexpr int N = kLanes<float>;
 constexpr std::int64_t kBlockBytes = 256 << 10;  // of B
 
+constexpr float kNoBias[kMostPanels * P] = {};
+
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 constexpr std::int64_t smaller(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 constexpr std::int64_t larger(std::int64_t x, std::int64_t y) { return x > y ? x : y; }
@@ -60,7 +62,9 @@ class Driver {
         bias_(widened_bias),
         table_(vnni ? kInt8Vnni : kInt8Madd),
         most_rows_(vnni ? kVnniRows : kMaddRows),
-        inside_(tile_epilogue(problem.epilogue, problem.residual != nullptr)) {}
+        word_size_(vnni ? 1 : 2),
+        inside_(problem.groups > 1 ? TileEpilogue{false, true, -__builtin_inff(), __builtin_inff()}
+                                   : tile_epilogue(problem.epilogue, problem.residual != nullptr)) {}
 
   void run(std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t col_end) {
     const std::int64_t panel_bytes = larger(ceil_div(p_.k, kInt8Group), 1) * kPanelBytes;
@@ -98,14 +102,14 @@ class Driver {
       t.c = c, t.ldc = p_.n;
       t.residual = inside_.residual ? residual : nullptr, t.ldr = p_.ldr;
       t.low = inside_.low, t.high = inside_.high;
-      table_.kernel[count - 1][index](t);
+      multiply(count, index, t);
       if (inside_.rest) {
         apply_epilogue(count, width, p_.epilogue, inside_.residual ? nullptr : residual, p_.ldr, c, p_.n);
       }
       return;
     }
     t.c = sums_, t.ldc = P << index;
-    table_.kernel[count - 1][index](t);
+    multiply(count, index, t);
     switch (p_.type) {
       case ActivationType::kFloat32: {
         const float* const residual =
@@ -121,6 +125,20 @@ class Driver {
         return finish_half<HalfType::kBFloat16>(i, count, j, width, t.ldc);
       case ActivationType::kFloat16:
         return finish_half<HalfType::kFloat16>(i, count, j, width, t.ldc);
+    }
+  }
+
+  // A group of k after the other, each added to what is there.
+  void multiply(int count, int index, Int8Tile& t) {
+    const Int8Kernel kernel = table_.kernel[count - 1][index];
+    if (p_.groups == 1) return kernel(t);
+    const std::int64_t padded = ceil_div(p_.n, P) * P;
+    t.groups = p_.k / p_.groups / kInt8Group;
+    for (std::int64_t g = 0; g < p_.groups; ++g) {
+      kernel(t);
+      t.a += t.groups * word_size_, t.b += t.groups * kPanelBytes;
+      t.scale += padded, t.sums += padded, t.bias = kNoBias;
+      t.residual = t.c, t.ldr = t.ldc;
     }
   }
 
@@ -143,7 +161,7 @@ class Driver {
   const Int8Rows& rows_;
   const float* const bias_;
   const Int8Kernels& table_;
-  const std::int64_t most_rows_;
+  const std::int64_t most_rows_, word_size_;
   const TileEpilogue inside_;
   alignas(64) float sums_[kMostSums * P];
   alignas(64) float added_[kMostSums * P];

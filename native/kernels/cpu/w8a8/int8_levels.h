@@ -17,14 +17,22 @@ struct Int8Rows {
   std::int32_t* zero;
 };
 
+// Of rows and 0.
+struct RowsRange {
+  float low = 0.0f, high = 0.0f;
+  bool finite = true;
+};
+
 }  // namespace untorch::kernels
 
-// row_words: Int8Rows::stride for rows of k. quantize_rows: rows [row, row_end) of x. widen_bias: the bias in float32,
+// row_words: Int8Rows::stride for rows of k. quantize_rows: rows [row, row_end) of x. range_of_rows:
+// their range, to be merged with what is there. widen_bias: the bias in float32,
 // [ceil(n/16) · 16], zeros where there is none. gemm_int8_slice: rows [row, row_end) and columns [col, col_end) of the
 // result, col a multiple of 16. int8_tile_rows: the rows of a tile.
 UNTORCH_ISA_DECLARE(std::int64_t row_words(std::int64_t k, bool vnni);
                     void quantize_rows(const Int8Linear& p, bool vnni, std::int64_t row, std::int64_t row_end,
                                        const Int8Rows& rows);
+                    void range_of_rows(const Int8Linear& p, std::int64_t row, std::int64_t row_end, RowsRange& range);
                     void widen_bias(const Int8Linear& p, float* bias);
                     void gemm_int8_slice(const Int8Linear& p, bool vnni, const Int8Rows& rows, const float* bias,
                                          std::int64_t row, std::int64_t row_end, std::int64_t col,

@@ -120,6 +120,16 @@ void quantize_all(const Int8Linear& p, bool vnni, std::int64_t row, std::int64_t
   }
 }
 
+template <class Row, class T>
+void range_all(const Int8Linear& p, std::int64_t row, std::int64_t row_end, RowsRange& all) {
+  for (std::int64_t i = row; i < row_end; ++i) {
+    const Range range = range_of(Row{static_cast<const T*>(p.x) + i * p.x_stride}, p.k);
+    all.low = range.low < all.low ? range.low : all.low;
+    all.high = range.high > all.high ? range.high : all.high;
+    all.finite = all.finite && range.magnitude < kInfinityBits;
+  }
+}
+
 }  // namespace
 
 std::int64_t row_words(std::int64_t k, bool vnni) {
@@ -136,6 +146,17 @@ void quantize_rows(const Int8Linear& p, bool vnni, std::int64_t row, std::int64_
       return quantize_all<HalfRow<HalfType::kBFloat16>, std::uint16_t>(p, vnni, row, row_end, rows);
     case ActivationType::kFloat16:
       return quantize_all<HalfRow<HalfType::kFloat16>, std::uint16_t>(p, vnni, row, row_end, rows);
+  }
+}
+
+void range_of_rows(const Int8Linear& p, std::int64_t row, std::int64_t row_end, RowsRange& range) {
+  switch (p.type) {
+    case ActivationType::kFloat32:
+      return range_all<FloatRow, float>(p, row, row_end, range);
+    case ActivationType::kBFloat16:
+      return range_all<HalfRow<HalfType::kBFloat16>, std::uint16_t>(p, row, row_end, range);
+    case ActivationType::kFloat16:
+      return range_all<HalfRow<HalfType::kFloat16>, std::uint16_t>(p, row, row_end, range);
   }
 }
 
