@@ -2,7 +2,8 @@
 
 Both see a weight [n, k] as groups [n, k / group_size, group_size] and choose a scale and a zero for each, for
 w ≈ (q − 8)·scale + zero with q from 0 to 15. All of it is element-wise torch and sums over groups, so torch's threads
-share the work, and the results do not depend on how the rows are cut into chunks.
+share the work, and the results do not depend on how the rows are cut into chunks. On CPUs a kernel of libuntorch.so
+computes HQQ (``native/kernels/cpu/quantize``): torch's operators take some 40 times its time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["METHODS", "chunks", "quantize_weight", "relative_error"]
+from untorch.ops import native
+
+__all__ = ["METHODS", "chunks", "hqq_reference", "quantize_weight", "relative_error"]
 
 _LEVELS = 15
 # HQQ's constants, as published: the norm of the error, the weight β of the quadratic part, its growth, iterations.
@@ -19,6 +22,7 @@ _NORM = 0.7
 _BETA = 10.0
 _BETA_GROWTH = 1.01
 _ITERATIONS = 20
+_KERNEL_GROUP = 1024  # the largest that the kernel takes
 # Values of a chunk: enough for all threads, few enough for the caches.
 _CHUNK = 1 << 19
 _CHUNK_GPU = 1 << 25
@@ -94,6 +98,17 @@ def _rtn(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, t
 
 
 def _hqq(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``hqq_reference``, by the library's kernel where the weight is on a CPU."""
+    rows, groups, size = part.shape
+    if part.device.type != "cpu" or size > _KERNEL_GROUP or not part.numel():
+        return hqq_reference(part, mask)
+    k = groups * size if mask is None else int(mask.sum())
+    found = torch.empty((rows, groups, 2))
+    native.call("hqq", found, part.flatten(1)[:, :k], size)
+    return found[..., :1], found[..., 1:]
+
+
+def hqq_reference(part: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Half-quadratic quantisation (Badri and Shaji, 2023): RTN's scale, and a zero for a small p-norm of the error.
 
     With s = 1 / scale and z = 8 − zero / scale, alternates
