@@ -5,7 +5,6 @@ The classes here have the names and attributes of torchao 0.18. Where torchao is
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,10 @@ import torch
 from torch import nn
 
 import untorch
+from tests.torchao_library import torchao
 from untorch.export import export
+from untorch.export.options import ExportOptions
+from untorch.export.passes import run_passes
 from untorch.quant import Int4Linear, Int8Linear, W8A8Linear, quantize_fp8, quantize_int8
 from untorch.quant.checkpoints import convert_torchao
 from untorch.runtime.errors import InvalidArgumentError
@@ -202,36 +204,80 @@ def test_float8_that_stays(fields: dict[str, Any], reason: str) -> None:
     assert type(model[0]) is nn.Linear
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
-@pytest.mark.parametrize(
-    ("config", "layer"),
-    [
-        ("Int8DynamicActivationInt8WeightConfig", "int8"),
-        ("Int8WeightOnlyConfig", None),
-        ("IntxWeightOnlyConfig", "int4"),
-        ("Float8WeightOnlyConfig", None),
-    ],
-)
-def test_models_of_torchao(config: str, layer: str | None, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("torchao.quantization")
+CONFIGS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("Int8DynamicActivationInt8WeightConfig", {}, "int8"),
+    ("Int8WeightOnlyConfig", {}, None),
+    ("Int8DynamicActivationIntxWeightConfig", {"weight": "int8", "granularity": "PerAxis"}, "int8"),
+    ("Int8DynamicActivationIntxWeightConfig", {"weight": "int4", "granularity": "PerGroup"}, "int4"),
+    ("IntxWeightOnlyConfig", {"weight": "int4", "granularity": "PerGroup"}, "int4"),
+    ("IntxWeightOnlyConfig", {"weight": "int8", "granularity": "PerAxis"}, None),
+    ("Float8WeightOnlyConfig", {}, None),
+    ("Float8DynamicActivationFloat8WeightConfig", {"own": "PerRow"}, None),
+    ("Int4WeightOnlyConfig", {"int4_packing_format": "opaque"}, None),
+]
+
+
+def torchaos_model(config: str, how: dict[str, Any]) -> nn.Module:
+    """A layer behind torchao's own quantize_."""
+    quantization = torchao("quantization")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.LayerNorm(128)).eval()
-    int4: Any = getattr(torch, "int4")  # noqa: B009 - no stub has it
-    given = {"weight_dtype": int4, "granularity": quantization.PerGroup(32)} if "Intx" in config else {}
-    quantization.quantize_(model, getattr(quantization, config)(**given))
+    given = {key: value for key, value in how.items() if key not in ("weight", "granularity", "own")}
+    if "weight" in how:
+        axis = quantization.PerGroup(32) if how["granularity"] == "PerGroup" else quantization.PerAxis(0)
+        name = "weight_granularity" if "Dynamic" in config else "granularity"
+        given |= {"weight_dtype": getattr(torch, how["weight"]), name: axis}
+    if "own" in how:
+        given["granularity"] = getattr(quantization, how["own"])()
+    try:
+        quantization.quantize_(model, getattr(quantization, config)(**given))
+    except (AssertionError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        pytest.skip(f"torchao does not quantise so here: {error}")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
+@pytest.mark.parametrize(("config", "how", "layer"), CONFIGS)
+def test_layers_of_torchao(config: str, how: dict[str, Any], layer: str | None) -> None:
+    """Each becomes ours, with the same weights, or is named with the reason."""
+    model = torchaos_model(config, how)
+    x = torch.randn(4, 256)
+    with torch.no_grad():
+        expected = model(x)
+        weight = model[0].weight.dequantize() if layer is not None else None  # type: ignore[operator]
+    found = convert_torchao(model, allow_nothing=True)
+    assert [each.quantized_dtype for each in found.layers] == ([] if layer is None else [layer])
+    assert list(found.skipped) == (["0"] if layer is None else [])
+    if layer is None:
+        return
+    torch.testing.assert_close(model[0].dequantize(), weight, rtol=1e-5, atol=1e-6)  # type: ignore[operator]
+    torch.testing.assert_close(model(x), expected, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
+@pytest.mark.parametrize(
+    ("config", "layer"), [("Int8DynamicActivationInt8WeightConfig", "int8"), ("Int8WeightOnlyConfig", None)]
+)
+def test_models_of_torchao(config: str, layer: str | None, tmp_path: Path) -> None:
+    model = torchaos_model(config, {})
     x, path = torch.randn(4, 256), tmp_path / "model.pt2"
+    with torch.no_grad():
+        expected = model(x).numpy()
     report = export(model, (x,), path, progress=False)
     found = report.methods["forward"].quantization
     assert found is not None
     assert [each.quantized_dtype for each in found.layers] == ([] if layer is None else [layer])
     assert list(found.skipped) == (["0"] if layer is None else [])
-    with torch.no_grad():
-        expected = copy.deepcopy(model)(x).numpy()
     numpy.testing.assert_allclose(untorch.load(path)(x.numpy()), expected, atol=0.05)
     [named] = [each for each in report.methods["forward"].passes if each.name == "name_torchao_weights"]
     assert list(named.skipped) == (["0.weight"] if layer is None else [])
     assert type(model[0].weight).__module__.startswith("torchao")  # the caller's model stays as it was
-    program = torch.export.export(model, (x,))
-    report = export(program, path=path, progress=False)
-    [named] = [each for each in report.methods["forward"].passes if each.name == "name_torchao_weights"]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and torchao's own
+def test_programs_of_torchao_are_named() -> None:
+    model, x = torchaos_model("Int8DynamicActivationInt8WeightConfig", {}), torch.randn(4, 256)
+    module: Any = torch.export.export(model, (x,)).module()
+    reports = run_passes(module, ExportOptions(), "cpu", "forward", None)
+    [named] = [each for each in reports if each.name == "name_torchao_weights"]
     assert list(named.skipped) == ["0.weight"]

@@ -68,7 +68,8 @@ def is_alias(node: fx.Node) -> bool:
 class Constants:
     """The values that depend on nothing but tensors of the module that the graph never writes.
 
-    Operators of aten and prims count, if they are pure, and if their results have fixed sizes. A tensor that the graph
+    Operators of aten and prims count, and those of PT2E that quantise and dequantise, if they are pure, and if their
+    results have fixed sizes. A tensor that the graph
     makes and then writes (``mask = x.new_zeros(6, 6); mask[:3] = 1``) counts with its last value, if everything that
     is written is known, and if nothing else reads it before the last write.
     """
@@ -191,9 +192,14 @@ class Constants:
             return False
         if node.target is operator.getitem:
             return _is_static(node)
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
+        if not isinstance(node.target, torch._ops.OpOverload):
             return False
-        return node.target._schema.name.split("::")[-1] not in _UNDEFINED and _is_static(node)
+        name = node.target._schema.name.split("::")[-1]
+        if node.target.namespace == "quantized_decomposed":
+            return name.startswith(("quantize_per_", "dequantize_per_")) and _is_static(node)
+        if node.target.namespace not in ("aten", "prims"):
+            return False
+        return name not in _UNDEFINED and _is_static(node)
 
 
 def _is_filled(node: fx.Node) -> bool:

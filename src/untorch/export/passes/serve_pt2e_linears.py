@@ -1,9 +1,11 @@
-"""Makes ``untorch::int8_linear`` from linear layers that PT2E quantised with static ranges.
+"""Makes ``untorch::int8_linear`` from linear layers that PT2E quantised, with static or dynamic ranges of tensors.
 
 ``convert_pt2e`` (torchao, X86InductorQuantizer, XNNPACKQuantizer) leaves a linear layer in floating point between
 operators that quantise and dequantise:
 
     linear(dequantize_per_tensor(quantize_per_tensor(x, s, z)), dequantize_per_channel(int8 constant, scales), bias)
+
+where s and z are numbers, or come from choose_qparams(x).
 
 Inductor would compute that in float32, from a weight that constant folding has widened. Here it becomes one product of
 integers. What is left in floating point is in the report, by name and with the reason.
@@ -18,7 +20,7 @@ from untorch.export.passes.attributes import add_constant
 from untorch.export.passes.calls import arguments_of
 from untorch.export.passes.constants import Constants
 from untorch.export.passes.epilogues import value_of
-from untorch.export.passes.pt2e_operands import LeftError, int8_weight, pt2e_name, static_activations
+from untorch.export.passes.pt2e_operands import LeftError, activations, int8_weight, pt2e_name
 from untorch.export.passes.report import PassReport
 from untorch.ops.int8 import OPERATOR
 from untorch.ops.int8_layout import pack_int8, padded_outputs
@@ -37,7 +39,7 @@ def serve_pt2e_linears(module: fx.GraphModule) -> PassReport:
     stored: dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]] = {}
     for node in list(module.graph.nodes):
         sources = [pt2e_name(source) for source in node.all_input_nodes]
-        if pt2e_name(node) or not any(name.startswith("dequantize") for name in sources):
+        if node.op != "call_function" or pt2e_name(node) or not any(name.startswith("dequantize") for name in sources):
             continue
         try:
             if node.target != _LINEAR:
@@ -57,7 +59,8 @@ def _serve(
     stored: dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]],
 ) -> None:
     x, weight, bias = arguments_of(node).values()
-    source, scale, zero = static_activations(x)
+    found = activations(x)
+    source = found.source
     value = value_of(source)
     if value is None or value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise LeftError("its activations are not float32, bfloat16 or float16")
@@ -78,7 +81,8 @@ def _serve(
         stored[weight] = made[0], made[1], made[2]
     out_features = value_of(weight).shape[0]  # type: ignore[union-attr]
     with module.graph.inserting_before(node):
-        given = (source, *stored[weight], bias, None, "none", out_features, "static", scale, zero)
+        how = found.input_range, found.scale, found.zero
+        given = (source, *stored[weight], bias, None, "none", out_features, *how)
         fused = module.graph.call_function(OPERATOR, given)
     fused.meta = dict(node.meta)
     node.replace_all_uses_with(fused)

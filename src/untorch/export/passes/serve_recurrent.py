@@ -86,8 +86,8 @@ def _reason_to_skip(
         tensor = attribute(module, str(source.target))
         if tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
             return f"a weight is {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
-    if given.get("train"):
-        return "it trains"
+    if given.get("train") and given.get("dropout"):
+        return "it trains, with dropout"
     directions = 2 if given["bidirectional"] else 1
     if len(params) != given["num_layers"] * directions * (4 if given["has_biases"] else 2):
         return "it projects its hidden state (proj_size)"

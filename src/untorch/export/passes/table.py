@@ -43,6 +43,7 @@ from untorch.export.passes.resize_after_convolution import resize_after_convolut
 from untorch.export.passes.restore_views import restore_views
 from untorch.export.passes.serve_grouped_mm import serve_grouped_mm
 from untorch.export.passes.serve_pt2e_convolutions import serve_pt2e_convolutions
+from untorch.export.passes.serve_pt2e_embeddings import serve_pt2e_embeddings
 from untorch.export.passes.serve_pt2e_linears import serve_pt2e_linears
 from untorch.export.passes.serve_recurrent import serve_recurrent
 from untorch.export.passes.widen_half_convolutions import widen_half_convolutions
@@ -138,11 +139,16 @@ PASSES = (
         "names in the report the weights of torchao (`quantize_`) whose operators stay in the graph",
     ),
     Pass(
+        "serve_pt2e_embeddings",
+        lambda module, options, device, architecture: serve_pt2e_embeddings(module),
+        "gathers rows of tables of embeddings that PT2E quantised before they are dequantised",
+    ),
+    Pass(
         "serve_pt2e_convolutions",
         lambda module, options, device, architecture: serve_pt2e_convolutions(module),
-        "makes `untorch::int8_convolution` from 2-D convolutions that PT2E quantised (`convert_pt2e`), with "
-        "activation, residual sum and the quantising operator behind them; between them, and through max pooling, "
-        "values are uint8 "
+        "makes `untorch::int8_convolution` from 1-D, 2-D and transposed 2-D convolutions that PT2E quantised "
+        "(`convert_pt2e`), with activation, residual sum and the quantising operator behind them; between them, and "
+        "through max pooling, values are uint8 "
         "([decision](decisions/0053-keep-chains-of-convolutions-in-uint8.md))",
         devices=("cpu",),
     ),
@@ -150,8 +156,8 @@ PASSES = (
         "serve_pt2e_linears",
         lambda module, options, device, architecture: serve_pt2e_linears(module),
         "makes `untorch::int8_linear` from linear layers that PT2E quantised (`convert_pt2e`): int8 weights, and "
-        "static ranges of whole tensors for activations. Other operators between quantising and dequantising ones stay "
-        "in floating point, and are in the report with the reason",
+        "static or dynamic ranges of whole tensors for activations. Other operators between quantising and "
+        "dequantising ones stay in floating point, and are in the report with the reason",
         devices=("cpu",),
     ),
     Pass(

@@ -120,7 +120,7 @@ class Left(nn.Module):
     ("form", "reason"),
     [
         ("seven bits", "its activations have the range 0 to 127, expected 0 to 255 or -128 to 127"),
-        ("weight alone", "its activations are not quantised with a static range for the whole tensor"),
+        ("weight alone", "its activations are not quantised with a range for the whole tensor"),
         ("zero points", "its weight has zero points, expected a symmetric range"),
         ("uneven", "it pads one side more than the other (padding='same' of an even kernel)"),
     ],
@@ -131,6 +131,102 @@ def test_what_stays_is_in_the_report(form: str, reason: str) -> None:
     assert report.changed == []
     assert list(report.skipped.values()) == [f"it is computed in floating point: {reason}"]
     assert not calls(module)
+
+
+class Transposed(nn.Module):
+    """conv_transpose2d of an int8 weight, with an activation and the quantising operator behind it."""
+
+    def __init__(self, kernel: tuple[int, int], by_output: bool, **how: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("values", torch.randint(-127, 128, (3, 5, *kernel), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(5) / 100)
+        self.register_buffer("zeros", torch.zeros(5, dtype=torch.int64))
+        self.bias, self.by_output, self.how = nn.Parameter(torch.randn(5)), by_output, how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_output:
+            given = self.values, self.scales, self.zeros, 1, -127, 127, torch.int8
+            weight = Q.dequantize_per_channel.default(*given)
+        else:
+            weight = Q.dequantize_per_tensor.default(self.values, 0.01, 0, -127, 127, torch.int8)
+        y = F.conv_transpose2d(between(x, 0.03, 120, True), weight, self.bias, **self.how)
+        return between(F.relu(y), 0.05, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        ((2, 2), {"stride": 2}),
+        ((3, 3), {"stride": 2, "padding": 1}),
+        ((4, 1), {"stride": (2, 3), "padding": (1, 0)}),
+        ((5, 3), {"stride": (3, 1), "padding": (2, 1), "output_padding": (1, 0)}),
+    ],
+)
+def test_transposed(kernel: tuple[int, int], how: dict[str, Any]) -> None:
+    """Windows that touch, overlap, and lie apart."""
+    model, x = Transposed(kernel, kernel[0] != 3, **how), torch.randn(2, 3, 5, 7)
+    module = unlift(model, x)
+    report = serve_pt2e_convolutions(module)
+    close(module)
+    assert report.skipped == {}
+    [given] = calls(module)
+    assert (given["activation"], given["output_scale"]) == ("relu", 0.05)
+    assert not any("transpose" in name for name in targets(module))
+    want, got = model(x), module(x)
+    assert (got - want).abs().max() <= 0.0501
+    assert ((got - want).abs() > 0.01).float().mean() < 0.01
+
+
+def test_transposed_that_stays() -> None:
+    for how, reason in (
+        ({"stride": 2, "dilation": 2}, "with groups or dilation"),
+        ({"stride": 4, "output_padding": 3}, "with more output padding than its kernel covers"),
+    ):
+        module = unlift(Transposed((3, 3), True, **how), torch.randn(2, 3, 5, 7))
+        report = serve_pt2e_convolutions(module)
+        assert list(report.skipped.values()) == [f"it is computed in floating point: it is transposed, {reason}"]
+
+
+class Line(nn.Module):
+    """A chain of 1-D convolutions; the first one's range may be dynamic."""
+
+    def __init__(self, dynamic: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Quantised(3, 16, 3, padding=1), Quantised(16, 8, 3, stride=2)
+        for layer in (self.first, self.second):
+            layer.values = layer.values[..., 1].contiguous()
+        self.dynamic = dynamic
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.dynamic:
+            scale, zero = Q.choose_qparams.tensor(x, -128, 127, 1e-6, torch.int8)
+            how = scale, zero, -128, 127, torch.int8
+            x = Q.dequantize_per_tensor.tensor(Q.quantize_per_tensor.tensor(x, *how), *how)
+        else:
+            x = between(x, 0.03, 120, True)
+        for layer in (self.first, self.second):
+            weight = Q.dequantize_per_channel.default(layer.values, layer.scales, layer.zeros, 0, -128, 127, torch.int8)
+            x = between(F.relu(F.conv1d(x, weight, layer.bias, **layer.how)), 0.03, 0, True)
+        return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_lines(dynamic: bool) -> None:
+    model, x = Line(dynamic), torch.randn(2, 3, 20)
+    module = unlift(model, x)
+    report = serve_pt2e_convolutions(module)
+    close(module)
+    assert (report.changed, report.skipped) == (["conv1d", "conv1d_1"], {})
+    first, second = calls(module)
+    assert (first["input_range"], second["input_range"]) == ("tensor" if dynamic else "static", "static")
+    assert [given["output_scale"] for given in (first, second)] == [0.03, 0.03]
+    assert second["x"].meta["val"].dtype == torch.uint8
+    want, got = model(x), module(x)
+    assert got.shape == want.shape
+    assert (got - want).abs().max() <= 0.0601
+    assert ((got - want).abs() > 0.01).float().mean() < 0.02
 
 
 class Readers(nn.Module):
