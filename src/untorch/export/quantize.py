@@ -406,11 +406,12 @@ def _operator_name(node: fx.Node) -> str:
 
 
 def _group_size(dtype: str, arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> int:
-    """The inputs that share a scale; in int8 all of them, and in fp8 without blocks."""
+    """The inputs that share a scale; in int8 without groups all of them, and in fp8 without blocks."""
     if not dtype and tensors[1].dim() == 2:
         return w8a8.SCALE_BLOCK
     if dtype in ("int8", ""):
-        return int(arguments["x"].meta["val"].shape[-1])
+        groups = tensors[1].shape[0] if tensors[1].dim() == 2 else 1
+        return int(arguments["x"].meta["val"].shape[-1]) // groups
     return int(arguments.get("group_size", BLOCK_SIZE))
 
 

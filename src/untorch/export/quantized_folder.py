@@ -18,18 +18,19 @@ from untorch.quant.checkpoints.files import open_checkpoint, read_configuration
 from untorch.quant.checkpoints.formats import METHODS, find_format, layer_names
 from untorch.quant.checkpoints.load import load_checkpoint
 from untorch.quant.modules import replace_modules
+from untorch.quant.schemes import Target
 from untorch.quant.w8a8 import W8A8Linear
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["dequantize_layers_for_gpus", "from_pretrained", "refuse_layers_for_gpus"]
 
 
-def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
-    """``kind.from_pretrained(folder)`` with ``Int4Linear``, ``NVFP4Linear`` or ``W8A8Linear`` where the folder's config
-    names a quantisation that ``load_checkpoint`` reads. Other quantisations are transformers' to load.
+def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None, target: Target = "cuda") -> nn.Module:
+    """``kind.from_pretrained(folder)`` with ``Int4Linear``, ``Int8Linear``, ``NVFP4Linear`` or ``W8A8Linear`` where the
+    folder's config names a quantisation that ``load_checkpoint`` reads. Other quantisations are transformers' to load.
 
-    dtype: of what is not quantised; None: what the config says. Raises what both raise, InvalidFileError for weights
-    that the folder lacks, and UnsupportedError for quantised experts.
+    dtype: of what is not quantised; None: what the config says. target: what layers in eight bits are for. Raises what
+    both raise, InvalidFileError for weights that the folder lacks, and UnsupportedError for quantised experts.
     """
     if str(read_configuration(folder).get("quant_method", "")) not in METHODS:
         model: nn.Module = kind.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
@@ -59,7 +60,7 @@ def from_pretrained(kind: Any, folder: Path, dtype: torch.dtype | None) -> nn.Mo
             f"{folder}: {experts[0]}: the file's experts are quantised ({form}), and linear layers alone are read: "
             "export the model in floating point, with quantize='nvfp4' or, for CPUs, 'int4'"
         )
-    load_checkpoint(model, folder, prefix=prefix, progress=False)
+    load_checkpoint(model, folder, prefix=prefix, target=target, progress=False)
     read = {f"{name.removeprefix(prefix)}.weight" for name in names}
     lost = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
     if lost := sorted(set(lost) - read):

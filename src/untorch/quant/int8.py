@@ -16,7 +16,7 @@ __all__ = ["INT8_METHODS", "Int8Linear", "int8_error", "quantize_int8"]
 
 INT8_METHODS = ("rtn",)
 _LARGEST = 127
-INPUT_RANGES = ("asymmetric", "symmetric")
+INPUT_RANGES = ("asymmetric", "symmetric", "static", "tensor")
 
 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,11 +52,15 @@ class Int8Linear(nn.Module):
     """y = x · Wᵀ + b in integers, W8A8: W is int8 with a scale an output; rows of x are quantised when it is called.
 
     packed_weight: int8 [n / 16][k / 4][16][4] (``untorch.ops.int8_layout``), where n and k are padded.
-    scale: float32 [n]; column_sums: int32 [n], the sums of the outputs' weights.
+    scale: float32 [n], or [groups, n] with a scale for each k / groups inputs; column_sums: int32, the sums of the
+        outputs' weights, shaped alike.
     bias: [out_features] in the dtype of the activations, or None.
     in_features, out_features: as nn.Linear has them.
     method: where the values come from, such as "rtn".
-    input_range: how rows of x are quantised, "asymmetric" or "symmetric" (``untorch.ops.int8``).
+    input_range: how x is quantised: rows "asymmetric" or "symmetric", all of it "static" or "tensor"
+        (``untorch.ops.int8``), with input_scale and input_zero.
+    weight_zero: float32 [n, groups], or None for a symmetric weight: zero points times −scale, which the sums of the
+        inputs of a group are multiplied by, in floating point.
     input_factor: [in_features] in the dtype of the activations, or None: what x is multiplied by before it is
         quantised, 1 / s of SmoothQuant; the weight was multiplied by s.
 
@@ -68,6 +72,7 @@ class Int8Linear(nn.Module):
     column_sums: torch.Tensor
     bias: torch.Tensor | None
     input_factor: torch.Tensor | None
+    weight_zero: torch.Tensor | None
 
     def __init__(
         self,
@@ -81,6 +86,9 @@ class Int8Linear(nn.Module):
         method: str,
         input_range: str = "asymmetric",
         input_factor: torch.Tensor | None = None,
+        input_scale: float = 0.0,
+        input_zero: int = 0,
+        weight_zero: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         _check(packed_weight, scale, column_sums, bias, in_features, out_features)
@@ -89,6 +97,7 @@ class Int8Linear(nn.Module):
             raise InvalidArgumentError(f"Int8Linear: input_range: expected one of {known}, got {input_range!r}")
         self.in_features, self.out_features = in_features, out_features
         self.method, self.input_range = method, input_range
+        self.input_scale, self.input_zero = input_scale, input_zero
         self.register_buffer("packed_weight", packed_weight)
         self.register_buffer("scale", scale)
         self.register_buffer("column_sums", column_sums)
@@ -98,6 +107,12 @@ class Int8Linear(nn.Module):
                 f"Int8Linear: input_factor: expected [{in_features}], got {list(input_factor.shape)}"
             )
         self.register_buffer("input_factor", input_factor)
+        groups = scale.shape[0] if scale.dim() == 2 else 1
+        if weight_zero is not None and list(weight_zero.shape) != [out_features, groups]:
+            raise InvalidArgumentError(
+                f"Int8Linear: weight_zero: expected {[out_features, groups]}, got {list(weight_zero.shape)}"
+            )
+        self.register_buffer("weight_zero", weight_zero)
 
     @classmethod
     def from_values(
@@ -108,15 +123,26 @@ class Int8Linear(nn.Module):
         *,
         method: str,
         input_range: str = "asymmetric",
+        input_scale: float = 0.0,
+        input_zero: int = 0,
+        zero_point: torch.Tensor | None = None,
     ) -> Int8Linear:
-        """The layer of int8 values [out_features, in_features] and their scales [out_features].
+        """The layer of int8 values [out_features, in_features] and scales [out_features] or [out_features, groups].
 
-        Nothing is rounded. Raises InvalidArgumentError.
+        zero_point: of the weight, shaped as scales: it is (values − zero_point)·scales. Values and scales are not
+        rounded. Raises InvalidArgumentError.
         """
-        packed, sums = pack_int8(values)
+        groups = scales.shape[1] if scales.dim() == 2 else 1
+        packed, sums = pack_int8(values, groups if groups > 1 else None)
+        steps = scales.float().reshape(len(scales), groups)
+        zero = None
+        if zero_point is not None and bool(zero_point.any()):
+            zero = -zero_point.float().reshape(steps.shape) * steps
+        padded = pad_scales(steps.T)
         return cls(
-            packed, pad_scales(scales), sums, bias, in_features=values.shape[1], out_features=values.shape[0],
-            method=method, input_range=input_range,
+            packed, padded if groups > 1 else padded[0], sums, bias, in_features=values.shape[1],
+            out_features=values.shape[0], method=method, input_range=input_range, input_scale=input_scale,
+            input_zero=input_zero, weight_zero=zero,
         )  # fmt: skip
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -126,22 +152,35 @@ class Int8Linear(nn.Module):
                 f"Int8Linear: expected {self.in_features} features in the last dimension, got {tuple(input.shape)}"
             )
         x = input if self.input_factor is None else input * self.input_factor
+        shifted = None
+        if self.weight_zero is not None:
+            sums = x.float().unflatten(-1, (self.weight_zero.shape[1], -1)).sum(-1)
+            shifted = nn.functional.linear(sums, self.weight_zero).to(x.dtype)
         y: torch.Tensor = OPERATOR(
-            x, self.packed_weight, self.scale, self.column_sums, self.bias, None, "none", self.out_features,
-            self.input_range, 0.0, 0,
+            x, self.packed_weight, self.scale, self.column_sums, self.bias, shifted, "none", self.out_features,
+            self.input_range, self.input_scale, self.input_zero,
         )  # fmt: skip
         return y
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.in_features // (self.scale.shape[0] if self.scale.dim() == 2 else 1)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight [out_features, in_features] that this layer multiplies its input with."""
         values = unpack_int8(self.packed_weight, self.out_features, self.in_features)
-        weight = values.float() * self.scale[: self.out_features].unsqueeze(1)
+        scales = self.scale.reshape(-1, self.scale.shape[-1])[:, : self.out_features].T
+        weight = values.float() * scales.repeat_interleave(self.group_size, 1)
+        if self.weight_zero is not None:
+            weight = weight + self.weight_zero.repeat_interleave(self.group_size, 1)
         return (weight if self.input_factor is None else weight * self.input_factor.float()).to(dtype)
 
     @property
     def weight_nbytes(self) -> int:
-        """The bytes of the packed weight with its scales and sums."""
-        return sum(t.numel() * t.element_size() for t in (self.packed_weight, self.scale, self.column_sums))
+        """The bytes of the packed weight with its scales, sums and zero points."""
+        tensors = (self.packed_weight, self.scale, self.column_sums, self.weight_zero)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     def extra_repr(self) -> str:
         """As nn.Linear, with the method."""
@@ -151,17 +190,19 @@ class Int8Linear(nn.Module):
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Int8Linear:
-        """What ``to`` and ``bfloat16`` call: scales move, and stay in float32."""
-        before = self.scale
+        """What ``to`` and ``bfloat16`` call: scales and zero points move, and stay in float32."""
+        before = self.scale, self.weight_zero
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.scale.dtype != before.dtype:
-            self.scale = before.to(self.scale.device)
+        if self.scale.dtype != before[0].dtype:
+            self.scale = before[0].to(self.scale.device)
+            if before[1] is not None:
+                self.weight_zero = before[1].to(self.scale.device)
         return self
 
 
 def pad_scales(scales: torch.Tensor) -> torch.Tensor:
-    """float32 [n] up to whole panels."""
-    return nn.functional.pad(scales.float(), (0, padded_outputs(scales.shape[0]) - scales.shape[0]))
+    """float32 [..., n] up to whole panels."""
+    return nn.functional.pad(scales.float(), (0, padded_outputs(scales.shape[-1]) - scales.shape[-1])).contiguous()
 
 
 def _check(
@@ -173,12 +214,13 @@ def _check(
     out_features: int,
 ) -> None:
     rows = padded_outputs(out_features)
+    outputs = [rows] if scale.dim() != 2 else [scale.shape[0], rows]
     expected = {
         "packed_weight": (
             packed_weight, torch.int8, [rows // INT8_BLOCK, -(-in_features // INT8_GROUP), INT8_BLOCK, INT8_GROUP],
         ),
-        "scale": (scale, torch.float32, [rows]),
-        "column_sums": (column_sums, torch.int32, [rows]),
+        "scale": (scale, torch.float32, outputs),
+        "column_sums": (column_sums, torch.int32, outputs),
     }  # fmt: skip
     for name, (tensor, dtype, shape) in expected.items():
         if tensor.dtype != dtype or list(tensor.shape) != shape:

@@ -272,7 +272,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
         ),
         (changed(PACKED, weight_g_idx=torch.arange(128).flip(0) // 64), None, UnsupportedError, "not of neighbouring"),
         (changed(PACKED, bias=torch.zeros(3)), None, InvalidFileError, "inner.0.bias: expected floating point [16], got"),
-        (PACKED, compressed(num_bits=8), UnsupportedError, "inner.0: expected 4 bits, the configuration says 8"),
+        (PACKED, compressed(num_bits=3), UnsupportedError, "inner.0: expected 4 or 8 bits, the configuration says 3"),
         (PACKED, compressed(type="float"), UnsupportedError, "expected integers, got the type 'float'"),
         (PACKED, compressed(group_size=32), InvalidFileError, "2 scales an output do not fit 128 inputs"),
         (
@@ -281,7 +281,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
             "'float-quantized', 'int-quantized', 'naive-quantized' are",
         ),
         (PACKED, {"quant_method": "bitsandbytes"}, UnsupportedError, "quantisation by 'bitsandbytes' is not read, expect"),
-        (GPTQ, {"quant_method": "gptq", "bits": 8}, UnsupportedError, "expected 4 bits, the configuration says 8"),
+        (GPTQ, {"quant_method": "gptq", "bits": 3}, UnsupportedError, "expected 4 or 8 bits, the configuration says 3"),
         (
             changed(GPTQ, g_idx=torch.arange(128, dtype=torch.int32) % 2), None, UnsupportedError,
             "take a checkpoint without desc_act, or with static groups",

@@ -159,7 +159,9 @@ def write_language_model(
         raise InvalidArgumentError("causal_lm: draft: expected None with inputs_embeds, which it could not read")
     if task is not None and task not in TASKS:
         raise InvalidArgumentError(f"causal_lm: task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
-    whole, folder = load_model(model, dtype, task)
+    # With ``quantize`` weights in eight bits are rounded anew.
+    as_they_are = device == "cpu" and resolved.quantize is None
+    whole, folder = load_model(model, dtype, task, target="cpu" if as_they_are else "cuda")
     if device == "cpu":
         if folder is not None and resolved.quantize is not None:
             dequantize_layers_for_gpus(whole)

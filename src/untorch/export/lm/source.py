@@ -15,6 +15,7 @@ from torch import nn
 from untorch.export.errors import CompileError
 from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
+from untorch.quant.schemes import Target
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UntorchError, file_error
 
 __all__ = ["TokenizerFiles", "load_model", "read_settings", "read_task", "read_tokenizer"]
@@ -34,9 +35,14 @@ class TokenizerFiles:
 
 
 def load_model(
-    source: Any, dtype: torch.dtype | None, task: str | None = None, argument: str = "model"
+    source: Any,
+    dtype: torch.dtype | None,
+    task: str | None = None,
+    argument: str = "model",
+    target: Target = "cuda",
 ) -> tuple[nn.Module, Path | None]:
-    """The module, and the folder that it came from. Nothing is downloaded. argument: of causal_lm, for errors."""
+    """The module, and the folder that it came from. Nothing is downloaded. argument: of causal_lm, for errors. target:
+    what layers are for that the folder has in eight bits."""
     if isinstance(source, nn.Module):
         if dtype is not None:
             raise InvalidArgumentError("causal_lm: dtype: is for a folder; convert a module with model.to(dtype)")
@@ -54,7 +60,7 @@ def load_model(
     folder = Path(source)
     check_folder(f"causal_lm: {argument}", folder)
     try:
-        model = from_pretrained(_class_of(folder, task), folder, dtype)
+        model = from_pretrained(_class_of(folder, task), folder, dtype, target)
     except UntorchError:
         raise
     except ValueError as error:  # its message lists every model that is one

@@ -107,7 +107,7 @@ def export_folder(
             raise InvalidArgumentError(f"export_folder: inputs: expected inputs or a task, got both, task={task!r}")
         return _export_generic(read_path(path), folder, dtype, inputs, device, arch, options, option_fields)
     task = ALIASES.get(task, task) if task is not None else None
-    target, source = read_path(path), read_source(folder, dtype)
+    target, source = read_path(path), read_source(folder, dtype, device)
     if (chosen := task or find_task(source)) is None:
         raise CompileError(
             f"export_folder: {source.folder}: no task is known for {source.architecture}: pass task= (--task), one of "
@@ -143,7 +143,7 @@ def _export_generic(
     option_fields: dict[str, Any],
 ) -> ExportReport:
     specs, resolved = read_inputs(inputs), resolve_options(options, option_fields)
-    method = generic_method(read_source(folder, dtype), specs)
+    method = generic_method(read_source(folder, dtype, device), specs)
     requests = read_methods(methods={"forward": method})
     requests = [replace(request, method=replace(request.method, defers_guards=True)) for request in requests]
     return write_package(requests, target, device, arch, resolved, {}, {})

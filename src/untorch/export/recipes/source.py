@@ -14,6 +14,7 @@ import torch
 from untorch.export.errors import CompileError
 from untorch.export.folder import check_folder
 from untorch.export.quantized_folder import from_pretrained
+from untorch.quant.schemes import Target
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = ["Made", "Source", "read_source"]
@@ -36,6 +37,7 @@ class Source:
     config: dict[str, Any]
     architecture: str
     dtype: torch.dtype | None
+    target: Target = "cuda"  # what layers are for that the folder has in eight bits
 
     @cached_property
     def model(self) -> Any:
@@ -48,7 +50,7 @@ class Source:
                 f"export_folder: {self.folder}: its config names {self.architecture!r}, which transformers does not "
                 "have: write a script for untorch export SCRIPT:FUNCTION"
             )
-        return from_pretrained(kind, self.folder, self.dtype).eval()
+        return from_pretrained(kind, self.folder, self.dtype, self.target).eval()
 
     @cached_property
     def any_model(self) -> Any:
@@ -101,8 +103,8 @@ class Source:
         return "sigmoid" if config.problem_type == "multi_label_classification" or config.num_labels == 1 else "softmax"
 
 
-def read_source(given: Any, dtype: torch.dtype | None) -> Source:
-    """Nothing is downloaded, and no weight is read yet.
+def read_source(given: Any, dtype: torch.dtype | None, device: str = "cuda") -> Source:
+    """A folder for a package on ``device``. Nothing is downloaded, and no weight is read yet.
 
     Raises FileMissingError if there is no folder, InvalidArgumentError if its config does not name a model.
     """
@@ -122,4 +124,4 @@ def read_source(given: Any, dtype: torch.dtype | None) -> Source:
             f'export_folder: {folder / "config.json"}: expected "architectures" with the name of a model, such as '
             '["BertForMaskedLM"]'
         ) from None
-    return Source(folder, config, architecture, dtype)
+    return Source(folder, config, architecture, dtype, "cpu" if device == "cpu" else "cuda")

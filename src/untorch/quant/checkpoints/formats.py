@@ -1,4 +1,4 @@
-"""What the tensors of a linear layer in int4 mean, format by format: values, scales and zero points.
+"""What the tensors of a linear layer in integers of four or eight bits mean: values, scales and zero points.
 
 All are w = (q − zero_point)·scale with q from 0 to 15, eight to an int32, the first in the lowest four bits:
 
@@ -7,6 +7,8 @@ All are w = (q − zero_point)·scale with q from 0 to 15, eight to an int32, th
 | pack-quantized | weight_packed [n, ⌈k / 8⌉], along k | weight_scale [n, groups] | 8, or weight_zero_point [⌈n / 8⌉, groups] |
 | gptq | qweight [k / 8, n], along k | scales [groups, n] | qzeros [groups, n / 8], less one in version 1 |
 | awq | qweight [k, n / 8], along n, in the order 0 2 4 6 1 3 5 7 | scales [groups, n] | qzeros [groups, n / 8], so ordered |
+
+The first two also have eight bits: q from 0 to 255, four to an int32, and 128 in the place of 8.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class QuantizedWeight:
     scale: torch.Tensor
     zero_point: torch.Tensor
     group_size: int
+    bits: int = 4
 
 
 def find_format(checkpoint: Checkpoint) -> str:
@@ -113,14 +116,18 @@ def _columns(checkpoint: Checkpoint, prefix: str) -> int:
     return int(checkpoint.tensor(prefix + "scales").shape[-1])
 
 
-def _unpack(packed: torch.Tensor) -> torch.Tensor:
-    """int32 [a, b] to values uint8 [a, 8·b], the lowest four bits first."""
-    return torch.stack([((packed >> (4 * i)) & 15).to(torch.uint8) for i in range(8)], -1).flatten(1)
+def _unpack(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """int32 [a, b] to values uint8 [a, 32 / bits · b], the lowest bits first."""
+    most = (1 << bits) - 1
+    return torch.stack([((packed >> shift) & most).to(torch.uint8) for shift in range(0, 32, bits)], -1).flatten(1)
 
 
-def _check_bits(checkpoint: Checkpoint, name: str, bits: object) -> None:
-    if bits != 4:
-        raise UnsupportedError(f"{checkpoint.path}: {name}: expected 4 bits, the configuration says {bits!r}")
+def _bits(checkpoint: Checkpoint, name: str, bits: object, *known: int) -> int:
+    if bits not in known:
+        wanted = " or ".join(map(str, known))
+        raise UnsupportedError(f"{checkpoint.path}: {name}: expected {wanted} bits, the configuration says {bits!r}")
+    assert isinstance(bits, int)
+    return bits
 
 
 def _group_size(checkpoint: Checkpoint, name: str, k: int, groups: int, stated: object) -> int:
@@ -154,12 +161,13 @@ def _compressed_tensors_weights(checkpoint: Checkpoint, name: str) -> Mapping[st
 
 def _pack_quantized(checkpoint: Checkpoint, name: str) -> QuantizedWeight:
     stated = _compressed_tensors_weights(checkpoint, name)
-    _check_bits(checkpoint, name, stated.get("num_bits", 4))
+    bits = _bits(checkpoint, name, stated.get("num_bits", 4), 4, 8)
     if stated.get("type", "int") != "int":
         raise UnsupportedError(f"{checkpoint.path}: {name}: expected integers, got the type {stated['type']!r}")
     shape = checkpoint.expect(f"{name}.weight_shape", (torch.int64, torch.int32), (2,))
     n, k = (int(size) for size in shape)
-    packed = checkpoint.expect(f"{name}.weight_packed", (torch.int32,), (n, -(-k // 8)))
+    word = 32 // bits
+    packed = checkpoint.expect(f"{name}.weight_packed", (torch.int32,), (n, -(-k // word)))
     scale = checkpoint.expect(f"{name}.weight_scale", _FLOATS, (n, None))
     groups = scale.shape[1]
     size = _group_size(checkpoint, name, k, groups, stated.get("group_size"))
@@ -167,11 +175,11 @@ def _pack_quantized(checkpoint: Checkpoint, name: str) -> QuantizedWeight:
         _check_order(
             checkpoint, checkpoint.expect(f"{name}.weight_g_idx", (torch.int32, torch.int64), (k,)), name, size
         )
-    zero_point = torch.full((n, groups), 8.0)
+    zero_point = torch.full((n, groups), float(1 << (bits - 1)))
     if f"{name}.weight_zero_point" in checkpoint:
-        zeros = checkpoint.expect(f"{name}.weight_zero_point", (torch.int32,), (-(-n // 8), groups))
-        zero_point = _unpack(zeros.T.contiguous())[:, :n].T.float()
-    return QuantizedWeight(_unpack(packed)[:, :k], scale, zero_point, size)
+        zeros = checkpoint.expect(f"{name}.weight_zero_point", (torch.int32,), (-(-n // word), groups))
+        zero_point = _unpack(zeros.T.contiguous(), bits)[:, :n].T.float()
+    return QuantizedWeight(_unpack(packed, bits)[:, :k], scale, zero_point, size, bits)
 
 
 def _check_order(checkpoint: Checkpoint, g_idx: torch.Tensor, name: str, size: int) -> None:
@@ -185,21 +193,21 @@ def _check_order(checkpoint: Checkpoint, g_idx: torch.Tensor, name: str, size: i
 
 
 def _gptq(checkpoint: Checkpoint, name: str) -> QuantizedWeight:
-    _check_bits(checkpoint, name, checkpoint.config.get("bits", 4))
+    bits = _bits(checkpoint, name, checkpoint.config.get("bits", 4), 4, 8)
     qweight = checkpoint.expect(f"{name}.qweight", (torch.int32,), (None, None))
-    k, n = 8 * qweight.shape[0], qweight.shape[1]
-    scales, zeros, size = _scales(checkpoint, name, k, n)
+    k, n = 32 // bits * qweight.shape[0], qweight.shape[1]
+    scales, zeros, size = _scales(checkpoint, name, k, n, bits)
     if f"{name}.g_idx" in checkpoint:
         g_idx = checkpoint.expect(f"{name}.g_idx", (torch.int32, torch.int64), (k,))
         _check_order(checkpoint, g_idx, name, size)
-    zero_point = _unpack(zeros)
+    zero_point = _unpack(zeros, bits).int()
     if checkpoint.config.get("checkpoint_format", "gptq") != "gptq_v2":
-        zero_point = (zero_point + 1) & 15
-    return QuantizedWeight(_unpack(qweight.T.contiguous()), scales.T, zero_point.T.float(), size)
+        zero_point = (zero_point + 1) & ((1 << bits) - 1)
+    return QuantizedWeight(_unpack(qweight.T.contiguous(), bits), scales.T, zero_point.T.float(), size, bits)
 
 
 def _awq(checkpoint: Checkpoint, name: str) -> QuantizedWeight:
-    _check_bits(checkpoint, name, checkpoint.config.get("bits", checkpoint.config.get("w_bit", 4)))
+    _bits(checkpoint, name, checkpoint.config.get("bits", checkpoint.config.get("w_bit", 4)), 4)
     version = str(checkpoint.config.get("version", "gemm")).lower()
     if version != "gemm":
         raise UnsupportedError(f"{checkpoint.path}: AWQ's version {version!r} is not read, only 'gemm' is")
@@ -218,9 +226,9 @@ def _in_order(values: torch.Tensor) -> torch.Tensor:
     return ordered.flatten(1)
 
 
-def _scales(checkpoint: Checkpoint, name: str, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _scales(checkpoint: Checkpoint, name: str, k: int, n: int, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor, int]:
     scales = checkpoint.expect(f"{name}.scales", _FLOATS, (None, n))
-    zeros = checkpoint.expect(f"{name}.qzeros", (torch.int32,), (scales.shape[0], n // 8))
+    zeros = checkpoint.expect(f"{name}.qzeros", (torch.int32,), (scales.shape[0], n * bits // 32))
     stated = checkpoint.config.get("group_size", checkpoint.config.get("q_group_size"))
     return scales, zeros, _group_size(checkpoint, name, k, scales.shape[0], stated)
 

@@ -12,8 +12,9 @@
 The first three are compressed-tensors', the last is ModelOpt's algorithm FP8. All call the values of a layer "weight",
 as they do where it is not quantised: a layer is quantised where its weight has eight bits, or a scale lies beside it.
 
-Scales for activations (input_scale, activation_scale, input_scale_ub) are not read: rows of activations get the scale
-of their own largest value when the layer runs.
+For GPUs scales for activations (input_scale, activation_scale, input_scale_ub) are not read: rows of activations get
+the scale of their own largest value when the layer runs. For CPUs int8 of compressed-tensors has the range of
+activations that the file says: of rows or of the whole tensor, symmetric or not, dynamic or static (``read_inputs``).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from untorch.ops.w8a8 import INT8_MAX_K, SCALE_BLOCK
 from untorch.quant.checkpoints.files import Checkpoint
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["COMPRESSED_W8", "FBGEMM", "FP8", "MODELOPT_FP8", "W8_FORMATS", "W8Weight", "check_w8_config", "read_w8",
-           "w8_form_of_tensors", "w8_layer_names"]  # fmt: skip
+__all__ = ["COMPRESSED_W8", "FBGEMM", "FP8", "MODELOPT_FP8", "W8_FORMATS", "InputRange", "W8Weight", "check_w8_config",
+           "read_inputs", "read_w8", "w8_form_of_tensors", "w8_layer_names"]  # fmt: skip
 
 COMPRESSED_W8 = ("float-quantized", "int-quantized", "naive-quantized")
 FP8, FBGEMM, MODELOPT_FP8 = "fp8", "fbgemm_fp8", "modelopt_fp8"
@@ -41,10 +42,23 @@ _INVERSE = "weight_scale_inv"
 
 @dataclass(frozen=True)
 class W8Weight:
-    """values: int8 or float8_e4m3fn [n, k]. scale: float32 [n], or [⌈n / 128⌉, ⌈k / 128⌉]."""
+    """values: int8 or float8_e4m3fn [n, k]. scale: float32 [n], or [⌈n / 128⌉, ⌈k / 128⌉].
+
+    zero_point: [n] of int8 that is not symmetric, or None.
+    """
 
     values: torch.Tensor
     scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """How activations are quantised, as ``Int8Linear`` takes it; ``zero`` is that of uint8."""
+
+    kind: str = "asymmetric"
+    scale: float = 0.0
+    zero: int = 0
 
 
 def w8_form_of_tensors(checkpoint: Checkpoint) -> str | None:
@@ -83,14 +97,80 @@ def check_w8_config(checkpoint: Checkpoint, form: str) -> None:
         raise UnsupportedError(f"{checkpoint.path}: expected float8 of the format 'e4m3', it says {kind!r}")
 
 
-def read_w8(checkpoint: Checkpoint, name: str, form: str) -> W8Weight:
-    """Of a layer of the file. Raises InvalidFileError or UnsupportedError."""
+def read_inputs(checkpoint: Checkpoint, name: str) -> InputRange:
+    """What compressed-tensors' file says about the activations of an int8 layer; asymmetric rows where it says nothing.
+
+    Raises InvalidFileError or UnsupportedError.
+    """
+    stated = _inputs(checkpoint)
+    if not stated:
+        return InputRange()
+    bits, kind = stated.get("num_bits", 8), stated.get("type", "int")
+    if bits != 8 or kind != "int":
+        raise UnsupportedError(
+            f"{checkpoint.path}: {name}: expected activations of 8 bits and type 'int', the configuration says "
+            f"{bits!r} and {kind!r}"
+        )
+    symmetric = bool(stated.get("symmetric", True))
+    strategy = str(stated.get("strategy", "token" if stated.get("dynamic") else "tensor"))
+    if strategy not in ("token", "tensor") or (strategy == "tensor" and stated.get("dynamic") and symmetric):
+        raise UnsupportedError(
+            f"{checkpoint.path}: {name}: expected activations with a range a token, or one for the tensor that is "
+            f"static or asymmetric; the configuration says {strategy!r}, dynamic {stated.get('dynamic')!r}, symmetric "
+            f"{symmetric}"
+        )
+    if stated.get("dynamic"):
+        if strategy == "tensor":
+            return InputRange("tensor", 2.0**-126)
+        return InputRange("symmetric" if symmetric else "asymmetric")
+    scale = checkpoint.tensor(f"{name}.input_scale").float()
+    zero = 0
+    if f"{name}.input_zero_point" in checkpoint:
+        given = checkpoint.tensor(f"{name}.input_zero_point")
+        if given.numel() != 1:
+            raise InvalidFileError(
+                f"{checkpoint.path}: {name}.input_zero_point: expected one number, got {list(given.shape)}"
+            )
+        zero = int(given)
+    if scale.numel() != 1 or not 0 < float(scale) < float("inf") or not -128 <= zero <= 127:
+        raise InvalidFileError(
+            f"{checkpoint.path}: {name}: expected one input_scale above 0, and an input_zero_point from -128 to 127, "
+            f"got {scale.flatten().tolist()[:3]} and {zero}"
+        )
+    return InputRange("static", float(scale), zero + 128)
+
+
+def _inputs(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Of the groups of layers, which must agree, as we do not match targets."""
+    groups = checkpoint.config.get("config_groups")
+    found = [
+        group.get("input_activations") or {}
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict)
+    ]
+    keys = ("num_bits", "type", "symmetric", "strategy", "dynamic")
+    if len({tuple(str(each.get(key)) for key in keys) for each in found}) > 1:
+        raise UnsupportedError(f"{checkpoint.path}: layers have activations of different kinds, which is not read")
+    return found[0] if found and isinstance(found[0], dict) else {}
+
+
+def read_w8(checkpoint: Checkpoint, name: str, form: str, *, zero_points: bool = False) -> W8Weight:
+    """Of a layer of the file. zero_points: weights may have some. Raises InvalidFileError or UnsupportedError."""
     if f"{name}.pre_quant_scale" in checkpoint:
         raise UnsupportedError(f"{checkpoint.path}: {name}: its activations are scaled (pre_quant_scale): not read")
     values = checkpoint.expect(f"{name}.weight", _DTYPES.get(form, (torch.float8_e4m3fn,)), (None, None))
     n, k = values.shape
+    zero = None
     if values.dtype == torch.int8:
-        _check_zeros(checkpoint, name)
+        if zero_points and f"{name}.weight_zero_point" in checkpoint:
+            zero = checkpoint.tensor(f"{name}.weight_zero_point").reshape(-1)
+            if zero.numel() not in (1, n):
+                raise InvalidFileError(
+                    f"{checkpoint.path}: {name}.weight_zero_point: expected [{n}, 1], got {list(zero.shape)}"
+                )
+            zero = zero.expand(n)
+        else:
+            _check_zeros(checkpoint, name)
         if k > INT8_MAX_K:
             raise UnsupportedError(
                 f"{checkpoint.path}: {name}: it has {k} inputs, and the sums of more than {INT8_MAX_K} do not fit int32"
@@ -99,7 +179,7 @@ def read_w8(checkpoint: Checkpoint, name: str, form: str) -> W8Weight:
         raise InvalidFileError(f"{checkpoint.path}: {name}: its weight has values that are not finite")
     key = _INVERSE if form == FP8 and f"{name}.{_INVERSE}" in checkpoint else "weight_scale"
     scale = _scale(checkpoint, f"{name}.{key}", n, k, values.dtype)
-    return W8Weight(values, scale)
+    return W8Weight(values, scale, zero)
 
 
 def _scale(checkpoint: Checkpoint, name: str, n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
