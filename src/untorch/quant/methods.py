@@ -3,7 +3,7 @@
 Both see a weight [n, k] as groups [n, k / group_size, group_size] and choose a scale and a zero for each, for
 w ≈ (q − 8)·scale + zero with q from 0 to 15. All of it is element-wise torch and sums over groups, so torch's threads
 share the work, and the results do not depend on how the rows are cut into chunks. On CPUs a kernel of libuntorch.so
-computes HQQ (``native/kernels/cpu/quantize``): torch's operators take some 40 times its time.
+computes HQQ (``native/kernels/cpu/quantize``): torch's operators take 20 to 40 times its time.
 """
 
 from __future__ import annotations
