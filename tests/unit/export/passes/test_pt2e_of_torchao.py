@@ -95,8 +95,8 @@ class Transposed(nn.Module):
         self.apart = nn.ConvTranspose2d(8, 4, (1, 4), stride=(2, 3), padding=(0, 2), output_padding=(0, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.apart(self.overlap(F.relu(self.touch(F.relu(self.first(x))))))
-        return y
+        x = F.relu(self.overlap(F.relu(self.touch(F.relu(self.first(x))))))
+        return F.relu(self.apart(x))
 
 
 class Lines(nn.Module):
@@ -182,7 +182,7 @@ def floats(module: fx.GraphModule) -> list[str]:
         ("convolutions", "xnnpack per_channel", 6),
         ("convolutions", "xnnpack per_channel qat", 6),
         ("encoder", "xnnpack", 6),
-        ("transposed", "xnnpack per_channel", 4),
+        ("transposed", "xnnpack", 4),
         ("lines", "xnnpack", 3),
         ("recurrent", "x86", 1),
         *(
@@ -191,7 +191,7 @@ def floats(module: fx.GraphModule) -> list[str]:
                 ("mlp", "x86 qat", 3), ("mlp", "xnnpack", 3), ("mlp", "xnnpack dynamic", 3),
                 ("mlp", "xnnpack per_channel qat", 3), ("convolutions", "x86 qat", 6), ("convolutions", "xnnpack", 6),
                 ("encoder", "x86", 6), ("encoder", "x86 dynamic", 6), ("encoder", "xnnpack per_channel dynamic", 6),
-                ("transposed", "xnnpack", 4), ("lines", "xnnpack per_channel", 3), ("recurrent", "x86 dynamic", 1),
+                ("lines", "xnnpack per_channel", 3), ("recurrent", "x86 dynamic", 1),
                 ("recurrent", "x86 qat", 1), ("recurrent", "xnnpack per_channel", 1),
             )
         ),
@@ -262,12 +262,12 @@ def test_weights_alone_are_named_and_stored_in_floating_point() -> None:
     x = torch.randn(3, 24)
     module, reports = passed(torch.export.export(Layer(), (x,)).module(), x)  # type: ignore[arg-type]
     assert list(reports["serve_pt2e_linears"].skipped) == ["linear"]
-    assert not any("dequantize" in name for name in targets(module))
+    assert not any("dequantize" in name for name in targets(module) if not name.startswith("self."))
     torch.testing.assert_close(module(x), Layer()(x))
 
 
 def test_the_file(tmp_path: Path) -> None:
-    converted, x = quantised("transposed", "xnnpack per_channel")
+    converted, x = quantised("transposed", "xnnpack")
     [got], report = exported_as_it_is(converted, x, tmp_path)
     with torch.no_grad():
         expected = converted(x)
