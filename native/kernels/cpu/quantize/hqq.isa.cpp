@@ -29,6 +29,8 @@ constexpr float kLevels = 15.0f, kMiddle = 8.0f;
 constexpr float kPower = -0.3f;  // p - 1
 constexpr float kBeta = 10.0f, kGrowth = 1.01f;
 constexpr int kIterations = 20;
+// Where as many errors are above 0 as below, another zero has the same mean error, but for rounding.
+constexpr float kFalls = 1.0f - 0x1p-20f;
 constexpr float kLeastScale = 0x1p-126f;  // its reciprocal is finite
 constexpr float kRound = 0x1.8p23f;       // adding and subtracting it rounds to an integer
 
@@ -112,7 +114,7 @@ void quantize_group(const float* w, std::int64_t count, float* out) {
   float first = 0.17f;
   for (int i = 0; i < kIterations; ++i) {
     const Step now = step(w, count, scale, s, z, beta, first);
-    if (!(now.error < least)) break;
+    if (!(now.error < least * kFalls)) break;
     least = now.error, best = z, z = now.z;
     beta *= kGrowth, first *= 0.9923f;
   }
