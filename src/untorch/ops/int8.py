@@ -107,11 +107,12 @@ def int8_linear_reference(
     if scale.dim() == 1:
         y = (centred @ matrix.double().T).float() * (row_scale * scale[:out_features])
     else:
-        size = x.shape[-1] // len(scale)
-        parts = zip(centred.split(size, -1), matrix.double().split(size, -1), scale, strict=True)
+        groups = len(scale)
         y = torch.zeros((), device=x.device)
-        for part, weights, steps in parts:
-            y = y + (part @ weights.T).float() * (row_scale * steps[:out_features])
+        for group in range(groups):
+            part = slice(group * x.shape[-1] // groups, (group + 1) * x.shape[-1] // groups)
+            sums = centred[..., part] @ matrix[:, part].double().T
+            y = y + sums.float() * (row_scale * scale[group, :out_features])
     if bias is not None:
         y = y + bias.float()
     y = activate(y, activation)

@@ -154,7 +154,7 @@ class Int8Linear(nn.Module):
         x = input if self.input_factor is None else input * self.input_factor
         shifted = None
         if self.weight_zero is not None:
-            sums = x.float().unflatten(-1, (self.weight_zero.shape[1], -1)).sum(-1)
+            sums = x.float().reshape(*x.shape[:-1], self.weight_zero.shape[1], -1).sum(-1)
             shifted = nn.functional.linear(sums, self.weight_zero).to(x.dtype)
         y: torch.Tensor = OPERATOR(
             x, self.packed_weight, self.scale, self.column_sums, self.bias, shifted, "none", self.out_features,
