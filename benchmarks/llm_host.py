@@ -90,7 +90,7 @@ class StandIn(Runner):
         self.blocks = streams * -(-(PROMPT + output) // BLOCK)
         step = Step(launch)
         self.model = PagedModel(
-            [(16, step), (1024, step)], [], lambda logits, *given: Ids(len(given[0]), seconds), BLOCK, 0,  # type: ignore[arg-type,list-item]
+            [(16, step), (1024, step)], [], lambda logits, *given: Ids(len(given[0]), seconds), [BLOCK], 0,  # type: ignore[arg-type,list-item]
             untorch.zeros((1, 1), "float32"), None, graph_sizes(streams),
         )  # fmt: skip
 

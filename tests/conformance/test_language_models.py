@@ -38,11 +38,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def as_tensors(given: Any) -> Any:
+    """An array, or one of each group of layers."""
+    return tuple(map(torch.from_numpy, given)) if isinstance(given, tuple) else torch.from_numpy(given)
+
+
 class StepRunner(Runner):
     """A step that is not compiled, over a pool full of what no sequence wrote."""
 
     def __init__(self, step: Step, blocks: int) -> None:
-        self.settings = Settings(VOCABULARY, 128, step.block, state_elements=step.state_elements)
+        size = min(group.size for group in step.groups)
+        self.settings = Settings(VOCABULARY, 128, size, state_elements=step.state_elements, groups=step.groups)
         self.blocks, self.step = blocks, step
         self.pool = torch.full((blocks, step.elements), 3.0).to(step.dtype)
         self.states = torch.full((4, step.state_elements), 3.0)
@@ -52,14 +58,14 @@ class StepRunner(Runner):
             self.pool[target] = self.pool[source]
         for source, target in plan.state_copies:
             self.states[target] = self.states[source]
-        batch = Batch(plan, self.step.block)
+        batch = Batch(plan, [group.size for group in self.step.groups])
         arrays = (
             batch.tokens, batch.positions, np.array(rows or [0]), batch.block_table, batch.cu_seqlens_q,
             batch.seqlens_k, batch.slot_mapping,
         )  # fmt: skip
         states = (torch.from_numpy(batch.state_slots), self.states) if self.step.state_elements else ()
         with torch.no_grad():
-            logits = self.step(*map(torch.from_numpy, arrays), self.pool, *states)
+            logits = self.step(*map(as_tensors, arrays), self.pool, *states)
         return Logits(logits.numpy()[: len(rows)])
 
 

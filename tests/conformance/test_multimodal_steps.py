@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.conformance.test_language_models import StepRunner
+from tests.conformance.test_language_models import StepRunner, as_tensors
 from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.embeddings import EmbeddingStep
 from untorch.export.lm.source import read_task
@@ -58,7 +58,8 @@ class EmbeddingRunner(StepRunner):
 
     def __init__(self, step: Step, blocks: int) -> None:
         super().__init__(step, blocks)
-        self.settings = Settings(99, 128, step.block, embeds=((16, "embeds"),), hidden=32)
+        size = min(group.size for group in step.groups)
+        self.settings = Settings(99, 128, size, embeds=((16, "embeds"),), hidden=32, groups=step.groups)
         self.twin = EmbeddingStep(step)
 
     def run(self, plan: Plan, rows: Sequence[int], *rest: Any) -> Logits:
@@ -67,13 +68,13 @@ class EmbeddingRunner(StepRunner):
             return super().run(plan, rows, *rest)
         for source, target in plan.copies:
             self.pool[target] = self.pool[source]
-        batch = Batch(plan, self.step.block)
+        batch = Batch(plan, [group.size for group in self.step.groups])
         arrays = (
             batch.tokens, batch.positions, np.array(rows or [0]), batch.block_table, batch.cu_seqlens_q,
             batch.seqlens_k, batch.slot_mapping,
         )  # fmt: skip
         with torch.no_grad():
-            logits = self.twin(*map(torch.from_numpy, arrays), self.pool, *map(torch.from_numpy, found))
+            logits = self.twin(*map(as_tensors, arrays), self.pool, *map(torch.from_numpy, found))
         return Logits(logits.numpy()[: len(rows)])
 
 

@@ -4,20 +4,25 @@ A block is free, held by one sequence, or shared by several (a common prefix, th
 whose content is known stays findable by that content after its last holder let go, until it is taken for something
 else: the least recently used first. Contents are chained hashes of tokens, so equal blocks behind different prefixes
 differ.
+
+Layers that see the same keys are a group, with a block table of its own. All blocks have the same bytes, so a group of
+few layers has more positions a block. All groups take their blocks from the same pool. A group with a window gives
+blocks back that no query reaches any more, and a known prefix needs only the blocks that the next query sees.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BlockManager", "BlockTable", "OutOfBlocksError"]
+__all__ = ["BlockGroup", "BlockManager", "BlockTable", "GroupTable", "OutOfBlocksError"]
 
 _ROOT = b""
 NO_BLOCK = -1
@@ -27,21 +32,46 @@ class OutOfBlocksError(Exception):
     """No block is free: a sequence has to give its own back first."""
 
 
-@dataclass
-class BlockTable:
-    """The blocks of one sequence, in the order of its positions. Entries behind a window are NO_BLOCK.
+@dataclass(frozen=True)
+class BlockGroup:
+    """Layers whose queries see the same keys. size: positions a block.
 
-    cached: the positions at the beginning whose keys and values came from the prefix cache.
+    window: the positions that a query sees, its own among them; chunk: queries see those of their own chunk. 0: all.
     """
 
-    blocks: list[int] = field(default_factory=list)
-    cached: int = 0
-    _hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks that are known
-    _salt: bytes = b""
-    _keys: Mapping[int, bytes] = field(default_factory=dict)
-    _dropped: int = 0  # leading entries that are NO_BLOCK
-    _row: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False, compare=False)
-    _current: int = 0  # leading entries of _row that are those of blocks
+    size: int
+    window: int = 0
+    chunk: int = 0
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether queries see all positions before them."""
+        return not self.window and not self.chunk
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query at ``position`` sees. No later query sees an earlier one."""
+        first = position + 1 - self.window if self.window else 0
+        return max(first, position // self.chunk * self.chunk if self.chunk else 0)
+
+    def most(self, positions: int, tokens: int) -> int:
+        """Blocks that a sequence of that many positions holds at most, computed in steps of up to ``tokens``."""
+        needed = -(-positions // self.size)
+        if self.sees_all:
+            return needed
+        before = min(reach - 1 for reach in (self.window, self.chunk) if reach)
+        return min(needed, (before + tokens + self.size - 2) // self.size + 1)
+
+
+class GroupTable:
+    """The blocks of one sequence in one group, in the order of its positions. The first ``dropped`` are NO_BLOCK."""
+
+    __slots__ = ("_current", "_row", "blocks", "dropped")
+
+    def __init__(self, blocks: list[int] | None = None, dropped: int = 0) -> None:
+        self.blocks: list[int] = [] if blocks is None else blocks
+        self.dropped = dropped
+        self._row: NDArray[np.int32] = np.empty(0, np.int32)
+        self._current = 0  # leading entries of _row that are those of blocks
 
     def row(self) -> NDArray[np.int32]:
         """``blocks`` as an array. It is kept: only what has changed since the last call is converted."""
@@ -54,24 +84,58 @@ class BlockTable:
         self._current = count
         return self._row[:count]
 
-    def _changed(self, index: int) -> None:
+    def changed(self, index: int) -> None:
         """Entries from that one on are others."""
         self._current = min(self._current, index)
+
+
+class BlockTable:
+    """The blocks of one sequence, by group.
+
+    cached: the positions at the beginning whose keys and values came from the prefix cache.
+    """
+
+    __slots__ = ("_hashes", "_keys", "_salt", "cached", "groups")
+
+    def __init__(
+        self, groups: list[GroupTable], salt: bytes = b"", keys: Mapping[int, bytes] | None = None
+    ) -> None:  # fmt: skip
+        self.groups, self._salt, self._keys = groups, salt, keys or {}
+        self.cached = 0
+        self._hashes: list[bytes] = []  # of the leading positions that are known, one for each ``BlockManager.size``
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those of the first group."""
+        return self.groups[0].blocks
+
+    def row(self, group: int = 0) -> NDArray[np.int32]:
+        """A group's blocks as an array."""
+        return self.groups[group].row()
 
 
 class BlockManager:
     """Hands out the blocks of a pool.
 
-    count: blocks of the pool. size: positions a block. prefix_cache: whether full blocks are found by their content.
+    count: blocks of the pool. size: positions a block of the group that has the fewest. prefix_cache: whether full
+    blocks are found by their content. groups: Their sizes are multiples of ``size``. Default: one, without a window.
     """
 
-    def __init__(self, count: int, size: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, count: int, size: int, prefix_cache: bool = True, groups: Sequence[BlockGroup] | None = None
+    ) -> None:  # fmt: skip
         if count < 1 or size < 1:
             raise ValueError(f"expected at least one block of one position, got {count} of {size}")
         self.count, self.size, self.prefix_cache = count, size, prefix_cache
+        self.groups = tuple(groups or (BlockGroup(size),))
+        if any(group.size < size or group.size % size for group in self.groups):
+            sizes = ", ".join(str(group.size) for group in self.groups)
+            raise ValueError(f"expected groups with blocks of a multiple of {size} positions, got {sizes}")
+        self._unit = math.lcm(*(group.size for group in self.groups))  # where all groups' blocks end
+        self._windowed = [i for i, group in enumerate(self.groups) if not group.sees_all]
         self._holders = [0] * count
-        self._hash_of: list[bytes | None] = [None] * count
-        self._block_of: dict[bytes, int] = {}
+        self._content_of: list[tuple[int, bytes] | None] = [None] * count  # the group, and the hash
+        self._block_of: list[dict[bytes, int]] = [{} for _ in self.groups]
         # In the order in which they are taken: the least recently used first. Those without content come first of all.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
 
@@ -80,137 +144,241 @@ class BlockManager:
         """Blocks that nobody holds; their contents may still be found."""
         return len(self._free)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a group gives blocks back while its sequence goes on."""
+        return bool(self._windowed)
+
     def open(self, tokens: Sequence[int], salt: bytes = b"", keys: Mapping[int, bytes] | None = None) -> BlockTable:
         """A table for a new sequence, with the blocks of its longest known prefix.
 
         The last token is never taken from the cache: it has to be computed, as its logits are wanted. salt: what else
         the content depends on (an adapter); sequences share blocks only where it is equal. keys: the same of single
-        blocks by their number in the table (an image in the place of tokens).
+        parts of ``size`` positions by their number (an image in the place of tokens).
         """
-        table = BlockTable(_salt=salt, _keys=keys or {})
+        table = BlockTable([GroupTable() for _ in self.groups], salt, keys)
         if not self.prefix_cache:
             return table
-        for digest in self._digests(table, tokens, max(len(tokens) - 1, 0) // self.size):
-            block = self._block_of.get(digest)
-            if block is None:
-                break
-            self._hold(block)
-            table.blocks.append(block)
-            table._hashes.append(digest)
-        table.cached = len(table.blocks) * self.size
+        hashes = self._longest_prefix(table, tokens)
+        end = len(hashes) * self.size
+        for group, own, known in zip(self.groups, table.groups, self._block_of, strict=True):
+            own.dropped = min(group.first_seen(end), end) // group.size
+            own.blocks = [NO_BLOCK] * own.dropped
+            parts = group.size // self.size
+            for i in range(own.dropped, end // group.size):
+                block = known[hashes[(i + 1) * parts - 1]]
+                self._hold(block)
+                own.blocks.append(block)
+        table._hashes, table.cached = hashes, end
         return table
 
     def needed(self, table: BlockTable, positions: int) -> int:
         """How many blocks ``grow`` would take."""
-        return max(0, -(-positions // self.size) - len(table.blocks))
+        count = 0
+        for group, own in zip(self.groups, table.groups, strict=True):
+            count += max(0, -(-positions // group.size) - len(own.blocks))
+        return count
+
+    def to_come(self, table: BlockTable, positions: int, tokens: int) -> int:
+        """Blocks more than now that the table holds at most, until it has so many positions.
+
+        tokens: that a step computes of it, at most. What leaves a window is given back meanwhile.
+        """
+        count = 0
+        for group, own in zip(self.groups, table.groups, strict=True):
+            needed = -(-positions // group.size) - len(own.blocks)
+            if not group.sees_all:
+                needed = min(needed, group.most(positions, tokens) - len(own.blocks) + own.dropped)
+            count += max(0, needed)
+        return count
+
+    def most(self, positions: int, tokens: int) -> int:
+        """Blocks that a sequence of that many positions holds at most, computed in steps of up to ``tokens``."""
+        return sum(group.most(positions, tokens) for group in self.groups)
+
+    def longest(self, positions: int) -> int:
+        """The most positions of a sequence that the pool has room for, up to ``positions``."""
+        low, high = 0, positions
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.most(middle, 1) <= self.count else (low, middle - 1)
+        return low
+
+    def held(self, table: BlockTable) -> int:
+        """Blocks of the table, shared or not."""
+        return sum(len(own.blocks) - own.dropped for own in table.groups)
 
     def grow(self, table: BlockTable, positions: int) -> None:
         """Gives the table room for that many positions. Raises OutOfBlocksError, and then nothing has changed."""
         wanted = self.needed(table, positions)
+        if wanted == 0:
+            return
         if wanted > len(self._free):
-            raise OutOfBlocksError(f"{wanted} blocks of {self.size} positions are needed, {len(self._free)} are free")
-        for _ in range(wanted):
-            table.blocks.append(self._take())
+            raise OutOfBlocksError(
+                f"{wanted} blocks of {self.size} positions are needed, {len(self._free)} are free"
+            )  # fmt: skip
+        for group, own in zip(self.groups, table.groups, strict=True):
+            for _ in range(-(-positions // group.size) - len(own.blocks)):
+                own.blocks.append(self._take())
 
     def commit(self, table: BlockTable, tokens: Sequence[int], count: int | None = None) -> None:
         """The keys and values of the sequence's first ``count`` tokens are in the table's blocks. None: of all."""
         if not self.prefix_cache:
             return
-        full = (len(tokens) if count is None else count) // self.size
-        for i, digest in enumerate(self._digests(table, tokens, full), start=len(table._hashes)):
+        full, end = (len(tokens) if count is None else count) // self.size, len(table._hashes) * self.size
+        for digest in self._digests(table, tokens, full):
             table._hashes.append(digest)
-            block = table.blocks[i]
-            # An equal block may be known already: both stay, one is found. A block that left a window is not known.
-            if block != NO_BLOCK and digest not in self._block_of and self._hash_of[block] is None:
-                self._block_of[digest] = block
-                self._hash_of[block] = digest
+            end += self.size
+            for i, (group, own) in enumerate(zip(self.groups, table.groups, strict=True)):
+                if end % group.size:
+                    continue
+                block = own.blocks[end // group.size - 1]
+                # An equal block may be known already: both stay, one is found. One that left a window is not known.
+                if block != NO_BLOCK and digest not in self._block_of[i] and self._content_of[block] is None:
+                    self._block_of[i][digest] = block
+                    self._content_of[block] = i, digest
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Another table with the same blocks: what is written behind needs ``own`` first."""
-        for block in table.blocks:
-            if block != NO_BLOCK:
+        for own in table.groups:
+            for block in own.blocks[own.dropped :]:
                 self._hold(block)
-        return BlockTable(
-            list(table.blocks), table.cached, list(table._hashes), table._salt, table._keys, table._dropped
-        )  # fmt: skip
+        twin = BlockTable([GroupTable(list(own.blocks), own.dropped) for own in table.groups], table._salt, table._keys)
+        twin.cached, twin._hashes = table.cached, list(table._hashes)
+        return twin
 
-    def own(self, table: BlockTable, position: int) -> tuple[int, int] | None:
-        """Makes the block of a position the table's alone. The copy that this needs, from and to, or None.
+    def own(self, table: BlockTable, position: int) -> list[tuple[int, int]]:
+        """Makes the blocks of a position the table's alone. The copies that this needs, from and to.
 
         Raises OutOfBlocksError, and then nothing has changed.
         """
-        index = position // self.size
-        block = table.blocks[index]
-        if self._holders[block] == 1:
+        shared: list[tuple[GroupTable, int]] = []
+        alone: list[int] = []
+        for group, own in zip(self.groups, table.groups, strict=True):
+            index = position // group.size
+            if index >= len(own.blocks):
+                continue
+            block = own.blocks[index]
+            if self._holders[block] > 1:
+                shared.append((own, index))
+            else:
+                alone.append(block)
+        if len(shared) > len(self._free):
+            raise OutOfBlocksError(f"{len(shared)} shared blocks have to be copied, {len(self._free)} are free")
+        copies = []
+        for block in alone:
             self._forget(block)  # what is written changes its content
-            return None
-        if not self._free:
-            raise OutOfBlocksError("a shared block has to be copied, and none is free")
-        copy = self._take()
-        self._release(block)
-        table.blocks[index] = copy
-        table._changed(index)
-        return block, copy
+        for own, index in shared:
+            block, copy = own.blocks[index], self._take()
+            self._release(block)
+            own.blocks[index] = copy
+            own.changed(index)
+            copies.append((block, copy))
+        return copies
 
-    def drop_before(self, table: BlockTable, position: int) -> None:
-        """Gives back the blocks whose positions all lie before ``position``: no window reaches them any more."""
-        first, end = table._dropped, min(position // self.size, len(table.blocks))
+    def drop_unseen(self, table: BlockTable, position: int) -> None:
+        """Gives back the blocks that no query from ``position`` on sees."""
+        for i in self._windowed:
+            self.drop_before(table, self.groups[i].first_seen(position), i)
+
+    def drop_before(self, table: BlockTable, position: int, group: int = 0) -> None:
+        """Gives back the group's blocks whose positions all lie before ``position``."""
+        own = table.groups[group]
+        first, end = own.dropped, min(position // self.groups[group].size, len(own.blocks))
         if first >= end:
             return
         for i in range(first, end):
-            self._release(table.blocks[i])
-            table.blocks[i] = NO_BLOCK
-        table._dropped = end
-        table._changed(first)
+            self._release(own.blocks[i])
+            own.blocks[i] = NO_BLOCK
+        own.dropped = end
+        own.changed(first)
 
     def trim(self, table: BlockTable, positions: int) -> None:
         """Gives back the blocks behind that many positions."""
-        for block in table.blocks[-(-positions // self.size) :][::-1]:
-            table.blocks.pop()
-            if block != NO_BLOCK:
-                self._release(block)
-        table._changed(len(table.blocks))
-        table._dropped = min(table._dropped, len(table.blocks))
+        for group, own in zip(self.groups, table.groups, strict=True):
+            for block in own.blocks[-(-positions // group.size) :][::-1]:
+                own.blocks.pop()
+                if block != NO_BLOCK:
+                    self._release(block)
+            own.changed(len(own.blocks))
+            own.dropped = min(own.dropped, len(own.blocks))
 
     def close(self, table: BlockTable) -> None:
         """Gives back all blocks. The last ones of the sequence are taken first: prefixes are what others share."""
-        for block in reversed(table.blocks):
-            if block != NO_BLOCK:
+        for own in table.groups:
+            for block in reversed(own.blocks[own.dropped :]):
                 self._release(block)
-        table.blocks.clear()
+            own.blocks.clear()
+            own.dropped = 0
+            own.changed(0)
         table._hashes.clear()
-        table.cached = table._dropped = 0
-        table._changed(0)
+        table.cached = 0
 
     def clear_prefixes(self) -> None:
         """Forgets the contents of all blocks: the weights have changed, say."""
-        self._block_of.clear()
-        self._hash_of = [None] * self.count
+        for known in self._block_of:
+            known.clear()
+        self._content_of = [None] * self.count
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Raises AssertionError unless these tables hold exactly what is held, and every content is known once."""
-        holders = [0] * self.count
+        holders, group_of = [0] * self.count, {}
         for table in tables:
-            for block in table.blocks:
-                if block != NO_BLOCK:
+            for i, own in enumerate(table.groups):
+                assert set(own.blocks[: own.dropped]) <= {NO_BLOCK}, "a block that was given back is in a table"
+                for block in own.blocks[own.dropped :]:
                     holders[block] += 1
+                    assert group_of.setdefault(block, i) == i, "a block is held by two groups"
         assert holders == self._holders, "blocks are held that no table has, or the other way round"
         assert set(self._free) == {i for i, count in enumerate(holders) if count == 0}, "the free blocks are wrong"
-        for digest, block in self._block_of.items():
-            assert self._hash_of[block] == digest, "a content is found in a block that has another"
-        known = [digest for digest in self._hash_of if digest is not None]
-        assert len(known) == len(set(known)) == len(self._block_of), "a content is known twice"
+        for i, known in enumerate(self._block_of):
+            for digest, block in known.items():
+                assert self._content_of[block] == (i, digest), "a content is found in a block that has another"
+                assert group_of.get(block, i) == i, "a block of one group is found by another"
+        contents = [content for content in self._content_of if content is not None]
+        assert len(contents) == len(set(contents)) == sum(map(len, self._block_of)), "a content is known twice"
 
-    def _digests(self, table: BlockTable, tokens: Sequence[int], full: int) -> list[bytes]:
-        """The hashes of the full blocks that the table does not have yet."""
-        found: list[bytes] = []
+    def _longest_prefix(self, table: BlockTable, tokens: Sequence[int]) -> list[bytes]:
+        """The hashes of the tokens' longest beginning that is known: in each group, as far as the next query sees."""
+        last = max(len(tokens) - 1, 0) // self._unit * self._unit
+        hashes: list[bytes] = []
+        # Of each group with a window: for each block, how many known ones in a row end there.
+        runs: dict[int, list[int]] = {i: [] for i in self._windowed}
+        end = 0
+        for digest in self._digests(table, tokens, last // self.size):
+            hashes.append(digest)
+            position = len(hashes) * self.size
+            for i, group in enumerate(self.groups):
+                if position % group.size:
+                    continue
+                is_known = digest in self._block_of[i]
+                if i in runs:
+                    runs[i].append((runs[i][-1] if runs[i] else 0) + 1 if is_known else 0)
+                elif not is_known:
+                    break
+            else:
+                if position % self._unit == 0:
+                    end = position
+                continue
+            break
+        while end > 0 and not all(self._reaches(self.groups[i], run, end) for i, run in runs.items()):
+            end -= self._unit
+        return hashes[: end // self.size]
+
+    @staticmethod
+    def _reaches(group: BlockGroup, run: list[int], end: int) -> bool:
+        """Whether the blocks that a query at ``end`` sees, and that end there, are known."""
+        needed = end // group.size - min(group.first_seen(end), end) // group.size
+        return run[end // group.size - 1] >= needed
+
+    def _digests(self, table: BlockTable, tokens: Sequence[int], full: int) -> Iterator[bytes]:
+        """The hashes of the full parts of ``size`` tokens that the table does not have yet."""
         parent = table._hashes[-1] if table._hashes else _ROOT
         for i in range(len(table._hashes), full):
             part = array("q", tokens[i * self.size : (i + 1) * self.size])
             content = parent + table._salt + table._keys.get(i, b"") + part.tobytes()
             parent = hashlib.blake2b(content, digest_size=16).digest()
-            found.append(parent)
-        return found
+            yield parent
 
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)
@@ -227,11 +395,12 @@ class BlockManager:
         self._holders[block] -= 1
         if self._holders[block] == 0:
             self._free[block] = None
-            if self._hash_of[block] is None:
+            if self._content_of[block] is None:
                 self._free.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
-        digest = self._hash_of[block]
-        if digest is not None:
-            del self._block_of[digest]
-            self._hash_of[block] = None
+        content = self._content_of[block]
+        if content is not None:
+            group, digest = content
+            del self._block_of[group][digest]
+            self._content_of[block] = None

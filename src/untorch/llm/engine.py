@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from untorch.llm.blocks import BlockManager
+from untorch.llm.blocks import BlockGroup, BlockManager
 from untorch.llm.core import Core
 from untorch.llm.graphs import read_sizes
 from untorch.llm.handle import Generation
@@ -159,12 +159,14 @@ class Engine(PooledMethods, LoraMethods):
             self._runner.close()
             raise
         has_states = settings.state_elements > 0
-        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states)
+        groups = list(settings.groups)
+        if options is not None and options.method == "draft":  # it looks behind the windows of the first group
+            groups[0] = BlockGroup(groups[0].size)
+        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states, groups)
+        self._longest = blocks.longest(settings.max_positions)
         self._max_sequences = max_sequences
         slots = SlotManager(max_sequences) if has_states else None
-        # A draft model may look behind the model's windows.
-        window = 0 if options is not None and options.method == "draft" else settings.window
-        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, window, slots)
+        scheduler = Scheduler(blocks, max_batch_tokens, max_sequences, slots)
         core = Core if settings.task == "generate" else PoolingCore
         self._core = core(self._runner, scheduler, settings, speculator)
         self._grammars = Grammars(self._tokenizer, settings.vocabulary, settings.stop_ids)
@@ -188,8 +190,7 @@ class Engine(PooledMethods, LoraMethods):
     @property
     def max_prompt_tokens(self) -> int:
         """The most tokens that a prompt may have: the model's length, and what the pages hold, are the limits."""
-        longest = self._settings.max_positions - 1
-        return longest if self._settings.window else min(longest, self._runner.blocks * self._settings.block_size)
+        return min(self._settings.max_positions - 1, self._longest)
 
     @property
     def settings(self) -> Settings:
@@ -435,11 +436,10 @@ class Engine(PooledMethods, LoraMethods):
         if len(ids) > most:
             expected = f"at most {most}" if settings.task != "generate" else f"less than {settings.max_positions}"
             raise InvalidArgumentError(f"prompt: expected {expected} tokens, the model's length, got {len(ids)}")
-        room = self._runner.blocks * settings.block_size
-        if len(ids) > room and not settings.window:
+        if len(ids) > self._longest:
             raise InvalidArgumentError(
-                f"prompt: expected at most {room} tokens, which is what the pages hold, got {len(ids)}: give the "
-                "engine more kv_memory"
+                f"prompt: expected at most {self._longest} tokens, which is what the pages hold, got {len(ids)}: give "
+                "the engine more kv_memory"
             )
         if not isinstance(prompt, Prompt):
             return ids, None

@@ -15,7 +15,7 @@ __all__ = ["StepGraphs", "graph_sizes", "read_sizes"]
 
 _FEWEST_COLUMNS = 64  # of the block table; the next size is four times as wide
 
-Arguments = tuple[NDArray[Any], ...]
+Arguments = tuple[Any, ...]
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
@@ -46,13 +46,16 @@ class StepGraphs:
     layers, where the model has some.
     most_tokens: of a sequence in a step with drafts. Above 1, each size has a graph for that many tokens a sequence,
     too: which sequence has how many of them, and which logits are wanted, is in its inputs.
+    block_sizes: positions a block, of each group of layers with a block table: larger ones need fewer columns.
     """
 
     def __init__(
-        self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None, most_tokens: int = 1
+        self, sizes: Sequence[int], pool: Any, capture: Callable[..., Any], states: Any = None, most_tokens: int = 1,
+        block_sizes: Sequence[int] = (1,),
     ) -> None:  # fmt: skip
         self._sizes = sorted(sizes)
         self._pool, self._capture, self._states, self._most = pool, capture, states, most_tokens
+        self._block_sizes = tuple(block_sizes)
         self._graphs: dict[tuple[int, int, int], Any] = {}
 
     @property
@@ -89,8 +92,8 @@ class StepGraphs:
         return is_plain or (self._most > 1 and tokens <= self._most * self.padded(sequences))
 
     def replay(
-        self, tokens: Any, positions: NDArray[np.int64], table: NDArray[np.int32],
-        lengths: NDArray[np.int32], slots: NDArray[np.int64], state_slots: NDArray[np.int32] | None = None,
+        self, tokens: Any, positions: NDArray[np.int64], tables: Sequence[NDArray[np.int32]],
+        lengths: NDArray[np.int32], slots: Sequence[NDArray[np.int64]], state_slots: NDArray[np.int32] | None = None,
         ends: NDArray[np.int32] | None = None, rows: Sequence[int] = (),
     ) -> Any:  # fmt: skip
         """The logits of a step, those of padding behind them.
@@ -99,21 +102,24 @@ class StepGraphs:
         ends: cu_seqlens_q; None: each sequence has one token, whose logits are wanted.
         rows: With ends: the tokens whose logits are wanted.
         """
-        count, width = table.shape
+        count = len(lengths)
         size, each = self.padded(count), 1 if ends is None else self._most
         columns = _FEWEST_COLUMNS
-        while columns < width:
+        while any(table.shape[1] > most for table, most in zip(tables, self._widths(columns), strict=True)):
             columns *= 4
-        given = _arguments(size, columns, each)
-        given[1][: len(positions)], given[3][:count, :width] = positions, table
-        given[5][:count], given[6][: len(slots)] = lengths, slots
+        given = _arguments(size, self._widths(columns), each)
+        given[1][: len(positions)], given[5][:count] = positions, lengths
+        for own, table in zip(given[3], tables, strict=True):
+            own[:count, : table.shape[1]] = table
+        for own, places in zip(given[6], slots, strict=True):
+            own[: len(places)] = places
         if ends is not None:
             given[2][: len(rows)], given[2][len(rows) :] = rows, 0
             given[4][: count + 1], given[4][count + 1 :] = ends, ends[-1]
         if isinstance(tokens, np.ndarray):
             given[0][: len(tokens)] = tokens
             tokens = given[0]
-        return self._graph(size, columns, each)(tokens, *given[1:], *self._pools(size, state_slots))
+        return self._graph(size, columns, each)(tokens, *_flat(given)[1:], *self._pools(size, state_slots))
 
     def close(self) -> None:
         """Free their memory."""
@@ -125,8 +131,14 @@ class StepGraphs:
         key = size, columns, each
         if key not in self._graphs:
             shares = next(iter(self._graphs.values()), None)
-            self._graphs[key] = self._capture(shares, *_arguments(size, columns, each), *self._pools(size, None))
+            given = _arguments(size, self._widths(columns), each)
+            self._graphs[key] = self._capture(shares, *_flat(given), *self._pools(size, None))
         return self._graphs[key]
+
+    def _widths(self, columns: int) -> list[int]:
+        """Of the groups' block tables, where that of the smallest blocks has so many columns."""
+        smallest = min(self._block_sizes)
+        return [-(-columns * smallest // size) for size in self._block_sizes]
 
     def _pools(self, size: int, state_slots: NDArray[np.int32] | None) -> tuple[Any, ...]:
         """The arguments behind those of all models. Padding has no slot."""
@@ -138,13 +150,19 @@ class StepGraphs:
         return self._pool, slots, self._states
 
 
-def _arguments(size: int, columns: int, each: int) -> Arguments:
+def _arguments(size: int, columns: Sequence[int], each: int) -> Arguments:
     """Of a step in which every sequence is padding: it reads one position of block 0, and writes nothing.
 
-    With several tokens for each, only the first ``size`` are of sequences.
+    columns: of each group's block table. With several tokens for each, only the first ``size`` are of sequences.
     """
     total = size * each
     return (
-        np.zeros(total, np.int64), np.zeros(total, np.int64), np.arange(total), np.zeros((size, columns), np.int32),
-        np.arange(size + 1, dtype=np.int32), np.ones(size, np.int32), np.full(total, -1, np.int64),
+        np.zeros(total, np.int64), np.zeros(total, np.int64), np.arange(total),
+        tuple(np.zeros((size, count), np.int32) for count in columns), np.arange(size + 1, dtype=np.int32),
+        np.ones(size, np.int32), tuple(np.full(total, -1, np.int64) for _ in columns),
     )  # fmt: skip
+
+
+def _flat(given: Arguments) -> tuple[Any, ...]:
+    """As methods take them: the table of an only group is no tuple."""
+    return tuple(one[0] if isinstance(one, tuple) and len(one) == 1 else one for one in given)

@@ -23,12 +23,25 @@ class Batch:
     """The arguments of a step, but for the rows and the pools: the plan's tokens, one sequence behind the other.
     Positions behind a sequence's tokens have those of its draft.
 
-    knows_tokens: False: they are still being chosen, and are not in the sequences.
+    block_sizes: positions a page of each of the groups that the model has block tables of; a number: of its only one.
+    groups: which of the sequences' groups these are. knows_tokens: False: they are still being chosen, and are not in
+    the sequences.
     """
 
-    __slots__ = ("block_table", "cu_seqlens_q", "positions", "seqlens_k", "slot_mapping", "state_slots", "tokens")
+    __slots__ = (
+        "_groups", "_sizes", "block_tables", "cu_seqlens_q", "positions", "seqlens_k", "slot_mappings", "state_slots",
+        "tokens",
+    )  # fmt: skip
 
-    def __init__(self, plan: Plan, block_size: int, knows_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        block_sizes: int | Sequence[int],
+        knows_tokens: bool = True,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self._sizes = (block_sizes,) if isinstance(block_sizes, int) else tuple(block_sizes)
+        self._groups = range(len(self._sizes)) if groups is None else groups
         items, total = plan.items, plan.tokens
         starts = np.array([item.start for item in items], np.int64)
         counts = np.array([item.count for item in items], np.int64)
@@ -36,35 +49,53 @@ class Batch:
         np.cumsum(counts, out=self.cu_seqlens_q[1:])
         self.seqlens_k = (starts + counts).astype(np.int32)
         self.state_slots = np.array([item.sequence.slot for item in items], np.int32)
-        self.block_table = _block_table(items, -(-int(self.seqlens_k.max()) // block_size))
         self.tokens = _tokens(items) if knows_tokens else np.zeros(total, np.int64)
         of = np.repeat(np.arange(len(items)), counts)  # the item of each token
         self.positions = np.arange(total) + (starts - self.cu_seqlens_q[:-1])[of]
-        blocks = self.block_table[of, self.positions // block_size].astype(np.int64)
-        self.slot_mapping = blocks * block_size + self.positions % block_size
+        longest = int(self.seqlens_k.max())
+        self.block_tables: list[NDArray[np.int32]] = []
+        self.slot_mappings: list[NDArray[np.int64]] = []
+        for group, size in zip(self._groups, self._sizes, strict=True):
+            table = _block_table(items, group, -(-longest // size))
+            blocks = table[of, self.positions // size].astype(np.int64)
+            self.block_tables.append(table)
+            self.slot_mappings.append(blocks * size + self.positions % size)
 
-    def go_on(self, plan: Plan, block_size: int) -> None:
+    @property
+    def block_table(self) -> Any:
+        """As methods take it: an array, or one of each group."""
+        return self.block_tables[0] if len(self._sizes) == 1 else tuple(self.block_tables)
+
+    @property
+    def slot_mapping(self) -> Any:
+        """As methods take it: an array, or one of each group."""
+        return self.slot_mappings[0] if len(self._sizes) == 1 else tuple(self.slot_mappings)
+
+    def go_on(self, plan: Plan) -> None:
         """Becomes the arguments of the step behind: the same sequences, one token each, which is still being chosen."""
         self.positions += 1
         self.seqlens_k += 1
-        self.slot_mapping += 1
-        for row in np.flatnonzero(self.positions % block_size == 0).tolist():
-            table = plan.items[row].sequence.table
-            assert table is not None
-            column = int(self.positions[row]) // block_size
-            if column >= self.block_table.shape[1]:
-                wider = np.zeros((plan.tokens, column + 1), np.int32)
-                wider[:, : self.block_table.shape[1]] = self.block_table
-                self.block_table = wider
-            self.block_table[row, column] = table.blocks[column]
-            self.slot_mapping[row] = table.blocks[column] * block_size
+        for i, (group, size) in enumerate(zip(self._groups, self._sizes, strict=True)):
+            slots = self.slot_mappings[i]
+            slots += 1
+            for row in np.flatnonzero(self.positions % size == 0).tolist():
+                table = plan.items[row].sequence.table
+                assert table is not None
+                column = int(self.positions[row]) // size
+                if column >= self.block_tables[i].shape[1]:
+                    wider = np.zeros((plan.tokens, column + 1), np.int32)
+                    wider[:, : self.block_tables[i].shape[1]] = self.block_tables[i]
+                    self.block_tables[i] = wider
+                block = table.groups[group].blocks[column]
+                self.block_tables[i][row, column] = block
+                slots[row] = block * size
 
 
-def _block_table(items: Sequence[Scheduled], columns: int) -> NDArray[np.int32]:
+def _block_table(items: Sequence[Scheduled], group: int, columns: int) -> NDArray[np.int32]:
     table = np.zeros((len(items), columns), np.int32)
     for row, item in enumerate(items):
         assert item.sequence.table is not None
-        blocks = item.sequence.table.row()[:columns]
+        blocks = item.sequence.table.row(group)[:columns]
         table[row, : len(blocks)] = blocks
     return table
 
@@ -113,9 +144,10 @@ class PagedModel:
     """The methods of one model of a package, with the pools that they write.
 
     methods, embeds, adapted: by the tokens that they are tuned for, ascending. choose: the method that chooses tokens
-    on the GPU. block_size: positions a page. hidden: the width of embeddings as inputs. graph_sizes: numbers of
-    sequences whose steps are CUDA graphs; most_tokens: of a sequence in them. vocabulary: tokens from there on are
-    unknown to the model, and are 0 to it. adapted: the methods of steps with adapters, which ``loras`` has.
+    on the GPU. block_sizes: positions a page, of each group of layers with a block table. hidden: the width of
+    embeddings as inputs. graph_sizes: numbers of sequences whose steps are CUDA graphs; most_tokens: of a sequence in
+    them. vocabulary: tokens from there on are unknown to the model, and are 0 to it. adapted: the methods of steps with
+    adapters, which ``loras`` has. groups: which groups of the sequences' tables these are.
     """
 
     def __init__(
@@ -123,7 +155,7 @@ class PagedModel:
         methods: Sequence[tuple[int, Method]],
         embeds: Sequence[tuple[int, Method]],
         choose: Method | None,
-        block_size: int,
+        block_sizes: Sequence[int],
         hidden: int,
         pool: Any,
         states: Any = None,
@@ -132,14 +164,15 @@ class PagedModel:
         vocabulary: int | None = None,
         adapted: Sequence[tuple[int, Method]] = (),
         loras: Loras | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
         self._methods, self._embeds, self._choose = methods, embeds, choose
-        self._block_size, self._hidden = block_size, hidden
+        self._block_sizes, self._groups, self._hidden = tuple(block_sizes), groups, hidden
         self._pool, self._states, self._vocabulary = pool, states, vocabulary
         self._adapted, self._loras = adapted, loras
         self._last: tuple[Plan, Batch] | None = None
         self._most_tokens = most_tokens
-        self._graphs = StepGraphs(graph_sizes, pool, self._capture, states, most_tokens)
+        self._graphs = StepGraphs(graph_sizes, pool, self._capture, states, most_tokens, self._block_sizes)
 
     def prepare(self, progress: Callable[[int, int], None]) -> None:
         """Captures CUDA graphs."""
@@ -149,12 +182,15 @@ class PagedModel:
         """Takes the memory of the largest step, and of its CUDA graph, without a page that is read or written."""
         each = max(tokens // sequences, 1)
         total, rows = each * sequences, np.arange(min(each, self._most_tokens) * sequences)
-        columns = -(-each // self._block_size)
+        tables: Any = tuple(np.zeros((sequences, -(-each // size)), np.int32) for size in self._block_sizes)
+        places: Any = tuple(np.full(total, -1, np.int64) for _ in self._block_sizes)
+        if len(tables) == 1:
+            (tables,), (places,) = tables, places
         slots = () if self._states is None else (np.full(sequences, NO_SLOT, np.int32), self._states)
         logits: Any = self._method(total, self._methods)(
-            np.zeros(total, np.int64), np.zeros(total, np.int64), rows, np.zeros((sequences, columns), np.int32),
+            np.zeros(total, np.int64), np.zeros(total, np.int64), rows, tables,
             np.arange(sequences + 1, dtype=np.int32) * each, np.full(sequences, each, np.int32),
-            np.full(total, -1, np.int64), self._pool, *slots,
+            places, self._pool, *slots,
         )  # fmt: skip
         if self._choose is not None and isinstance(logits, Tensor):
             count = len(rows)
@@ -182,7 +218,7 @@ class PagedModel:
         is_plain = count == sequences and (rows == each or list(rows) == list(each))
         if embeddings is None and loras is None and self._graphs.serves(count, sequences, is_plain):
             logits: Any = self._graphs.replay(
-                given, batch.positions, batch.block_table, batch.seqlens_k, batch.slot_mapping, batch.state_slots,
+                given, batch.positions, batch.block_tables, batch.seqlens_k, batch.slot_mappings, batch.state_slots,
                 *(() if is_plain else (batch.cu_seqlens_q, rows)),
             )  # fmt: skip
         else:
@@ -207,13 +243,12 @@ class PagedModel:
         return method.graph(tokens, *given) if shares is None else shares.share(method, tokens, *given)
 
     def _batch(self, plan: Plan, knows_tokens: bool) -> Batch:
-        size = self._block_size
         last = self._last
         if not knows_tokens and last is not None and plan.behind is last[0] and last[0].tokens == plan.tokens:
             batch = last[1]
-            batch.go_on(plan, size)
+            batch.go_on(plan)
         else:
-            batch = Batch(plan, size, knows_tokens)
+            batch = Batch(plan, self._block_sizes, knows_tokens, self._groups)
             if self._vocabulary is not None:
                 batch.tokens[batch.tokens >= self._vocabulary] = 0
         self._last = plan, batch

@@ -114,7 +114,7 @@ class PackageRunner(Runner):
                         methods,
                         [(tokens, program[name]) for tokens, name in settings.embeds],
                         None if settings.choose is None else program[settings.choose],
-                        settings.block_size,
+                        [group.size for group in settings.groups],
                         settings.hidden,
                         zeros((blocks, settings.block_elements), settings.dtype, program.device),
                         states,
@@ -130,12 +130,13 @@ class PackageRunner(Runner):
                             drafts,
                             [],
                             None if draft.choose is None else program[draft.choose],
-                            settings.block_size,
+                            [settings.groups[0].size],
                             0,
                             zeros((blocks, draft.block_elements), draft.dtype, program.device),
                             graph_sizes=sizes,
                             most_tokens=2,  # when a draft was accepted as a whole, its last token and the one behind it
                             vocabulary=draft.vocabulary if draft.vocabulary < settings.vocabulary else None,
+                            groups=[0],
                         )
                     )
                 return models
@@ -144,13 +145,13 @@ class PackageRunner(Runner):
                 available = int(_available() * _DEFAULT_PART)
             else:
                 # What is free while a trial's steps and graphs have their memory.
-                trial = make(2, 1)
+                trial = make(2 * len(settings.groups), 1)
                 for model in trial:
                     model.rehearse(max_batch_tokens, max_sequences)
                 available = int(program.memory()["free"] * _DEFAULT_DEVICE_PART) - len(sizes) * _GRAPH_BYTES
                 for model in trial:
                     model.close()
-            self.blocks = _block_count(settings, row, kv_memory, max_sequences, available)
+            self.blocks = _block_count(settings, row, kv_memory, max_sequences, max_batch_tokens, available)
             states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
             self._kv_bytes = self.blocks * row + states
             self._model, *others = make(self.blocks, max_sequences)
@@ -214,15 +215,18 @@ def kv_bytes(given: Any) -> int:
     raise InvalidArgumentError(f"Engine: kv_memory: {expected}, got {given!r}")
 
 
-def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: int, default: int) -> int:
+def _block_count(
+    settings: Settings, row: int, kv_memory: Any, max_sequences: int, max_batch_tokens: int, default: int
+) -> int:
+    fewest = len(settings.groups)
     states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
     if kv_memory is not None:
         count = (kv_bytes(kv_memory) - states) // row
-        if count < 1:
+        if count < fewest:
             what = f", and {states} for the states of {max_sequences} sequences" if states else ""
+            blocks = " and ".join(f"one block of {group.size} positions" for group in settings.groups)
             raise InvalidArgumentError(
-                f"Engine: kv_memory: expected at least {row + states} bytes, one block of {settings.block_size} "
-                f"positions{what}, got {kv_memory!r}"
+                f"Engine: kv_memory: expected at least {fewest * row + states} bytes, {blocks}{what}, got {kv_memory!r}"
             )
         return count
     if states and states + row > default:
@@ -230,8 +234,8 @@ def _block_count(settings: Settings, row: int, kv_memory: Any, max_sequences: in
             f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are "
             "for states, keys and values: choose fewer, or say kv_memory"
         )
-    enough = max_sequences * -(-settings.max_positions // settings.block_size)
-    return max(1, min(enough, (default - states) // row))
+    enough = max_sequences * sum(group.most(settings.max_positions, max_batch_tokens) for group in settings.groups)
+    return max(fewest, min(enough, (default - states) // row))
 
 
 def _available() -> int:

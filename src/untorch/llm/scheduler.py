@@ -73,7 +73,7 @@ class Plan:
 
 
 class Scheduler:
-    """max_batch_tokens: of a step. max_sequences: that hold blocks at a time. window: positions that any layer sees.
+    """max_batch_tokens: of a step. max_sequences: that hold blocks at a time.
 
     slots: of the state pool, max_sequences or more; None: the model keeps no states. With slots the blocks' prefix
     cache must be off: a known prefix has no state.
@@ -84,13 +84,12 @@ class Scheduler:
         blocks: BlockManager,
         max_batch_tokens: int,
         max_sequences: int,
-        window: int = 0,
         slots: SlotManager | None = None,
     ) -> None:
         if slots is not None and (blocks.prefix_cache or slots.count < max_sequences):
             raise ValueError("expected a slot for each of max_sequences, and no prefix cache beside them")
         self.blocks, self.slots = blocks, slots
-        self.max_batch_tokens, self.max_sequences, self.window = max_batch_tokens, max_sequences, window
+        self.max_batch_tokens, self.max_sequences = max_batch_tokens, max_sequences
         self.waiting: list[Sequence] = []  # both by rank
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -194,13 +193,13 @@ class Scheduler:
 
     def complete(self, plan: Plan) -> None:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
-        size, window, drafted = self.blocks.size, self.window, plan.drafted
+        size, has_windows, drafted = self.blocks.size, self.blocks.has_windows, plan.drafted
         for item in plan.items:
             sequence, start = item.sequence, item.start
             if sequence.table is None:
                 continue
             sequence.computed = end = start + item.count - item.drafted if drafted else start + item.count
-            if window or end // size > start // size:
+            if has_windows or end // size > start // size:
                 self._share(sequence, sequence.table, start)
 
     def settle(self, sequence: Sequence) -> None:
@@ -218,12 +217,12 @@ class Scheduler:
         self.blocks.trim(table, len(sequence.tokens))
 
     def _share(self, sequence: Sequence, table: BlockTable, begin: int) -> None:
-        """Full blocks from ``begin`` on can be found, and those behind the window are given back."""
+        """Full blocks from ``begin`` on can be found, and those that no window reaches any more are given back."""
         end, size = sequence.computed, self.blocks.size
         if end // size > begin // size:
             self.blocks.commit(table, sequence.tokens, end)
-        if self.window and end > self.window:
-            self.blocks.drop_before(table, end + 1 - self.window)
+        if self.blocks.has_windows:
+            self.blocks.drop_unseen(table, end)
 
     def _room_for_drafts(self, wanted: int, decoding: int, prompts: bool) -> int:
         """Tokens of the step that are kept for drafts: where prompts are to be computed, they get half at least."""
@@ -232,14 +231,15 @@ class Scheduler:
 
     def _add_drafts(self, plan: Plan) -> None:
         """Where tokens and free blocks are left. Nothing is preempted for a draft."""
-        left, size = self.max_batch_tokens - plan.tokens, self.blocks.size
+        left, blocks = self.max_batch_tokens - plan.tokens, self.blocks
         for item in plan.items:
             sequence, table = item.sequence, item.sequence.table
             if not sequence.wanted or table is None:
                 continue
-            room = (len(table.blocks) + self.blocks.free) * size - item.end
-            count = max(0, min(sequence.wanted, left, room))
-            self.blocks.grow(table, item.end + count)
+            count = max(0, min(sequence.wanted, left))
+            while count and blocks.needed(table, item.end + count) > blocks.free:
+                count -= 1
+            blocks.grow(table, item.end + count)
             del sequence.draft[count:]
             item.count += count
             item.drafted = count
@@ -251,18 +251,27 @@ class Scheduler:
         blocks, start = self.blocks, sequence.computed
         count = min(len(sequence.tokens) - start, self._budget - plan.tokens)
         while count > 0 and sequence.table is not None:
-            room = len(sequence.table.blocks) * blocks.size
             try:
                 # A block that is shared is copied before it is written to.
-                if start < room and (copy := blocks.own(sequence.table, start)) is not None:
-                    plan.copies.append(copy)
-                if start + count > room:
-                    blocks.grow(sequence.table, start + count)
+                plan.copies += blocks.own(sequence.table, start)
+                blocks.grow(sequence.table, start + count)
             except OutOfBlocksError:
-                self._make_room(plan, sequence)
+                fitting = self._fitting(sequence.table, start, count) if len(self.running) == 1 else 0
+                if 0 < fitting < count:
+                    count = fitting
+                else:
+                    self._make_room(plan, sequence)
                 continue
             plan.add(Scheduled(sequence, start, count))
             return
+
+    def _fitting(self, table: BlockTable, start: int, count: int) -> int:
+        """How many of the tokens there are blocks for, where windows give blocks back behind each step; else 0."""
+        if not self.blocks.has_windows:
+            return 0
+        while count > 0 and self.blocks.needed(table, start + count) > self.blocks.free:
+            count = (start + count - 1) // self.blocks.size * self.blocks.size - start
+        return max(count, 0)
 
     def _make_room(self, plan: Plan, sequence: Sequence) -> None:
         victim = self.running[-1]
@@ -277,8 +286,9 @@ class Scheduler:
         lower = [other for other in self.running if other.priority > sequence.priority]
         if sum(other.samples for other in self.running if other not in lower) + sequence.samples > self.max_sequences:
             return False
-        blocks = sum(len(other.table.blocks) for other in lower if other.table is not None)
-        if not lower or -(-len(sequence.tokens) // self.blocks.size) > self.blocks.free + blocks:
+        blocks = sum(self.blocks.held(other.table) for other in lower if other.table is not None)
+        needed = self.blocks.most(len(sequence.tokens), self.max_batch_tokens)
+        if not lower or needed > self.blocks.free + blocks:
             return False
         self._preempt(plan, self.running[-1])
         return True
@@ -298,25 +308,25 @@ class Scheduler:
         held = sum(other.samples for other in self.running)
         if held and held + sequence.samples > self.max_sequences:
             return self._displace(plan, sequence)
-        size = self.blocks.size
-        if not self.window and -(-len(sequence.tokens) // size) > self.blocks.count:
+        blocks, most = self.blocks, self.max_batch_tokens
+        if blocks.most(len(sequence.tokens), 1) > blocks.count:
             self.waiting.pop(0)
             plan.full.append(sequence)
             return True
         # Sequences that are not computed yet get what they need first.
         promised = sum(
-            self.blocks.needed(other.table, len(other.tokens)) for other in self.running if other.table is not None
+            blocks.to_come(other.table, len(other.tokens), most) for other in self.running if other.table is not None
         )
-        left = self.blocks.free - promised
+        left = blocks.free - promised
         if self.running and self._refused is sequence and left <= self._refused_at:
             # Its prefix is not looked for again before there is more room.
             return self._displace(plan, sequence)
         keys = None if sequence.embeddings is None else sequence.embeddings.keys
-        table = self.blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt, keys)
+        table = blocks.open(sequence.tokens if sequence.shares_prefix else [], sequence.salt, keys)
         # One that was preempted comes back when there is a block more for each of the others, or it would go again.
         spare = len(self.running) if sequence.preemptions else 0
-        if self.blocks.needed(table, len(sequence.tokens)) + promised + spare > self.blocks.free and self.running:
-            self.blocks.close(table)
+        if self.running and blocks.to_come(table, len(sequence.tokens), most) + promised + spare > blocks.free:
+            blocks.close(table)
             self._refused, self._refused_at = sequence, left
             return self._displace(plan, sequence)
         self.waiting.pop(0)

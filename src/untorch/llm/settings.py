@@ -6,25 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from untorch.llm.blocks import BlockGroup
 from untorch.llm.params import SamplingParams
 from untorch.runtime.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
-    "FORMAT_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "DraftSettings", "LoraLayer", "LoraSettings",
-    "Settings", "read_settings",
+    "FORMAT_VERSION", "GROUPS_VERSION", "KV_ITEMSIZE", "POOLINGS", "ROW_POOLINGS", "TASKS", "DraftSettings",
+    "LoraLayer", "LoraSettings", "Settings", "read_settings",
 ]  # fmt: skip
 
 TASKS = ("generate", "embed", "classify")
 ROW_POOLINGS = ("last", "cls")  # of one token's row
 POOLINGS = (*ROW_POOLINGS, "mean", "max", "weighted_mean", "mean_sqrt_len")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # all layers have one block table
+GROUPS_VERSION = 2  # several groups of layers have a block table each
 # Of the pages, by their dtype.
 KV_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """Of a draft model, whose pages are beside the model's: as in Settings."""
+    """Of a draft model, whose pages are beside those of the model's first group: as in Settings."""
 
     vocabulary: int
     block_elements: int
@@ -56,9 +58,10 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """block_size: positions a page. block_elements: of the pool's rows. dtype: of the pool.
+    """block_size: positions a page, of the group that has the fewest. block_elements: of the pool's rows. dtype: of
+    the pool. groups: of layers, each with a block table; default: one, with ``window``.
 
-    window: 0 unless all layers have windows. methods: names by the number of tokens that they are tuned for, ascending.
+    methods: names by the number of tokens that they are tuned for, ascending.
     choose: the method that chooses tokens on the GPU. state_elements: float32 numbers that recurrent layers keep of a
     sequence; 0: the model has none.
     """
@@ -70,6 +73,7 @@ class Settings:
     state_elements: int = 0
     dtype: str = "float32"
     window: int = 0
+    groups: tuple[BlockGroup, ...] = ()
     stop_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     architecture: str = ""
@@ -92,6 +96,10 @@ class Settings:
     draft: DraftSettings | None = None
     lora: LoraSettings | None = None
 
+    def __post_init__(self) -> None:
+        if not self.groups:
+            object.__setattr__(self, "groups", (BlockGroup(self.block_size, self.window),))
+
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend; max_tokens None: as many as fit."""
         given = self.generation
@@ -113,14 +121,13 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             f"{path} holds no language model: packages for the engine are made by untorch.export.causal_lm"
         )
     version = section.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, GROUPS_VERSION):
         raise UnsupportedError(
-            f"{path}: its language model has format {version!r}, this untorch reads {FORMAT_VERSION}: "
-            "export it again, or upgrade untorch"
+            f"{path}: its language model has format {version!r}, this untorch reads {FORMAT_VERSION} and "
+            f"{GROUPS_VERSION}: export it again, or upgrade untorch"
         )
     try:
-        layers = section["layers"]
-        windows = [int(layer["window"]) for layer in layers if not layer["chunk"]]
+        groups = _groups(section, version)
         settings = Settings(
             vocabulary=int(section["vocabulary"]),
             max_positions=int(section["max_positions"]),
@@ -128,7 +135,8 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
             block_elements=int(section["block_elements"]),
             state_elements=int(section.get("state_elements", 0)),
             dtype=str(section["dtype"]),
-            window=max(windows) if len(windows) == len(layers) and all(windows) else 0,
+            window=0 if len(groups) > 1 or groups[0].chunk else groups[0].window,
+            groups=groups,
             stop_ids=tuple(int(i) for i in section["stop_ids"]),
             bos_id=None if section["bos_id"] is None else int(section["bos_id"]),
             architecture=str(section["architecture"]),
@@ -156,6 +164,10 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     positive = (settings.vocabulary, settings.max_positions, settings.block_size, settings.block_elements)
     if min(positive) < 1 or settings.state_elements < 0 or not settings.methods or settings.dtype not in KV_ITEMSIZE:
         raise InvalidFileError(f"{path}: the manifest's language model is damaged: a size or dtype is wrong")
+    if any(
+        group.size < 1 or group.size % settings.block_size or min(group.window, group.chunk) < 0 for group in groups
+    ) or settings.block_size not in {group.size for group in groups}:
+        raise InvalidFileError(f"{path}: the manifest's language model is damaged: a group of layers is wrong")
     if settings.task not in TASKS or settings.pooling not in POOLINGS:
         raise UnsupportedError(
             f"{path}: its task is {settings.task!r} with the pooling {settings.pooling!r}, which this untorch does not "
@@ -173,6 +185,22 @@ def read_settings(manifest: Mapping[str, Any], path: str) -> Settings:
     ):
         raise InvalidFileError(f"{path}: the manifest's draft model is damaged: a size or dtype is wrong")
     return settings
+
+
+def _groups(section: Mapping[str, Any], version: int) -> tuple[BlockGroup, ...]:
+    """In the format of one block table: a window only if all layers have one, the largest."""
+    if version == GROUPS_VERSION:
+        found = tuple(
+            BlockGroup(int(group["block_size"]), int(group["window"]), int(group["chunk"]))
+            for group in section["groups"]
+        )
+        if not found:
+            raise ValueError("no groups")
+        return found
+    layers = section["layers"]
+    windows = [int(layer["window"]) for layer in layers if not layer["chunk"]]
+    window = max(windows) if len(windows) == len(layers) and all(windows) else 0
+    return (BlockGroup(int(section["block_size"]), window),)
 
 
 def _lora(given: Any) -> LoraSettings | None:

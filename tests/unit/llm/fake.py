@@ -95,10 +95,11 @@ class FakeRunner(Runner):
         if draft is not None:
             given["draft"] = DraftSettings(given["vocabulary"], 1, "float32", ((16, "draft_step_16"),))
         self.settings = Settings(block_size=size, **given)
-        self.draft, self.draft_pool = draft, np.full((blocks, size), -1)
+        widest = max(group.size for group in self.settings.groups)
+        self.draft, self.draft_pool = draft, np.full((blocks, self.settings.groups[0].size), -1)
         self.proposals: list[list[tuple[int, int]]] = []
         self.blocks, self.size = blocks, size
-        self.pool = np.full((blocks, size), -1)
+        self.pool = np.full((blocks, widest), -1)
         self.hook, self.files = hook, files or {}
         self.gpu, self.model = gpu, model
         self.plans: list[list[tuple[int, int]]] = []
@@ -129,17 +130,24 @@ class FakeRunner(Runner):
             pool[target] = pool[source]
         if not plan.items:
             return np.empty((0, 0), np.float32)
-        batch = Batch(plan, self.size, knows_tokens=tokens is None)
+        groups = self.settings.groups if pool is self.pool else self.settings.groups[:1]
+        batch = Batch(plan, [group.size for group in groups], tokens is None, range(len(groups)))
         if tokens is not None:
             batch.tokens[:] = tokens
-        assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping)
-        pool.reshape(-1)[batch.slot_mapping] = batch.tokens
+        for group, slots in zip(groups, batch.slot_mappings, strict=True):
+            assert len(set(slots.tolist())) == len(slots)
+            pool[slots // group.size, slots % group.size] = batch.tokens
         logits = []
         for row in rows:
             sequence = int(np.searchsorted(batch.cu_seqlens_q, row, side="right")) - 1
             end = int(batch.positions[row]) + 1
-            pages = batch.block_table[sequence, : -(-end // self.size)]
-            logits.append(model(pool[pages].reshape(-1)[:end]))
+            found = []
+            for group, table in zip(groups, batch.block_tables, strict=True):
+                pages = table[sequence, : -(-end // group.size)]
+                found.append(pool[pages, : group.size].reshape(-1)[:end])
+                first = group.first_seen(end - 1)
+                assert (found[-1][first:] == found[0][first:]).all(), "a group has other tokens"
+            logits.append(model(found[0]))
         return np.array(logits, np.float32).reshape(len(rows), self.settings.vocabulary)
 
     def file(self, name: str) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, greedy, next_logits
 from untorch import ModelError
 from untorch.llm import Engine, SamplingParams
+from untorch.llm.blocks import BlockGroup
 from untorch.llm.settings import DraftSettings
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
@@ -51,6 +52,19 @@ def test_an_equal_model_is_always_right(prompts: list[list[int]], gpu: bool) -> 
     assert stats.blocks_free == stats.blocks
     # Two tokens where a draft was accepted as a whole: its last one and the one behind it.
     assert {count for items in runner.proposals for start, count in items if start >= 40} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "groups", [(BlockGroup(8), BlockGroup(4, window=7)), (BlockGroup(8, window=12), BlockGroup(4, window=7))]
+)
+def test_groups_of_layers(prompts: list[list[int]], groups: tuple[BlockGroup, ...]) -> None:
+    """The draft model's pages are those of the first group, which keeps them all."""
+    with engine(equal(groups=groups, blocks=900), max_batch_tokens=64) as made:
+        for _ in range(2):
+            results = made.generate(prompts, GREEDY)
+            assert [r.token_ids for r in results] == [greedy(p, 30) for p in prompts]
+        stats = made.stats()
+    assert stats.accepted_tokens == stats.draft_tokens > 20 * 2 * 20 and stats.cached_tokens > 0
 
 
 @pytest.mark.parametrize("gpu", [False, True])

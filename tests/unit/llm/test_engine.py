@@ -16,6 +16,7 @@ import pytest
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, StatefulRunner, TextRunner, greedy
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError, OutOfMemoryError
 from untorch.llm import Chunk, Engine, SamplingParams
+from untorch.llm.blocks import BlockGroup
 from untorch.llm.logits import Logits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
@@ -172,6 +173,34 @@ def test_preemption_is_invisible(prompts: list[list[int]], prefix_cache: bool, g
         assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
         assert made.stats().preemptions > 0
         assert made.stats().blocks_free == 14
+
+
+GROUPS = (BlockGroup(12), BlockGroup(4, window=7), BlockGroup(4, chunk=6))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("blocks", [20, 900])
+def test_groups_of_layers(prompts: list[list[int]], blocks: int, gpu: bool) -> None:
+    """Each group's pages have the tokens that it sees: with preemption, samples, and prefixes of other requests."""
+    with engine(FakeRunner(blocks=blocks, gpu=gpu, groups=GROUPS)) as made:
+        for _ in range(2):
+            results = made.generate(prompts, GREEDY)
+            assert [r.error for r in results] == [None] * len(prompts)
+            assert [r.token_ids for r in results] == [greedy(p, 10) for p in prompts]
+        stats = made.stats()
+        assert stats.blocks_free == blocks and stats.cached_tokens % 12 == 0
+        assert (stats.preemptions > 0, stats.cached_tokens > 0) == (blocks == 20, blocks > 20)
+        for prompt in prompts[:6]:
+            output = made.generate(prompt, SamplingParams(n=4, temperature=0, max_tokens=12))
+            assert [item.token_ids for item in output.completions] == [greedy(prompt, 12)] * 4
+        assert made.stats().blocks_free == blocks
+
+
+def test_the_longest_prompt_of_groups() -> None:
+    with engine(FakeRunner(blocks=16, groups=GROUPS[:2])) as made:
+        assert made.max_prompt_tokens == 13 * 12
+        prompt = [i % 50 for i in range(150)]
+        assert made.generate(prompt, GREEDY).token_ids == greedy(prompt, 7)  # the pages hold 156
 
 
 def test_a_known_prefix_is_counted() -> None:

@@ -35,8 +35,8 @@ class Captured:
 
 def step(count: int, width: int) -> tuple[Any, ...]:
     return (
-        np.arange(count) + 5, np.arange(count) + 9, np.arange(count * width, dtype=np.int32).reshape(count, width),
-        np.arange(count, dtype=np.int32) + 10, np.arange(count) + 100,
+        np.arange(count) + 5, np.arange(count) + 9, [np.arange(count * width, dtype=np.int32).reshape(count, width)],
+        np.arange(count, dtype=np.int32) + 10, [np.arange(count) + 100],
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_steps_with_drafts_have_graphs_of_their_own() -> None:
     # Two sequences with three tokens and one; the logits of all but the second are wanted.
     tokens, positions, slots = np.arange(4) + 5, np.array([7, 8, 9, 3]), np.arange(4) + 100
     table, lengths = np.array([[1, 2], [3, 0]], np.int32), np.array([10, 4], np.int32)
-    used = graphs.replay(tokens, positions, table, lengths, slots, None, np.array([0, 3, 4], np.int32), [0, 2, 3])
+    used = graphs.replay(tokens, positions, [table], lengths, [slots], None, np.array([0, 3, 4], np.int32), [0, 2, 3])
     assert used is made[1]
     assert [array.tolist() for array in used.given[:3]] == [
         [5, 6, 7, 8] + [0] * 8, [7, 8, 9, 3] + [0] * 8, [0, 2, 3] + [0] * 9,
@@ -124,6 +124,30 @@ def test_padding_has_no_state() -> None:
     assert slots.tolist() == [7, 0, 2, -1] and slots.dtype == np.int32
     *_, kept, slots, rows = made[0]
     assert kept is pool and rows is states and slots.tolist() == [-1] * 4 and slots.dtype == np.int32
+
+
+def test_groups_of_layers_have_tables_of_their_own() -> None:
+    """Those of larger blocks are narrower. All shapes follow from sizes and the first group's columns."""
+    made: list[tuple[Any, ...]] = []
+
+    def capture(shares: Any, *given: Any) -> Any:
+        made.append(given)
+        return lambda *replayed: replayed
+
+    graphs = StepGraphs([4], object(), capture, block_sizes=(80, 16))
+    tokens, positions, [table], lengths, [slots] = step(3, 64)
+    tokens, positions, _, tables, _, _, mappings, _ = graphs.replay(
+        tokens, positions, [table[:, :13], table], lengths, [slots, slots + 7]
+    )
+    assert [one.shape for one in tables] == [(4, 13), (4, 64)] == [one.shape for one in made[0][3]]
+    assert tables[0][:3].tolist() == table[:, :13].tolist() and tables[1][:3].tolist() == table.tolist()
+    assert [one.tolist() for one in mappings] == [[100, 101, 102, -1], [107, 108, 109, -1]]
+    assert [one.tolist() for one in made[0][6]] == [[-1] * 4] * 2
+    for widths in ((13, 65), (14, 1)):
+        tables = graphs.replay(tokens[:3], positions[:3], [np.zeros((3, n), np.int32) for n in widths], lengths,
+                               [slots, slots])[3]  # fmt: skip
+        assert [one.shape for one in tables] == [(4, 52), (4, 256)]
+    assert graphs.count == 2
 
 
 def test_no_sizes() -> None:

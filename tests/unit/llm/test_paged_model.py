@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from untorch.llm.blocks import BlockTable
+from untorch.llm.blocks import BlockTable, GroupTable
 from untorch.llm.paged_model import PagedModel
 from untorch.llm.scheduler import Plan, Scheduled
 from untorch.llm.sequence import Sequence
@@ -14,7 +14,7 @@ from untorch.llm.sequence import Sequence
 
 def sequence(tokens: list[int], draft: list[int], blocks: list[int]) -> Sequence:
     made = Sequence(tokens, draft=draft)
-    made.table = BlockTable(blocks)
+    made.table = BlockTable([GroupTable(blocks)])
     return made
 
 
@@ -23,7 +23,7 @@ def model(calls: list[list[Any]], **options: Any) -> PagedModel:
         calls.append([np.array(array).tolist() for array in given[:-1]])
         return np.zeros((len(given[2]), 4), np.float32)
 
-    return PagedModel([(16, method)], [], None, 4, 0, object(), **options)  # type: ignore[list-item]
+    return PagedModel([(16, method)], [], None, [4], 0, object(), **options)  # type: ignore[list-item]
 
 
 def test_tokens_of_a_draft_are_behind_those_of_the_sequence() -> None:

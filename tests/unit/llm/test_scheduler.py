@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from untorch.llm.blocks import BlockManager
+from untorch.llm.blocks import BlockGroup, BlockManager
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.sequence import Sequence
 from untorch.llm.slots import NO_SLOT, SlotManager
@@ -23,8 +23,10 @@ def make(
     sequences: int = 8,
     window: int = 0,
     slots: SlotManager | None = None,
+    groups: list[BlockGroup] | None = None,
 ) -> Scheduler:
-    return Scheduler(BlockManager(blocks, size, slots is None), tokens, sequences, window, slots)
+    manager = BlockManager(blocks, size, slots is None, groups or [BlockGroup(size, window)])
+    return Scheduler(manager, tokens, sequences, slots)
 
 
 def step(scheduler: Scheduler) -> tuple[Plan, list[tuple[int, int, int]]]:
@@ -250,6 +252,42 @@ def test_blocks_behind_the_window_are_given_back() -> None:
     assert scheduler.blocks.free >= 2
 
 
+def test_groups_of_layers() -> None:
+    """Only the group without a window keeps blocks of a long sequence, and a prefix is found by both."""
+    groups = [BlockGroup(8), BlockGroup(4, window=6)]
+    scheduler = make(blocks=14, tokens=8, groups=groups)
+    long = sequence(60, 1)
+    scheduler.add(long)
+    while long.remaining > 1:
+        plan, ran = step(scheduler)
+        assert ran and not plan.full
+    assert long.table is not None and scheduler.blocks.held(long.table) == 8 + 2
+    # What it needs at a time is what counts for admission: eight blocks and four.
+    scheduler = make(blocks=14, tokens=8, groups=groups)
+    scheduler.add(sequence(1, 1, 500))
+    step(scheduler)
+    scheduler.add(sequence(60, 2))
+    assert (2, 0, 7) in step(scheduler)[1]
+    scheduler.remove(scheduler.running[0])
+    while scheduler.running[0].remaining > 1:
+        step(scheduler)
+    scheduler.remove(scheduler.running[0])
+    again = sequence(60, 3)
+    scheduler.add(again)
+    assert step(scheduler)[1] == [(3, 56, 4)] and again.cached == 56
+
+
+def test_fewer_tokens_where_the_pool_is_small() -> None:
+    """A step that has not enough blocks for its budget, but for some tokens."""
+    scheduler = make(blocks=4, tokens=40, window=6)
+    long = sequence(60, 1)
+    scheduler.add(long)
+    ran = []
+    while long.remaining > 1:
+        ran += step(scheduler)[1]
+    assert [count for *_, count in ran][:3] == [16, 8, 8] and not scheduler.preemptions
+
+
 def test_a_slot_for_each_sequence_that_runs() -> None:
     scheduler = make(blocks=4, tokens=64, sequences=3, slots=SlotManager(3))
     root = sequence(6, 1, samples=2)
@@ -372,17 +410,25 @@ def speculative_step(scheduler: Scheduler, rng: random.Random) -> tuple[Plan, li
     return plan, [(item.sequence.order[0], item.start, item.count) for item in plan.items]
 
 
+GROUPS = [BlockGroup(12), BlockGroup(4, window=5), BlockGroup(4, chunk=6)]
+
+
 @pytest.mark.parametrize(
-    ("window", "states", "drafts"),
-    [(0, False, False), (5, False, False), (0, True, False), (0, False, True), (5, False, True)],
-)
-def test_random_loads(window: int, states: bool, drafts: bool) -> None:
+    ("groups", "states", "drafts"),
+    [
+        ([BlockGroup(4)], False, False), ([BlockGroup(4, window=5)], False, False), ([BlockGroup(4)], True, False),
+        ([BlockGroup(4)], False, True), ([BlockGroup(4, window=5)], False, True), (GROUPS, False, False),
+        (GROUPS, False, True),
+    ],
+)  # fmt: skip
+def test_random_loads(groups: list[BlockGroup], states: bool, drafts: bool) -> None:
     """Everything ends, nothing is lost, no step is over its budget."""
     rng = random.Random(1)
     for _ in range(40):
         budget = rng.randrange(4, 20)
         slots = SlotManager(4) if states else None
-        scheduler = make(blocks=rng.randrange(8, 20), tokens=budget, sequences=4, window=window, slots=slots)
+        blocks = rng.randrange(8, 20) if len(groups) == 1 else rng.randrange(14, 30)
+        scheduler = make(blocks, tokens=budget, sequences=4, slots=slots, groups=groups)
         goal: dict[int, int] = {}
         alive: list[Sequence] = []
         for order in range(15):
@@ -404,7 +450,8 @@ def test_random_loads(window: int, states: bool, drafts: bool) -> None:
                 # Only what is computed and stays is known, and nothing is held for rejected tokens.
                 if one.table is not None:
                     assert len(one.table._hashes) <= one.computed // 4
-                    assert len(one.table.blocks) <= -(-len(one.tokens) // 4)
+                    for group, own in zip(groups, one.table.groups, strict=True):
+                        assert len(own.blocks) <= -(-len(one.tokens) // group.size)
             if slots is not None:
                 held = [one.slot for one in alive if one.table is not None]
                 assert NO_SLOT not in held and len(set(held)) == len(held) == 4 - slots.free

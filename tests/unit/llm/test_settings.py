@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
+from untorch.llm.blocks import BlockGroup
 from untorch.llm.runner import _block_count, kv_bytes
 from untorch.llm.settings import KV_ITEMSIZE, read_settings
 from untorch.runtime.arrays import zeros
@@ -120,8 +121,8 @@ def test_damaged_settings_of_other_tasks(change: dict[str, Any]) -> None:
 
 
 def test_a_newer_format() -> None:
-    with pytest.raises(UnsupportedError, match="its language model has format 2, this untorch reads 1"):
-        read_settings({"llm": {**SECTION, "format_version": 2}}, "m.pt2")
+    with pytest.raises(UnsupportedError, match="its language model has format 3, this untorch reads 1 and 2"):
+        read_settings({"llm": {**SECTION, "format_version": 3}}, "m.pt2")
 
 
 @pytest.mark.parametrize(
@@ -147,23 +148,51 @@ def test_bytes(given: Any, expected: int) -> None:
 def test_blocks_for_what_states_leave() -> None:
     settings = read_settings({"llm": {**SECTION, "state_elements": 100}}, "m.pt2")
     row, states = 512 * 4, 3 * 100 * 4
-    assert _block_count(settings, row, states + 5 * row, 3, 0) == 5
-    assert _block_count(settings, row, None, 3, states + 2 * row) == 2
-    assert _block_count(settings, row, None, 3, 1 << 30) == 3 * 4
+    assert _block_count(settings, row, states + 5 * row, 3, 8, 0) == 5
+    assert _block_count(settings, row, None, 3, 8, states + 2 * row) == 2
+    assert _block_count(settings, row, None, 3, 8, 1 << 30) == 3 * 4
     with pytest.raises(InvalidArgumentError) as caught:
-        _block_count(settings, row, states + row - 1, 3, 0)
+        _block_count(settings, row, states + row - 1, 3, 8, 0)
     assert str(caught.value) == (
         "Engine: kv_memory: expected at least 3248 bytes, one block of 16 positions, and 1200 for the states of 3 "
         "sequences, got 3247"
     )
     with pytest.raises(InvalidArgumentError) as caught:
-        _block_count(settings, row, None, 3, states + row - 1)
+        _block_count(settings, row, None, 3, 8, states + row - 1)
     assert str(caught.value) == (
         "Engine: max_sequences: the states of 3 sequences take 1200 bytes, and 3247 are for states, keys and values: "
         "choose fewer, or say kv_memory"
     )
     plain = read_settings({"llm": SECTION}, "m.pt2")
-    assert _block_count(plain, row, None, 3, 0) == 1
+    assert _block_count(plain, row, None, 3, 8, 0) == 1
+
+
+def test_groups_of_layers() -> None:
+    """Format 2 has several block tables; in format 1 a window counts only where all layers have one."""
+    layers = [{**LAYER, "window": 20, "group": 1}, {**LAYER, "group": 0}]
+    groups = [{"block_size": 48, "window": 0, "chunk": 0}, {"block_size": 16, "window": 20, "chunk": 0}]
+    section = {**SECTION, "format_version": 2, "layers": layers, "groups": groups, "max_positions": 1000}
+    settings = read_settings({"llm": section}, "m.pt2")
+    assert settings.groups == (BlockGroup(48), BlockGroup(16, 20)) and settings.window == 0
+    old = {**SECTION, "layers": layers}
+    assert read_settings({"llm": old}, "m.pt2").groups == (BlockGroup(16),)
+    old["layers"] = [{**LAYER, "window": 20}, {**LAYER, "window": 6}]
+    assert read_settings({"llm": old}, "m.pt2").groups == (BlockGroup(16, 20),)
+    # Enough for every sequence: the window's group holds what a step of 8 tokens sees.
+    assert _block_count(settings, 4, None, 3, 8, 1 << 30) == 3 * (21 + 3)
+    assert _block_count(settings, 4, 8, 3, 8, 0) == 2
+    with pytest.raises(
+        InvalidArgumentError, match="at least 8 bytes, one block of 48 positions and one block of 16 po"
+    ):
+        _block_count(settings, 4, 7, 3, 8, 0)
+    for change in (
+        {"groups": []}, {"groups": None}, {"groups": groups[:1]}, {"groups": [{"block_size": 16}]},
+        {"groups": [*groups, {"block_size": 40, "window": 0, "chunk": 0}]},
+        {"groups": [*groups, {"block_size": 16, "window": -1, "chunk": 0}]},
+        {"groups": [*groups, {"block_size": 0, "window": 1, "chunk": 0}]},
+    ):  # fmt: skip
+        with pytest.raises(InvalidFileError, match="the manifest's language model is damaged"):
+            read_settings({"llm": {**section, **change}}, "m.pt2")
 
 
 @pytest.mark.parametrize("given", [0, -1, "0", "many", "2 XiB", 1.5, True, "1.2.3GiB"])

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.llm.fake import VOCABULARY, FakeRunner, byte_tokenizer, greedy, next_logits, repetitive_logits
 from untorch import InvalidArgumentError, ModelError
 from untorch.llm import Engine, RequestOutput, SamplingParams
+from untorch.llm.blocks import BlockGroup
 from untorch.llm.speculation import Pace, PromptLookup, SpeculativeOptions, read_speculative
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -278,6 +279,18 @@ def test_preemption_is_invisible(prompts: list[list[int]], prefix_cache: bool, g
         stats = made.stats()
     assert stats.preemptions > 0 < stats.accepted_tokens
     assert stats.blocks_free == 22
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_groups_of_layers(prompts: list[list[int]], gpu: bool) -> None:
+    groups = (BlockGroup(12), BlockGroup(4, window=7), BlockGroup(4, chunk=6))
+    with engine(repetitive(blocks=48, gpu=gpu, groups=groups)) as made:
+        for _ in range(2):
+            results = made.generate(prompts, GREEDY)
+            assert [r.token_ids for r in results] == [greedy(p, 40, repetitive_logits) for p in prompts]
+        stats = made.stats()
+    assert stats.preemptions > 0 < stats.accepted_tokens
+    assert stats.blocks_free == 48
 
 
 def test_known_prefixes_have_accepted_tokens_alone() -> None:

@@ -7,7 +7,7 @@ writes the step's pages. Nothing here knows a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from untorch.export.errors import CompileError
 from untorch.export.lm.latent import Latents
 from untorch.export.lm.refusal import MaskError
 from untorch.ops.kv_pages import block_elements
-from untorch.ops.paged_attention import OPERATOR
+from untorch.ops.paged_attention import BLOCK_UNIT, OPERATOR
 
 __all__ = ["NAME", "Context", "Layer", "Recorder", "current_step", "register_interfaces"]
 
@@ -39,7 +39,8 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer keeps of a token, and which keys its queries see. offset: its place in a block of the pool.
+    """What a layer keeps of a token, and which keys its queries see. group: of layers that have a block table, with
+    ``block`` positions a block; offset: the layer's place in it.
 
     dtype: of the pages, that of the model's keys unless they are quantised.
     """
@@ -51,6 +52,8 @@ class Layer:
     window: int
     chunk: int
     dtype: torch.dtype
+    group: int = 0
+    block: int = 0
     offset: int = 0
 
     def elements(self, block: int) -> int:
@@ -60,14 +63,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Context:
-    """The step's tables, and the pool."""
+    """The step's tables, and the pool. block_tables, slot_mappings: of each group of layers."""
 
     pool: torch.Tensor
-    block_table: torch.Tensor
+    block_tables: Sequence[torch.Tensor]
     cu_seqlens_q: torch.Tensor
     seqlens_k: torch.Tensor
-    slot_mapping: torch.Tensor
-    block: int
+    slot_mappings: Sequence[torch.Tensor]
 
 
 @dataclass
@@ -195,9 +197,9 @@ def _attention(
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, context: Context) -> torch.Tensor:
         writes = first or recorder.known is None
         out: torch.Tensor = OPERATOR(
-            q, k if writes else None, v if writes else None, context.pool, context.block_table, context.cu_seqlens_q,
-            context.seqlens_k, context.slot_mapping, sinks, None, layer.offset, context.block, layer.heads_kv,
-            layer.width, layer.width_v, scale, window, chunk, float(softcap or 0.0),
+            q, k if writes else None, v if writes else None, context.pool, context.block_tables[layer.group],
+            context.cu_seqlens_q, context.seqlens_k, context.slot_mappings[layer.group], sinks, None, layer.offset,
+            layer.block, layer.heads_kv, layer.width, layer.width_v, scale, window, chunk, float(softcap or 0.0),
         )  # fmt: skip
         return out
 
@@ -210,11 +212,12 @@ def _attention(
         if module in latents.absorbed:
             return latents.expand(module, attend(*absorbed(), layer, recorder.context)).unsqueeze(0), None
         return attend(q, k, v, layer, recorder.context).unsqueeze(0), None
-    layer = Layer(name, k.shape[1], k.shape[2], v.shape[2], window, chunk, k.dtype)
+    block = -(-q.shape[0] // BLOCK_UNIT) * BLOCK_UNIT
+    layer = Layer(name, k.shape[1], k.shape[2], v.shape[2], window, chunk, k.dtype, block=block)
     out = attend(q, k, v, layer, _alone(layer, q.shape[0]))
     if module in latents.given:
         given = absorbed()
-        small = Layer(name, 1, given[1].shape[2], given[2].shape[2], window, chunk, k.dtype)
+        small = Layer(name, 1, given[1].shape[2], given[2].shape[2], window, chunk, k.dtype, block=block)
         if latents.agrees(latents.expand(module, attend(*given, small, _alone(small, q.shape[0]))), out):
             latents.absorbed.add(module)
             layer = small
@@ -225,11 +228,10 @@ def _attention(
 
 def _alone(layer: Layer, tokens: int) -> Context:
     """One sequence from its beginning, in a block of its own."""
-    block = -(-tokens // 16) * 16
-    pool = torch.zeros(1, layer.elements(block), dtype=layer.dtype)
+    pool = torch.zeros(1, layer.elements(layer.block), dtype=layer.dtype)
     return Context(
-        pool, torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, tokens], dtype=torch.int32),
-        torch.tensor([tokens], dtype=torch.int32), torch.arange(tokens), block,
+        pool, [torch.zeros(1, 1, dtype=torch.int32)], torch.tensor([0, tokens], dtype=torch.int32),
+        torch.tensor([tokens], dtype=torch.int32), [torch.arange(tokens)],
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from untorch.export.lm.text import check_embeddings, check_outputs, take_text_mo
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.quantized_folder import dequantize_layers_for_gpus, refuse_layers_for_gpus
-from untorch.llm.settings import FORMAT_VERSION, ROW_POOLINGS, TASKS
+from untorch.llm.settings import FORMAT_VERSION, GROUPS_VERSION, ROW_POOLINGS, TASKS
 from untorch.ops.kv_pages import KV_DTYPES
 from untorch.ops.paged_attention import BLOCK_UNIT
 from untorch.runtime.errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -82,7 +82,8 @@ def causal_lm(
             ``Engine(…, speculative="draft")``.
         tokenizer: A folder, a tokenizer.json, or a fast tokenizer. Default: the model's folder's, if it has one.
         max_positions: The longest sequence. Default: what the config says. LongRoPE's factors are fixed for it.
-        block_size: Positions a page, a multiple of 16.
+        block_size: Positions a page, a multiple of 16. Where layers with windows lie beside others, each kind has
+            pages of its own, of the same bytes: the kind that keeps most a token has block_size positions a page.
         kv_dtype: What pages hold: "int8" or "fp8" (E4M3), with a scale for each token and KV head, or None: the model's
             dtype. On GPUs, "fp8" needs sm_89 or newer.
         token_counts: The numbers of tokens a step that methods are tuned for, ascending: decode, prefill.
@@ -188,7 +189,8 @@ def write_language_model(
     with ExitStack() as stack:
         stack.enter_context(unchanged(module))
         fix_rotary_embeddings(module, settings["max_positions"])
-        step = Step(module, block_size, keeps_latents(module, resolved, device, weights))
+        latent = keeps_latents(module, resolved, device, weights)
+        step = Step(module, block_size, latent, settings["max_positions"])
         check_chunks(step, settings["vocabulary"])
         check_model(step, settings["vocabulary"], settings["max_positions"])
         if kv_dtype is not None:
@@ -196,9 +198,9 @@ def write_language_model(
             check_chunks(step, settings["vocabulary"])
         methods = {f"step_{count}": step_method(step, count) for count in counts}
         section = {
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION if len(step.groups) == 1 else GROUPS_VERSION,
             **settings,
-            "block_size": block_size,
+            "block_size": min(group.size for group in step.groups),
             "state_elements": step.state_elements,
             **pages_section(step),
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
@@ -236,7 +238,7 @@ def write_language_model(
             small = read_draft(draft, dtype, settings, files.tokenizer)
             stack.enter_context(unchanged(small.model))
             own, section["draft"] = draft_methods(
-                small, settings, counts, block_size, kv_dtype, resolved, device
+                small, settings, counts, step.groups[0].size, kv_dtype, resolved, device
             )  # fmt: skip
             methods |= own
         entries = dict(addition.files)

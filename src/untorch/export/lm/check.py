@@ -10,6 +10,7 @@ from untorch.export.errors import CompileError
 from untorch.export.lm.attention import NAME
 from untorch.export.lm.refusal import refusals
 from untorch.export.lm.step import Step
+from untorch.export.lm.step_methods import block_tables
 from untorch.ops.kv_pages import LARGEST_CODE
 
 __all__ = ["check_chunks", "check_model"]
@@ -93,10 +94,8 @@ def _own_logits(step: Step, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _logits(step: Step, tokens: torch.Tensor, chunks: tuple[int, ...]) -> torch.Tensor:
-    block = step.block
-    blocks = -(-len(tokens) // block)
+    tables, slots, blocks = block_tables(step, [len(tokens)])
     pool = torch.zeros(blocks, step.elements, dtype=step.dtype)
-    table = torch.arange(blocks, dtype=torch.int32)[None]
     # A sequence begins at zero, whatever was in its slot.
     states = (torch.ones(1, dtype=torch.int32), torch.full((2, step.state_elements), 3.0))
     found, begin = [], 0
@@ -105,9 +104,10 @@ def _logits(step: Step, tokens: torch.Tensor, chunks: tuple[int, ...]) -> torch.
             end = begin + count
             found.append(
                 step(
-                    tokens[begin:end], torch.arange(begin, end), torch.arange(count), table,
+                    tokens[begin:end], torch.arange(begin, end), torch.arange(count), tables,
                     torch.tensor([0, count], dtype=torch.int32), torch.tensor([end], dtype=torch.int32),
-                    torch.arange(begin, end), pool, *(states if step.state_elements else ()),
+                    slots[begin:end] if isinstance(slots, torch.Tensor) else tuple(own[begin:end] for own in slots),
+                    pool, *(states if step.state_elements else ()),
                 )
             )  # fmt: skip
             begin = end

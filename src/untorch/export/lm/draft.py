@@ -83,7 +83,7 @@ def draft_methods(
     model = draft.model
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     fix_rotary_embeddings(model, settings["max_positions"])
-    step = Step(model, block_size, keeps_latents(model, options, device, weights))
+    step = Step(model, block_size, keeps_latents(model, options, device, weights), grouped=False)
     if step.state_elements:
         raise CompileError(
             f"causal_lm: draft: {step.architecture} has recurrent layers, whose states cannot be taken back when a "

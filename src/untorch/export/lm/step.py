@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from untorch.export.errors import CompileError
-from untorch.export.lm.attention import NAME, Context, Layer, Recorder, current_step, register_interfaces
+from untorch.export.lm.attention import NAME, Context, Recorder, current_step, register_interfaces
+from untorch.export.lm.groups import place_layers, pool_elements
 from untorch.export.lm.latent import Latents, latent_layers, latent_projections
 from untorch.export.lm.refusal import refusals
 from untorch.export.lm.states import StateRecorder, StateTables, state_operators
@@ -22,15 +23,25 @@ class Step(nn.Module):
     """forward(tokens, positions, rows, block_table, cu_seqlens_q, seqlens_k, slot_mapping, pool) → logits [rows, V].
 
     tokens, positions, slot_mapping [T], int64; rows [R], int64: the tokens whose logits are wanted; the tables int32,
-    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place. ``width`` is V.
+    as ``untorch::paged_attention`` has them; pool [blocks, elements], written in place. ``width`` is V. With several
+    ``groups`` of layers, block_table and slot_mapping are tuples, one of each.
 
     A model with recurrent layers, whose ``state_elements`` are not 0, takes two more: state_slots [sequences], int32,
     and states [slots, state_elements], float32, written in place, as ops/states.py has them.
 
+    block: Positions a block of the group of layers that needs most elements.
     latent: Whether pages keep the latents of multi-head latent attention, instead of each head's keys and values.
+    max_positions: The longest sequence: windows that are as long are none. grouped: False: all layers have one table.
     """
 
-    def __init__(self, model: nn.Module, block: int = 16, latent: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        block: int = 16,
+        latent: bool = True,
+        max_positions: int | None = None,
+        grouped: bool = True,
+    ) -> None:
         super().__init__()
         register_interfaces()
         self.model, self.block = model.eval(), block
@@ -53,13 +64,15 @@ class Step(nn.Module):
                 f"{self.architecture}: {only}it does not call transformers' attention interface, so its cache cannot "
                 "be paged"
             )
-        self.layers = _placed(recorder.layers, block)
+        self._placing = max_positions, grouped
+        self.layers, self.groups = place_layers(recorder.layers, block, *self._placing)
         self.state_layers, self.state_elements = states.layers, states.elements
         self.absorbed = tuple(name for name, module in layers.items() if module in recorder.latents.absorbed)
 
     def quantize_pages(self, dtype: torch.dtype) -> None:
         """Keys and values are int8 or float8_e4m3fn codes from now on, with a scale for each token and head."""
-        self.layers = _placed([replace(layer, dtype=dtype) for layer in self.layers], self.block)
+        layers = [replace(layer, dtype=dtype) for layer in self.layers]
+        self.layers, self.groups = place_layers(layers, self.block, *self._placing)
 
     @property
     def architecture(self) -> str:
@@ -69,8 +82,7 @@ class Step(nn.Module):
     @property
     def elements(self) -> int:
         """Of a block of the pool."""
-        last = self.layers[-1]
-        return last.offset + last.elements(self.block)
+        return pool_elements(self.layers)
 
     def share(self, step: Step) -> None:
         """Takes another step's modules and settings, in the place of its own: packages store their weights once."""
@@ -88,15 +100,17 @@ class Step(nn.Module):
         tokens: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
-        block_table: torch.Tensor,
+        block_table: torch.Tensor | tuple[torch.Tensor, ...],
         cu_seqlens_q: torch.Tensor,
         seqlens_k: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        slot_mapping: torch.Tensor | tuple[torch.Tensor, ...],
         pool: torch.Tensor,
         state_slots: torch.Tensor | None = None,
         states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The logits, float32."""
+        block_tables = (block_table,) if isinstance(block_table, torch.Tensor) else block_table
+        slot_mappings = (slot_mapping,) if isinstance(slot_mapping, torch.Tensor) else slot_mapping
         absorbed = {name: self.model.get_submodule(name) for name in self.absorbed}
         recorder, tables = Recorder(known=self.layers, latents=Latents(set(absorbed.values()))), None
         if states is not None and state_slots is not None:
@@ -105,7 +119,7 @@ class Step(nn.Module):
             current_step(recorder), state_operators(self.model, StateRecorder(self.state_layers, tables)),
             latent_projections(absorbed, recorder.latents),
         ):  # fmt: skip
-            recorder.begin(Context(pool, block_table, cu_seqlens_q, seqlens_k, slot_mapping, self.block))
+            recorder.begin(Context(pool, block_tables, cu_seqlens_q, seqlens_k, slot_mappings))
             return self._logits(tokens, positions, rows)
 
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -126,14 +140,3 @@ class Step(nn.Module):
 
     def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"input_ids": tokens[None]}
-
-
-def _placed(layers: list[Layer], block: int) -> list[Layer]:
-    """The layers one behind the other in a block of the pool."""
-    if len({layer.dtype for layer in layers}) > 1:
-        raise CompileError("the layers' keys have several dtypes: convert the model to one")
-    placed, offset = [], 0
-    for layer in layers:
-        placed.append(replace(layer, offset=offset))
-        offset += layer.elements(block)
-    return placed

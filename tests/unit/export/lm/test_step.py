@@ -12,8 +12,9 @@ from tests.conformance.language_models import make_model
 from untorch.export import CompileError
 from untorch.export.lm import attention
 from untorch.export.lm.attention import NAME, Layer, Recorder, _attention, _Mask, _mask, current_step
+from untorch.export.lm.groups import place_layers
 from untorch.export.lm.rotary import fix_rotary_embeddings
-from untorch.export.lm.step import Step, _placed
+from untorch.export.lm.step import Step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -141,7 +142,7 @@ def test_dynamic_ntk_is_refused() -> None:
 def test_dtypes_that_differ() -> None:
     layers = [Layer("Attention", 2, 8, 8, 0, 0, dtype) for dtype in (torch.float32, torch.bfloat16)]
     with pytest.raises(CompileError, match="the layers' keys have several dtypes: convert the model to one"):
-        _placed(layers, 16)
+        place_layers(layers, 16, None)
 
 
 def test_a_model_without_the_interface() -> None:
