@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from untorch.llm.snapshots import SnapshotCache
+
 __all__ = ["BlockGroup", "BlockManager", "BlockTable", "GroupTable", "OutOfBlocksError"]
 
 _ROOT = b""
@@ -92,16 +94,19 @@ class GroupTable:
 class BlockTable:
     """The blocks of one sequence, by group.
 
-    cached: the positions at the beginning whose keys and values came from the prefix cache.
+    cached: the positions at the beginning whose keys and values came from the prefix cache. known: those that it has
+    keys and values of; more than ``cached`` where a recurrent model has no state behind them. snapshot: the row of the
+    state behind those that are cached.
     """
 
-    __slots__ = ("_hashes", "_keys", "_salt", "cached", "groups")
+    __slots__ = ("_hashes", "_keys", "_salt", "cached", "groups", "known", "snapshot")
 
     def __init__(
         self, groups: list[GroupTable], salt: bytes = b"", keys: Mapping[int, bytes] | None = None
     ) -> None:  # fmt: skip
         self.groups, self._salt, self._keys = groups, salt, keys or {}
-        self.cached = 0
+        self.cached = self.known = 0
+        self.snapshot: int | None = None
         self._hashes: list[bytes] = []  # of the leading positions that are known, one for each ``BlockManager.size``
 
     @property
@@ -119,14 +124,20 @@ class BlockManager:
 
     count: blocks of the pool. size: positions a block of the group that has the fewest. prefix_cache: whether full
     blocks are found by their content. groups: Their sizes are multiples of ``size``. Default: one, without a window.
+    snapshots: of a recurrent model's states; a prefix is known only where there is one.
     """
 
     def __init__(
-        self, count: int, size: int, prefix_cache: bool = True, groups: Sequence[BlockGroup] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        count: int,
+        size: int,
+        prefix_cache: bool = True,
+        groups: Sequence[BlockGroup] | None = None,
+        snapshots: SnapshotCache | None = None,
+    ) -> None:
         if count < 1 or size < 1:
             raise ValueError(f"expected at least one block of one position, got {count} of {size}")
-        self.count, self.size, self.prefix_cache = count, size, prefix_cache
+        self.count, self.size, self.prefix_cache, self.snapshots = count, size, prefix_cache, snapshots
         self.groups = tuple(groups or (BlockGroup(size),))
         if any(group.size < size or group.size % size for group in self.groups):
             sizes = ", ".join(str(group.size) for group in self.groups)
@@ -138,6 +149,11 @@ class BlockManager:
         self._block_of: list[dict[bytes, int]] = [{} for _ in self.groups]
         # In the order in which they are taken: the least recently used first. Those without content come first of all.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+
+    @property
+    def unit(self) -> int:
+        """Prefixes are known up to multiples of that many positions: where blocks of all groups end."""
+        return self._unit
 
     @property
     def free(self) -> int:
@@ -161,6 +177,8 @@ class BlockManager:
             return table
         hashes = self._longest_prefix(table, tokens)
         end = len(hashes) * self.size
+        if hashes and self.snapshots is not None:
+            table.snapshot = self.snapshots.use(hashes[-1])
         for group, own, known in zip(self.groups, table.groups, self._block_of, strict=True):
             own.dropped = min(group.first_seen(end), end) // group.size
             own.blocks = [NO_BLOCK] * own.dropped
@@ -238,6 +256,15 @@ class BlockManager:
                     self._block_of[i][digest] = block
                     self._content_of[block] = i, digest
 
+    def snapshot(self, table: BlockTable, position: int, replaces: bool) -> int | None:
+        """The row for the state behind that many positions, a multiple of ``unit``, which are committed.
+
+        None: there is no need or no room for it. replaces: as for SnapshotCache.add.
+        """
+        if self.snapshots is None or not self.prefix_cache:
+            return None
+        return self.snapshots.add(table._hashes[position // self.size - 1], replaces)
+
     def fork(self, table: BlockTable) -> BlockTable:
         """Another table with the same blocks: what is written behind needs ``own`` first."""
         for own in table.groups:
@@ -312,17 +339,20 @@ class BlockManager:
             own.dropped = 0
             own.changed(0)
         table._hashes.clear()
-        table.cached = 0
+        table.cached = table.known = 0
+        table.snapshot = None
 
     def clear_prefixes(self) -> None:
         """Forgets the contents of all blocks: the weights have changed, say."""
         for known in self._block_of:
             known.clear()
         self._content_of = [None] * self.count
+        if self.snapshots is not None:
+            self.snapshots.clear()
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Raises AssertionError unless these tables hold exactly what is held, and every content is known once."""
-        holders, group_of = [0] * self.count, {}
+        holders, group_of = [0] * self.count, dict[int, int]()
         for table in tables:
             for i, own in enumerate(table.groups):
                 assert set(own.blocks[: own.dropped]) <= {NO_BLOCK}, "a block that was given back is in a table"
@@ -337,9 +367,16 @@ class BlockManager:
                 assert group_of.get(block, i) == i, "a block of one group is found by another"
         contents = [content for content in self._content_of if content is not None]
         assert len(contents) == len(set(contents)) == sum(map(len, self._block_of)), "a content is known twice"
+        if self.snapshots is not None:
+            held = [self.snapshots._row_of[digest] for digest in self.snapshots._row_of]
+            rows = held + self.snapshots._free
+            assert len(rows) == len(set(rows)) == self.snapshots.count, "a row of a snapshot is lost, or has two"
 
     def _longest_prefix(self, table: BlockTable, tokens: Sequence[int]) -> list[bytes]:
-        """The hashes of the tokens' longest beginning that is known: in each group, as far as the next query sees."""
+        """The hashes of the tokens' longest beginning that is known: in each group, as far as the next query sees.
+
+        Sets ``table.known``.
+        """
         last = max(len(tokens) - 1, 0) // self._unit * self._unit
         hashes: list[bytes] = []
         # Of each group with a window: for each block, how many known ones in a row end there.
@@ -361,7 +398,11 @@ class BlockManager:
                     end = position
                 continue
             break
-        while end > 0 and not all(self._reaches(self.groups[i], run, end) for i, run in runs.items()):
+        while end > 0:
+            if all(self._reaches(self.groups[i], run, end) for i, run in runs.items()):
+                table.known = max(table.known, end)
+                if self.snapshots is None or hashes[end // self.size - 1] in self.snapshots:
+                    break
             end -= self._unit
         return hashes[: end // self.size]
 
@@ -404,3 +445,5 @@ class BlockManager:
             group, digest = content
             del self._block_of[group][digest]
             self._content_of[block] = None
+            if self.snapshots is not None:
+                self.snapshots.forget(digest)

@@ -120,6 +120,7 @@ class Core:
             except BaseException as error:  # of the engine itself: no request is left waiting
                 log(INFO, "the engine failed: %r", error)
                 self._flight = None
+                self.scheduler.forget_states()
                 for request in list(self._live):
                     self._fail(request, error)
             self.step_seconds += time.perf_counter() - begin
@@ -439,6 +440,7 @@ class Core:
             self._finish(sample, reason)
 
     def _fail_all(self, plan: Plan, error: BaseException) -> None:
+        self.scheduler.forget_states()
         for request in dict.fromkeys(item.sequence.owner.request for item in plan.items):
             self._fail(request, error)
 

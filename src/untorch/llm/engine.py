@@ -29,6 +29,7 @@ from untorch.llm.scheduler import Scheduler
 from untorch.llm.sequence import Sequence as TokenSequence
 from untorch.llm.settings import Settings
 from untorch.llm.slots import SlotManager
+from untorch.llm.snapshots import SnapshotCache
 from untorch.llm.speculation import read_speculative
 from untorch.llm.speculators import make_speculator
 from untorch.llm.structured import Grammars
@@ -49,6 +50,7 @@ class EngineStats:
     """Since the engine was made, and of now.
 
     cached_tokens: of the prompt_tokens, those from the prefix cache. blocks_free: with those that are still findable.
+    prefix_hits: prompts that had some. state_snapshots: of recurrent layers' states that the prefix cache holds now.
     drafts: of speculative decoding, verified a sequence and step. draft_tokens: in them. accepted_tokens: of those, the
     ones that were generated.
     """
@@ -69,6 +71,8 @@ class EngineStats:
     drafts: int
     draft_tokens: int
     accepted_tokens: int
+    prefix_hits: int = 0
+    state_snapshots: int = 0
 
 
 class Engine(PooledMethods, LoraMethods):
@@ -83,8 +87,11 @@ class Engine(PooledMethods, LoraMethods):
             GPU at most 95 % of what weights, the largest step and its CUDA graph leave, which is tried.
         max_batch_tokens: Tokens a step. Prompts that are longer are cut into chunks.
         max_sequences: Sequences that are computed at a time; others wait.
-        prefix_cache: Whether equal beginnings of prompts are computed once. Not for models with recurrent layers:
-            pages that are known have no states.
+        prefix_cache: Whether equal beginnings of prompts are computed once. Of models with recurrent layers, their
+            states are kept where prompts end and where they go apart.
+        snapshot_memory: For recurrent layers: bytes of kv_memory for the states of known prefixes, or a string. The
+            least recently used ones give way. Default: up to a quarter of kv_memory, and up to four for each of
+            max_sequences. 0: no prefix cache for such a model.
         speculative: "ngram": what followed a sequence's last tokens earlier in it is proposed, and one step verifies
             several tokens (prompt lookup). "draft": the package's draft model proposes them. None: one token a step.
             What is generated is the same, but for rounding.
@@ -114,6 +121,7 @@ class Engine(PooledMethods, LoraMethods):
         max_batch_tokens: int = 1024,
         max_sequences: int = 64,
         prefix_cache: bool = True,
+        snapshot_memory: int | str | None = None,
         speculative: str | None = None,
         num_speculative_tokens: int = 4,
         prompt_lookup_min: int = 2,
@@ -139,7 +147,16 @@ class Engine(PooledMethods, LoraMethods):
             source
             if isinstance(source, Runner)
             else PackageRunner(
-                source, kv_memory, max_batch_tokens, max_sequences, num_threads, trust, sizes, progress, options
+                source,
+                kv_memory,
+                max_batch_tokens,
+                max_sequences,
+                num_threads,
+                trust,
+                sizes,
+                progress,
+                options,
+                snapshot_memory if prefix_cache else 0,
             )
         )
         try:
@@ -162,7 +179,12 @@ class Engine(PooledMethods, LoraMethods):
         groups = list(settings.groups)
         if options is not None and options.method == "draft":  # it looks behind the windows of the first group
             groups[0] = BlockGroup(groups[0].size)
-        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache and not has_states, groups)
+        snapshots = None
+        if has_states:
+            prefix_cache = prefix_cache and self._runner.snapshots > 0
+        if has_states and prefix_cache:
+            snapshots = SnapshotCache(range(max_sequences, max_sequences + self._runner.snapshots))
+        blocks = BlockManager(self._runner.blocks, settings.block_size, prefix_cache, groups, snapshots)
         self._longest = blocks.longest(settings.max_positions)
         self._max_sequences = max_sequences
         slots = SlotManager(max_sequences) if has_states else None
@@ -380,7 +402,8 @@ class Engine(PooledMethods, LoraMethods):
             core.steps, core.step_seconds, core.model_seconds, core.requests, core.finished, core.prompt_tokens,
             core.cached_tokens, core.generated_tokens, scheduler.preemptions, len(scheduler.running),
             len(scheduler.waiting), scheduler.blocks.count, scheduler.blocks.free, core.drafts, core.draft_tokens,
-            core.accepted_tokens,
+            core.accepted_tokens, scheduler.prefix_hits,
+            0 if scheduler.blocks.snapshots is None else len(scheduler.blocks.snapshots),
         )  # fmt: skip
 
     def memory(self) -> dict[str, Any]:

@@ -31,14 +31,19 @@ __all__ = ["PackageRunner", "Runner", "kv_bytes"]
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _DEFAULT_PART = 0.25  # of the memory that is available
 _DEFAULT_DEVICE_PART = 0.95  # of what weights, the largest step and its graph leave
+_SNAPSHOT_PART = 0.25  # of what the states of running sequences leave
+_SNAPSHOTS_A_SEQUENCE = 4  # at most, of max_sequences
 _GRAPH_BYTES = 24 << 20  # of each further graph that shares the largest one's memory: small blocks, and nodes
 
 
 class Runner(ABC):
-    """What the engine asks of a model. blocks: pages of the pool."""
+    """What the engine asks of a model. blocks: pages of the pool. snapshots: rows of the state pool behind those of
+    the sequences that run.
+    """
 
     settings: Settings
     blocks: int
+    snapshots: int = 0
     loras: Loras | None = None  # the adapters beside its weights; only where ``settings.lora`` is set
 
     @abstractmethod
@@ -85,6 +90,7 @@ class PackageRunner(Runner):
         graph_sizes: Sequence[int] = (),
         progress: Callable[[int, int], None] | None = None,
         speculative: SpeculativeOptions | None = None,
+        snapshot_memory: int | str | None = 0,
     ) -> None:
         self._owned = not isinstance(source, Program)
         program = source if isinstance(source, Program) else load(source, num_threads=num_threads, trust=trust)
@@ -104,11 +110,11 @@ class PackageRunner(Runner):
                 adapted = [(tokens, program[name]) for tokens, name in settings.lora.methods]
             sizes = graph_sizes if on_gpu and settings.task == "generate" else ()
 
-            def make(blocks: int, max_sequences: int) -> list[PagedModel]:
+            def make(blocks: int, slots: int) -> list[PagedModel]:
                 """The model, and its draft model."""
                 states = None
                 if settings.state_elements:
-                    states = zeros((max_sequences, settings.state_elements), "float32", program.device)
+                    states = zeros((slots, settings.state_elements), "float32", program.device)
                 models = [
                     PagedModel(
                         methods,
@@ -151,10 +157,13 @@ class PackageRunner(Runner):
                 available = int(program.memory()["free"] * _DEFAULT_DEVICE_PART) - len(sizes) * _GRAPH_BYTES
                 for model in trial:
                     model.close()
-            self.blocks = _block_count(settings, row, kv_memory, max_sequences, max_batch_tokens, available)
-            states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
-            self._kv_bytes = self.blocks * row + states
-            self._model, *others = make(self.blocks, max_sequences)
+            self.snapshots = _snapshot_count(settings, row, kv_memory, snapshot_memory, max_sequences, available)
+            slots = max_sequences + self.snapshots
+            self.blocks = _block_count(
+                settings, row, kv_memory, max_sequences, max_batch_tokens, available, self.snapshots
+            )  # fmt: skip
+            self._kv_bytes = self.blocks * row + slots * settings.state_elements * KV_ITEMSIZE["float32"]
+            self._model, *others = make(self.blocks, slots)
             self._draft = others[0] if others else None
             for model in (self._model, *others):
                 model.prepare(progress or (lambda done, of: None))
@@ -199,7 +208,7 @@ class PackageRunner(Runner):
             self._program.close()
 
 
-def kv_bytes(given: Any) -> int:
+def kv_bytes(given: Any, name: str = "kv_memory") -> int:
     """ "2GiB" → 2147483648. Raises InvalidArgumentError."""
     expected = 'expected bytes as an integer, or a string such as "512MiB" or "2GiB"'
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -212,30 +221,46 @@ def kv_bytes(given: Any) -> int:
             value = 0
         if value > 0:
             return value
-    raise InvalidArgumentError(f"Engine: kv_memory: {expected}, got {given!r}")
+    raise InvalidArgumentError(f"Engine: {name}: {expected}, got {given!r}")
 
 
 def _block_count(
-    settings: Settings, row: int, kv_memory: Any, max_sequences: int, max_batch_tokens: int, default: int
-) -> int:
-    fewest = len(settings.groups)
+    settings: Settings, row: int, kv_memory: Any, max_sequences: int, max_batch_tokens: int, default: int,
+    snapshots: int = 0,
+) -> int:  # fmt: skip
+    fewest, kept = len(settings.groups), snapshots * settings.state_elements * KV_ITEMSIZE["float32"]
     states = max_sequences * settings.state_elements * KV_ITEMSIZE["float32"]
     if kv_memory is not None:
-        count = (kv_bytes(kv_memory) - states) // row
+        count = (kv_bytes(kv_memory) - states - kept) // row
         if count < fewest:
             what = f", and {states} for the states of {max_sequences} sequences" if states else ""
             blocks = " and ".join(f"one block of {group.size} positions" for group in settings.groups)
             raise InvalidArgumentError(
-                f"Engine: kv_memory: expected at least {fewest * row + states} bytes, {blocks}{what}, got {kv_memory!r}"
+                f"Engine: kv_memory: expected at least {fewest * row + states + kept} bytes, {blocks}{what}, got "
+                f"{kv_memory!r}"
             )
         return count
-    if states and states + row > default:
+    if states and states + kept + row > default:
+        of_prefixes = f" and those of prefixes {kept}" if kept else ""
         raise InvalidArgumentError(
-            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes, and {default} are "
-            "for states, keys and values: choose fewer, or say kv_memory"
+            f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes{of_prefixes}, and "
+            f"{default} are for states, keys and values: choose fewer, or say kv_memory"
         )
     enough = max_sequences * sum(group.most(settings.max_positions, max_batch_tokens) for group in settings.groups)
-    return max(fewest, min(enough, (default - states) // row))
+    return max(fewest, min(enough, (default - states - kept) // row))
+
+
+def _snapshot_count(
+    settings: Settings, row: int, kv_memory: Any, snapshot_memory: Any, max_sequences: int, default: int
+) -> int:
+    """Of states beside those of the sequences that run."""
+    each = settings.state_elements * KV_ITEMSIZE["float32"]
+    if not each or snapshot_memory == 0:
+        return 0
+    if snapshot_memory is not None:
+        return kv_bytes(snapshot_memory, "snapshot_memory") // each
+    left = (default if kv_memory is None else kv_bytes(kv_memory)) - max_sequences * each - len(settings.groups) * row
+    return max(0, min(_SNAPSHOTS_A_SEQUENCE * max_sequences, int(left * _SNAPSHOT_PART) // each))
 
 
 def _available() -> int:

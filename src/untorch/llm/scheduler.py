@@ -76,7 +76,7 @@ class Scheduler:
     """max_batch_tokens: of a step. max_sequences: that hold blocks at a time.
 
     slots: of the state pool, max_sequences or more; None: the model keeps no states. With slots the blocks' prefix
-    cache must be off: a known prefix has no state.
+    cache needs snapshots, as a known prefix has no state: prompts are cut where one is taken.
     """
 
     def __init__(
@@ -86,13 +86,16 @@ class Scheduler:
         max_sequences: int,
         slots: SlotManager | None = None,
     ) -> None:
-        if slots is not None and (blocks.prefix_cache or slots.count < max_sequences):
-            raise ValueError("expected a slot for each of max_sequences, and no prefix cache beside them")
+        lacks_states = blocks.prefix_cache and blocks.snapshots is None
+        if slots is not None and (lacks_states or slots.count < max_sequences):
+            raise ValueError(
+                "expected a slot for each of max_sequences, and no prefix cache beside them without snapshots"
+            )
         self.blocks, self.slots = blocks, slots
         self.max_batch_tokens, self.max_sequences = max_batch_tokens, max_sequences
         self.waiting: list[Sequence] = []  # both by rank
         self.running: list[Sequence] = []
-        self.preemptions = 0
+        self.preemptions = self.prefix_hits = 0
         self._refused: Sequence | None = None
         self._refused_at = 0
         self._state_copies: list[tuple[int, int]] = []
@@ -134,8 +137,8 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """The next step; without items if nothing can run."""
-        plan, before = Plan(state_copies=self._state_copies), self.preemptions
-        self._state_copies = []
+        plan, before = Plan(), self.preemptions
+        plan.state_copies, self._state_copies = self._state_copies, []
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         wanted = 0
@@ -158,6 +161,8 @@ class Scheduler:
         if wanted:
             self._add_drafts(plan)
         plan.changes = self._changes
+        if not plan.items:  # no step: they are for the next one
+            plan.state_copies, self._state_copies = [], plan.state_copies
         return plan
 
     def follow(self, plan: Plan) -> Plan | None:
@@ -168,6 +173,8 @@ class Scheduler:
         """
         items, blocks = plan.items, self.blocks
         if plan.changes != self._changes or len(items) != len(self.running) or (self.waiting and not self._is_full):
+            return None
+        if self._state_copies:
             return None
         full = [item for item in items if (item.start + item.count) % blocks.size == 0]
         tables = [(item.sequence.table, item.end + 1) for item in full if item.sequence.table is not None]
@@ -201,6 +208,8 @@ class Scheduler:
             sequence.computed = end = start + item.count - item.drafted if drafted else start + item.count
             if has_windows or end // size > start // size:
                 self._share(sequence, sequence.table, start)
+            if sequence.slot != NO_SLOT and end < len(sequence.tokens):
+                self._save(sequence, sequence.table)
 
     def settle(self, sequence: Sequence) -> None:
         """Of a draft that was computed, what was accepted is among the tokens now, and the last token is a new one.
@@ -223,6 +232,19 @@ class Scheduler:
             self.blocks.commit(table, sequence.tokens, end)
         if self.blocks.has_windows:
             self.blocks.drop_unseen(table, end)
+
+    def _save(self, sequence: Sequence, table: BlockTable) -> None:
+        """Takes a snapshot of the state of a prompt whose step ended where one may be of use."""
+        end, blocks = sequence.computed, self.blocks
+        if end % blocks.unit == 0:
+            row = blocks.snapshot(table, end, end in sequence.borders)
+            if row is not None:
+                self._state_copies.append((sequence.slot, row))
+
+    def forget_states(self) -> None:
+        """A step failed, and with it the copies of states that it should have made."""
+        if self.blocks.snapshots is not None:
+            self.blocks.snapshots.clear()
 
     def _room_for_drafts(self, wanted: int, decoding: int, prompts: bool) -> int:
         """Tokens of the step that are kept for drafts: where prompts are to be computed, they get half at least."""
@@ -250,6 +272,8 @@ class Scheduler:
     def _place(self, plan: Plan, sequence: Sequence) -> None:
         blocks, start = self.blocks, sequence.computed
         count = min(len(sequence.tokens) - start, self._budget - plan.tokens)
+        if sequence.slot != NO_SLOT and blocks.snapshots is not None:
+            count = self._to_border(sequence, start, count)
         while count > 0 and sequence.table is not None:
             try:
                 # A block that is shared is copied before it is written to.
@@ -264,6 +288,15 @@ class Scheduler:
                 continue
             plan.add(Scheduled(sequence, start, count))
             return
+
+    def _to_border(self, sequence: Sequence, start: int, count: int) -> int:
+        """Of a prompt's next tokens, those up to a place where its state is of use to others."""
+        end = next((border for border in sequence.borders if start < border < start + count), None)
+        if end is None:
+            end = start + count
+            if end < len(sequence.tokens):  # the budget cuts it
+                end = max(end // self.blocks.unit * self.blocks.unit, 0)
+        return end - start if end > start else count
 
     def _fitting(self, table: BlockTable, start: int, count: int) -> int:
         """How many of the tokens there are blocks for, where windows give blocks back behind each step; else 0."""
@@ -334,8 +367,14 @@ class Scheduler:
         sequence.table, sequence.computed, sequence.draft_computed = table, table.cached, table.cached
         if self.slots is not None:
             sequence.slot = self.slots.take()
+            if table.snapshot is not None:
+                plan.state_copies.append((table.snapshot, sequence.slot))
+            # Another prompt began as this one does up to ``known``; the next one may be this one and more.
+            last = (len(sequence.tokens) - 1) // blocks.unit * blocks.unit
+            sequence.borders = tuple(sorted({end for end in (table.known, last) if end > table.cached}))
         if not sequence.preemptions:
             sequence.cached = table.cached
+            self.prefix_hits += table.cached > 0
         bisect.insort(self.running, sequence, key=lambda other: other.rank)
         self._changes += 1
         before = len(plan.items)
@@ -347,5 +386,5 @@ class Scheduler:
             self.blocks.close(sequence.table)
         if self.slots is not None:
             self.slots.release(sequence.slot)
-        sequence.table, sequence.computed, sequence.slot = None, 0, NO_SLOT
+        sequence.table, sequence.computed, sequence.slot, sequence.borders = None, 0, NO_SLOT, ()
         sequence.wanted, sequence.draft, sequence.draft_computed = 0, [], 0

@@ -18,7 +18,8 @@ class Sequence:
 
     priority: the smaller, the earlier. order: of arrival, and of the samples of one prompt. samples: sequences that it
     becomes when its prompt is computed. shares_prefix: its prompt may come from the prefix cache. embeddings: of its
-    prompt, in the place of tokens. slot: of the state pool, while it runs. wanted: tokens behind the last one that the
+    prompt, in the place of tokens. slot: of the state pool, while it runs. borders: where its prompt's steps end, as a
+    snapshot of its state is taken there. wanted: tokens behind the last one that the
     next step should verify. draft: those tokens. draft_computed: as computed, by the draft model.
     lora: the adapter that its tokens go through; salt: what its keys and values depend on beside the tokens.
     """
@@ -38,6 +39,7 @@ class Sequence:
     preemptions: int = 0
     table: BlockTable | None = field(default=None, repr=False)
     slot: int = NO_SLOT
+    borders: tuple[int, ...] = ()
     wanted: int = 0
     draft: list[int] = field(default_factory=list)
     draft_computed: int = 0

@@ -35,7 +35,9 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Counters of EngineStats, and what they count.
 _LLM_COUNTERS = {
     "requests": "Requests that came.", "finished": "Requests that ended.", "prompt_tokens": "Tokens of prompts.",
-    "cached_tokens": "Tokens of prompts that the prefix cache had.", "generated_tokens": "Tokens that were generated.",
+    "cached_tokens": "Tokens of prompts that the prefix cache had.",
+    "prefix_hits": "Prompts that the prefix cache had a beginning of.",
+    "generated_tokens": "Tokens that were generated.",
     "preemptions": "Sequences that gave their pages back.", "steps": "Steps of the model.",
     "drafts": "Drafts of speculative decoding, a sequence and step.", "draft_tokens": "Tokens of drafts.",
     "accepted_tokens": "Tokens of drafts that were accepted.",

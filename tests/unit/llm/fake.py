@@ -160,9 +160,10 @@ class FakeRunner(Runner):
 class StatefulRunner(FakeRunner):
     """One that keeps a state of each sequence beside the pages: the checksum of its tokens, in its slot."""
 
-    def __init__(self, blocks: int = 64, size: int = 4, **settings: Any) -> None:
+    def __init__(self, blocks: int = 64, size: int = 4, snapshots: int = 0, **settings: Any) -> None:
         super().__init__(blocks, size, state_elements=1, **settings)
         self.states: dict[int, int] = {}
+        self.snapshots = snapshots
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         logits = super().run(plan, rows, tokens)

@@ -18,6 +18,7 @@ from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelE
 from untorch.llm import Chunk, Engine, SamplingParams
 from untorch.llm.blocks import BlockGroup
 from untorch.llm.logits import Logits
+from untorch.llm.scheduler import Plan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
@@ -272,6 +273,49 @@ def test_states_follow_their_sequences(prompts: list[list[int]], gpu: bool) -> N
             assert [item.token_ids for item in output.completions] == [expected] * params.n
         assert made._core.scheduler.slots is not None
         assert made._core.scheduler.slots.free == 8
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(("blocks", "snapshots"), [(14, 2), (200, 60)])
+def test_states_of_known_prefixes(prompts: list[list[int]], blocks: int, snapshots: int, gpu: bool) -> None:
+    """Snapshots are restored: what is said is the same, and most of a prompt is computed once."""
+    given = [prompts[2] + prompt for prompt in prompts]
+    given = [prompt[:45] for prompt in given]
+    with engine(StatefulRunner(blocks=blocks, gpu=gpu, snapshots=snapshots)) as made:
+        for _ in range(2):
+            results = made.generate(given, GREEDY)
+            assert [r.error for r in results] == [None] * len(given)
+            assert [r.token_ids for r in results] == [greedy(p, 10) for p in given]
+        stats = made.stats()
+        assert 0 < stats.state_snapshots <= snapshots and stats.prefix_hits > 0 < stats.cached_tokens
+        if blocks == 200:
+            assert all(r.usage.cached_tokens == (r.usage.prompt_tokens - 1) // 4 * 4 for r in results)
+        samples = SamplingParams(n=3, temperature=0, max_tokens=9)
+        for prompt in given[:4]:
+            assert [one.token_ids for one in made.generate(prompt, samples).completions] == [greedy(prompt, 9)] * 3
+    with engine(StatefulRunner(snapshots=4), prefix_cache=False) as made:
+        for _ in range(2):
+            assert made.generate(given[0], GREEDY).usage.cached_tokens == 0
+        assert made.stats().state_snapshots == 0
+
+
+def test_snapshots_of_a_step_that_failed() -> None:
+    faults = [False] * 3 + [True]
+
+    def hook(plan: Plan) -> None:
+        if faults and faults.pop(0):
+            raise RuntimeError("the step")
+
+    runner = StatefulRunner(snapshots=4, hook=hook)
+    with engine(runner) as made:
+        prompt = list(range(10))
+        made.generate(prompt, SamplingParams(max_tokens=2, temperature=0))
+        assert made.stats().state_snapshots == 1
+        with pytest.raises(ModelError):
+            made.generate([5], GREEDY)
+        assert made.stats().state_snapshots == 0
+        again = made.generate(prompt, GREEDY)
+        assert (again.token_ids, again.usage.cached_tokens) == (greedy(prompt, 10), 0)
 
 
 def test_samples_when_blocks_run_out() -> None:

@@ -16,7 +16,7 @@ from tests.unit.llm.fake import VOCABULARY, FakeRunner, byte_tokenizer, next_log
 from untorch import ArgumentTypeError, ClosedError, InvalidArgumentError, ModelError
 from untorch.llm import Engine, PoolingOutput, Prompt
 from untorch.llm.logits import Logits
-from untorch.llm.pooling import Pooler
+from untorch.llm.pooling import PooledRequest, Pooler, Pooling
 from untorch.llm.scheduler import Scheduled
 from untorch.llm.sequence import Sequence
 from untorch.llm.settings import POOLINGS
@@ -128,12 +128,18 @@ def test_prompts_as_long_as_the_model() -> None:
 
 
 def test_too_few_pages_behind_a_window() -> None:
-    runner = FakeRunner(blocks=3, window=8, **EMBED)
-    with engine(runner, max_batch_tokens=16) as made:
-        with pytest.raises(InvalidArgumentError) as caught:
-            made.embed([1] * 30)
-        assert str(caught.value) == "prompt: the pages do not hold its 30 tokens: give the engine more kv_memory"
+    """Steps have fewer tokens where that is enough."""
+    with engine(FakeRunner(blocks=3, window=8, **EMBED), max_batch_tokens=16) as made:
+        assert made.embed([1] * 30).shape == (1, VOCABULARY)
         assert made.stats().blocks_free == 3
+    with (
+        engine(FakeRunner(blocks=2, window=8, **EMBED), max_batch_tokens=16) as made,
+        pytest.raises(InvalidArgumentError, match="expected at most 8 tokens, which is what the pages hold, got 30"),
+    ):
+        made.embed([1] * 30)
+    request = PooledRequest(Sequence([1] * 30), "last", None, Pooling(lambda: None))
+    request.samples[0].finish_reason = "length"
+    assert str(request.output().error) == "prompt: the pages do not hold its 30 tokens: give the engine more kv_memory"
 
 
 WRONG = [

@@ -10,6 +10,7 @@ from untorch.llm.blocks import BlockGroup, BlockManager
 from untorch.llm.scheduler import Plan, Scheduler
 from untorch.llm.sequence import Sequence
 from untorch.llm.slots import NO_SLOT, SlotManager
+from untorch.llm.snapshots import SnapshotCache
 
 
 def sequence(length: int, order: int = 0, start: int = 0, **fields: int) -> Sequence:
@@ -24,14 +25,19 @@ def make(
     window: int = 0,
     slots: SlotManager | None = None,
     groups: list[BlockGroup] | None = None,
+    snapshots: int = 0,
 ) -> Scheduler:
-    manager = BlockManager(blocks, size, slots is None, groups or [BlockGroup(size, window)])
+    states = SnapshotCache(range(slots.count, slots.count + snapshots)) if slots is not None and snapshots else None
+    has_prefixes = slots is None or snapshots > 0
+    manager = BlockManager(blocks, size, has_prefixes, groups or [BlockGroup(size, window)], states)
     return Scheduler(manager, tokens, sequences, slots)
 
 
-def step(scheduler: Scheduler) -> tuple[Plan, list[tuple[int, int, int]]]:
+def step(scheduler: Scheduler, states: States | None = None) -> tuple[Plan, list[tuple[int, int, int]]]:
     """A step after which sequences that are computed get one token. What ran: arrival, start, count."""
     plan = scheduler.schedule()
+    if states is not None:
+        states.run(plan)
     scheduler.complete(plan)
     for item in plan.items:
         if item.sequence.remaining == 0:
@@ -316,8 +322,90 @@ def test_a_slot_for_each_sequence_that_runs() -> None:
 
 def test_too_few_slots_or_prefixes_without_states() -> None:
     for blocks, slots in ((BlockManager(4, 4, prefix_cache=False), 2), (BlockManager(4, 4), 3)):
-        with pytest.raises(ValueError, match="expected a slot for each of max_sequences, and no prefix cache"):
+        with pytest.raises(ValueError, match=r"a slot for each of max_sequences, and no prefix cache .* snapshots"):
             Scheduler(blocks, 8, 3, slots=SlotManager(slots))
+
+
+class States:
+    """What the rows of a state pool hold, if each step is run: the tokens of its sequence so far."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+
+    def run(self, plan: Plan) -> None:
+        for source, target in plan.state_copies:
+            self.rows[target] = self.rows[source]
+        for item in plan.items:
+            before = self.rows[item.sequence.slot] if item.start else []
+            assert before == item.sequence.tokens[: item.start], "the slot has another state"
+            self.rows[item.sequence.slot] = item.sequence.tokens[: item.end]
+
+
+def run_alone(scheduler: Scheduler, states: States, one: Sequence) -> list[tuple[int, int]]:
+    """Steps until its prompt is computed: of each, start and count."""
+    scheduler.add(one)
+    ran = []
+    while one.remaining:
+        plan = scheduler.schedule()
+        states.run(plan)
+        scheduler.complete(plan)
+        ran += [(item.start, item.count) for item in plan.items]
+    scheduler.remove(one)
+    return ran
+
+
+def test_states_of_prefixes() -> None:
+    """At the last block's end of a prompt, and where a second prompt goes apart, there is a snapshot."""
+    scheduler, states = make(blocks=40, tokens=64, slots=SlotManager(8), snapshots=5), States()
+    shared, snapshots = list(range(500, 513)), scheduler.blocks.snapshots
+    assert snapshots is not None
+    assert run_alone(scheduler, states, Sequence([*shared, *range(10)])) == [(0, 20), (20, 3)]
+    assert len(snapshots) == 1
+    # The same prompt, and one that goes on behind it.
+    assert run_alone(scheduler, states, Sequence([*shared, *range(10)])) == [(20, 3)]
+    assert run_alone(scheduler, states, Sequence([*shared, *range(20)])) == [(20, 12), (32, 1)]
+    # Another one has the first three blocks in common: there is no state there yet.
+    assert run_alone(scheduler, states, Sequence([*shared, *range(40, 50)])) == [(0, 12), (12, 8), (20, 3)]
+    assert run_alone(scheduler, states, Sequence([*shared, *range(60, 70)])) == [(12, 8), (20, 3)]
+    assert scheduler.prefix_hits == 3 and len(snapshots) == 5
+    # With all rows taken, the least recently used one gives way: of the first prompt.
+    run_alone(scheduler, states, Sequence(list(range(900, 910))))
+    assert run_alone(scheduler, states, Sequence([*shared, *range(10)])) == [(12, 8), (20, 3)]
+    scheduler.forget_states()
+    assert len(snapshots) == 0
+    assert run_alone(scheduler, states, Sequence([*shared, *range(10)])) == [(0, 20), (20, 3)]
+    scheduler.blocks.check([])
+
+
+def test_states_where_the_budget_cuts_prompts() -> None:
+    """They are taken at blocks' ends, while rows are free, and take the place of no other."""
+    scheduler, states = make(blocks=40, tokens=10, slots=SlotManager(8), snapshots=3), States()
+    assert run_alone(scheduler, states, sequence(39)) == [(0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 3)]
+    snapshots = scheduler.blocks.snapshots
+    assert snapshots is not None and len(snapshots) == 3
+    # Of 8, 16 and 24; at 36 the first gave way.
+    assert run_alone(scheduler, states, sequence(10)) == [(0, 8), (8, 2)]
+    assert run_alone(scheduler, states, sequence(39)) == [(36, 3)]
+
+
+def test_a_state_is_lost_with_its_pages() -> None:
+    scheduler, states = make(blocks=6, tokens=64, slots=SlotManager(8), snapshots=3), States()
+    run_alone(scheduler, states, sequence(10))
+    run_alone(scheduler, states, sequence(24, 0, 100))
+    assert scheduler.blocks.snapshots is not None and len(scheduler.blocks.snapshots) == 1
+    assert run_alone(scheduler, states, sequence(10))[0][0] == 0
+
+
+def test_copies_of_states_wait_for_a_step() -> None:
+    scheduler = make(blocks=40, tokens=64, slots=SlotManager(8), snapshots=3)
+    one = sequence(6)
+    scheduler.add(one)
+    scheduler.complete(scheduler.schedule())
+    slot = one.slot
+    scheduler.remove(one)
+    assert scheduler.schedule().state_copies == []
+    scheduler.add(sequence(3, 1, 50))
+    assert scheduler.schedule().state_copies == [(slot, 8)]
 
 
 def drafting(scheduler: Scheduler, one: Sequence, draft: list[int]) -> tuple[list[tuple[int, int, int]], int]:
@@ -414,21 +502,23 @@ GROUPS = [BlockGroup(12), BlockGroup(4, window=5), BlockGroup(4, chunk=6)]
 
 
 @pytest.mark.parametrize(
-    ("groups", "states", "drafts"),
+    ("groups", "states", "snapshots", "drafts"),
     [
-        ([BlockGroup(4)], False, False), ([BlockGroup(4, window=5)], False, False), ([BlockGroup(4)], True, False),
-        ([BlockGroup(4)], False, True), ([BlockGroup(4, window=5)], False, True), (GROUPS, False, False),
-        (GROUPS, False, True),
+        ([BlockGroup(4)], False, 0, False), ([BlockGroup(4, window=5)], False, 0, False),
+        ([BlockGroup(4)], True, 0, False), ([BlockGroup(4)], True, 3, False), (GROUPS, True, 7, False),
+        ([BlockGroup(4)], False, 0, True), ([BlockGroup(4, window=5)], False, 0, True), (GROUPS, False, 0, False),
+        (GROUPS, False, 0, True),
     ],
 )  # fmt: skip
-def test_random_loads(groups: list[BlockGroup], states: bool, drafts: bool) -> None:
+def test_random_loads(groups: list[BlockGroup], states: bool, snapshots: int, drafts: bool) -> None:
     """Everything ends, nothing is lost, no step is over its budget."""
     rng = random.Random(1)
     for _ in range(40):
         budget = rng.randrange(4, 20)
         slots = SlotManager(4) if states else None
         blocks = rng.randrange(8, 20) if len(groups) == 1 else rng.randrange(14, 30)
-        scheduler = make(blocks, tokens=budget, sequences=4, slots=slots, groups=groups)
+        scheduler = make(blocks, tokens=budget, sequences=4, slots=slots, groups=groups, snapshots=snapshots)
+        kept = States()
         goal: dict[int, int] = {}
         alive: list[Sequence] = []
         for order in range(15):
@@ -437,7 +527,7 @@ def test_random_loads(groups: list[BlockGroup], states: bool, drafts: bool) -> N
             alive.append(new)
             scheduler.add(new)
         for _ in range(2000):
-            plan, ran = speculative_step(scheduler, rng) if drafts else step(scheduler)
+            plan, ran = speculative_step(scheduler, rng) if drafts else step(scheduler, kept if states else None)
             assert plan.tokens == sum(count for _, _, count in ran) <= budget
             assert len(ran) == len({item[0] for item in ran}) <= 4
             for one in [one for one in alive if one in plan.full or len(one.tokens) >= goal[one.order[0]]]:
