@@ -46,12 +46,12 @@ def as_tensors(given: Any) -> Any:
 class StepRunner(Runner):
     """A step that is not compiled, over a pool full of what no sequence wrote."""
 
-    def __init__(self, step: Step, blocks: int) -> None:
+    def __init__(self, step: Step, blocks: int, snapshots: int = 0) -> None:
         size = min(group.size for group in step.groups)
         self.settings = Settings(VOCABULARY, 128, size, state_elements=step.state_elements, groups=step.groups)
         self.blocks, self.step = blocks, step
         self.pool = torch.full((blocks, step.elements), 3.0).to(step.dtype)
-        self.states = torch.full((4, step.state_elements), 3.0)
+        self.states, self.snapshots = torch.full((4 + snapshots, step.state_elements), 3.0), snapshots
 
     def run(self, plan: Plan, rows: Sequence[int], tokens: Any = None) -> Logits:
         for source, target in plan.copies:
@@ -103,6 +103,34 @@ def test_samples_of_models_with_states(name: str) -> None:
     with Engine(StepRunner(Step(model), 6), max_batch_tokens=7, max_sequences=4) as engine:
         results = engine.generate(PROMPTS[:2], SamplingParams(n=3, temperature=0, max_tokens=NEW))
     assert [[one.token_ids for one in result.completions] for result in results] == [[one] * 3 for one in expected]
+
+
+@pytest.mark.parametrize(
+    "name", ["Gemma2", "GptOss", "Llama4", "Qwen3Next", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in
+             ("Gemma3", "Gemma3n", "Lfm2", "GraniteMoeHybrid", "KimiLinear"))],
+)  # fmt: skip
+def test_known_prefixes(name: str) -> None:
+    """Windows need the end of a prefix alone, recurrent layers the state behind it: restored, it says the same."""
+    model: Any = make_model(name)
+    step = Step(model)
+    unit = max(group.size for group in step.groups)
+    shared = [(7 * i + 3) % 250 for i in range(unit + 3)]
+    prompts = [[*shared, 5, 9], [*shared, 30, 31, 32], [*shared, 8]]
+    expected = [greedy(model, prompt, NEW) for prompt in prompts]
+    has_states = step.state_elements > 0
+    with Engine(StepRunner(step, 40, 3), max_batch_tokens=19, max_sequences=4) as engine:
+        params = SamplingParams(temperature=0, max_tokens=NEW)
+        results = [engine.generate(prompt, params) for prompt in prompts]
+        assert [result.token_ids for result in results] == expected
+        assert [result.usage.cached_tokens for result in results] == [0, unit, unit]
+        stats = engine.stats()
+        assert stats.prefix_hits == 2 and (stats.state_snapshots > 0) == has_states
+        # All at once, and several of one prompt.
+        assert [result.token_ids for result in engine.generate(prompts, params)] == expected
+        several = engine.generate(prompts[1], SamplingParams(temperature=0, max_tokens=NEW, n=3))
+        assert (
+            several.usage.cached_tokens == unit and [one.token_ids for one in several.completions] == [expected[1]] * 3
+        )
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

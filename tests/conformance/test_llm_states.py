@@ -35,14 +35,18 @@ GREEDY = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
 def tokens(results):
     return [[c.token_ids for c in r.completions] for r in results]
 
-with Engine(job["path"], max_batch_tokens=16, max_sequences=8, text=False) as engine:
+with Engine(job["path"], max_batch_tokens=16, max_sequences=8, text=False, kv_memory="64MiB") as engine:
     out["batched"] = tokens(engine.generate(prompts, GREEDY))
     again = engine.generate(prompts, GREEDY)
-    out["again"], out["cached"] = tokens(again), sum(r.usage.cached_tokens for r in again)
+    out["again"], out["cached"] = tokens(again), [r.usage.cached_tokens for r in again]
     out["samples"] = tokens(engine.generate(prompts, SamplingParams(n=3, temperature=0, max_tokens=new, ignore_eos=True)))
-with Engine(job["path"], max_batch_tokens=16, max_sequences=4, text=False, kv_memory=job["small"]) as engine:
+small = {"max_batch_tokens": 16, "max_sequences": 4, "text": False}
+with Engine(job["path"], **small, kv_memory=job["small"], snapshot_memory=0) as engine:
     out["preempted"] = tokens(engine.generate(prompts, GREEDY))
     out["preemptions"], out["blocks"] = engine.stats().preemptions, engine.stats().blocks
+with Engine(job["path"], **small, kv_memory=job["small"] + 2 * job["state"], snapshot_memory=2 * job["state"]) as engine:
+    out["few_snapshots"] = [tokens(engine.generate(prompts, GREEDY)) for _ in range(2)]
+    out["snapshots"], out["blocks_beside"] = engine.stats().state_snapshots, engine.stats().blocks
 out["modules"] = sorted({name.partition(".")[0] for name, module in sys.modules.items() if module})
 print(json.dumps(out))
 """
@@ -71,7 +75,7 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
         section = program.manifest["llm"]
     assert section["state_elements"] > 0
     states, block = 4 * 4 * section["state_elements"], 4 * section["block_elements"]
-    job = {"path": str(path), "prompts": prompts(), "new": NEW, "small": states + 4 * block}
+    job = {"path": str(path), "prompts": prompts(), "new": NEW, "small": states + 4 * block, "state": states // 4}
     done = subprocess.run(
         [os.environ.get("UNTORCH_RUN_PYTHON", sys.executable), "-c", RUN], input=json.dumps(job), capture_output=True,
         text=True, timeout=300, check=False,
@@ -79,10 +83,12 @@ def test_the_engine_says_what_generate_says(name: str, tmp_path: Any) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert found["batched"] == expected
-    assert (found["again"], found["cached"]) == (expected, 0)
+    assert (found["again"], found["cached"]) == (expected, [16, 0, 32, 0, 32, 0])
     assert found["samples"] == [one * 3 for one in expected]
     assert (found["preempted"], found["blocks"]) == (expected, 4)
     assert found["preemptions"] > 0
+    assert found["few_snapshots"] == [expected] * 2
+    assert (found["snapshots"], found["blocks_beside"]) == (2, 4)
     assert not {"torch", "transformers", "scipy"} & set(found["modules"])
     with pytest.raises(InvalidArgumentError) as caught:
         Engine(path, kv_memory=states, max_sequences=4)

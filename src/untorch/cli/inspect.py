@@ -153,6 +153,8 @@ def _language_model(found: dict[str, Any]) -> str:
         f"{found['architecture']}, {_TASK_WORDS[found['task']]}, {found['max_positions']} positions, vocabulary of "
         f"{found['vocabulary']}; keys and values {bytes_text(found['kv_bytes_a_token'])} a token in {found['kv_dtype']}"
     )
+    if (kept := found["kv_bytes_a_token_behind_windows"]) != found["kv_bytes_a_token"]:
+        text += f" ({bytes_text(kept) if kept else 'none'} behind windows)"
     if found["state_bytes_a_sequence"]:
         text += f", states {bytes_text(found['state_bytes_a_sequence'])} a sequence"
     return text

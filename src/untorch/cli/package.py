@@ -69,13 +69,15 @@ def _language_model(manifest: Mapping[str, Any], path: str) -> dict[str, Any] | 
         settings = read_settings(manifest, path)
     except UntorchError as error:
         return {"error": str(error)}
+    row = settings.block_elements * KV_ITEMSIZE[settings.dtype]
     return {
         "architecture": settings.architecture,
         "task": settings.task,
         "vocabulary": settings.vocabulary,
         "max_positions": settings.max_positions,
         "kv_dtype": settings.dtype,
-        "kv_bytes_a_token": settings.block_elements * KV_ITEMSIZE[settings.dtype] // settings.block_size,
+        "kv_bytes_a_token": sum(row // group.size for group in settings.groups),
+        "kv_bytes_a_token_behind_windows": sum(row // group.size for group in settings.groups if group.sees_all),
         "state_bytes_a_sequence": 4 * settings.state_elements,
         "inputs_embeds": bool(settings.embeds),
         "tokenizer": settings.tokenizer is not None,

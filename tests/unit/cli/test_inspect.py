@@ -133,12 +133,17 @@ def test_language_model(cli: Callable[..., Any], library: bytes, tmp_path: Path)
     path = write_package(tmp_path / "m.pt2", library, "step", change=lambda manifest: manifest.update(llm=section))
     assert cli("inspect", path, "--json").document()["language_model"] == {
         "architecture": "LlamaForCausalLM", "task": "generate", "vocabulary": 10, "max_positions": 64,
-        "kv_dtype": "int8", "kv_bytes_a_token": 32, "state_bytes_a_sequence": 1024, "inputs_embeds": False,
+        "kv_dtype": "int8", "kv_bytes_a_token": 32, "kv_bytes_a_token_behind_windows": 32, "state_bytes_a_sequence": 1024, "inputs_embeds": False,
         "tokenizer": False, "chat_template": False,
     }  # fmt: skip
     out = " ".join(cli("inspect", path).out.split())
     assert "LlamaForCausalLM, generates, 64 positions, vocabulary of 10" in out
     assert "32 B a token in int8, states 1.0 KiB a sequence" in out
+    groups = [{"block_size": 32, "window": 0, "chunk": 0}, {"block_size": 16, "window": 8, "chunk": 0}]
+    grouped = {**section, "format_version": 2, "groups": groups}
+    path = write_package(tmp_path / "g.pt2", library, "step", change=lambda manifest: manifest.update(llm=grouped))
+    out = " ".join(cli("inspect", path).out.split())
+    assert "48 B a token in int8 (16 B behind windows), states 1.0 KiB a sequence" in out
     section["vocabulary"] = 0
     path = write_package(tmp_path / "n.pt2", library, "step", change=lambda manifest: manifest.update(llm=section))
     document = cli("inspect", path, "--json").document()["language_model"]
