@@ -124,6 +124,7 @@ class BlockManager:
 
     count: blocks of the pool. size: positions a block of the group that has the fewest. prefix_cache: whether full
     blocks are found by their content. groups: Their sizes are multiples of ``size``. Default: one, without a window.
+    has_windows: whether one of them gives blocks back while a sequence goes on.
     snapshots: of a recurrent model's states; a prefix is known only where there is one.
     """
 
@@ -143,6 +144,7 @@ class BlockManager:
             sizes = ", ".join(str(group.size) for group in self.groups)
             raise ValueError(f"expected groups with blocks of a multiple of {size} positions, got {sizes}")
         self._unit = math.lcm(*(group.size for group in self.groups))  # where all groups' blocks end
+        self.has_windows = not all(group.sees_all for group in self.groups)
         self._windowed = [i for i, group in enumerate(self.groups) if not group.sees_all]
         self._holders = [0] * count
         self._content_of: list[tuple[int, bytes] | None] = [None] * count  # the group, and the hash
@@ -159,11 +161,6 @@ class BlockManager:
     def free(self) -> int:
         """Blocks that nobody holds; their contents may still be found."""
         return len(self._free)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether a group gives blocks back while its sequence goes on."""
-        return bool(self._windowed)
 
     def open(self, tokens: Sequence[int], salt: bytes = b"", keys: Mapping[int, bytes] | None = None) -> BlockTable:
         """A table for a new sequence, with the blocks of its longest known prefix.
@@ -192,6 +189,8 @@ class BlockManager:
 
     def needed(self, table: BlockTable, positions: int) -> int:
         """How many blocks ``grow`` would take."""
+        if len(self.groups) == 1:
+            return max(0, -(-positions // self.groups[0].size) - len(table.groups[0].blocks))
         count = 0
         for group, own in zip(self.groups, table.groups, strict=True):
             count += max(0, -(-positions // group.size) - len(own.blocks))

@@ -201,6 +201,7 @@ class Scheduler:
     def complete(self, plan: Plan) -> None:
         """The step has run: what it computed may be shared, and what no window reaches is given back."""
         size, has_windows, drafted = self.blocks.size, self.blocks.has_windows, plan.drafted
+        has_snapshots = self.blocks.snapshots is not None
         for item in plan.items:
             sequence, start = item.sequence, item.start
             if sequence.table is None:
@@ -208,7 +209,7 @@ class Scheduler:
             sequence.computed = end = start + item.count - item.drafted if drafted else start + item.count
             if has_windows or end // size > start // size:
                 self._share(sequence, sequence.table, start)
-            if sequence.slot != NO_SLOT and end < len(sequence.tokens):
+            if has_snapshots and end < len(sequence.tokens):
                 self._save(sequence, sequence.table)
 
     def settle(self, sequence: Sequence) -> None:
@@ -272,7 +273,7 @@ class Scheduler:
     def _place(self, plan: Plan, sequence: Sequence) -> None:
         blocks, start = self.blocks, sequence.computed
         count = min(len(sequence.tokens) - start, self._budget - plan.tokens)
-        if sequence.slot != NO_SLOT and blocks.snapshots is not None:
+        if blocks.snapshots is not None:
             count = self._to_border(sequence, start, count)
         while count > 0 and sequence.table is not None:
             try:
