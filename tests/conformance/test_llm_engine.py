@@ -27,6 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 NEW = 10
 # Llama with two methods; Gemma 2 with windows, soft capping and the pages of two kinds of layers.
 MODELS = {"Llama": (8, 48), "Gemma2": (16,)}
+# Bytes of a block: of three layers, and of two with a window or one without. Positions where known prefixes may end.
+BLOCKS, UNITS = {"Llama": 16 * 3 * 128, "Gemma2": 16 * 2 * 128}, {"Llama": 16, "Gemma2": 32}
+SMALL = {"Llama": 4, "Gemma2": 6}
 STOP = 257
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
@@ -123,9 +126,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         report = causal_lm(model, path, token_counts=MODELS[name], progress=False)
     assert list(report.methods) == [f"step_{count}" for count in MODELS[name]]
     assert model.config._attn_implementation != "untorch_paged"
-    layers = 3 * 2 * 8 * 2 * 4  # bytes a position
     job = {
-        "path": str(path), "prompts": prompts(), "new": NEW, "small": 4 * 16 * layers,
+        "path": str(path), "prompts": prompts(), "new": NEW, "small": SMALL[name] * BLOCKS[name],
         "schemas": SCHEMAS[:6] if has_text else [],
     }  # fmt: skip
     done = subprocess.run(
@@ -135,7 +137,13 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert done.returncode == 0, done.stderr[-3000:]
     model.generation_config.eos_token_id = None
     out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**out, "path": path, "model": model, "expected": [greedy(model, prompt, NEW) for prompt in prompts()]}
+    return {
+        **out,
+        "name": name,
+        "path": path,
+        "model": model,
+        "expected": [greedy(model, prompt, NEW) for prompt in prompts()],
+    }
 
 
 def test_continuous_batching(found: dict[str, Any]) -> None:
@@ -157,11 +165,12 @@ def test_logprobs(found: dict[str, Any]) -> None:
 
 def test_known_prefixes(found: dict[str, Any]) -> None:
     assert found["again"] == found["expected"]
-    assert found["cached"] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts()]
+    unit = UNITS[found["name"]]
+    assert found["cached"] == [(len(prompt) - 1) // unit * unit for prompt in prompts()]
 
 
 def test_preemption(found: dict[str, Any]) -> None:
-    assert found["small"] == 4
+    assert found["small"] == SMALL[found["name"]]
     assert found["preempted"] == found["expected"]
     assert found["preemptions"] > 0
 
@@ -169,9 +178,11 @@ def test_preemption(found: dict[str, Any]) -> None:
 def test_too_little_memory(found: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         Engine(found["path"], kv_memory=100)
-    assert str(caught.value) == (
-        "Engine: kv_memory: expected at least 6144 bytes, one block of 16 positions, got 100"
-    )  # fmt: skip
+    expected = {
+        "Llama": "6144 bytes, one block of 16 positions",
+        "Gemma2": "8192 bytes, one block of 32 positions and one block of 16 positions",
+    }
+    assert str(caught.value) == f"Engine: kv_memory: expected at least {expected[found['name']]}, got 100"
 
 
 def test_an_open_program(found: dict[str, Any]) -> None:
@@ -189,7 +200,8 @@ def test_ends(found: dict[str, Any]) -> None:
     assert found["long"] == greedy(found["model"], prompts()[1], 126)
     reason, tokens = found["full"]
     assert reason == "length"
-    assert len(tokens) == 4 * 16 - 2 + 1
+    # Four blocks hold 64 positions. Gemma 2's six hold the model's 128: four without a window, two with one.
+    assert len(tokens) == {"Llama": 4 * 16 - 2 + 1, "Gemma2": 128 - 2}[found["name"]]
     assert tokens == found["long"][: len(tokens)]
 
 

@@ -401,16 +401,22 @@ def test_a_graph_of_a_step_serves_other_lengths(package: tuple[Path, Any]) -> No
         if section["state_elements"]:
             pytest.skip("each call goes on with the states that the last one left")
         block, columns = section["block_size"], 4
+        sizes = [group["block_size"] for group in section.get("groups", [section])]  # of each block table
         step = program[section["methods"][0]["name"]]
-        pool = untorch.zeros((8 * columns + 1, section["block_elements"]), section["dtype"], "cuda")
-        table = rng.permutation(8 * columns).astype(np.int32).reshape(8, columns)
+        pages = 8 * columns * len(sizes)
+        pool = untorch.zeros((pages + 1, section["block_elements"]), section["dtype"], "cuda")
+        tables = tuple(rng.permutation(pages).astype(np.int32).reshape(len(sizes), 8, columns))
 
         def arguments(lengths: list[int]) -> tuple[Any, ...]:
             last = np.array(lengths) - 1
-            slots = table[np.arange(8), last // block].astype(np.int64) * block + last % block
+            slots = tuple(
+                table[np.arange(8), last // size].astype(np.int64) * size + last % size
+                for table, size in zip(tables, sizes, strict=True)
+            )
+            given = (tables, slots) if len(sizes) > 1 else (tables[0], slots[0])
             return (
-                rng.integers(0, 250, 8), last.astype(np.int64), np.arange(8), table, np.arange(9, dtype=np.int32),
-                np.array(lengths, np.int32), slots,
+                rng.integers(0, 250, 8), last.astype(np.int64), np.arange(8), given[0], np.arange(9, dtype=np.int32),
+                np.array(lengths, np.int32), given[1],
             )  # fmt: skip
 
         graph = step.graph(*arguments([1] * 8), pool)

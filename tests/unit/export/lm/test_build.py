@@ -38,14 +38,21 @@ def test_a_module(written: dict[str, Any], tmp_path: Path) -> None:
     model.train()
     causal_lm(model, tmp_path / "m.pt2", token_counts=(8, 64), pack_linears=False)
     section = written["llm"]
-    assert section["format_version"] == 1
+    assert section["format_version"] == 2
     assert section["architecture"] == "Gemma2ForCausalLM"
     assert (section["vocabulary"], section["max_positions"], section["stop_ids"]) == (258, 128, [7])
-    assert (section["block_size"], section["block_elements"], section["dtype"]) == (16, 3 * 512, "float32")
-    assert section["layers"][1] == {
-        "heads_kv": 2, "width": 8, "width_v": 8, "window": section["layers"][1]["window"], "chunk": 0, "offset": 512,
-    }  # fmt: skip
-    assert sorted(layer["window"] for layer in section["layers"]) == [0, 6, 6]
+    assert (section["block_size"], section["block_elements"], section["dtype"]) == (16, 2 * 512, "float32")
+    # Two layers with a window, and one with blocks of the same bytes for twice as many positions.
+    assert section["groups"] == [
+        {"block_size": 32, "window": 0, "chunk": 0}, {"block_size": 16, "window": 6, "chunk": 0},
+    ]  # fmt: skip
+    assert section["layers"][1:] == [
+        {"heads_kv": 2, "width": 8, "width_v": 8, "window": 0, "chunk": 0, "offset": 0, "group": 0},
+        {"heads_kv": 2, "width": 8, "width_v": 8, "window": 6, "chunk": 0, "offset": 512, "group": 1},
+    ]
+    assert [(layer["window"], layer["offset"]) for layer in section["layers"]] == [(6, 0), (0, 0), (6, 512)]
+    tables, slots = written["requests"][0].method.args[3], written["requests"][0].method.args[6]
+    assert [tuple(table.shape) for table in tables] == [(3, 2), (3, 2)] and [len(own) for own in slots] == [8, 8]
     assert section["methods"] == [{"name": "step_8", "tokens": 8}, {"name": "step_64", "tokens": 64}]
     assert [request.method.name for request in written["requests"]] == ["step_8", "step_64"]
     assert [len(request.method.args[0]) for request in written["requests"]] == [8, 64]
@@ -74,9 +81,13 @@ def test_quantised_pages(kv_dtype: str, name: str, written: dict[str, Any], tmp_
     }
 
 
-@pytest.mark.parametrize("kv_dtype", [None, "int8", "fp8"])
-def test_examples_are_valid_calls(kv_dtype: str | None, written: dict[str, Any], tmp_path: Path) -> None:
-    causal_lm(make_model("Llama"), tmp_path / "m.pt2", token_counts=(4, 40), kv_dtype=kv_dtype)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("Llama", None), ("Llama", "int8"), ("Llama", "fp8"), ("Gemma2", "int8")]
+)  # fmt: skip
+def test_examples_are_valid_calls(
+    name: str, kv_dtype: str | None, written: dict[str, Any], tmp_path: Path
+) -> None:  # fmt: skip
+    causal_lm(make_model(name), tmp_path / "m.pt2", token_counts=(4, 40), kv_dtype=kv_dtype)
     for request in written["requests"]:
         step, args = request.method.model, request.method.args
         step.model.set_attn_implementation("untorch_paged")
