@@ -111,8 +111,7 @@ def test_samples_of_models_with_states(name: str) -> None:
 )  # fmt: skip
 def test_known_prefixes(name: str) -> None:
     """Windows need the end of a prefix alone, recurrent layers the state behind it: restored, it says the same."""
-    model: Any = make_model(name)
-    step = Step(model)
+    model, step = make_model(name), Step(make_model(name))
     unit = max(group.size for group in step.groups)
     shared = [(7 * i + 3) % 250 for i in range(unit + 3)]
     prompts = [[*shared, 5, 9], [*shared, 30, 31, 32], [*shared, 8]]

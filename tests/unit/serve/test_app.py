@@ -212,7 +212,7 @@ def test_metrics_of_engines(state: ServerState) -> None:
     assert 'untorch_llm_requests_total{model="lm"} 2.0' in lines
     assert 'untorch_llm_generated_tokens_total{model="lm"} 12.0' in lines
     assert 'untorch_llm_kv_usage{model="lm"} 0.0' in lines
-    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+    for name in ("drafts", "draft_tokens", "accepted_tokens", "prefix_hits"):
         assert f'untorch_llm_{name}_total{{model="lm"}} 0.0' in lines
     assert 'untorch_llm_time_to_first_token_seconds_count{model="lm"} 2.0' in lines
     assert 'untorch_llm_time_per_output_token_seconds_count{model="lm"} 2.0' in lines
