@@ -234,6 +234,7 @@ def _block_count(
         count = (kv_bytes(kv_memory) - states - kept) // row
         if count < fewest:
             what = f", and {states} for the states of {max_sequences} sequences" if states else ""
+            what += f", and {kept} for those of known prefixes" if kept else ""
             blocks = " and ".join(f"one block of {group.size} positions" for group in settings.groups)
             raise InvalidArgumentError(
                 f"Engine: kv_memory: expected at least {fewest * row + states + kept} bytes, {blocks}{what}, got "
@@ -241,7 +242,7 @@ def _block_count(
             )
         return count
     if states and states + kept + row > default:
-        of_prefixes = f" and those of prefixes {kept}" if kept else ""
+        of_prefixes = f" and those of known prefixes {kept}" if kept else ""
         raise InvalidArgumentError(
             f"Engine: max_sequences: the states of {max_sequences} sequences take {states} bytes{of_prefixes}, and "
             f"{default} are for states, keys and values: choose fewer, or say kv_memory"
@@ -258,7 +259,13 @@ def _snapshot_count(
     if not each or snapshot_memory == 0:
         return 0
     if snapshot_memory is not None:
-        return kv_bytes(snapshot_memory, "snapshot_memory") // each
+        count = kv_bytes(snapshot_memory, "snapshot_memory") // each
+        if count < 1:
+            raise InvalidArgumentError(
+                f"Engine: snapshot_memory: expected 0, or at least {each} bytes, the states of one sequence, got "
+                f"{snapshot_memory!r}"
+            )
+        return count
     left = (default if kv_memory is None else kv_bytes(kv_memory)) - max_sequences * each - len(settings.groups) * row
     return max(0, min(_SNAPSHOTS_A_SEQUENCE * max_sequences, int(left * _SNAPSHOT_PART) // each))
 

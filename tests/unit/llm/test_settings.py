@@ -8,7 +8,7 @@ import pytest
 
 from untorch import InvalidArgumentError, InvalidFileError, UnsupportedError
 from untorch.llm.blocks import BlockGroup
-from untorch.llm.runner import _block_count, kv_bytes
+from untorch.llm.runner import _block_count, _snapshot_count, kv_bytes
 from untorch.llm.settings import KV_ITEMSIZE, read_settings
 from untorch.runtime.arrays import zeros
 
@@ -165,6 +165,33 @@ def test_blocks_for_what_states_leave() -> None:
     )
     plain = read_settings({"llm": SECTION}, "m.pt2")
     assert _block_count(plain, row, None, 3, 8, 0) == 1
+
+
+def test_rows_for_states_of_known_prefixes() -> None:
+    settings, plain = (read_settings({"llm": {**SECTION, "state_elements": n}}, "m.pt2") for n in (100, 0))
+    row, each = 512 * 4, 100 * 4
+    assert _snapshot_count(plain, row, None, None, 3, 1 << 30) == 0
+    assert _snapshot_count(settings, row, 1 << 30, 0, 3, 0) == 0
+    assert _snapshot_count(settings, row, None, None, 3, 1 << 30) == 12  # four for each of three sequences
+    assert _snapshot_count(settings, row, row + 3 * each + 8 * each, None, 3, 0) == 2  # a quarter of what is left
+    assert _snapshot_count(settings, row, row, None, 3, 0) == 0
+    assert _snapshot_count(settings, row, 1 << 30, "2000 B", 3, 0) == 5
+    with pytest.raises(InvalidArgumentError) as caught:
+        _snapshot_count(settings, row, None, 399, 3, 0)
+    assert str(caught.value) == (
+        "Engine: snapshot_memory: expected 0, or at least 400 bytes, the states of one sequence, got 399"
+    )
+    with pytest.raises(InvalidArgumentError, match="Engine: snapshot_memory: expected bytes as an integer, or a str"):
+        _snapshot_count(settings, row, None, "many", 3, 0)
+    assert _block_count(settings, row, 3 * each + 5 * each + 2 * row, 3, 8, 0, 5) == 2
+    with pytest.raises(
+        InvalidArgumentError, match="1200 for the states of 3 sequences, and 2000 for those of known pre"
+    ):
+        _block_count(settings, row, row, 3, 8, 0, 5)
+    with pytest.raises(
+        InvalidArgumentError, match="take 1200 bytes and those of known prefixes 2000, and 3000 are for"
+    ):
+        _block_count(settings, row, None, 3, 8, 3000, 5)
 
 
 def test_groups_of_layers() -> None:
