@@ -407,9 +407,9 @@ class BlockManager:
 
     @staticmethod
     def _reaches(group: BlockGroup, run: list[int], end: int) -> bool:
-        """Whether the blocks that a query at ``end`` sees, and that end there, are known."""
+        """Whether the blocks that a query at ``end`` sees are known, and the one that ends there, where a chunk does."""
         needed = end // group.size - min(group.first_seen(end), end) // group.size
-        return run[end // group.size - 1] >= needed
+        return run[end // group.size - 1] >= max(needed, 1)
 
     def _digests(self, table: BlockTable, tokens: Sequence[int], full: int) -> Iterator[bytes]:
         """The hashes of the full parts of ``size`` tokens that the table does not have yet."""

@@ -232,6 +232,21 @@ def test_a_window_alone() -> None:
     manager.check([other, again])
 
 
+def test_a_chunk_alone() -> None:
+    """Behind its end nothing is seen, but a prefix is known by its last block."""
+    manager = BlockManager(12, 4, groups=[BlockGroup(4, chunk=8)])
+    tokens = list(range(10))
+    table = manager.open(tokens)
+    assert table.cached == 0
+    manager.grow(table, 10)
+    manager.commit(table, tokens)
+    manager.drop_unseen(table, 10)
+    again = manager.open(tokens)
+    assert again.cached == 8 and again.blocks == [NO_BLOCK] * 2
+    assert manager.open(list(range(50, 60))).cached == 0
+    manager.check([table, again])
+
+
 def test_room_for_groups() -> None:
     manager = BlockManager(20, 4, groups=[BlockGroup(8), BlockGroup(4, window=6)])
     assert (manager.most(100, 1), manager.most(100, 9), manager.most(3, 9)) == (13 + 3, 13 + 5, 2)
