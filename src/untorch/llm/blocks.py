@@ -407,7 +407,7 @@ class BlockManager:
 
     @staticmethod
     def _reaches(group: BlockGroup, run: list[int], end: int) -> bool:
-        """Whether the blocks that a query at ``end`` sees are known, and the one that ends there, where a chunk does."""
+        """Whether the blocks that a query at ``end`` sees are known, and where a chunk ends, its last one."""
         needed = end // group.size - min(group.first_seen(end), end) // group.size
         return run[end // group.size - 1] >= max(needed, 1)
 
