@@ -34,7 +34,7 @@ from untorch.export.mutations import WRITTEN_ELSEWHERE, find_mutations
 from untorch.export.passes import run_passes
 from untorch.export.passes.calibration import PLAN
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import called_layers, generated_only, interface_table, varying_numbers
+from untorch.export.patches import called_layers, checked_sizes, generated_only, interface_table, varying_numbers
 from untorch.export.signature import describe_inputs, describe_outputs
 from untorch.export.tracing import refuse_fused_attention, trace_method
 from untorch.export.weights import parse_constants
@@ -77,6 +77,7 @@ def compile_method(method: Method, folder: Path, progress: Progress) -> Method:
         with contextlib.ExitStack() as stack:
             stack.enter_context(progress.step(f"{method.name}: AOTInductor"))
             stack.enter_context(varying_numbers() if has_numbers else contextlib.nullcontext())
+            stack.enter_context(checked_sizes(method.traced.guards))
             stack.enter_context(interface_table(inputs, mutations.attributes))
             produced = run_inductor(method, folder)
             from torch._inductor.cpp_builder import get_cpp_compiler

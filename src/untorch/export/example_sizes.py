@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.value_ranges import ValueRanges
 
-__all__ = ["Examples", "allow_sizes_of_one", "double_sizes_of_one", "dynamic_dims"]
+__all__ = ["Examples", "double_sizes_of_one", "dynamic_dims"]
 
 _SIZE = 2
 
@@ -74,23 +72,6 @@ def double_sizes_of_one(
         return same
     new_args, new_kwargs = pytree.tree_map(lambda leaf: grown.get(id(leaf), (leaf, leaf))[1], (args, kwargs))
     return Examples(new_args, new_kwargs, dynamic_shapes, doubled, list(grown.values()))
-
-
-def allow_sizes_of_one(program: torch.export.ExportedProgram, examples: Examples) -> None:
-    """The program takes a size of one where the example had it: Dim.DYNAMIC begins at two."""
-    if not examples.doubled:
-        return
-    grown = {id(tensor): original for original, tensor in examples.grown}
-    inputs = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    for name, leaf in zip(inputs, pytree.tree_leaves((examples.args, examples.kwargs or {})), strict=True):
-        if id(leaf) not in grown:
-            continue
-        for size, before in zip(values[name].shape, grown[id(leaf)].shape, strict=True):
-            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
-            bounds = program.range_constraints.get(symbol)
-            if before == 1 and bounds is not None and bounds.lower == _SIZE:
-                program.range_constraints[symbol] = ValueRanges(1, bounds.upper)
 
 
 _Found = list[tuple[str, torch.Tensor, dict[int, Any]]]

@@ -17,6 +17,7 @@ from untorch.export.mutations import Mutations
 from untorch.export.options import ExportOptions
 from untorch.export.passes.calibration import CalibrationPlan
 from untorch.export.passes.report import PassReport
+from untorch.export.size_guards import SizeGuard
 from untorch.export.target import CpuTarget, Produced, Target
 from untorch.export.verify import OutputDifference
 from untorch.export.weights import Constant
@@ -47,12 +48,14 @@ class Traced:
 
     refusal: what torch.export said with PyTorch's fused attention, where it refused the method for that.
     notes: what was traced otherwise than asked for, for the report.
+    guards: the conditions on sizes that the compiled code checks.
     """
 
     program: torch.export.ExportedProgram
     module: fx.GraphModule
     refusal: str | None = None
     notes: list[str] = field(default_factory=list)
+    guards: list[SizeGuard] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,10 @@ def to_rpn(expression: sympy.Expr) -> list[int | str] | None:
 
 def _describe_tensor(name: str, value: torch.Tensor, ranges: dict[Any, Any], device: str) -> dict[str, Any]:
     if value.layout != torch.strided:
-        raise UnsupportedError(f"{name}: expected a strided tensor, got the layout {value.layout}")
+        raise UnsupportedError(
+            f"{name}: expected a strided tensor, got the layout {value.layout}: pass {name}.to_dense(), or its indices "
+            f"and values as tensors of their own (index_add, scatter_add), and make no sparse tensor of them"
+        )
     entry = {"name": name, "dtype": dtype_name(value.dtype), "shape": [_dimension(s, ranges) for s in value.shape]}
     if value.device.type != device:
         entry["device"] = value.device.type

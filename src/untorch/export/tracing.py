@@ -9,6 +9,7 @@ way, so both graphs are equal where untorch's kernels or math replace it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 
 import torch
@@ -18,15 +19,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from untorch.export.collector import rare_collections
 from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
-from untorch.export.example_sizes import Examples, allow_sizes_of_one, double_sizes_of_one
+from untorch.export.example_sizes import Examples, double_sizes_of_one
 from untorch.export.explain import explain, wants_strict_mode
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
-from untorch.export.patches import no_graph_dump, packed_sequences, recurrent_shapes, traceable_torchvision
+from untorch.export.patches import (
+    no_graph_dump,
+    packed_sequences,
+    recurrent_shapes,
+    tensor_positions,
+    traceable_torchvision,
+    undetected_causal_masks,
+)
 from untorch.export.results import drop_constant_results, plain_results
+from untorch.export.size_guards import find_size_guards
+from untorch.export.small_sizes import allow_small_sizes
 from untorch.export.torch_logs import quiet_logs, recorded_guards
 from untorch.progress import Progress
-from untorch.runtime.errors import InvalidArgumentError, UntorchError
+from untorch.runtime.errors import InvalidArgumentError, UnsupportedError, UntorchError
 from untorch.runtime.log import INFO, log
 
 __all__ = ["export_program", "refuse_fused_attention", "trace_method"]
@@ -52,9 +62,14 @@ def export_program(method: Method, retry: bool) -> Traced:
                 f"method {method.name!r}: the exported program has no example inputs, which AOTInductor needs: export "
                 f"it again with torch.export.export"
             )
-        return _traced(method.model)
+        program = copy.copy(method.model)
+        program._range_constraints = dict(program.range_constraints)
+        with quiet_logs():
+            allow_small_sizes(program)
+        return _traced(program)
     assert isinstance(method.model, torch.nn.Module)
     assert method.args is not None
+    _refuse_sparse_weights(method)
     examples = double_sizes_of_one(method.name, method.model, method.args, method.kwargs, method.dynamic_shapes)
     notes = []
     if examples.doubled:
@@ -95,6 +110,17 @@ def export_program(method: Method, retry: bool) -> Traced:
     raise CompileError(text) from refusal
 
 
+def _refuse_sparse_weights(method: Method) -> None:
+    """Raises UnsupportedError for parameters and buffers that are not dense."""
+    assert isinstance(method.model, torch.nn.Module)
+    for name, tensor in (*method.model.named_parameters(), *method.model.named_buffers()):
+        if tensor.layout not in (torch.strided, torch._mkldnn):  # type: ignore[attr-defined]
+            raise UnsupportedError(
+                f"method {method.name!r}: {name} has the layout {tensor.layout}, and packages hold dense tensors: keep "
+                f"{name}.to_dense(), or its indices and values as buffers of their own (index_add, scatter_add)"
+            )
+
+
 def _traced(
     program: torch.export.ExportedProgram, refusal: str | None = None, notes: list[str] | None = None
 ) -> Traced:
@@ -103,7 +129,9 @@ def _traced(
     module = program.module()
     assert isinstance(module, fx.GraphModule)
     drop_constant_results(module)
-    return Traced(program, module, refusal, notes or [])
+    with quiet_logs():
+        guards = find_size_guards(program)
+    return Traced(program, module, refusal, [*(notes or []), *(f"checked at each call: {g}" for g in guards)], guards)
 
 
 def _is_vmap(node: fx.Node) -> bool:
@@ -120,16 +148,19 @@ def _exported(
         stack.enter_context(quiet_logs())
         stack.enter_context(no_graph_dump())
         stack.enter_context(traceable_torchvision())
+        stack.enter_context(undetected_causal_masks())
         if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
             stack.enter_context(recurrent_shapes())
             stack.enter_context(packed_sequences())
         if not strict:  # Dynamo has an order of its own for hooks
+            stack.enter_context(tensor_positions())
             stack.enter_context(plain_results(method.name, method.model, method.kwargs))
         program = torch.export.export(
             method.model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict,
             prefer_deferred_runtime_asserts_over_guards=deferred,
         )  # fmt: skip
-    allow_sizes_of_one(program, examples)
+    with quiet_logs():
+        allow_small_sizes(program, method.model, examples)
     return program
 
 

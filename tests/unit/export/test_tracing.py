@@ -14,6 +14,7 @@ from untorch.export.method import Method
 from untorch.export.options import ExportOptions
 from untorch.export.target import CpuTarget, CudaTarget
 from untorch.export.tracing import export_program, refuse_fused_attention
+from untorch.runtime.errors import UnsupportedError
 
 REFUSAL = "Constraints violated (length)!\nSuggested fixes:\n  length = 8*_length - 4"
 
@@ -87,3 +88,18 @@ def test_attention_that_would_be_pytorchs_is_refused() -> None:
     )
     assert "would be PyTorch's fused operator (no pass changed it)" in text
     assert text.endswith("use attention='math' for GEMMs and a softmax, or a static size")
+
+
+def test_sparse_tensors_are_refused() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.adjacency @ x
+
+    with pytest.raises(
+        UnsupportedError, match=r"method 'f': adjacency has the layout torch.sparse_coo, and .* keep adj"
+    ):
+        export_program(Method("f", Sparse(), (torch.ones(3, 2),)), retry=False)

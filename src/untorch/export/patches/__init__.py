@@ -26,10 +26,12 @@ from untorch.export.patches.graphs import (
     changing_scalars,
     checked_results,
     clones_of_buffers,
+    constants_in_loops,
     generated_only,
     lstm_hidden_state,
     treespec_warning,
 )
+from untorch.export.patches.guards import checked_sizes
 from untorch.export.patches.launches import dependent_launches
 from untorch.export.patches.layers import called_layers, equal_layers
 from untorch.export.patches.library import declared_arrays, interface_table, neutral_paths
@@ -38,14 +40,22 @@ from untorch.export.patches.origins import CallSequence, LayerCall, kernel_origi
 from untorch.export.patches.recurrent import packed_sequences, recurrent_shapes
 from untorch.export.patches.registry import PATCHES, Patch
 from untorch.export.patches.specs import named_tuples
-from untorch.export.patches.tracing import no_graph_dump, results_of_any_size, traceable_torchvision
+from untorch.export.patches.tensor_indices import tensor_positions
+from untorch.export.patches.tracing import (
+    no_graph_dump,
+    results_of_any_size,
+    traceable_torchvision,
+    undetected_causal_masks,
+)
 
 __all__ = [
-    "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "compile_patches",
+    "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "checked_sizes",
+    "compile_patches",
     "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "gathered_channels_last", "generated_only",
     "has_cpp_march", "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths",
     "no_graph_dump", "objects_at_a_time", "packed_sequences", "recurrent_shapes", "results_of_any_size",
-    "toolkit_folder", "torch_version", "traceable_torchvision", "treespec_warning", "varying_numbers",
+    "tensor_positions", "toolkit_folder", "torch_version", "traceable_torchvision", "treespec_warning",
+    "undetected_causal_masks", "varying_numbers",
 ]  # fmt: skip
 
 
@@ -69,6 +79,7 @@ def compile_patches(host: HostCpu, reads_shared_buffers: bool = False) -> Iterat
         stack.enter_context(results_of_any_size())
         stack.enter_context(named_tuples())
         stack.enter_context(open_slices())
+        stack.enter_context(constants_in_loops())
         if host.vector_bits is not None:
             stack.enter_context(vector_isa(host.vector_bits))
         if host.march is not None and not has_cpp_march():

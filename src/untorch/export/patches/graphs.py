@@ -13,8 +13,8 @@ from untorch.export.patches.registry import patch, replaced
 from untorch.ops.proxy_result import CHECK_RESULT
 
 __all__ = [
-    "changing_scalars", "checked_results", "clones_of_buffers", "generated_only", "lstm_hidden_state",
-    "treespec_warning",
+    "changing_scalars", "checked_results", "clones_of_buffers", "constants_in_loops", "generated_only",
+    "lstm_hidden_state", "treespec_warning",
 ]  # fmt: skip
 
 
@@ -205,3 +205,34 @@ def generated_only() -> Iterator[list[tuple[str, str | None]]]:
 
     with replaced(AotCodeCompiler, "compile", patched):
         yield generated
+
+
+@patch(
+    "torch._inductor.ir.WhileLoop.create",
+    versions="2.11–2.15",
+    why="A loop that begins with a constant of the model, torch.tensor(0) for one, ends in NotImplementedError. Where "
+    "it begins with a weight and makes no step, later kernels may write into the weight.",
+    test="test_graphs.py::test_torch_still_refuses_constants_in_loops",
+)
+@contextlib.contextmanager
+def constants_in_loops() -> Iterator[None]:
+    """torch.while_loop begins with copies of the model's constants."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings
+
+    original: Any = ir.WhileLoop.create
+
+    def copied(value: Any) -> Any:
+        inner = value.data if isinstance(value, ir.TensorBox) else value
+        inner = inner.data if isinstance(inner, ir.StorageBox) else inner
+        if not isinstance(value, ir.Constant) and not isinstance(inner, ir.ConstantBuffer):
+            return value
+        copy: Any = lowerings[torch.ops.aten.clone.default](value)
+        copy.realize()
+        return copy
+
+    def create(cond_fn: Any, body_fn: Any, carried_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(cond_fn, body_fn, [copied(value) for value in carried_inputs], *args, **kwargs)
+
+    with replaced(ir.WhileLoop, "create", staticmethod(create)):
+        yield

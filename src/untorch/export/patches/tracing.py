@@ -13,7 +13,7 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["no_graph_dump", "results_of_any_size", "traceable_torchvision"]
+__all__ = ["no_graph_dump", "results_of_any_size", "traceable_torchvision", "undetected_causal_masks"]
 
 
 @patch(
@@ -97,3 +97,22 @@ def traceable_torchvision() -> Iterator[None]:
             yield
     finally:
         function.__code__ = original
+
+
+@patch(
+    "torch.nn.modules.transformer._detect_is_causal_mask",
+    versions="2.11–2.15",
+    why="nn.TransformerEncoder and nn.TransformerDecoder compare a mask with the causal one and branch: torch.export "
+    "cannot trace that, unless the caller says is_causal.",
+    test="test_tracing.py::test_torch_still_compares_masks",
+)
+@contextlib.contextmanager
+def undetected_causal_masks() -> Iterator[None]:
+    """A mask is taken as it is; being causal is a hint, and the mask says the same."""
+    from torch.nn.modules import transformer
+
+    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    with replaced(transformer, "_detect_is_causal_mask", detect):
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -12,7 +13,7 @@ import torch
 import untorch
 from untorch.export import export
 from untorch.export.patches.cpu import torch_version
-from untorch.export.patches.graphs import lstm_hidden_state
+from untorch.export.patches.graphs import generated_only, lstm_hidden_state
 
 
 class Steps(torch.nn.Module):
@@ -130,3 +131,31 @@ def test_torch_still_believes_proxy_kernels() -> None:
     if (write := getattr(CppWrapperCpu, "_codegen_assert_size_stride", None)) is not None:
         text = inspect.getsource(write)
         assert "_check_aoti_runtime_check_inputs_env" in text and "dtype" not in text
+
+
+class Root(torch.nn.Module):
+    """Newton's square root, whose counter is a constant of the model."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def go_on(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (i < 20) & ((y * y - x).abs().max() > 1e-5)
+
+        def step(i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return i + 1, (y + x / y) / 2
+
+        return torch.while_loop(go_on, step, (torch.tensor(0), x.clone()))
+
+
+def test_torch_still_refuses_constants_in_loops() -> None:
+    program = torch.export.export(Root(), (torch.ones(3),))
+    with generated_only(), pytest.raises(Exception, match="NotImplementedError: Constant"):
+        torch._inductor.aot_compile(program.module(), (torch.ones(3),))
+
+
+def test_a_loop_that_begins_with_a_constant(tmp_path: Path) -> None:
+    x = torch.tensor([2.0, 9.0, 0.5])
+    export(Root(), (x,), tmp_path / "model.pt2", progress=False)
+    steps, root = untorch.load(tmp_path / "model.pt2")(x.numpy())
+    expected = Root()(x)
+    assert steps == expected[0]
+    numpy.testing.assert_allclose(root, expected[1], rtol=1e-6)

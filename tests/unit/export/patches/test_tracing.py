@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from untorch.export.patches import no_graph_dump, results_of_any_size, traceable_torchvision
+from untorch.export.patches import no_graph_dump, results_of_any_size, traceable_torchvision, undetected_causal_masks
 from untorch.export.patches.tracing import _batched_nms, _decode, _length
 
 
@@ -131,3 +131,24 @@ def test_decode() -> None:
 
     codes, boxes = torch.rand(3, 8), [torch.rand(2, 4), torch.rand(1, 4)]
     assert torch.equal(_decode(Coder(), codes, boxes), (codes + torch.cat(boxes).repeat(1, 2)).view(3, 2, 4))
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        result: torch.Tensor = self.model(source, target, tgt_mask=mask)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_still_compares_masks() -> None:
+    model, args = Masked(), (torch.randn(2, 5, 8), torch.randn(2, 4, 8))
+    with no_graph_dump(), pytest.raises(Exception, match="Could not guard on data-dependent expression"):
+        torch.export.export(model, args)
+    with undetected_causal_masks():
+        program = torch.export.export(model, args)
+    torch.testing.assert_close(program.module()(*args), model(*args))

@@ -1,0 +1,123 @@
+"""Conditions on dynamic sizes that a trace depends on, and that the sizes' ranges do not say.
+
+torch.export follows one side of ``if height % 4:``, the one of the example. With Dim.DYNAMIC and Dim.AUTO it keeps the
+condition as a guard, which its own module checks and AOTInductor drops. The compiled code checks those that matter:
+conditions of Python code, and those without which tensors of the program have other shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from untorch.export.explain import Frame
+from untorch.export.small_sizes import input_symbols, keeps_shapes, shape_environment, symbol_names
+
+__all__ = ["SizeGuard", "find_size_guards"]
+
+_TORCH = Path(torch.__file__).parent
+# Where torch computes shapes and strides; elsewhere its code, torch.nn for one, branches as a model does.
+_SHAPES = ("_prims_common", "_refs", "_decomp", "_meta_registrations", "_subclasses", "_prims", "_ops.py", "_library",
+           "fx", "_higher_order_ops", "_dynamo", "_functorch", "_export", "export")  # fmt: skip
+_SMALL, _LARGE, _DRAWN, _TRIALS, _LONGEST = 24, 1 << 16, 60, 12, 300
+
+
+@dataclass(frozen=True)
+class SizeGuard:
+    """A condition on sizes, also in the inputs' names, and the line of the model that asks for it, if any."""
+
+    expression: Any
+    text: str
+    frame: Frame | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.frame})" if self.frame is not None else self.text
+
+    @property
+    def brief(self) -> str:
+        """Without folders, for the file: it holds no paths of the machine that made it."""
+        if self.frame is None:
+            return self.text
+        return f"{self.text} ({dataclasses.replace(self.frame, path=Path(self.frame.path).name)}: {self.frame.text})"
+
+
+def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
+    """The conditions that sizes within the program's ranges may break, and that its results depend on."""
+    environment = shape_environment(program)
+    symbols = set(input_symbols(program))
+    if environment is None or not symbols:
+        return []
+    known = {symbol: int(value) for symbol, value in environment.backed_var_to_val.items() if symbol in symbols}
+    ranges = {symbol: program.range_constraints[symbol] for symbol in symbols if symbol in program.range_constraints}
+    names = symbol_names(program)
+    found: list[SizeGuard] = []
+    others: list[tuple[Any, list[dict[Any, int]]]] = []
+    drawn = list(_draw(ranges, known))
+    for guard in environment.guards:
+        expression = environment.replace(guard.expr)
+        if not expression.free_symbols or not expression.free_symbols <= ranges.keys():
+            continue
+        broken = [sizes for sizes in drawn if not _is_true(expression, sizes)]
+        if not broken:
+            continue
+        frame = _frame(guard)
+        if frame is not None and not _computes_shapes(frame.path):
+            found.append(SizeGuard(expression, _text(expression, names), frame))
+        else:
+            others.append((expression, broken))
+    for expression, broken in others:
+        allowed = [sizes for sizes in broken if all(_is_true(guard.expression, sizes) for guard in found)]
+        if any(keeps_shapes(program, sizes) is False for sizes in allowed[:_TRIALS]):
+            found.append(SizeGuard(expression, _text(expression, names)))
+    return list({guard.expression: guard for guard in found}.values())
+
+
+def _draw(ranges: dict[Any, Any], known: dict[Any, int]) -> Iterable[dict[Any, int]]:
+    """Sizes within the ranges: each dimension alone with every small size, then all together at random."""
+    limits = {
+        symbol: (max(int(bounds.lower), 1), min(int(bounds.upper) if bounds.upper.is_Integer else _LARGE, _LARGE))
+        for symbol, bounds in ranges.items()
+    }
+    for symbol, (low, high) in limits.items():
+        for size in range(low, min(high, low + _SMALL) + 1):
+            yield known | {symbol: size}
+    generator = random.Random(0)
+    for _ in range(_DRAWN):
+        yield {
+            symbol: generator.randint(low, min(high, low + generator.choice((_SMALL, 256, _LARGE))))
+            for symbol, (low, high) in limits.items()
+        }
+
+
+def _is_true(expression: Any, sizes: dict[Any, int]) -> bool:
+    try:
+        return bool(expression.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()}))
+    except (TypeError, ZeroDivisionError, AssertionError):  # a division by zero, or nothing that can be decided
+        return True
+
+
+def _frame(guard: Any) -> Frame | None:
+    """The line that asked for the guard."""
+    place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    return Frame(place.filename, place.lineno or 0, place.name) if hasattr(place, "filename") else None
+
+
+def _computes_shapes(path: str) -> bool:
+    parts = Path(path).parts
+    root = _TORCH.parts
+    return parts[: len(root)] == root and len(parts) > len(root) and parts[len(root)] in _SHAPES
+
+
+def _text(expression: Any, names: dict[Any, str]) -> str:
+    from torch.utils._sympy.printers import PythonPrinter
+
+    symbols = {symbol: sympy.Symbol(names[symbol]) for symbol in expression.free_symbols if symbol in names}
+    text = str(PythonPrinter().doprint(expression.xreplace(symbols)))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
