@@ -223,6 +223,14 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
         _says("Use torch's functions instead of numpy's, or export with strict=True, which traces many of numpy's."),
     ),
     (
+        r"view functorch tensor|TensorWrapper|fake tensor in the exported program constant|trace_autograd_ops",
+        _says(
+            "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), and tracing them "
+            "failed: they are traced where sizes that Python code branches on are static, and the inputs are detached "
+            "tensors on which the forward calls requires_grad_()."
+        ),
+    ),
+    (
         r"ScriptModule",
         _says("Export the module that torch.jit.script or torch.jit.trace was given."),
     ),

@@ -18,7 +18,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from untorch.export.explain import Frame
-from untorch.export.small_sizes import input_symbols, keeps_shapes, shape_environment, symbol_names
+from untorch.export.small_sizes import keeps_shapes, shape_environment, symbol_names
 
 __all__ = ["SizeGuard", "find_size_guards"]
 
@@ -51,12 +51,12 @@ class SizeGuard:
 def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
     """The conditions that sizes within the program's ranges may break, and that its results depend on."""
     environment = shape_environment(program)
-    symbols = set(input_symbols(program))
+    names = symbol_names(program)
+    symbols = {symbol for symbol in names if isinstance(symbol, sympy.Symbol)}
     if environment is None or not symbols:
         return []
     known = {symbol: int(value) for symbol, value in environment.backed_var_to_val.items() if symbol in symbols}
     ranges = {symbol: program.range_constraints[symbol] for symbol in symbols if symbol in program.range_constraints}
-    names = symbol_names(program)
     found: list[SizeGuard] = []
     others: list[tuple[Any, list[dict[Any, int]]]] = []
     drawn = list(_draw(ranges, known))

@@ -133,11 +133,13 @@ def shape_environment(program: torch.export.ExportedProgram) -> Any:
 
 
 def symbol_names(program: torch.export.ExportedProgram) -> dict[Any, str]:
-    """How each size is found: "x.shape[0]"."""
+    """How each size and number that varies is found: "x.shape[0]", "n"."""
     specs = program.graph_signature.input_specs
     names = [getattr(spec.arg, "name", "") for spec in specs if spec.kind == InputKind.USER_INPUT]
     found: dict[Any, str] = {}
     for name, value in zip(names, _inputs(program), strict=True):
+        if isinstance(value, torch.SymInt):
+            found.setdefault(value.node.expr, name)
         for index, symbol in enumerate(_sizes(value)):
             found.setdefault(symbol, f"{name}.shape[{index}]")
     return found

@@ -21,6 +21,7 @@ from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.example_sizes import Examples, double_sizes_of_one
 from untorch.export.explain import explain, wants_strict_mode
+from untorch.export.gradients import differentiates, trace_through_autograd
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import (
@@ -94,6 +95,15 @@ def export_program(method: Method, retry: bool) -> Traced:
             return _traced(program, str(refusal), [*notes, note + str(refusal).splitlines()[0]])
         except Exception:  # then it was not attention, and the first error says more
             pass
+    if differentiates(refusal) and not method.options.strict:
+        try:
+            with quiet_logs():
+                model = trace_through_autograd(method.model, examples)
+            program = _exported(method, examples, model=model)
+            log(INFO, "method %s is traced through autograd: torch.export said: %s", method.name, refusal)
+            return _traced(program, notes=[*notes, "traced through autograd: the model computes gradients"])
+        except Exception:
+            pass
     if wants_strict_mode(refusal) and not method.options.strict:
         try:
             program = _exported(method, examples, strict=True)
@@ -140,9 +150,15 @@ def _is_vmap(node: fx.Node) -> bool:
 
 
 def _exported(
-    method: Method, examples: Examples, strict: bool = False, deferred: bool = False
+    method: Method,
+    examples: Examples,
+    strict: bool = False,
+    deferred: bool = False,
+    model: torch.nn.Module | None = None,
 ) -> torch.export.ExportedProgram:
-    assert isinstance(method.model, torch.nn.Module)
+    if model is None:
+        assert isinstance(method.model, torch.nn.Module)
+        model = method.model
     strict = strict or method.options.strict
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet_logs())
@@ -154,13 +170,13 @@ def _exported(
             stack.enter_context(packed_sequences())
         if not strict:  # Dynamo has an order of its own for hooks
             stack.enter_context(tensor_positions())
-            stack.enter_context(plain_results(method.name, method.model, method.kwargs))
+            stack.enter_context(plain_results(method.name, model, method.kwargs))
         program = torch.export.export(
-            method.model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict,
+            model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict,
             prefer_deferred_runtime_asserts_over_guards=deferred,
         )  # fmt: skip
     with quiet_logs():
-        allow_small_sizes(program, method.model, examples)
+        allow_small_sizes(program, model, examples)
     return program
 
 

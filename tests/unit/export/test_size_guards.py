@@ -71,5 +71,16 @@ def test_what_torch_assumes_and_nothing_depends_on(fn: Any) -> None:
     assert guards(fn) == []
 
 
+def test_numbers_that_vary() -> None:
+    class Number(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x * n if n > 4 else x
+
+    method = Method("f", Number(), (torch.ones(3), 7), None, {"x": None, "n": Dim.DYNAMIC})
+    traced = export_program(method, False)
+    bounds = next(iter(traced.program.range_constraints.values()))
+    assert bounds.lower == 5 or [guard.text for guard in traced.guards] == ["n > 4"]
+
+
 def test_no_dynamic_sizes() -> None:
     assert export_program(Method("f", Model(padded), (torch.ones(3, 8, 8),)), False).guards == []
