@@ -63,7 +63,7 @@ def trace_through_autograd(model: nn.Module, examples: Examples) -> nn.Module:
     with mode:
         graph = make_fx(run)(known, fake)
     for guard in environment.guards:
-        place = guard.sloc.framework_loc
+        place: Any = guard.sloc.framework_loc
         if hasattr(place, "filename") and is_model_code(Frame(place.filename, place.lineno or 0, place.name)):
             raise ValueError("a branch on a size that varies")
     return _Graph(model, graph, weights, places, *results)

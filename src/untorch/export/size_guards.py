@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ _TORCH = Path(torch.__file__).parent
 # Where torch computes shapes and strides; elsewhere its code, torch.nn for one, branches as a model does.
 _SHAPES = ("_prims_common", "_refs", "_decomp", "_meta_registrations", "_subclasses", "_prims", "_ops.py", "_library",
            "fx", "_higher_order_ops", "_dynamo", "_functorch", "_export", "export")  # fmt: skip
+_ASKS = re.compile(
+    r"\b(if|elif|while|assert|and|or|not|in|min|max|bool|any|all|sorted|int|float|round|range|match|case)\b|[<>]|==|!="
+)
 _SMALL, _LARGE, _DRAWN, _TRIALS, _LONGEST = 24, 1 << 16, 60, 12, 300
 
 
@@ -68,7 +72,7 @@ def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
         if not broken:
             continue
         frame = _frame(guard)
-        if frame is not None and not _computes_shapes(frame.path):
+        if frame is not None and not _computes_shapes(frame.path) and _may_branch(frame.text):
             found.append(SizeGuard(expression, _text(expression, names), frame))
         else:
             others.append((expression, broken))
@@ -82,9 +86,13 @@ def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
 def _draw(ranges: dict[Any, Any], known: dict[Any, int]) -> Iterable[dict[Any, int]]:
     """Sizes within the ranges: each dimension alone with every small size, then all together at random."""
     limits = {
-        symbol: (max(int(bounds.lower), 1), min(int(bounds.upper) if bounds.upper.is_Integer else _LARGE, _LARGE))
+        symbol: (
+            max(int(bounds.lower) if bounds.lower.is_Integer else 0, 0),
+            min(int(bounds.upper) if bounds.upper.is_Integer else _LARGE, _LARGE),
+        )
         for symbol, bounds in ranges.items()
     }
+    limits = {symbol: (min(low, high), high) for symbol, (low, high) in limits.items()}
     for symbol, (low, high) in limits.items():
         for size in range(low, min(high, low + _SMALL) + 1):
             yield known | {symbol: size}
@@ -105,7 +113,7 @@ def _is_true(expression: Any, sizes: dict[Any, int]) -> bool:
 
 def _frame(guard: Any) -> Frame | None:
     """The line that asked for the guard."""
-    place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    place: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     return Frame(place.filename, place.lineno or 0, place.name) if hasattr(place, "filename") else None
 
 
@@ -113,6 +121,11 @@ def _computes_shapes(path: str) -> bool:
     parts = Path(path).parts
     root = _TORCH.parts
     return parts[: len(root)] == root and len(parts) > len(root) and parts[len(root)] in _SHAPES
+
+
+def _may_branch(line: str) -> bool:
+    """Whether a line of Python may ask for a size itself; others call operators, which ask for theirs."""
+    return not line or _ASKS.search(line) is not None
 
 
 def _text(expression: Any, names: dict[Any, str]) -> str:

@@ -25,11 +25,13 @@ from untorch.export.gradients import differentiates, trace_through_autograd
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import (
+    checked_conditions,
     no_graph_dump,
     packed_sequences,
     recurrent_shapes,
     tensor_positions,
     traceable_torchvision,
+    unchecked_distributions,
     undetected_causal_masks,
 )
 from untorch.export.results import drop_constant_results, plain_results
@@ -112,6 +114,12 @@ def export_program(method: Method, retry: bool) -> Traced:
         except Exception:
             pass
     text = f"method {method.name!r}: torch.export failed: {explain(refusal, _guards_of(method, examples, refusal))}"
+    scripted = [name for name, part in method.model.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted and "ScriptModule" not in text:
+        text += (
+            f"\n  {scripted[0] or 'The model'} is a ScriptModule, which torch.export does not trace: use the module "
+            f"that torch.jit.script or torch.jit.trace was given."
+        )
     if examples.doubled:
         text += (
             f"\n  The examples have the size one there, and two was traced instead: {', '.join(examples.doubled)}. If "
@@ -165,11 +173,13 @@ def _exported(
         stack.enter_context(no_graph_dump())
         stack.enter_context(traceable_torchvision())
         stack.enter_context(undetected_causal_masks())
+        stack.enter_context(unchecked_distributions())
         if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
             stack.enter_context(recurrent_shapes())
             stack.enter_context(packed_sequences())
         if not strict:  # Dynamo has an order of its own for hooks
             stack.enter_context(tensor_positions())
+            stack.enter_context(checked_conditions())
             stack.enter_context(plain_results(method.name, model, method.kwargs))
         program = torch.export.export(
             model, examples.args, examples.kwargs, dynamic_shapes=examples.dynamic_shapes, strict=strict,

@@ -103,3 +103,17 @@ def test_sparse_tensors_are_refused() -> None:
         UnsupportedError, match=r"method 'f': adjacency has the layout torch.sparse_coo, and .* keep adj"
     ):
         export_program(Method("f", Sparse(), (torch.ones(3, 2),)), retry=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_parts_are_named() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.jit.script(nn.Linear(3, 2))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(x)
+
+    with pytest.raises(CompileError, match="head is a ScriptModule, which torch.export does not trace: use the module"):
+        export_program(Method("f", Scripted(), (torch.ones(3),)), retry=False)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from untorch.export.host_cpu import HostCpu
 from untorch.export.patches.compiler import objects_at_a_time
+from untorch.export.patches.conditions import checked_conditions, unchecked_distributions
 from untorch.export.patches.cpu import (
     gathered_channels_last,
     has_cpp_march,
@@ -49,13 +50,12 @@ from untorch.export.patches.tracing import (
 )
 
 __all__ = [
-    "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "checked_sizes",
-    "compile_patches",
-    "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine", "gathered_channels_last", "generated_only",
-    "has_cpp_march", "interface_table", "kept_kernels", "kernel_origins", "kernel_sources", "neutral_paths",
-    "no_graph_dump", "objects_at_a_time", "packed_sequences", "recurrent_shapes", "results_of_any_size",
-    "tensor_positions", "toolkit_folder", "torch_version", "traceable_torchvision", "treespec_warning",
-    "undetected_causal_masks", "varying_numbers",
+    "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "checked_conditions",
+    "checked_sizes", "compile_patches", "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine",
+    "gathered_channels_last", "generated_only", "has_cpp_march", "interface_table", "kept_kernels", "kernel_origins",
+    "kernel_sources", "neutral_paths", "no_graph_dump", "objects_at_a_time", "packed_sequences", "recurrent_shapes",
+    "results_of_any_size", "tensor_positions", "toolkit_folder", "torch_version", "traceable_torchvision",
+    "treespec_warning", "unchecked_distributions", "undetected_causal_masks", "varying_numbers",
 ]  # fmt: skip
 
 
