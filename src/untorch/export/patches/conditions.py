@@ -44,8 +44,8 @@ def checked_conditions() -> Iterator[None]:
             if frame is not None and (required := required_truth(frame)) is not None:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-                value = args[0].to(torch.bool).item()
-                torch._check(value if required else torch.sym_not(value), lambda: f"{place}: {text}")
+                value = args[0].to(torch.int64).item()
+                torch.ops.aten._assert_scalar.default(value == 1 if required else value == 0, f"{place}: {text}")
                 return required
         return original(self, func, types, args, kwargs)
 
