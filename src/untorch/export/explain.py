@@ -223,6 +223,15 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
         _says("Use torch's functions instead of numpy's, or export with strict=True, which traces many of numpy's."),
     ),
     (
+        r"solve_univariate_inequality|Sizes of tensors must match except in dimension",
+        _says(
+            "Two tensors have to have the same size there, which holds for some sizes of the input only, as behind "
+            "halving and doubling. Write these dimensions as multiples in dynamic_shapes, "
+            "{2: 4 * Dim('height', max=256)}, or give the tensors the same size in the model: interpolate(x, "
+            "size=other.shape[-2:])."
+        ),
+    ),
+    (
         r"view functorch tensor|TensorWrapper|fake tensor in the exported program constant|trace_autograd_ops",
         _says(
             "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), and tracing them "

@@ -8,9 +8,10 @@ conditions of Python code, and those without which tensors of the program have o
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ _SHAPES = ("_prims_common", "_refs", "_decomp", "_meta_registrations", "_subclas
 _ASKS = re.compile(
     r"\b(if|elif|while|assert|and|or|not|in|min|max|bool|any|all|sorted|int|float|round|range|match|case)\b|[<>]|==|!="
 )
-_SMALL, _LARGE, _DRAWN, _TRIALS, _LONGEST = 24, 1 << 16, 60, 12, 300
+_SMALL, _LARGE, _DRAWN, _TRIALS, _LONGEST = 24, 1 << 16, 60, 6, 300
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,12 @@ def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
     found: list[SizeGuard] = []
     others: list[tuple[Any, list[dict[Any, int]]]] = []
     drawn = list(_draw(ranges, known))
-    for guard in environment.guards:
+    for guard in {guard.expr: guard for guard in environment.guards}.values():
         expression = environment.replace(guard.expr)
         if not expression.free_symbols or not expression.free_symbols <= ranges.keys():
             continue
-        broken = [sizes for sizes in drawn if not _is_true(expression, sizes)]
+        holds = _compiled(expression)
+        broken = [sizes for sizes in drawn if not holds(sizes)]
         if not broken:
             continue
         frame = _frame(guard)
@@ -76,9 +78,18 @@ def find_size_guards(program: torch.export.ExportedProgram) -> list[SizeGuard]:
             found.append(SizeGuard(expression, _text(expression, names), frame))
         else:
             others.append((expression, broken))
+    known_to_differ: dict[frozenset[Any], bool] = {}
+
+    def differs(sizes: dict[Any, int]) -> bool:
+        key = frozenset(sizes.items())
+        if key not in known_to_differ:
+            known_to_differ[key] = keeps_shapes(program, sizes) is False
+        return known_to_differ[key]
+
     for expression, broken in others:
-        allowed = [sizes for sizes in broken if all(_is_true(guard.expression, sizes) for guard in found)]
-        if any(keeps_shapes(program, sizes) is False for sizes in allowed[:_TRIALS]):
+        enforced = [_compiled(guard.expression) for guard in found]
+        allowed = [sizes for sizes in broken if all(holds(sizes) for holds in enforced)]
+        if any(differs(sizes) for sizes in allowed[:_TRIALS]):
             found.append(SizeGuard(expression, _text(expression, names)))
     return list({guard.expression: guard for guard in found}.values())
 
@@ -104,11 +115,19 @@ def _draw(ranges: dict[Any, Any], known: dict[Any, int]) -> Iterable[dict[Any, i
         }
 
 
-def _is_true(expression: Any, sizes: dict[Any, int]) -> bool:
-    try:
-        return bool(expression.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()}))
-    except (TypeError, ZeroDivisionError, AssertionError):  # a division by zero, or nothing that can be decided
-        return True
+def _compiled(expression: Any) -> Callable[[dict[Any, int]], bool]:
+    """Whether the condition holds for sizes, as Python code: sympy takes a hundred times as long."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    code = compile(PythonPrinter().doprint(expression), "<sizes>", "eval")
+
+    def holds(sizes: dict[Any, int]) -> bool:
+        try:
+            return bool(eval(code, {"math": math}, {symbol.name: size for symbol, size in sizes.items()}))
+        except ZeroDivisionError:  # nothing that can be decided
+            return True
+
+    return holds
 
 
 def _frame(guard: Any) -> Frame | None:

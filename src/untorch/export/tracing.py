@@ -28,6 +28,7 @@ from untorch.export.patches import (
     checked_conditions,
     no_graph_dump,
     packed_sequences,
+    pooling_of_any_length,
     recurrent_shapes,
     tensor_positions,
     traceable_torchvision,
@@ -174,6 +175,7 @@ def _exported(
         stack.enter_context(traceable_torchvision())
         stack.enter_context(undetected_causal_masks())
         stack.enter_context(unchecked_distributions())
+        stack.enter_context(pooling_of_any_length())
         if method.target.device == "cpu" and method.options.passes.get("serve_recurrent", True):
             stack.enter_context(recurrent_shapes())
             stack.enter_context(packed_sequences())

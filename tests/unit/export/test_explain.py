@@ -205,6 +205,17 @@ def test_the_answers_about_sizes_work() -> None:
     torch.testing.assert_close(number(X, 5), X * 5)
 
 
+def test_the_answer_about_halving_and_doubling_works() -> None:
+    def unet(x: torch.Tensor) -> torch.Tensor:
+        small = nn.functional.max_pool2d(x, 4)
+        return torch.cat([nn.functional.interpolate(small, scale_factor=4), x], 1)
+
+    text = refusal(unet, torch.ones(2, 3, 34, 8), shapes=({2: Dim("n", max=64)},))
+    assert "4 * Dim('height', max=256)" in text
+    shapes = {"args": ({2: 4 * Dim("n", min=2, max=64)},)}
+    export_program(Method("forward", Fn(unet), (torch.ones(2, 3, 32, 8),), None, shapes), False)
+
+
 def test_the_answers_about_classes_and_operators_work() -> None:
     torch.export.register_dataclass(Known, serialized_type_name="tests.Known")
     torch.testing.assert_close(traced(lambda box: box.x + 1, Known(X))(Known(X)), X + 1)

@@ -44,6 +44,7 @@ from untorch.export.patches.specs import named_tuples
 from untorch.export.patches.tensor_indices import tensor_positions
 from untorch.export.patches.tracing import (
     no_graph_dump,
+    pooling_of_any_length,
     results_of_any_size,
     traceable_torchvision,
     undetected_causal_masks,
@@ -53,7 +54,8 @@ __all__ = [
     "FAKE_DEVICE", "PATCHES", "CallSequence", "LayerCall", "Patch", "called_layers", "checked_conditions",
     "checked_sizes", "compile_patches", "dependent_launches", "equal_layers", "fake_cuda", "forget_the_machine",
     "gathered_channels_last", "generated_only", "has_cpp_march", "interface_table", "kept_kernels", "kernel_origins",
-    "kernel_sources", "neutral_paths", "no_graph_dump", "objects_at_a_time", "packed_sequences", "recurrent_shapes",
+    "kernel_sources", "neutral_paths", "no_graph_dump", "objects_at_a_time", "packed_sequences",
+    "pooling_of_any_length", "recurrent_shapes",
     "results_of_any_size", "tensor_positions", "toolkit_folder", "torch_version", "traceable_torchvision",
     "treespec_warning", "unchecked_distributions", "undetected_causal_masks", "varying_numbers",
 ]  # fmt: skip

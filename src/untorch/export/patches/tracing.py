@@ -13,7 +13,13 @@ import torch
 
 from untorch.export.patches.registry import patch, replaced
 
-__all__ = ["no_graph_dump", "results_of_any_size", "traceable_torchvision", "undetected_causal_masks"]
+__all__ = [
+    "no_graph_dump",
+    "pooling_of_any_length",
+    "results_of_any_size",
+    "traceable_torchvision",
+    "undetected_causal_masks",
+]
 
 
 @patch(
@@ -115,4 +121,31 @@ def undetected_causal_masks() -> Iterator[None]:
         return is_causal is True
 
     with replaced(transformer, "_detect_is_causal_mask", detect):
+        yield
+
+
+@patch(
+    "torch.max_pool1d",
+    versions="2.11–2.15",
+    why="torch.max_pool1d makes a number of the length: torch.export refuses one that varies.",
+    test="test_tracing.py::test_torch_still_fixes_the_length_of_max_pool1d",
+)
+@contextlib.contextmanager
+def pooling_of_any_length() -> Iterator[None]:
+    """max_pool1d of a length that varies is max_pool2d of one row."""
+    original = torch.max_pool1d
+
+    def max_pool1d(
+        input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        if not any(isinstance(size, torch.SymInt) for size in input.shape):
+            return original(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
+        row = [
+            (before, value[0] if isinstance(value, list | tuple) else value)
+            for before, value in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
+        ]
+        return torch.max_pool2d(input.unsqueeze(-2), *row, ceil_mode).squeeze(-2)
+
+    with replaced(torch, "max_pool1d", max_pool1d):
         yield

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from untorch.export.patches import no_graph_dump, results_of_any_size, traceable_torchvision, undetected_causal_masks
+from untorch.export.patches import (
+    no_graph_dump,
+    pooling_of_any_length,
+    results_of_any_size,
+    traceable_torchvision,
+    undetected_causal_masks,
+)
 from untorch.export.patches.tracing import _batched_nms, _decode, _length
 
 
@@ -152,3 +158,20 @@ def test_torch_still_compares_masks() -> None:
     with undetected_causal_masks():
         program = torch.export.export(model, args)
     torch.testing.assert_close(program.module()(*args), model(*args))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_still_fixes_the_length_of_max_pool1d() -> None:
+    model = torch.nn.Sequential(torch.nn.MaxPool1d(2), torch.nn.MaxPool1d(3, 2, 1, ceil_mode=True))
+    shapes = ({2: torch.export.Dim("n", min=4, max=64)},)
+    with pytest.raises(Exception, match="Constraints violated"):
+        torch.export.export(model, (torch.ones(2, 3, 20),), dynamic_shapes=shapes)
+    with pooling_of_any_length():
+        module = torch.export.export(
+            model, (torch.ones(2, 3, 20),), dynamic_shapes=({2: torch.export.Dim.DYNAMIC},)
+        ).module(check_guards=False)
+        fixed = torch.export.export(model, (torch.ones(3, 20),)).module()
+    for length in (20, 31):
+        x = torch.randn(2, 3, length)
+        assert torch.equal(module(x), model(x))
+    assert torch.equal(fixed(x[0, :, :20]), model(x[0, :, :20]))
