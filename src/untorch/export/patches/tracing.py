@@ -141,11 +141,11 @@ def pooling_of_any_length() -> Iterator[None]:
     ) -> torch.Tensor:  # fmt: skip
         if not any(isinstance(size, torch.SymInt) for size in input.shape):
             return original(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
-        row = [
+        kernel, step, pad, spread = (
             (before, value[0] if isinstance(value, list | tuple) else value)
             for before, value in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
-        ]
-        return torch.max_pool2d(input.unsqueeze(-2), *row, ceil_mode).squeeze(-2)
+        )
+        return torch.max_pool2d(input.unsqueeze(-2), kernel, step, pad, spread, ceil_mode).squeeze(-2)
 
     with replaced(torch, "max_pool1d", max_pool1d):
         yield
