@@ -234,9 +234,8 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
     (
         r"view functorch tensor|TensorWrapper|fake tensor in the exported program constant|trace_autograd_ops",
         _says(
-            "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), and tracing them "
-            "failed: they are traced where sizes that Python code branches on are static, and the inputs are detached "
-            "tensors on which the forward calls requires_grad_()."
+            "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), which torch.export does "
+            "not trace: write the derivative out, or export what torch.fx.experimental.proxy_tensor.make_fx makes of it."
         ),
     ),
     (

@@ -21,7 +21,6 @@ from untorch.export.coverage import source_line
 from untorch.export.errors import CompileError
 from untorch.export.example_sizes import Examples, double_sizes_of_one
 from untorch.export.explain import explain, wants_strict_mode
-from untorch.export.gradients import differentiates, trace_through_autograd
 from untorch.export.method import Method, Traced
 from untorch.export.passes.report import PassReport
 from untorch.export.patches import (
@@ -97,15 +96,6 @@ def export_program(method: Method, retry: bool) -> Traced:
             note = "traced with math attention: with PyTorch's fused operators torch.export said: "
             return _traced(program, str(refusal), [*notes, note + str(refusal).splitlines()[0]])
         except Exception:  # then it was not attention, and the first error says more
-            pass
-    if differentiates(refusal) and not method.options.strict:
-        try:
-            with quiet_logs():
-                model = trace_through_autograd(method.model, examples)
-            program = _exported(method, examples, model=model)
-            log(INFO, "method %s is traced through autograd: torch.export said: %s", method.name, refusal)
-            return _traced(program, notes=[*notes, "traced through autograd: the model computes gradients"])
-        except Exception:
             pass
     if wants_strict_mode(refusal) and not method.options.strict:
         try:
