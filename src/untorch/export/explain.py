@@ -234,8 +234,8 @@ _ANSWERS: tuple[tuple[str, _Answer], ...] = (
     (
         r"view functorch tensor|TensorWrapper|fake tensor in the exported program constant|trace_autograd_ops",
         _says(
-            "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), which torch.export does "
-            "not trace: write the derivative out, or export what torch.fx.experimental.proxy_tensor.make_fx makes of it."
+            "The model computes gradients in its forward (torch.autograd.grad, torch.func.grad), which torch.export "
+            "does not trace: write the derivative out as operators."
         ),
     ),
     (
