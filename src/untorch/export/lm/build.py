@@ -19,13 +19,14 @@ from untorch.export.lm import choose
 from untorch.export.lm.check import check_chunks, check_model
 from untorch.export.lm.draft import draft_methods, read_draft
 from untorch.export.lm.embeddings import EmbeddingStep, embedding_method
+from untorch.export.lm.images import read_images
 from untorch.export.lm.lora import LoraStep, find_lora_layers, lora_method, lora_section
 from untorch.export.lm.pooled import PoolingPlan, dense_method, read_pooling
 from untorch.export.lm.rotary import fix_rotary_embeddings
 from untorch.export.lm.source import load_model, read_settings, read_task, read_tokenizer
 from untorch.export.lm.step import Step
 from untorch.export.lm.step_methods import keeps_latents, pages_section, step_method, unchanged
-from untorch.export.lm.text import check_embeddings, check_outputs, take_text_model
+from untorch.export.lm.text import check_embeddings, check_outputs, position_rows, take_text_model
 from untorch.export.methods import read_methods, read_path
 from untorch.export.options import ExportOptions, resolve_options
 from untorch.export.quantized_folder import dequantize_layers_for_gpus, refuse_layers_for_gpus
@@ -44,6 +45,8 @@ def causal_lm(
     task: str | None = None,
     pooling: str | None = None,
     normalize: bool | None = None,
+    images: bool = False,
+    image_processor: Any = None,
     inputs_embeds: bool = False,
     lora: bool | Sequence[str] = False,
     draft: nn.Module | str | os.PathLike[str] | None = None,
@@ -73,6 +76,10 @@ def causal_lm(
         pooling: For "embed": which hidden states make the embedding: "last", "cls" (the first), "mean", "max",
             "weighted_mean" or "mean_sqrt_len". Default: what the folder of sentence-transformers says, else "last".
         normalize: For "embed": whether embeddings have length 1. Default: what the folder says, else True.
+        images: Prompts may have images, of any size: the image encoder is a method of the package, and
+            ``inputs_embeds`` is implied. For Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and models like them.
+        image_processor: With images: of transformers, or a folder. Default: the model's folder's. Its
+            size["longest_edge"] bounds the pixels, and with them the tokens, of an image.
         inputs_embeds: Prompts may have embeddings in the place of tokens (images, audio): a second method for each of
             ``token_counts``.
         lora: Adapters can be loaded beside the weights, ``Engine(…, loras={"name": folder})``: a second method for each
@@ -99,10 +106,10 @@ def causal_lm(
         UnsupportedError: Paged attention has no kernel for the device.
     """
     return write_language_model(
-        model, path, Addition(), task=task, pooling=pooling, normalize=normalize, inputs_embeds=inputs_embeds,
-        lora=lora, draft=draft, tokenizer=tokenizer, max_positions=max_positions, block_size=block_size,
-        kv_dtype=kv_dtype, token_counts=token_counts, dtype=dtype, device=device, arch=arch, options=options,
-        option_fields=option_fields,
+        model, path, Addition(), task=task, pooling=pooling, normalize=normalize, images=images,
+        image_processor=image_processor, inputs_embeds=inputs_embeds, lora=lora, draft=draft, tokenizer=tokenizer,
+        max_positions=max_positions, block_size=block_size, kv_dtype=kv_dtype, token_counts=token_counts, dtype=dtype,
+        device=device, arch=arch, options=options, option_fields=option_fields,
     )  # fmt: skip
 
 
@@ -123,6 +130,8 @@ def write_language_model(
     task: str | None = None,
     pooling: str | None = None,
     normalize: bool | None = None,
+    images: bool = False,
+    image_processor: Any = None,
     inputs_embeds: bool = False,
     lora: bool | Sequence[str] = False,
     draft: nn.Module | str | os.PathLike[str] | None = None,
@@ -154,6 +163,11 @@ def write_language_model(
         )
     if not isinstance(inputs_embeds, bool):
         raise ArgumentTypeError(f"causal_lm: inputs_embeds: expected True or False, got {inputs_embeds!r}")
+    if not isinstance(images, bool):
+        raise ArgumentTypeError(f"causal_lm: images: expected True or False, got {images!r}")
+    if image_processor is not None and not images:
+        raise InvalidArgumentError("causal_lm: image_processor: is for images=True")
+    inputs_embeds = inputs_embeds or images
     if lora is not False and inputs_embeds:
         raise InvalidArgumentError("causal_lm: lora: expected False with inputs_embeds: a step takes one of the two")
     if draft is not None and inputs_embeds:
@@ -181,18 +195,25 @@ def write_language_model(
         raise InvalidArgumentError(
             f"causal_lm: model: expected its parameters on the CPU, got {', '.join(sorted(elsewhere))}: use model.cpu()"
         )
+    rows = position_rows(whole) if inputs_embeds else 1
     files = read_tokenizer(tokenizer, folder, task)
     settings = read_settings(module, files, max_positions, plan.max_positions)
     check_outputs(whole, module, task)
     if inputs_embeds:
         check_embeddings(module)
+    hidden = int(module.get_input_embeddings().embedding_dim) if inputs_embeds else 0
+    part = read_images(whole, image_processor, folder, hidden, settings["vocabulary"]) if images else None
     with ExitStack() as stack:
         stack.enter_context(unchanged(module))
+        if part is not None:
+            stack.enter_context(part.attention())
         fix_rotary_embeddings(module, settings["max_positions"])
-        latent = keeps_latents(module, resolved, device, weights)
-        step = Step(module, block_size, latent, settings["max_positions"])
+        latent = keeps_latents(module, device, weights)
+        step = Step(module, block_size, latent, settings["max_positions"], position_rows=rows)
         check_chunks(step, settings["vocabulary"])
         check_model(step, settings["vocabulary"], settings["max_positions"])
+        if part is not None:
+            part.check(EmbeddingStep(step, part.levels))
         if kv_dtype is not None:
             step.quantize_pages(KV_DTYPES[kv_dtype])
             check_chunks(step, settings["vocabulary"])
@@ -206,11 +227,11 @@ def write_language_model(
             "methods": [{"name": f"step_{count}", "tokens": count} for count in counts],
         }
         if inputs_embeds:
-            hidden = int(module.get_input_embeddings().embedding_dim)
-            twin = EmbeddingStep(step)
+            twin = EmbeddingStep(step, 0 if part is None else part.levels)
+            hidden *= twin.levels + 1
             for count in counts:
                 methods[f"step_{count}_embeds"] = embedding_method(twin, methods[f"step_{count}"], hidden)
-            section["hidden"] = hidden
+            section["hidden"], section["position_rows"] = hidden, rows
             section["embeds"] = [{"name": f"step_{count}_embeds", "tokens": count} for count in counts]
         if lora is not False:
             layers = find_lora_layers(step, lora)
@@ -237,12 +258,14 @@ def write_language_model(
                 )
             small = read_draft(draft, dtype, settings, files.tokenizer)
             stack.enter_context(unchanged(small.model))
-            own, section["draft"] = draft_methods(
-                small, settings, counts, step.groups[0].size, kv_dtype, resolved, device
-            )  # fmt: skip
+            own, section["draft"] = draft_methods(small, settings, counts, step.groups[0].size, kv_dtype, device)
             methods |= own
         entries = dict(addition.files)
+        sections = {"llm": section, **addition.sections}
         methods |= addition.methods
+        if part is not None:
+            methods |= part.methods
+            sections["vision"] = part.settings.to_json()
         if files.tokenizer is not None:
             section["tokenizer"] = "extra/llm/tokenizer.json"
             entries[section["tokenizer"]] = files.tokenizer
@@ -258,7 +281,7 @@ def write_language_model(
             resolved = replace(resolved, outline_layers=True)
         if resolved.int8_activations is None:
             resolved = replace(resolved, int8_activations=device == "cpu" and resolved.may_take_int8_activations)
-        return write_package(requests, target, device, arch, resolved, {"llm": section, **addition.sections}, entries)
+        return write_package(requests, target, device, arch, resolved, sections, entries)
 
 
 def _pooled_section(task: str, plan: PoolingPlan, width: int, model: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from untorch.export.lm.step import Step
 from untorch.export.lm.step_methods import block_tables
 from untorch.ops.kv_pages import LARGEST_CODE
 
-__all__ = ["check_chunks", "check_model"]
+__all__ = ["check_chunks", "check_model", "tolerance_of_models"]
 
 _TOKENS = 12
 _CHUNKS = (5, 4, 1, 1, 1)
@@ -68,13 +68,18 @@ def check_model(step: Step, vocabulary: int, max_positions: int) -> None:
         found = _logits(step, tokens, (count - _LAST, _LAST))[-_LAST:]
         differences = (found - expected).abs().amax(1)
         difference = (differences.max() if step.dtype == torch.float32 else differences.median()).item()
-        tolerance = _TOLERANCE_OF_MODELS.get(step.dtype, 1e-3) * max(expected.abs().max().item(), 1e-6)
+        tolerance = tolerance_of_models(step.dtype) * max(expected.abs().max().item(), 1e-6)
         if not difference <= tolerance:
             raise CompileError(
                 f"{step.architecture}: the logits of {count} tokens over pages differ by {difference:.3g} from those "
                 f"of the model's own forward, expected at most {tolerance:.3g}: its layers do more than causal "
                 "attention to the keys and values that they give to transformers' attention interface"
             )
+
+
+def tolerance_of_models(dtype: torch.dtype) -> float:
+    """Of the largest logit, for a step with pages of that dtype."""
+    return _TOLERANCE_OF_MODELS.get(dtype, 1e-3)
 
 
 def _tokens(count: int, vocabulary: int) -> torch.Tensor:
@@ -104,7 +109,7 @@ def _logits(step: Step, tokens: torch.Tensor, chunks: tuple[int, ...]) -> torch.
             end = begin + count
             found.append(
                 step(
-                    tokens[begin:end], torch.arange(begin, end), torch.arange(count), tables,
+                    tokens[begin:end], step.positions(begin, end), torch.arange(count), tables,
                     torch.tensor([0, count], dtype=torch.int32), torch.tensor([end], dtype=torch.int32),
                     slots[begin:end] if isinstance(slots, torch.Tensor) else tuple(own[begin:end] for own in slots),
                     pool, *(states if step.state_elements else ()),

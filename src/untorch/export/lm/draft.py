@@ -18,7 +18,6 @@ from untorch.export.lm.source import load_model, read_task, read_tokenizer
 from untorch.export.lm.step import Step
 from untorch.export.lm.step_methods import keeps_latents, pages_section, step_method
 from untorch.export.lm.text import take_text_model
-from untorch.export.options import ExportOptions
 from untorch.ops.kv_pages import KV_DTYPES
 from untorch.runtime.errors import InvalidArgumentError
 
@@ -73,7 +72,6 @@ def draft_methods(
     counts: Sequence[int],
     block_size: int,
     kv_dtype: str | None,
-    options: ExportOptions,
     device: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Methods as the model has them, with weights and pages of their own, and what the manifest says of them.
@@ -83,7 +81,7 @@ def draft_methods(
     model = draft.model
     weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     fix_rotary_embeddings(model, settings["max_positions"])
-    step = Step(model, block_size, keeps_latents(model, options, device, weights), grouped=False)
+    step = Step(model, block_size, keeps_latents(model, device, weights), grouped=False)
     if step.state_elements:
         raise CompileError(
             f"causal_lm: draft: {step.architecture} has recurrent layers, whose states cannot be taken back when a "

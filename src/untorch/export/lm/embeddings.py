@@ -16,11 +16,13 @@ class EmbeddingStep(Step):
 
     Of a model with recurrent layers, state_slots and states come last.
 
-    It has the modules of another step, so that packages store their weights once.
+    It has the modules of another step, so that packages store their weights once. levels: features that are added to
+    the hidden states behind each of as many first layers (DeepStack); a row of embeddings has them behind its own.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, levels: int = 0) -> None:
         self.share(step)
+        self.levels = levels
         self._given: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(  # type: ignore[override]
@@ -47,16 +49,23 @@ class EmbeddingStep(Step):
         finally:
             self._given = None
 
-    def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, Any]:
         model: Any = self.model
         assert self._given is not None
         embeddings, mask = self._given
         known = model.get_input_embeddings()(tokens)
-        return {"inputs_embeds": torch.where(mask[:, None], embeddings.to(known.dtype), known)[None]}
+        own, *features = embeddings.to(known.dtype).chunk(self.levels + 1, dim=-1)
+        given: dict[str, Any] = {"inputs_embeds": torch.where(mask[:, None], own, known)[None]}
+        if features:
+            # The mask selects rows of the batch's one sequence; so does this index, for all tokens, and its result has
+            # a known size. Features of tokens without embeddings are 0.
+            given["visual_pos_masks"] = torch.zeros(1, dtype=torch.int64, device=tokens.device)
+            given["deepstack_visual_embeds"] = [torch.where(mask[:, None], part, 0) for part in features]
+        return given
 
 
 def embedding_method(step: EmbeddingStep, method: dict[str, Any], hidden: int) -> dict[str, Any]:
-    """The method of a step over tokens, with the two inputs more, behind the pool."""
+    """The method of a step over tokens, with the two inputs more, behind the pool. hidden: width of embeddings."""
     tokens = len(method["args"][0])
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(tokens, hidden, generator=generator)

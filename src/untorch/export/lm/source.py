@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def _class_of(folder: Path, task: str | None) -> Any:
         return transformers.AutoModel
     if task == "classify" or (task is None and name.endswith("ForSequenceClassification")):
         return transformers.AutoModelForSequenceClassification
-    if "text_config" in config and (own := getattr(transformers, name, None)) is not None:
+    if ({"text_config", "vision_config"} & config.keys()) and (own := getattr(transformers, name, None)) is not None:
         return own  # a multimodal model: most are in no table of causal language models
     return transformers.AutoModelForCausalLM
 
@@ -160,7 +160,9 @@ def _of_folder(folder: Path, task: str) -> TokenizerFiles:
     from transformers import AutoTokenizer
 
     made = read_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True), None)
-    own = folder / "tokenizer.json"
+    own, processor = folder / "tokenizer.json", folder / "chat_template.json"
+    if made.chat_template is None and processor.is_file():  # of a processor's folder, as Qwen2-VL's
+        made = replace(made, chat_template=json.loads(processor.read_text(encoding="utf-8")).get("chat_template"))
     if task != "generate":  # which tokens end an input decides the result: transformers may add them to the file's
         return made
     return TokenizerFiles(

@@ -32,6 +32,7 @@ class Step(nn.Module):
     block: Positions a block of the group of layers that needs most elements.
     latent: Whether pages keep the latents of multi-head latent attention, instead of each head's keys and values.
     max_positions: The longest sequence: windows that are as long are none. grouped: False: all layers have one table.
+    position_rows: 3 for multimodal rotary positions (M-RoPE: time, height, width); positions are [3, T] then.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Step(nn.Module):
         latent: bool = True,
         max_positions: int | None = None,
         grouped: bool = True,
+        position_rows: int = 1,
     ) -> None:
         super().__init__()
         register_interfaces()
-        self.model, self.block = model.eval(), block
+        self.model, self.block, self.position_rows = model.eval(), block, position_rows
         config: Any = model.config
         self.model.set_attn_implementation(NAME)  # type: ignore[operator]
         for part in (config, config.get_text_config()):
@@ -57,7 +59,7 @@ class Step(nn.Module):
             state_operators(model, states), latent_projections(layers, recorder.latents),
         ):  # fmt: skip
             recorder.begin(None)
-            self.width = self._logits(torch.tensor([1, 2, 3]), torch.arange(3), torch.tensor([0, 2])).shape[-1]
+            self.width = self._logits(torch.tensor([1, 2, 3]), self.positions(0, 3), torch.tensor([0, 2])).shape[-1]
         if not recorder.layers:
             only = "all of its layers are recurrent: " if states.layers else ""
             raise CompileError(
@@ -68,6 +70,8 @@ class Step(nn.Module):
         self.layers, self.groups = place_layers(recorder.layers, block, *self._placing)
         self.state_layers, self.state_elements = states.layers, states.elements
         self.absorbed = tuple(name for name, module in layers.items() if module in recorder.latents.absorbed)
+        # What expands latents is multiplied head by head, and is called by nobody: it is not quantised.
+        self.weights_read = tuple(f"model.{name}.kv_b_proj" for name in self.absorbed)
 
     def quantize_pages(self, dtype: torch.dtype) -> None:
         """Keys and values are int8 or float8_e4m3fn codes from now on, with a scale for each token and head."""
@@ -89,6 +93,11 @@ class Step(nn.Module):
         nn.Module.__init__(self)
         vars(self).update({name: value for name, value in vars(step).items() if name != "_modules"})
         self._modules = dict(step._modules)
+
+    def positions(self, begin: int, end: int) -> torch.Tensor:
+        """Of the tokens of a text, as the step takes them."""
+        row = torch.arange(begin, end)
+        return row if self.position_rows == 1 else row.repeat(self.position_rows, 1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,7 +134,8 @@ class Step(nn.Module):
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         model: Any = self.model
         head = model.get_output_embeddings()
-        given: dict[str, Any] = {**self._inputs(tokens), "position_ids": positions[None]}
+        # Of a batch of one: [1, T], or [3, 1, T].
+        given: dict[str, Any] = {**self._inputs(tokens), "position_ids": positions.unsqueeze(-2)}
         hook = None
         if self._keeps_rows:
             given["logits_to_keep"] = rows
@@ -138,5 +148,5 @@ class Step(nn.Module):
                 hook.remove()
         return logits.float()
 
-    def _inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _inputs(self, tokens: torch.Tensor) -> dict[str, Any]:
         return {"input_ids": tokens[None]}

@@ -11,7 +11,6 @@ from torch import nn
 
 from untorch.export.lm.latent import latent_layers
 from untorch.export.lm.step import Step
-from untorch.export.options import ExportOptions
 
 __all__ = ["block_tables", "keeps_latents", "pages_section", "step_method", "unchanged"]
 
@@ -19,10 +18,8 @@ _MOST = 1 << 20
 _WIDEST_FLOAT32 = 256  # head of the kernels for GPUs
 
 
-def keeps_latents(module: nn.Module, options: ExportOptions, device: str, dtype: torch.dtype) -> bool:
-    """Whether pages of latent attention hold latents. What expands them is no linear layer then: none to quantise."""
-    if options.quantize is not None:
-        return False
+def keeps_latents(module: nn.Module, device: str, dtype: torch.dtype) -> bool:
+    """Whether pages of latent attention hold latents."""
     layers: list[Any] = list(latent_layers(module).values())
     widest = max((int(layer.kv_lora_rank + layer.qk_rope_head_dim) for layer in layers), default=0)
     return device == "cpu" or dtype != torch.float32 or widest <= _WIDEST_FLOAT32
@@ -97,8 +94,8 @@ def step_method(step: Step, tokens: int) -> dict[str, Any]:
     tables, slots, used = block_tables(step, lengths, 2)
     int32 = torch.int32
     args: tuple[Any, ...] = (
-        torch.arange(tokens) % 7, torch.cat([torch.arange(length) for length in lengths]), torch.tensor(ends[1:]) - 1,
-        tables, torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), slots,
+        torch.arange(tokens) % 7, torch.cat([step.positions(0, length) for length in lengths], -1),
+        torch.tensor(ends[1:]) - 1, tables, torch.tensor(ends, dtype=int32), torch.tensor(lengths, dtype=int32), slots,
         torch.zeros(used + 1, step.elements, dtype=step.dtype),
     )  # fmt: skip
     if step.state_elements:
@@ -113,7 +110,8 @@ def step_method(step: Step, tokens: int) -> dict[str, Any]:
         widths = [Dim(f"columns_{i}", min=1, max=_MOST) for i in range(len(step.groups))]
         of_tables, of_slots = tuple({0: sequences, 1: width} for width in widths), tuple({0: total} for _ in widths)
     shapes: tuple[Any, ...] = (
-        {0: total}, {0: total}, {0: rows}, of_tables, {0: ends_}, {0: sequences}, of_slots, {0: blocks},
+        {0: total}, {0 if step.position_rows == 1 else 1: total}, {0: rows}, of_tables, {0: ends_}, {0: sequences},
+        of_slots, {0: blocks},
     )  # fmt: skip
     if step.state_elements:
         shapes += ({0: sequences}, {0: Dim("slots", min=1, max=_MOST)})

@@ -11,7 +11,7 @@ from torch import nn
 
 from untorch.export.errors import CompileError
 
-__all__ = ["TextModel", "check_embeddings", "check_outputs", "take_text_model"]
+__all__ = ["TextModel", "check_embeddings", "check_outputs", "position_rows", "take_text_model"]
 
 _HEADS = {"generate": "lm_head", "classify": "score", "embed": "dense"}
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}  # of the largest output
@@ -46,11 +46,12 @@ class TextModel(nn.Module):
         logits_to_keep: torch.Tensor | None = None,
         use_cache: bool = False,
         return_dict: bool = True,
+        **features: Any,
     ) -> _Output:
-        """logits_to_keep: the positions that go through the head; None: all."""
+        """logits_to_keep: the positions that go through the head; None: all. features: of images, for the decoder."""
         given = {"input_ids": input_ids} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}
         hidden = self.model(
-            **given, position_ids=position_ids, use_cache=use_cache, return_dict=return_dict
+            **given, position_ids=position_ids, use_cache=use_cache, return_dict=return_dict, **features
         ).last_hidden_state  # fmt: skip
         if logits_to_keep is not None:
             hidden = hidden[:, logits_to_keep]
@@ -107,17 +108,28 @@ def _check_inputs(model: Any, is_multimodal: bool) -> None:
             f"causal_lm: inputs_embeds: {name} has embeddings of the tokens in each layer, which its inputs' "
             "embeddings do not replace"
         )
-    if hasattr(model.base_model, "get_rope_index") or "mrope_section" in (getattr(text, "rope_parameters", None) or {}):
-        raise CompileError(
-            f"causal_lm: inputs_embeds: {name} has positions of three dimensions (M-RoPE), which the step's positions "
-            "[T] cannot hold"
-        )
     types = {"token_type_ids", "mm_token_type_ids"} if is_multimodal else set()
+    if position_rows(model) > 1:
+        types.discard("mm_token_type_ids")  # it makes the positions
     if found := sorted(types & inspect.signature(type(model.base_model).forward).parameters.keys()):
         raise CompileError(
             f"causal_lm: inputs_embeds: {name} reads {found[0]}, by which the tokens of an image see each other in "
             "both directions: attention over pages is causal"
         )
+
+
+def position_rows(model: Any) -> int:
+    """3: its rotary positions are time, height and width (M-RoPE); else 1. Raises CompileError for other numbers."""
+    text = model.config.get_text_config(decoder=True)
+    section = (getattr(text, "rope_parameters", None) or {}).get("mrope_section")
+    if section is None and not hasattr(model.base_model, "get_rope_index"):
+        return 1
+    if section is not None and len(section) != 3:
+        raise CompileError(
+            f"causal_lm: inputs_embeds: {type(model).__name__} has positions of {len(section)} dimensions: expected "
+            "one, or time, height and width"
+        )
+    return 3
 
 
 def check_outputs(model: Any, text: nn.Module, task: str) -> None:

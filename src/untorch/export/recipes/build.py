@@ -22,6 +22,7 @@ from untorch.export.recipes.source import Made, read_source
 from untorch.export.recipes.table import (
     ALIASES,
     ENGINE_TASKS,
+    IMAGE_TASK,
     RECIPES,
     SPEECH_TASK,
     TEXT_TO_IMAGE,
@@ -118,6 +119,8 @@ def export_folder(
     check_task(source, chosen)
     given: dict[str, Any] = {"device": device, "arch": arch, "options": options, "dtype": dtype, **option_fields}
     if is_engine_task(source, chosen):
+        if chosen == IMAGE_TASK:
+            given["images"] = True
         return causal_lm(source.folder, target, task=ENGINE_TASKS[chosen], **given)
     if engine := sorted({"kv_dtype", "draft"} & option_fields.keys()):
         raise InvalidArgumentError(f"export_folder: {engine[0]}: is for language models, and {chosen} is another task")

@@ -21,6 +21,7 @@ from untorch.export.speech.build import SPEECH_MODELS
 __all__ = [
     "ALIASES",
     "ENGINE_TASKS",
+    "IMAGE_TASK",
     "RECIPES",
     "SPEECH_TASK",
     "TEXT_TO_IMAGE",
@@ -36,9 +37,10 @@ SPEECH_TASK = "automatic-speech-recognition"
 # Other names of tasks.
 ALIASES = {"speech-to-text": SPEECH_TASK}
 # Tasks of decoders, which causal_lm serves by its own names.
+IMAGE_TASK = "image-text-to-text"
 ENGINE_TASKS = {
-    "text-generation": "generate", "feature-extraction": "embed", "text-classification": "classify",
-    "reranking": "classify",
+    "text-generation": "generate", IMAGE_TASK: "generate", "feature-extraction": "embed",
+    "text-classification": "classify", "reranking": "classify",
 }  # fmt: skip
 # How architectures of a task end. Other tasks look for themselves.
 _HEADS: dict[str, tuple[str, ...]] = {
@@ -111,6 +113,8 @@ def find_task(source: Source) -> str | None:
         return "fill-mask"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "text-generation"
+    if name.endswith("ForConditionalGeneration") and {"vision_config", "image_token_id"} <= source.config.keys():
+        return IMAGE_TASK
     if (source.folder / "modules.json").is_file() or (
         name.endswith("Model") and (source.folder / "tokenizer.json").is_file()
     ):
@@ -165,6 +169,7 @@ def list_tasks() -> list[tuple[str, str, str]]:
     rows = [(recipe.task, recipe.architectures, recipe.result) for recipe in RECIPES.values()]
     rows += [
         ("text-generation", "…ForCausalLM", "text: untorch generate, untorch.llm"),
+        (IMAGE_TASK, "Qwen2-VL, Qwen2.5-VL, Qwen3-VL", "text: untorch chat, untorch.llm"),
         ("feature-extraction", "decoders for embeddings", "array [width]: untorch.llm"),
         ("text-classification", "decoders with a score", "scores: untorch.llm"),
         ("reranking", "decoders with a score", "scores: untorch.llm"),
